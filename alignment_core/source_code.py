@@ -69,6 +69,8 @@ NEVER_COMPUTES = (
     "alignment_core.inference.server_log",
     "alignment_core.inference.token_guard",
     "alignment_core.rewards.refusal",
+    # what metrics are called where people see them
+    "alignment_core.evaluation.metric_names",
     # after the stages, or before them
     "alignment_core.checks",
     "alignment_core.doctor",

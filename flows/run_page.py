@@ -24,9 +24,10 @@ from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.execution.base import StageResult
+from alignment_core.reporting.results import HEAD, result_rows
 from alignment_core.reporting.run_report import RunReport, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
-from alignment_core.stages.report import cell
+from alignment_core.stages.report import cell, columns_of
 from alignment_core.stages.variants import table as variants_table
 
 NONE = "there is none"
@@ -153,14 +154,16 @@ def leave_tables(stages: Sequence[StageResult], metrics: Mapping[str, Any]) -> N
             create_table_artifact(table=rows, description="Variants, best first")
         policies = metrics.get("policies", {})
         if policies:
+            shown = columns_of(policies)
             rows = [
-                {
-                    "policy": name,
-                    **{
-                        column: cell(values, column)
-                        for column in ("accuracy", "reward", "win_rate", "judged_win_rate", "kl")
-                    },
-                }
+                {"policy": name, **{title: cell(values, column) for column, title in shown}}
                 for name, values in policies.items()
             ]
             create_table_artifact(table=rows, description="Policies on the held-out prompts")
+        measured = [
+            {"group": group, **dict(zip(HEAD, cells, strict=True))}
+            for group, listed in result_rows(metrics).items()
+            for cells in listed
+        ]
+        if measured:
+            create_table_artifact(table=measured, description="Metrics")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from alignment_core.evaluation.metric_names import OTHER, in_order, is_curve, metric_of
 from alignment_core.reporting.drawing import as_svg, new_figure
 from alignment_core.tracking.metrics_file import Points
 
@@ -12,26 +13,36 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL_INCHES = 2.6
+PANELS = 4
+"""In a row."""
 
 
 @as_svg
 def over_steps(shows: Mapping[str, str], stages: Mapping[str, Points]) -> Figure | None:
-    """A panel for each key metric that was reported while the stages ran, a line for each stage; None without any.
+    """A panel for each metric that was reported while the stages ran and that is a curve, or a key metric, a line for each
+    stage; None without any.
 
-    ``shows`` are the metrics' titles by name, ``stages`` the reports by label, see :func:`read_points`.
+    ``shows`` are the key metrics' titles by name, ``stages`` the reports by label, see :func:`read_points`.
     """
+    reported = {name for points in stages.values() for _, metrics in points for name in metrics}
     panels = {
-        name: {label: found for label, points in stages.items() if (found := _of(name, points))} for name in shows
+        name: {label: found for label, points in stages.items() if (found := _of(name, points))}
+        for name in in_order(name for name in reported if name in shows or is_curve(name))
     }
-    panels = {name: lines for name, lines in panels.items() if lines}
     if not panels:
         return None
-    drawn = new_figure(PANEL_INCHES * len(panels) + 0.4, 2.2)
-    for axes, (name, lines) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    columns = min(PANELS, len(panels))
+    rows = -(-len(panels) // columns)
+    drawn = new_figure(PANEL_INCHES * columns + 0.4, 2.2 * rows)
+    places = drawn.subplots(rows, columns, squeeze=False).flatten()
+    for unused in places[len(panels) :]:
+        unused.set_axis_off()
+    for axes, (name, lines) in zip(places, panels.items(), strict=False):
         for label, points in lines.items():
             few = {"marker": "."} if len(points) < 20 else {}
             axes.plot(*zip(*points, strict=True), linewidth=1.2, label=label, **few)
-        axes.set_title(shows[name])
+        known = metric_of(name)
+        axes.set_title(shows.get(name, known.label) if known.group == OTHER else known.title)
         axes.set_xlabel("steps")
         axes.locator_params(axis="x", integer=True, nbins=6)
         if len(lines) > 1 and name == next(iter(panels)):

@@ -23,7 +23,9 @@ from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.samples import Row, compared, text_of, without_comparison
 from alignment_core.printable import markdown_line, printable
 from alignment_core.reporting.curves import over_policies, over_steps
+from alignment_core.reporting.head import head
 from alignment_core.reporting.picture import picture
+from alignment_core.reporting.results import HEAD, result_rows
 from alignment_core.stages.report import columns_of
 from alignment_core.tracking.metrics_file import Points, points_of, read_points
 
@@ -99,7 +101,7 @@ def run_report(
     """The report of a run whose stages came to ``results``, in their order; ``promotion`` is a line about what was decided,
     ``failed`` says why stages failed without ending the run, by label."""
     report = RunReport()
-    report.say(f"# Run {name}", "", f"Run `{run_id}`.")
+    report.say(f"# Run {name}", "", f"Run `{run_id}`.", "", *head(run_id))
     for note in notes:
         report.say(f"**Warning:** {markdown_line(note)}")
     if promotion:
@@ -177,6 +179,9 @@ def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[Stag
         if drawn is not None:
             report.say(f"### {', '.join(kinds[kind])}")
             report.show(f"curves-{kind.replace('_', '-')}", kind.replace("_", " "), drawn)
+            last = next((result for result in reversed(results) if result.label in kinds[kind]), None)
+            if last is not None:
+                report.say(*metric_table(last))
 
 
 def _points(store: Store, made: Mapping[str, Provenance], here: Mapping[str, Points], result: StageResult) -> Points:
@@ -213,6 +218,17 @@ def fenced(row: Row) -> list[str]:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", text, fence]
+
+
+def metric_table(result: StageResult) -> list[str]:
+    """The final metrics of a stage as a Markdown table."""
+    groups = result_rows(result.metrics)
+    rows = [
+        (group if number == 0 else "", *cells)
+        for group, listed in groups.items()
+        for number, cells in enumerate(listed)
+    ]
+    return table((result.label, *HEAD), rows)
 
 
 def stage_rows(results: Iterable[StageResult]) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from alignment_core import journal
 from alignment_core.artifacts import Store
 from alignment_core.execution.base import StageResult
+from alignment_core.reporting.head import head
 from alignment_core.reporting.run_report import Row, RunReport, fenced, of_stages, stage_rows, table
 
 
@@ -29,7 +30,7 @@ def unfinished_report(store: Store, name: str, run_id: str, labels: Sequence[str
     """The report of a run of which ``labels`` are the stages, as far as they were known; the journal says what they did."""
     results, lines, progress = results_so_far(store, run_id), journal.stages(run_id), journal.progress(run_id)
     report = RunReport()
-    report.say(f"# Run {name} {unfinished.what}", "", f"Run `{run_id}`.")
+    report.say(f"# Run {name} {unfinished.what}", "", f"Run `{run_id}`.", "", *head(run_id))
     if unfinished.sentence:
         problem: Row = {"problem": unfinished.sentence}
         report.say(*fenced(problem))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
 from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
@@ -41,7 +42,7 @@ def perplexity(nats: float) -> float:
     return math.exp(min(nats, LARGEST))
 
 
-SHOWS = {"test_perplexity": "test perplexity", "test_loss": "test loss", "loss": "loss"}
+SHOWS = titles("test_perplexity", "test_loss", "loss")
 CODE = (
     *TRAINS,
     "alignment_core.training.methods.sft",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.packages import packages_of
 from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
@@ -27,6 +28,6 @@ def run(context: StageContext, config: DistillationStageConfig) -> dict[str, Any
     return train(context, Distillation(config.loss), config.training)
 
 
-SHOWS = {"loss": "loss", "kl": "KL", "test_kl": "test KL"}
+SHOWS = titles("loss", "kl", "test_kl")
 CODE = (*TRAINS, "alignment_core.losses.distillation", *below("alignment_core.training.methods", "distillation sft"))
 STAGE = Stage("distillation", 1, TRAINED, DistillationStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.packages import packages_of
 from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
@@ -28,7 +29,7 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
     return train(context, method, config.training, sync=config.loss.sync_reference)
 
 
-SHOWS = {"accuracy": "accuracy", "test_accuracy": "test accuracy", "margin": "margin", "loss": "loss"}
+SHOWS = titles("accuracy", "test_accuracy", "margin", "loss")
 CODE = (
     *TRAINS,
     *below("alignment_core.losses", "preference ties"),

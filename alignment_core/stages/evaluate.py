@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.evaluation.files import LM_EVAL, VERDICTS
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.evaluation.statistics import bootstrap, pass_at, per_prompt, wilson, win_rate_per_prompt
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.rollout.records import read_scores
@@ -74,13 +75,7 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     return metrics
 
 
-SHOWS = {
-    "accuracy": "accuracy",
-    "reward": "reward",
-    "win_rate": "win rate",
-    "judged_win_rate": "win rate by the judge",
-    "kl": "KL",
-}
+SHOWS = titles("accuracy", "reward", "win_rate", "judged_win_rate", "kl")
 CODE = (
     "alignment_core.columns",
     *below("alignment_core.evaluation", "files statistics"),

@@ -12,6 +12,7 @@ from typing import Any
 from alignment_core.credentials import with_path
 from alignment_core.errors import DataError
 from alignment_core.evaluation.files import VERDICTS
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.files import write_whole
 from alignment_core.inference.http_server import served
@@ -145,7 +146,7 @@ def _write(file: Any, text: str) -> None:
     file.write(text.encode())
 
 
-SHOWS = {"win_rate": "win rate by the judge", "position_changed": "changed with the position"}
+SHOWS = titles("win_rate", "position_changed")
 CODE = (
     "alignment_core.columns",
     "alignment_core.data.messages",

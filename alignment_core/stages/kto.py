@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.packages import packages_of
 from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
@@ -67,13 +68,7 @@ def imbalance(desirable: int, undesirable: int, loss: KtoLossConfig) -> Sequence
     ]
 
 
-SHOWS = {
-    "accuracy": "accuracy",
-    "test_accuracy": "test accuracy",
-    "margin": "margin",
-    "baseline": "baseline",
-    "loss": "loss",
-}
+SHOWS = titles("accuracy", "test_accuracy", "margin", "baseline", "loss")
 CODE = (
     *TRAINS,
     *below("alignment_core.losses", "kto ties"),

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from alignment_core.data.steps import STEPS, verdict_ids
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.packages import packages_of
 from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, train
@@ -40,7 +41,7 @@ def run(context: StageContext, config: ProcessRewardModelStageConfig) -> dict[st
     return metrics
 
 
-SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss"}
+SHOWS = titles("test_accuracy", "accuracy", "loss")
 CODE = (
     *TRAINS,
     *below("alignment_core.data", "message_fields messages steps template turn_end"),

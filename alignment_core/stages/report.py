@@ -8,18 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from alignment_core.evaluation.files import HELD_OUT
+from alignment_core.evaluation.metric_names import OF_POLICIES
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.stages import overlap
-
-TITLES = (
-    ("accuracy", "verifier accuracy"),
-    ("reward", "mean reward"),
-    ("win_rate", "win rate"),
-    ("judged_win_rate", "win rate by the judge"),
-    ("kl", "KL (nats)"),
-    ("length", "mean tokens"),
-)
 
 
 class ReportConfig(StageConfig):
@@ -117,7 +109,7 @@ def columns_of(policies: Mapping[str, Mapping[str, float]]) -> list[tuple[str, s
     measured = {name for metrics in policies.values() for name in metrics}
     passes = sorted((name for name in measured if re.fullmatch(r"pass@\d+", name)), key=lambda name: int(name[5:]))
     tasks = sorted(name for name in measured if re.fullmatch(r"lm_eval/[^/]+/[^.]+", name))
-    *before, length = TITLES
+    *before, length = OF_POLICIES
     others = [(name, name.removeprefix("lm_eval/")) for name in (*passes, *tasks)]
     return [(name, title) for name, title in (*before, *others, length) if name in measured]
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from alignment_core.evaluation.files import HELD_OUT, SPREAD
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.forward_passes import ForwardPasses
 from alignment_core.execution.packages import packages_of
@@ -59,7 +60,7 @@ def _spread(context: StageContext) -> dict[str, float]:
     return {f"reward_{name}": value for name, value in found.items()}
 
 
-SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss"}
+SHOWS = titles("test_accuracy", "accuracy", "loss")
 CODE = (
     *TRAINS,
     "alignment_core.evaluation.files",

@@ -10,6 +10,7 @@ import numpy as np
 
 from alignment_core.data.completion_text import CompletionText, with_special_tokens
 from alignment_core.errors import DataError, NumericError
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.forward_passes import ForwardPasses
 from alignment_core.models.handle import Model
@@ -192,7 +193,7 @@ def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]], 
     return logps.tolist()
 
 
-SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
+SHOWS = titles("mean_verifier", "mean_reward")
 CODE = (
     "alignment_core.columns",
     "alignment_core.data.completion_text",

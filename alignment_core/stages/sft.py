@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
 from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
@@ -28,7 +29,7 @@ def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
     return train(context, Sft(), config.training, dropout=not config.disable_dropout)
 
 
-SHOWS = {"loss": "loss", "test_loss": "test loss"}
+SHOWS = titles("loss", "test_loss")
 CODE = (
     *TRAINS,
     "alignment_core.training.methods.sft",

@@ -230,7 +230,7 @@ class PolicyTrainer:
         sums = {
             "ratio": ratio(log_ratio_K).sum(),
             "clipped": ((log_ratio_K.exp() > 1 + config.clip_high) | (log_ratio_K.exp() < 1 - config.clip_low)).sum(),
-            "surprise": -logps_K.sum(),
+            "entropy_estimate": -logps_K.sum(),
             "mismatch": kl_estimate(rollout_K, old_K, "k3").sum(),
             "trained_tokens": logps_K.new_tensor(float(len(logps_K))),
         }

@@ -17,6 +17,7 @@ from alignment.flows.console import err, print_json, print_line
 from alignment.flows.costs import COSTS, cost_cells, run_cost, step_rows
 from alignment_core.execution.base import StageResult, load_stage
 from alignment_core.host.pace import headline
+from alignment_core.reporting.results import HEAD, result_rows
 from alignment_core.stages.report import cell, columns_of, confidence
 from alignment_core.stages.variants import table as variants_table
 from alignment_core.tracking import Listener, Progress
@@ -144,6 +145,21 @@ def step_table(stages: list[StageResult]) -> Table | None:
         table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row.values())
+    return table
+
+
+def metric_table(metrics: Mapping[str, Any]) -> Table | None:
+    """The metrics of a run by group, with labels and units; None if there are none."""
+    groups = result_rows(metrics)
+    if not groups:
+        return None
+    table = Table(title="Metrics", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("", style="dim", no_wrap=True)
+    for name in HEAD:
+        table.add_column(name, justify="left" if name == HEAD[0] else "right", no_wrap=True)
+    for group, rows in groups.items():
+        for number, cells in enumerate(rows):
+            table.add_row(group if number == 0 else "", *map(escape, cells))
     return table
 
 

@@ -175,7 +175,7 @@ def _displayed(start: Callable[[], Any], api: Any, caller: Any, as_json: bool) -
 
 def print_outcome(outcome: dict[str, Any]) -> None:
     """Stages, metrics and outputs of a run, for people."""
-    from alignment.flows.cli.display import result_table, stage_table, step_table, variant_table
+    from alignment.flows.cli.display import metric_table, result_table, stage_table, step_table, variant_table
     from alignment.flows.costs import promotion_line
     from alignment_core.execution.base import StageResult
 
@@ -198,9 +198,8 @@ def print_outcome(outcome: dict[str, Any]) -> None:
         out.print(result_table(metrics["policies"]))
     if metrics.get("variants"):
         out.print(variant_table(metrics["metric"], metrics["variants"]))
-    for name, value in metrics.items():
-        if isinstance(value, (int, float)):
-            out.print(f"{name}: {value:.4g}")
+    if shown := metric_table(metrics):
+        out.print(shown)
     store = open_store(outcome["store"])
     for name, reference in outcome["outputs"].items():
         out.print(f"{name}: {reference}\n  {store.fetch(Reference.parse(reference))}")

@@ -6,6 +6,7 @@ import logging
 import re
 import shutil
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +21,14 @@ from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.journal import Journal, folder_of, new_record, read
 from alignment_core.lineage.samples import Row
+from alignment_core.reporting.head import head
 from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
 from alignment_core.stages.report import markdown
 from alignment_core.tracking import Progress
 from alignment_core.tracking.metrics_file import MetricsFile
 from tests.answering import answering
-from tests.tracking.watched import result
+from tests.tracking.watched import recipe_with, result
 
 EARLIER, NOW = "0" * 8, "1" * 8
 
@@ -79,6 +81,26 @@ def test_a_result_that_was_made_in_another_home_has_its_curve(store: Store, tmp_
         curve.add(step, "steps", {"loss": 1 / step})
     attach(store, one.reference, {CURVE: curve.to_bytes()})
     assert ">loss<" in run_report(store, "small", NOW, [cached], {}).pictures["curves-sft.svg"]
+
+
+def test_the_head_says_when_and_how_long_and_what_with(store: Store) -> None:
+    """From 2026-11-25 10:00:00 to 11:02:03 it took 1 h 2 min."""
+    recipe = recipe_with(
+        {}, sft={"data": {"sources": [{"task": "reverse"}, {"path": "org/name<br>"}]}}, model="org/small"
+    )
+    record = new_record(NOW, "small", recipe.model_dump(mode="json"), store.uri)
+    record = record.model_copy(update={"started_at": "2026-11-25T11:00:00.000+01:00", "attempt": 2})
+    folder_of(NOW).mkdir(parents=True)
+    (folder_of(NOW) / "run.json").write_text(record.model_dump_json())
+    assert head(NOW, datetime(2026, 11, 25, 11, 2, 3, tzinfo=UTC)) == [
+        "- Date: 2026-11-25 10:00 UTC (attempt 2)",
+        "- Duration: 1 h 2 min",
+        "- Method: sft",
+        "- Model: org/small",
+        "- Data: sft.data: reverse, org/name\\<br>",
+    ]
+    assert "- Model: org/small" in run_report(store, "small", NOW, [], {}).markdown
+    assert head(EARLIER) == []
 
 
 def test_policies_stay_in_the_order_in_which_they_came_to_be(store: Store, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ CODE = (
     ),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
-    *below("alignment_core.stages.rl", "best driver names rewarding session trajectories values"),
+    *below("alignment_core.stages.rl", "best driver names reward_metrics rewarding session trajectories values"),
     *below(
         "alignment_core.training",
         "average batches checkpoints engine forward learner moving_reference optimizers policy_ranks portable pretraining",

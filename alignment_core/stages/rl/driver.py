@@ -26,6 +26,7 @@ from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.sampling import Sampling
 from alignment_core.stages.rl.best import Best
 from alignment_core.stages.rl.names import AVERAGE, CRITIC, POLICY, SHOWS
+from alignment_core.stages.rl.reward_metrics import reward_metrics
 from alignment_core.stages.rl.rewarding import Rewarding
 from alignment_core.stages.rl.trajectories import Trajectories
 from alignment_core.stages.rl.values import ValueScale
@@ -82,7 +83,8 @@ class Driver:
                 metrics = self._step(step)
             step += 1
             differ |= metrics["reward_deviation"] > 0
-            course.add(step, {name: metrics[name] for name in SHOWS if name in metrics})
+            shown = {name: value for name, value in metrics.items() if name in SHOWS or name.startswith("reward")}
+            course.add(step, shown)
             best = self._best_at(step)
             if step < section.steps or best:
                 with self._saved_if_stopped(step):
@@ -131,6 +133,7 @@ class Driver:
         samples, found = self.rewarding.experience(self.sampler, step)
         with self.watch.part("transfer"):
             self.sampler.rest()
+        found = reward_metrics(samples, self.section.rewards, found)
         section, used = self.section, [row for row in samples if row["used"]]
         data, needed = step_data(used), self._asks_for_old(len(used))
         with self.watch.part("transfer"):
@@ -167,7 +170,8 @@ class Driver:
         tokens = sum(int(row["mask"].sum()) for row in samples)
         self._count("completion_tokens", tokens)
         self._count("steps", 1)
-        return {**found, "completion_length": tokens / len(samples)}
+        truncated = sum(row["finish_reason"] == "length" for row in samples) / len(samples)
+        return {**found, "completion_length": tokens / len(samples), "truncated": truncated}
 
     def _check_mismatch(self, step: int, difference: float) -> None:
         """Raise NumericError if the policy that sampled is not the one that is trained, by ``difference`` in nats per token."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from alignment_core.evaluation.metric_names import titles
+
 POLICY, AVERAGE, BEST, CRITIC, TRAJECTORIES = "policy", "average", "best", "critic", "trajectories"
 """Outputs."""
-SHOWS = {"reward": "reward", "kl": "KL", "completion_length": "length", "critic_loss": "critic loss"}
+SHOWS = titles("reward", "kl", "completion_length", "critic_loss")
 """The metrics that stand for the stage."""
 FIELD = "rl.rewards"

@@ -1,0 +1,25 @@
+"""The metrics of a stage as a table for people: grouped, in order, with labels, units and what they were at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from alignment_core.evaluation.metric_names import arrow, metric_of, single_numbers
+from alignment_core.host.pace import number
+
+HEAD = ("metric", "at the start", "value")
+
+
+def result_rows(metrics: Mapping[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
+    """Cells of ``HEAD`` by group. Arrows show the direction that is better; intervals follow the value."""
+    groups = groupby(single_numbers(metrics), key=lambda name: metric_of(name).group)
+    return {group: [_row(name, metrics) for name in names] for group, names in groups}
+
+
+def _row(name: str, metrics: Mapping[str, Any]) -> tuple[str, str, str]:
+    first, low, high = (metrics.get(f"{name}.{part}") for part in ("first", "low", "high"))
+    ends = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+    title = " ".join(filter(None, (metric_of(name).title, arrow(name, metrics))))
+    return title, "" if first is None else number(first), number(metrics[name]) + ends

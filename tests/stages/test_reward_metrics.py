@@ -1,0 +1,31 @@
+"""Metrics of the rewards of a step: each by its name, and the share of completions without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.stages.rl.reward_metrics import reward_metrics
+
+REWARDS = [
+    CHOICE.validate(one) for one in ({"verifier": "math"}, {"function": "f.py:polite"}, {"urls": "http://a/?key=s"})
+]
+
+
+def test_each_reward_has_its_mean_and_standard_deviation_over_the_completions_that_have_it() -> None:
+    """By hand: `math` gave 1, 0 and 1: mean 2/3, deviation √(2/9). `polite` gave 4 and 2, and nothing to the first: 3 and 1.
+    The endpoint failed for all. One of three completions has a failed reward: 1/3."""
+    samples = [
+        {"rewards": [1.0, None, None], "failures": None},
+        {"rewards": [0.0, 4.0, None], "failures": None},
+        {"rewards": [1.0, 2.0, None], "failures": ["ok", "ok", "timeout"]},
+    ]
+    found = reward_metrics(samples, REWARDS, {"reward_0": 9.0, "reward_1": 9.0, "prompts_used": 1.0})
+    assert found == {
+        "prompts_used": 1.0,
+        "rewards/math/mean": pytest.approx(2 / 3),
+        "rewards/math/std": pytest.approx((2 / 9) ** 0.5),
+        "rewards/polite/mean": 3.0,
+        "rewards/polite/std": 1.0,
+        "reward/missing_share": pytest.approx(1 / 3),
+    }
