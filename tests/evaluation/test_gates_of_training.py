@@ -99,6 +99,15 @@ def test_a_gate_on_what_nothing_measures_is_refused_before_anything_runs(make: A
     assert reason in str(refused.value)
 
 
+def test_a_sweep_is_gated_by_what_each_of_its_variants_measures(tmp_path: Path) -> None:
+    content = dpo([MARGIN]).model_dump(mode="json", exclude_unset=True)
+    betas = {"method": "sweep", "name": "betas", "base": content, "sweep": {"dpo.loss.beta": [0.1, 0.2]}}
+    assert "test_margin" in parse_recipe(betas).measured_in_training
+    sizes = {**betas, "sweep": {"dpo.data.test_rows": [0, 10]}}
+    with pytest.raises(UserError, match="no training of this recipe measures 'test_margin'"):
+        parse_recipe(sizes)
+
+
 def test_a_promotion_without_gates_is_warned_of_with_a_gate_that_fits() -> None:
     def warning(recipe: Any) -> str:
         (sentence,) = warnings(recipe)

@@ -91,6 +91,17 @@ def test_an_ending_that_is_not_in_the_rows_does_not_count(ledger, drop, error):
     assert taken(ledger, whole_night(ledger, "last").night) == ["1"]
 
 
+def test_a_night_that_was_cancelled_is_on_record_as_stopped_and_announces_nothing(ledger, drop):
+    """So is one whose run another attempt owns: both end without an error."""
+    drop("a.jsonl", pair(1))
+    announced: list[Night] = []
+    with attempt(ledger, Night(night="mon"), announced.append) as mine:
+        mine.stop("the run was cancelled")
+    last = ledger.nights()[-1]
+    assert (last.state, last.reasons, last.failed_attempts, announced) == ("stopped", ("the run was cancelled",), 0, [])
+    assert taken(ledger, whole_night(ledger, "tue").night) == ["1"]
+
+
 def test_a_stop_while_the_rows_are_being_claimed_is_on_record(ledger, drop, monkeypatch):
     drop("a.jsonl", pair(1))
     append = ledger._append

@@ -15,6 +15,7 @@ from alignment_core.recipes.base import REFUSES_UNUSED
 from alignment_core.recipes.method import Method
 from alignment_core.recipes.paths import Values
 from alignment_core.recipes.recipe import KL_NEEDS, BaseRecipe
+from alignment_core.recipes.sections.evaluation import HELD_OUT_METRICS
 
 ONE_FOR_ALL = {
     "method": "variants are of one method; `method: comparison` compares several",
@@ -63,6 +64,14 @@ class SweepRecipe(BaseRecipe):
     def variants(self) -> dict[str, BaseRecipe]:
         """Recipes of their own, by what they differ in."""
         return self._variants
+
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        """What every variant measures. Until the variants are read, everything: each is read with the gates, and refuses."""
+        if not self._variants:
+            return HELD_OUT_METRICS
+        measured = [one.measured_in_training for one in self._variants.values()]
+        return tuple(name for name in measured[0] if all(name in others for others in measured))
 
     @property
     def fields_of(self) -> dict[str, dict[str, Any]]:

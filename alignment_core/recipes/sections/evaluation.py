@@ -81,7 +81,7 @@ class EvaluationConfig(Config):
 
 REPOSITORY = r"hf://[\w.-]+/[\w.-]+"
 METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "length", "truncated")
-OF_TRAINING = ("test_loss", "test_accuracy", "test_margin", "reward_model_accuracy")
+HELD_OUT_METRICS = ("test_loss", "test_accuracy", "test_margin", "reward_model_accuracy")
 """Metrics of the held-out rows of a training: of the policy's own, and of the reward model's."""
 
 
@@ -111,7 +111,7 @@ class Gate(Config):
     @property
     def is_of_training(self) -> bool:
         """Whether a training measures it, and not the evaluation."""
-        return self.metric in OF_TRAINING
+        return self.metric in HELD_OUT_METRICS
 
     @property
     def compares(self) -> bool:
@@ -130,8 +130,8 @@ class Gate(Config):
             return self
         name, _, end = self.metric.partition(".")
         if (name not in METRICS and not re.fullmatch(r"pass@[1-9]\d*", name)) or end not in ("", "low", "high"):
-            near = difflib.get_close_matches(name, (*METRICS, *OF_TRAINING), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join((*METRICS, *OF_TRAINING))}"
+            near = difflib.get_close_matches(name, (*METRICS, *HELD_OUT_METRICS), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join((*METRICS, *HELD_OUT_METRICS))}"
             raise ValueError(f"no metric {self.metric!r}; {hint}")
         if self.min_gain is not None and name in ("win_rate", "judged_win_rate", "kl"):
             raise ValueError(f"`min_gain` makes no sense for {name!r}, which is measured against the baseline already")
