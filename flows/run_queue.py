@@ -48,16 +48,16 @@ class Queue(BaseModel):
         """Why a run waits; None where it does not wait for the others."""
         if run_id not in self.waiting or self.max_runs is None or len(self.running) < self.max_runs:
             return None
-        ahead = self.waiting.index(run_id)
-        before = f"; {ahead} waiting runs come first" if ahead else ""
-        return f"waits for {', '.join(self.running)}: {limit_in_words(self.max_runs)}{before}"
+        place = self.waiting.index(run_id) + 1
+        return f"waits for {', '.join(self.running)}: {limit_in_words(self.max_runs)}; place {place} in the queue"
 
 
 def limit_in_words(max_runs: int | None) -> str:
     """What the limit of a pool means."""
     if max_runs is None:
-        return "the worker has no limit of runs at once"
-    return f"the worker runs at most {max_runs} at once (`align up --max-runs` changes it)"
+        return "the worker has no limit of runs at a time"
+    runs = "run" if max_runs == 1 else "runs"
+    return f"the worker's limit is {max_runs} {runs} at a time (`align up --max-runs` changes it)"
 
 
 def max_runs_from(environment: str | None) -> int | None:

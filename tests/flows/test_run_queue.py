@@ -24,14 +24,14 @@ from alignment_core.errors import UserError
 NOW = datetime.now(UTC)
 
 
-def test_a_run_that_waits_says_for_which_runs_and_how_many_come_first() -> None:
+def test_a_run_that_waits_says_for_which_runs_and_its_place() -> None:
     queue = run_queue.Queue(max_runs=1, running=("1a2b3c4d (nightly)",), waiting=("first", "second"))
     reason = queue.reason("second")
     assert reason is not None
     assert "waits for 1a2b3c4d (nightly)" in reason
-    assert "at most 1 at once (`align up --max-runs` changes it)" in reason
-    assert "1 waiting runs come first" in reason
-    assert "come first" not in str(queue.reason("first"))
+    assert "the worker's limit is 1 run at a time (`align up --max-runs` changes it)" in reason
+    assert reason.endswith("place 2 in the queue")
+    assert str(queue.reason("first")).endswith("place 1 in the queue")
     assert queue.reason("unknown") is None
     assert run_queue.Queue(max_runs=2, running=("one",), waiting=("first",)).reason("first") is None
 
