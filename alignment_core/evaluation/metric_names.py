@@ -183,8 +183,8 @@ def _placed(name: str) -> tuple[tuple[int, float], Metric]:
         return (GROUPS.index(metric.group), _PLACES[base]), metric
     for pattern, follows, metric in _PATTERNS:
         if found := re.fullmatch(pattern, base):
-            place = (GROUPS.index(metric.group), _PLACES[follows] + 0.5)
-            return place, replace(metric, label=metric.label.format(found.group(1)))
+            position = (GROUPS.index(metric.group), _PLACES[follows] + 0.5)
+            return position, replace(metric, label=metric.label.format(found.group(1)))
     for prefix in ("test_", "critic_", "pretraining_"):
         if base.startswith(prefix) and (rest := base.removeprefix(prefix)) in METRICS:
             (group, place), metric = _placed(rest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from alignment_core.recipes.sections.rewards import CHOICE
@@ -15,7 +17,7 @@ REWARDS = [
 def test_each_reward_has_its_mean_and_standard_deviation_over_the_completions_that_have_it() -> None:
     """By hand: `math` gave 1, 0 and 1: mean 2/3, deviation √(2/9). `polite` gave 4 and 2, and nothing to the first: 3 and 1.
     The endpoint failed for all. One of three completions has a failed reward: 1/3."""
-    samples = [
+    samples: list[dict[str, Any]] = [
         {"rewards": [1.0, None, None], "failures": None},
         {"rewards": [0.0, 4.0, None], "failures": None},
         {"rewards": [1.0, 2.0, None], "failures": ["ok", "ok", "timeout"]},
