@@ -37,6 +37,12 @@ def prepare() -> None:
     os.environ.update(defaults(os.environ))
 
 
+def without_proxy() -> dict[str, str]:
+    """What this process, once it is prepared, says of addresses that take no proxy; nothing where no proxy is set."""
+    given = any(os.environ.get(spelling) for name in PROXIES for spelling in (name, name.upper()))
+    return {name: os.environ[name] for name in NO_PROXY if given and name in os.environ}
+
+
 def proxy_of(url: str) -> str | None:
     """The proxy through which requests for ``url`` go; None without one."""
     parts, proxies = urlsplit(url), urllib.request.getproxies()

@@ -10,9 +10,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from alignment.flows.cli.services import env
+from alignment.flows.service import services
 from alignment_core import network
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.network import defaults
@@ -85,6 +88,26 @@ def test_no_client_asks_a_proxy_for_loopback_once_the_process_is_prepared(withou
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
             assert len(proxy.requests) == reached, done.stdout + done.stderr
         assert done.stdout.split() == ["urllib", "200", "httpx", "200", "requests", "200"]
+
+
+def test_a_shell_of_align_env_asks_no_proxy_for_the_services(
+    without_proxies: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else `prefect`, which the user runs there, sends its requests with the token to the proxy."""
+    without_proxies.setenv("ALIGN_HOME", str(tmp_path))
+    without_proxies.setenv("DO_NOT_TRACK", "1")
+    ready = SimpleNamespace(phase="ready", url="http://127.0.0.1:4200/api")
+    without_proxies.setattr(services, "running", lambda: ready)
+    env()
+    assert "NO_PROXY" not in capsys.readouterr().out
+    without_proxies.setenv("HTTPS_PROXY", "http://p:1")
+    without_proxies.setenv("NO_PROXY", "corp.example")
+    network.prepare()
+    env()
+    said = capsys.readouterr().out
+    for name in network.NO_PROXY:
+        assert f"export {name}=corp.example,{DIRECT}\n" in said
+        without_proxies.delenv(name)
 
 
 def test_every_process_that_we_start_is_prepared_though_its_parent_is_not(without_proxies: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import typer
 from alignment.flows import access, run_queue
 from alignment.flows.console import JsonOption, err, out, print_json
 from alignment.flows.service import services
-from alignment_core import journal
+from alignment_core import journal, network
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
 
@@ -91,9 +91,11 @@ def env(as_json: JsonOption = False) -> None:
     state = services.running()
     if state is None or state.phase != "ready":
         raise EnvironmentFault("no services are running; `align up` starts them")
+    direct = network.without_proxy()
     if as_json:
-        return print_json({access.URL: state.url, "token_file": str(services.token_file())})
-    print(f"export {access.URL}={state.url}")
+        return print_json({access.URL: state.url, "token_file": str(services.token_file()), **direct})
+    for name, value in {access.URL: state.url, **direct}.items():
+        print(f"export {name}={shlex.quote(value)}")
     return print(f'export {access.TOKEN}="$(cat {shlex.quote(str(services.token_file()))})"')
 
 

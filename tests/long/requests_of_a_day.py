@@ -58,6 +58,7 @@ class Day:
         self.folder, self.home = folder, folder / "home"
         self.outside, self.proxy, self.hub = outside, proxy, hub
         self.seen: dict[str, dict[str, list[str]]] = {}
+        (folder / "small.yaml").write_text(SMALL)
         for name in ("WANDB_MODE", "WANDB_API_KEY", "HF_HUB_OFFLINE", "DO_NOT_TRACK", "AWS_ACCESS_KEY_ID"):
             os.environ.pop(name, None)
         os.environ.pop("NO_PROXY", None)
@@ -134,9 +135,7 @@ class Day:
 
     def names_of_the_hub(self) -> None:
         """A model that the Hub has not answered for, as it cannot be reached: the command refuses."""
-        recipe = self.folder / "small.yaml"
-        recipe.write_text(SMALL)
-        align(self.home, "check", str(recipe), "--set", "model={name: org/model}", expect=2)
+        align(self.home, "check", str(self.folder / "small.yaml"), "--set", "model={name: org/model}", expect=2)
 
     def wandb(self) -> None:
         """Recorded offline in the end, as W&B cannot be reached."""
