@@ -19,6 +19,7 @@ from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.errors import UserError
 from alignment_core.evaluation.gates import refusals, warnings
 from alignment_core.recipes import load_recipe, parse_recipe
+from alignment_core.reporting.run_report import run_report
 from tests.align import align_here
 
 MARGIN = {"metric": "test_margin", "min": 0.0001}
@@ -157,3 +158,10 @@ def test_every_shipped_recipe_that_promotes_has_gates_also_on_the_reward_model_t
         asked = {gate.metric for gate in recipe.promotion.gates}
         assert asked, recipe.name
         assert set(recipe.measured_in_training) & {"reward_model_accuracy"} <= asked, recipe.name
+
+
+def test_the_report_of_a_run_begins_with_the_warning(store: Store, tmp_path: Path) -> None:
+    (warning,) = warnings(dpo([]))
+    report = run_report(store, "pairs", "7eb18dbf", [], {}, None, (warning,))
+    text = report.write(tmp_path).read_text()
+    assert "**Warning:** promotion.gates: there are none" in text[:300]
