@@ -35,7 +35,7 @@ from alignment_core.errors import EnvironmentFault, UserError
 log = logging.getLogger(__name__)
 
 BOUND = "ALIGN_CACHE_GIB"
-LARGE = 1 << 30
+LARGE = 100 << 20
 """Bytes of an artifact whose second copy on a disk is worth a warning."""
 _warned: set[str] = set()
 
@@ -135,7 +135,7 @@ def warn_of_copy(backend: FolderBackend, manifest: Manifest) -> None:
     if why and backend.uri not in _warned:
         _warned.add(backend.uri)
         log.warning(
-            "%s takes %.1f GiB a second time in %s, for the copy that is used: %s; `align artifacts gc --delete "
+            "%s takes %.2f GiB a second time in %s, for the copy that is used: %s; `align artifacts gc --delete "
             "--cache-days 0` frees the copies that nothing uses",
             manifest.reference.short,
             manifest.size / 2**30,
