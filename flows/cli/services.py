@@ -115,7 +115,7 @@ def status(as_json: JsonOption = False) -> None:
     state = services.running()
     latest = [_run_row(record) for record in journal.runs()[-SHOWN_RUNS:]]
     services.use_if_running()
-    queue = run_queue.read_if_possible() if state is not None and state.phase == "ready" else None
+    queue = run_queue.read() if state is not None and state.phase == "ready" else None
     if as_json:
         shown = {"services": state, "queue": queue}
         print_json({name: one and one.model_dump(mode="json") for name, one in shown.items()} | {"runs": latest})

@@ -158,7 +158,7 @@ class _States:
     def _on_server(self, run: _Run) -> Ending | None:
         state = run.state
         attempt = f", attempt {run.run_count}" if run.run_count > 1 else ""
-        queue = run_queue.read_if_possible() if state.type == "SCHEDULED" else None
+        queue = run_queue.read() if state.type == "SCHEDULED" else None
         why = (queue.reason(self._run_id) if queue else None) or state.message
         if self._news(f"{state.name}{attempt}{': ' + why if why else ''}"):
             self._crashed_at = time.monotonic() if state.type == "CRASHED" else None

@@ -149,7 +149,8 @@ def test_a_run_that_resumes_goes_before_later_ones_and_a_schedule_queues_one_run
     assert taken_up() == [str(first.id)]
     client.set_flow_run_state(first.id, Running(), force=True)
     assert taken_up() == []
-    queue = run_queue.read(client)
+    queue = run_queue.read()
+    assert queue is not None
     assert queue.waiting == (str(second.id),)
     assert str(first.id)[:8] in str(queue.reason(str(second.id)))
 
