@@ -64,6 +64,7 @@ def up(
         if max_runs is not None:
             services.use_if_running()
             run_queue.change_limit(max_runs)
+            state = state.model_copy(update={"max_runs": max_runs})
     elif foreground:
         services.become(port, database)
     else:
