@@ -53,6 +53,9 @@ class StageLine(BaseModel):
     reason: str = ""
     """Why it ran, or how it failed."""
     seconds: float = 0.0
+    """Of work; start-up and waits are beside it."""
+    startup_seconds: float = 0.0
+    waited_seconds: float = 0.0
     restarts: tuple[str, ...] = ()
     """Why it started again, a sentence for each time, in all attempts of the run."""
     outputs: dict[str, str] = {}

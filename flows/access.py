@@ -115,10 +115,7 @@ def unreachable(error: BaseException | None) -> str | None:
 
     while error is not None:
         if isinstance(error, httpx.TransportError) and _address(error).startswith(os.environ.get(URL, "none")):
-            address = os.environ[URL]
-            return (
-                f"no server answers at {address} ({URL}): start it, or `unset {URL}` and use the services of `align up`"
-            )
+            return f"no server answers at {os.environ[URL]} ({URL}): start it, or unset {URL} to use that of `align up`"
         error = error.__cause__
     return None
 

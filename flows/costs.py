@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from alignment_core.execution.base import StageResult
-from alignment_core.execution.cost import per_step, tokens, total
+from alignment_core.execution.cost import PARTS, per_step, tokens, total
 
-COSTS = ("seconds", "device-s", "tokens")
+COSTS = (*PARTS.values(), "device-s", "tokens")
 
 
 def cost_cells(cost: Mapping[str, float]) -> dict[str, str]:
     """A table's cells by column; what is nothing stays empty."""
-    seconds, devices = cost.get("seconds", 0.0), cost.get("device_seconds", 0.0)
-    shown = (f"{seconds:.1f}" if cost else "", f"{devices:.1f}" if devices else "", f"{tokens(cost):,.0f}")
+    measured = [cost.get(name, 0.0) for name in (*PARTS, "device_seconds")]
+    shown = [f"{value:.1f}" if value >= 0.05 else "" for value in measured]
+    shown[len(PARTS) - 1] = f"{cost.get('seconds', 0.0):.1f}" if cost else ""
+    shown.append(f"{tokens(cost):,.0f}")
     return dict(zip(COSTS, (text if text != "0" else "" for text in shown), strict=True))
 
 

@@ -166,6 +166,8 @@ class Step:
             news = {
                 "reason": result.reason,
                 "seconds": round(result.seconds, 3),
+                "startup_seconds": result.cost.get("startup_seconds", 0.0),
+                "waited_seconds": result.cost.get("waited_seconds", 0.0),
                 "outputs": outputs,
                 "made_by": result.key,
             }
@@ -248,8 +250,12 @@ def stage_task(stage: str) -> Task[..., Any]:
                     listener.warned(label, sentence)
                 logger.warning("%s: %s", label, sentence)
 
+            def on_start(what: str | None) -> None:
+                for listener in run.listeners:
+                    listener.starts(label, what)
+
             try:
-                result = run.host.run(call, on_progress, order, on_wait, key, on_resumed, on_warning)
+                result = run.host.run(call, on_progress, order, on_wait, key, on_resumed, on_warning, on_start)
             except AlignmentError as error:
                 run.journal.stage(label, "stopped" if isinstance(error, Stopped) else "failed", reason=str(error))
                 context, retries = TaskRunContext.get(), run.resources.stage_retries
@@ -257,11 +263,11 @@ def stage_task(stage: str) -> Task[..., Any]:
                     on_warning(f"{error}; retry {number} of {retries}, in a new run host")
                 raise
         logger.info(
-            "%s: %s (%s), %.1f s, %s",
+            "%s: %s (%s), %s, %s",
             label,
             result.state,
             result.reason,
-            result.seconds,
+            result.times if result.state == "run" else "0.0 s",
             ", ".join(one.short for one in result.outputs.values()),
         )
         data = result.model_dump(mode="json")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import derive_seed
 from alignment_core.errors import Stopped, UserError
+from alignment_core.execution.cost import times
 from alignment_core.execution.curve import Curve, Line
 from alignment_core.execution.tickets import FIRST, Ticket
 from alignment_core.models.handle import Model
@@ -153,7 +154,7 @@ class StageResult(BaseModel):
     """``run`` or ``cached``."""
     reason: str
     seconds: float
-    """Without waits; 0 if it is cached."""
+    """Its work, without start-up and waits, as in its ``cost``; 0 if it is cached."""
     outputs: dict[str, Reference]
     """What it made, by name; the first one is the default output."""
     metrics: dict[str, Any]
@@ -161,6 +162,11 @@ class StageResult(BaseModel):
     """What making it cost, see :mod:`alignment_core.execution.cost`; for a cached one, when it was made."""
     accepted: dict[str, str] = {}
     """Packages of which it was made with another version than is installed, and that version: the call accepts it."""
+
+    @property
+    def times(self) -> str:
+        """How long it took, in words; see :func:`alignment_core.execution.cost.times`."""
+        return times({**self.cost, "seconds": self.seconds})
 
     @property
     def made_with(self) -> str:

@@ -2,7 +2,8 @@
 
 Every stage has
 
-- ``seconds``: from its start to its end, without its waits; ``waited_seconds``: for machines and other runs;
+- ``seconds``: its work, from its request to its end without the next two; ``startup_seconds``: the start of the run host and
+  of the actors for it; ``waited_seconds``: for machines, memory and other runs;
 - ``device_seconds``: how long it held trainers or engines, times their devices (GPUs, or ranks and engines on a CPU).
 
 Stages add the tokens that they worked on (``TOKENS``): ``prompt_tokens`` and ``completion_tokens`` of sampling (a prompt
@@ -18,37 +19,67 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from alignment_core.execution.tickets import Ticket
+from alignment_core.execution.tickets import START_OF_ACTORS, Ticket
 
 TOKENS = ("prompt_tokens", "completion_tokens", "train_tokens", "score_tokens")
-TOTALS = ("seconds", "waited_seconds", "device_seconds", *TOKENS)
+TOTALS = ("seconds", "startup_seconds", "waited_seconds", "device_seconds", *TOKENS)
+
+PARTS = {"startup_seconds": "start-up", "waited_seconds": "waiting", "seconds": "work"}
+"""The parts of a stage's time, with their titles."""
 
 
 class Meter:
     """Measures one stage from now on; its ``ticket`` is the one to give to the machines."""
 
-    def __init__(self, ticket: Ticket) -> None:
-        self._told = ticket.waits
-        self._started = time.monotonic()
+    def __init__(self, ticket: Ticket, requested: float | None = None) -> None:
+        """``requested`` is the time of the monotonic clock at which the stage was asked for: its host started since then."""
+        self._told, self._told_starts = ticket.waits, ticket.starts
+        now = time.monotonic()
+        self._started = now if requested is None else requested
+        self._startup = now - self._started
+        self._starts_since: float | None = None
         self._waits_since: float | None = None
+        self._waits_for_start = False
         self._waited = self._device_seconds = 0.0
-        self.ticket = replace(ticket, waits=self._waits, used=self._used)
+        self.ticket = replace(ticket, waits=self._waits, used=self._used, starts=self._starts)
 
     def _waits(self, reason: str | None) -> None:
         now = time.monotonic()
-        if self._waits_since is not None:
+        if self._waits_since is not None and self._waits_for_start:
+            self._startup += now - self._waits_since
+        elif self._waits_since is not None:
             self._waited += now - self._waits_since
         self._waits_since = None if reason is None else now
+        self._waits_for_start = reason is not None and reason.endswith(START_OF_ACTORS)
         self._told(reason)
+
+    def _starts(self, what: str | None) -> None:
+        now = time.monotonic() - self._waited
+        if self._starts_since is not None:
+            self._startup += now - self._starts_since
+        self._starts_since = None if what is None else now
+        self._told_starts(what)
 
     def _used(self, device_seconds: float) -> None:
         self._device_seconds += device_seconds
 
     def cost(self) -> dict[str, float]:
         """What every stage has in its cost."""
-        seconds = time.monotonic() - self._started - self._waited
-        values = {"seconds": seconds, "waited_seconds": self._waited, "device_seconds": self._device_seconds}
+        values = {
+            "seconds": time.monotonic() - self._started - self._startup - self._waited,
+            "startup_seconds": self._startup,
+            "waited_seconds": self._waited,
+            "device_seconds": self._device_seconds,
+        }
         return {name: round(value, 3) for name, value in values.items()}
+
+
+def times(cost: Mapping[str, float]) -> str:
+    """Such as ``41.1 s (start-up 36.1 s, waiting 3.0 s, work 2.0 s)``: the whole time, and its parts if it is not all work."""
+    parts = {title: cost.get(name, 0.0) for name, title in PARTS.items()}
+    said = [f"{title} {value:.1f} s" for title, value in parts.items() if value >= 0.05 or title == "work"]
+    whole = f"{sum(parts.values()):.1f} s"
+    return f"{whole} ({', '.join(said)})" if len(said) > 1 else whole
 
 
 def tokens(cost: Mapping[str, float]) -> float:

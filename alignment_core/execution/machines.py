@@ -17,7 +17,7 @@ from alignment_core.cluster.group import ActorGroup, Call, call
 from alignment_core.cluster.nodes import check_nodes
 from alignment_core.errors import AlignmentError, DeadlineExceeded
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.tickets import FIRST, OrderedLock, Ticket
+from alignment_core.execution.tickets import FIRST, START_OF_ACTORS, OrderedLock, Ticket
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models.saving import architecture_digest
@@ -153,7 +153,8 @@ class WarmMachines:
         with self._still.hold(ticket):
             started = time.monotonic()
             _say_whom_it_serves("trainers", ticket)
-            group = self._ready_trainers()
+            with ticket.starting("the trainers"):
+                group = self._ready_trainers()
             trainers = Trainers(group, self._timeout)
             try:
                 yield trainers
@@ -172,7 +173,8 @@ class WarmMachines:
         _say_whom_it_serves("engines", ticket)
         # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
         alone = self._still.hold(ticket) if self.device.kind == "cuda" else nullcontext()
-        group = self._ready_engines(request, alone)
+        with ticket.starting("the engines, and loads their model"):
+            group = self._ready_engines(request, alone)
         sleep = self.device.engines_give_way(self.resources)
         try:
             yield Engines(group, self._timeout)
@@ -190,7 +192,7 @@ class WarmMachines:
 
         Not while another run has the machine.
         """
-        ticket = Ticket(label="the start of its actors")
+        ticket = Ticket(label=START_OF_ACTORS)
         with self._for_trainers.hold(ticket), self._machine_if_free(ticket) as free:
             if free:
                 self._ready_trainers()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -53,6 +52,8 @@ class StageRequest:
     """Set when the run is being stopped."""
     key: StageKey | None = None
     """The call's, if somebody has worked it out already."""
+    requested: float | None = None
+    """Time of the monotonic clock at which the flow asked for it, if that was before its host was there."""
     warn: Callable[[str], None] = lambda _: None
     """Called with a sentence for each new attempt at the stage."""
 
@@ -106,10 +107,11 @@ def run_stage(request: StageRequest) -> StageResult:
         check_same_code(call, key)
     if (found := cached_result(store, call, key)) is not None:
         return found
-    with _claimed(store, key.value, request.machines, request.ticket) as progress, serving(key.files):
+    meter = Meter(request.ticket, request.requested)
+    with _claimed(store, key.value, request.machines, meter.ticket) as progress, serving(key.files):
         if (found := cached_result(store, call, key)) is not None:
             return found
-        meter, stored = Meter(request.ticket), _stored_progress(request, key)
+        stored = _stored_progress(request, key)
         if stored is not None:
             stored.pull(progress)
 
@@ -165,11 +167,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
     stage = call.definition()
     reason = why_it_runs(key.parts, store.records(key.parts["stage"]), call.label)
     config = stage.config.model_validate(call.config)
-    started, clock, waited = datetime.now(UTC), time.monotonic(), meter.cost()["waited_seconds"]
-
-    def seconds() -> float:
-        """Of this attempt, without waits, as in its cost."""
-        return round(time.monotonic() - clock - (meter.cost()["waited_seconds"] - waited), 3)
+    started = datetime.now(UTC)
 
     with store.workspace.scratch() as folder, ExitStack() as held:
         folders = {name: placed(store, folder / name) for name in stage.outputs}
@@ -207,7 +205,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             hardware=request.machines.hardware(request.resources if measured["device_seconds"] else None),
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
-            seconds=seconds(),
+            seconds=measured["seconds"],
             cost={**measured, **{name: float(value) for name, value in context.cost.items()}},
             metrics=metrics,
             run_ids=dict(request.run_ids),
@@ -222,7 +220,9 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
         with suppress(AlignmentError, OSError):  # it is for people to look at, and the stage is done
             attach(store, next(iter(outputs.values())), {CURVE: context.curve.to_bytes()})
     record = Provenance(**draft.model_dump(), outputs=outputs)
-    return StageResult.of(record, call.label, call.stage, "run", reason, seconds())
+    measured = meter.cost()  # with the time that publishing took
+    result = StageResult.of(record, call.label, call.stage, "run", reason, measured["seconds"])
+    return result.model_copy(update={"cost": {**record.cost, **measured}})
 
 
 def _packages() -> dict[str, str]:

@@ -21,6 +21,10 @@ class RunName:
         return f"run {self.id[:8]}{recipe}" if self.id else f"another run{recipe}"
 
 
+START_OF_ACTORS = "the start of its actors"
+"""Label of the ticket that starts a run's actors ahead of its stages; a stage that waits for it is starting up."""
+
+
 @dataclass(frozen=True)
 class Ticket:
     """A stage's right to machines, in the order of the stages of its run."""
@@ -32,8 +36,19 @@ class Ticket:
     label: str = ""
     """What people call the stage."""
     run: RunName = RunName()
+    starts: Callable[[str | None], None] = lambda _: None
+    """Called with what is being started for the stage, in words, and with None once it is there."""
     used: Callable[[float], None] = lambda _: None
     """Called with the device-seconds for which the stage held trainers or engines."""
+
+    @contextmanager
+    def starting(self, what: str) -> Iterator[None]:
+        """While something is started for the stage."""
+        self.starts(what)
+        try:
+            yield
+        finally:
+            self.starts(None)
 
 
 FIRST = Ticket()

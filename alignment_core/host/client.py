@@ -75,18 +75,23 @@ class Host:
         key: StageKey | None = None,
         on_resumed: OnResumed = lambda _: None,
         on_warning: OnWarning = lambda _: None,
+        on_start: OnWait = lambda _: None,
     ) -> StageResult:
         """Execute a call and wait for it. Of the stages that wait for a machine the one with the least ``order`` goes on.
         The host works out the ``key`` where it is not given.
 
         ``on_wait`` is told what the stage waits for, in words, and None when it goes on. ``on_resumed`` gets the curve of a
         checkpoint from which the stage is resumed, ``on_warning`` a sentence for each time the stage restarts in its host.
+        ``on_start`` is told what is being started for the stage, and None once it is there.
         Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
         ``stage_timeout_seconds``, not counting waits for a machine. After any DeadlineExceeded the host is ended, with
         all that it started: the next call has a new one.
         """
+        requested = time.monotonic()  # one clock for all processes of a machine
+        on_start("the run host")
         session = self._ready()
         request = {
+            "requested": requested,
             "call": call.model_dump(mode="json"),
             "key": key and key.model_dump(mode="json"),
             "run_ids": self.run_ids,
@@ -112,6 +117,8 @@ class Host:
                 elif message["event"] == "waits":
                     clock.stop() if message["for"] else clock.go_on()
                     on_wait(message["for"])
+                elif message["event"] == "starts":
+                    on_start(message["what"])
                 elif message["event"] == "warning":
                     on_warning(message["sentence"])
                 elif message["event"] == "done":

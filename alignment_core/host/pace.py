@@ -9,6 +9,8 @@ from typing import Any
 
 FIRST_SECONDS = 2.0
 MOST_SECONDS = 30.0
+SILENT_SECONDS = 10.0
+"""Between two lines about a stage that reports no progress."""
 
 Clock = Callable[[], float]
 
@@ -29,27 +31,36 @@ class Progress:
 
 
 class Pace:
-    """Decides when the next line about a stage is due: 2, 4, 8, 16, 32 s after its start, then every 30 s."""
+    """Decides when the next line about a stage is due: 2, 4, 8, 16, 32 s after its start, then every 30 s; every 10 s while it
+    reports nothing."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._began = clock()
-        self._due = self._began + FIRST_SECONDS
+        self._said_at = self._began
+        self._silent = True
+        self._starting: tuple[str, float] | None = None
         self._latest: Progress | None = None
         self._base: tuple[float, Progress] | None = None
 
     def seen(self, progress: Progress) -> None:
         """Take note of how far the stage is."""
         before, self._latest = self._latest, progress
+        self._silent, self._starting = False, None
         if before is None or before.unit != progress.unit or progress.done < before.done:
             self._base = self._clock(), progress  # a new count: its speed is its own
 
-    def due(self) -> bool:
-        """Whether a line should be said now; then the next one is due later."""
+    def starts(self, what: str | None) -> None:
+        """Take note of what is being started for the stage; None: nothing any more."""
+        self._starting = None if what is None else (what, self._clock())
+
+    def due(self, waits: bool = False) -> bool:
+        """Whether a line should be said now; then the next one is due later. One that ``waits`` reports no progress anyway."""
         now = self._clock()
-        if now < self._due:
+        most = SILENT_SECONDS if self._silent and not waits else MOST_SECONDS
+        if now < self._said_at + min(most, max(FIRST_SECONDS, self._said_at - self._began)):
             return False
-        self._due = now + min(MOST_SECONDS, max(FIRST_SECONDS, now - self._began))
+        self._said_at, self._silent = now, True
         return True
 
     @property
@@ -82,6 +93,9 @@ class Pace:
     def line(self) -> str:
         """Such as ``12/400 steps · reward 0.125 · 1.5 steps/s · 4 min 19 s left``."""
         latest = self._latest
+        if self._starting is not None:
+            what, since = self._starting
+            return f"starts {what}, for {duration(self._clock() - since)} now"
         if latest is None:
             return f"runs for {duration(self.seconds)}"
         of_total = f"/{latest.total:,.0f}" if latest.total else ""

@@ -108,6 +108,7 @@ class Server:
             ticket = Ticket(
                 order=message["order"],
                 waits=self._waiter(number),
+                starts=lambda what: self._send({"id": number, "event": "starts", "what": what}),
                 label=call.label,
                 run=RunName(message["run_ids"].get("prefect", ""), message["recipe"]),
             )
@@ -122,8 +123,10 @@ class Server:
                 ticket=ticket,
                 stopping=self.stopping,
                 key=StageKey.model_validate(message["key"]) if message["key"] else None,
+                requested=message["requested"],
                 warn=lambda sentence: self._send({"id": number, "event": "warning", "sentence": sentence}),
             )
+            ticket.starts(None)  # the host is there
             result = run_stage(request)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
         except BaseException as error:  # whatever it is, the flow waits for an answer

@@ -17,6 +17,7 @@ from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.artifacts.attachments import attachment
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult, shows_of
+from alignment_core.execution.cost import PARTS
 from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.host.pace import headline
 from alignment_core.lineage.graph import Graph
@@ -109,7 +110,7 @@ def run_report(
     if failed:
         report.say("## Failed", *fenced(dict(failed)))
     of_stages(report, store, run_id, results)
-    report.say("## Stages", "", *table(("stage", "state", "seconds", "key metrics"), stage_rows(results)))
+    report.say("## Stages", "", *table(STAGE_HEAD, stage_rows(results)))
     report.say("## Where the outputs come from")
     report.say(*(f"- {role}: `{reference}`" for role, reference in outputs.items()))
     with Graph.of(store) as graph:
@@ -220,6 +221,16 @@ def fenced(row: Row) -> list[str]:
     return [f"{fence}text", text, fence]
 
 
+STAGE_HEAD = ("stage", "state", *PARTS.values(), "key metrics")
+"""Head of the table of stages; times in seconds."""
+
+
+def time_cells(result: StageResult) -> list[str]:
+    """Seconds of start-up, waiting and work of a stage that ran."""
+    values = {**result.cost, "seconds": result.seconds} if result.state == "run" else {}
+    return [f"{values[name]:.1f}" if values.get(name, 0.0) >= 0.05 else "" for name in PARTS]
+
+
 def metric_table(result: StageResult) -> list[str]:
     """The final metrics of a stage as a Markdown table."""
     groups = result_rows(result.metrics)
@@ -232,12 +243,12 @@ def metric_table(result: StageResult) -> list[str]:
 
 
 def stage_rows(results: Iterable[StageResult]) -> list[tuple[str, ...]]:
-    """Cells of a table: label, state, seconds, key metrics."""
+    """Cells of a table: those of STAGE_HEAD."""
     return [
         (
             result.label,
             result.state,
-            f"{result.seconds:.1f}" if result.state == "run" and result.seconds else "",
+            *time_cells(result),
             " · ".join(filter(None, (headline(shows_of(result.stage), result.metrics), result.made_with))),
         )
         for result in results

@@ -9,7 +9,7 @@ from alignment_core import journal
 from alignment_core.artifacts import Store
 from alignment_core.execution.base import StageResult
 from alignment_core.reporting.head import head
-from alignment_core.reporting.run_report import Row, RunReport, fenced, of_stages, stage_rows, table
+from alignment_core.reporting.run_report import STAGE_HEAD, Row, RunReport, fenced, of_stages, stage_rows, table
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def unfinished_report(store: Store, name: str, run_id: str, labels: Sequence[str
         line, far = lines.get(label), progress.get(label)
         state = "not started" if line is None else "not finished" if line.state == "running" else line.state
         came = "" if far is None else f"{far.done:g}{f' of {far.total:g}' if far.total else ''} {far.unit}"
-        rows.append(done.get(label, (label, state, "", came)))
-    report.say("## Stages", "", *table(("stage", "state", "seconds", "key metrics"), rows))
+        rows.append(done.get(label, (label, state, "", "", "", came)))
+    report.say("## Stages", "", *table(STAGE_HEAD, rows))
     return report
 
 

@@ -66,6 +66,9 @@ class Guarded(Listener):
     def waits(self, label: str, reason: str | None) -> None:
         self._tell(lambda tracker: tracker.waits(label, reason))
 
+    def starts(self, label: str, what: str | None) -> None:
+        self._tell(lambda tracker: tracker.starts(label, what))
+
     def warned(self, label: str, sentence: str) -> None:
         self._tell(lambda tracker: tracker.warned(label, sentence))
 

@@ -30,6 +30,9 @@ class Listener:
     def waits(self, label: str, reason: str | None) -> None:
         """What a started stage waits for, in words; None when it goes on."""
 
+    def starts(self, label: str, what: str | None) -> None:
+        """What is being started for a started stage, such as its run host or the engines; None once it is there."""
+
     def warned(self, label: str, sentence: str) -> None:
         """It restarts after something died, or it failed and the run continues without it: what, why, and what follows."""
 

@@ -82,6 +82,12 @@ class LiveDisplay(Listener):
         if bar is not None:
             self.bars.update(bar, note=f"waits for {reason}" if reason else "")
 
+    def starts(self, label: str, what: str | None) -> None:
+        with self._lock:
+            bar = self._bars.get(label)
+        if bar is not None:
+            self.bars.update(bar, note=f"starts {what}" if what else "")
+
     def warned(self, label: str, sentence: str) -> None:
         self.warn(f"{label}: {sentence}")
 
@@ -91,7 +97,7 @@ class LiveDisplay(Listener):
         if bar is not None:
             self.bars.remove_task(bar)
         mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
-        seconds = f"{result.seconds:6.1f} s" if result.state == "run" else "  cached"
+        seconds = result.times if result.state == "run" else "cached"
         self.console.print(
             f"{mark} {result.label:<28} {seconds}  {escape(key_metrics(result))}  [dim]{escape(result.reason)}[/]"
         )
@@ -125,7 +131,7 @@ def stage_table(stages: list[StageResult]) -> Table:
     table.add_column("key metrics")
     for stage in stages:
         ran, speed = stage.state == "run", stage.metrics.get("tokens_per_second")
-        costs = cost_cells(stage.cost).values() if ran else (stage.state, "", "")
+        costs = cost_cells(stage.cost).values() if ran else (stage.state, *[""] * (len(COSTS) - 1))
         table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", escape(_shown(stage)))
     return table
 

@@ -62,6 +62,11 @@ class EventStream(Listener):
             "waits", f"{label}: waits for {reason}" if reason else f"{label}: continues", stage=label, reason=reason
         )
 
+    def starts(self, label: str, what: str | None) -> None:
+        with self._lock:
+            if pace := self._stages.get(label):
+                pace.starts(what)
+
     def warned(self, label: str, sentence: str) -> None:
         self.warn(f"{label}: {sentence}", stage=label)
 
@@ -69,7 +74,7 @@ class EventStream(Listener):
         with self._lock:
             self._stages.pop(result.label, None)
             self._waiting.pop(result.label, None)
-        done = f"{result.seconds:.1f} s" if result.state == "run" else "cached"
+        done = result.times if result.state == "run" else "cached"
         shown = headline(load_stage(result.stage).shows, result.metrics)
         text = " · ".join(part for part in (f"{result.label}: done, {done}", shown, result.reason) if part)
         self._say("stage_finished", text, **result.model_dump(mode="json"))
@@ -90,7 +95,7 @@ class EventStream(Listener):
         That a stage waits was said when it began to, so it is said again only rarely.
         """
         with self._lock:
-            due = [(label, pace) for label, pace in self._stages.items() if pace.due()]
+            due = [(label, pace) for label, pace in self._stages.items() if pace.due(label in self._waiting)]
             due = [(label, pace) for label, pace in due if label not in self._waiting or pace.seconds > MOST_SECONDS]
             for label, pace in due:
                 waits = f" · waits for {self._waiting[label]}" if label in self._waiting else ""

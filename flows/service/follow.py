@@ -15,6 +15,7 @@ from alignment.flows import access, run_queue
 from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, NotFound
+from alignment_core.execution.cost import times
 
 LOOK_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
@@ -244,7 +245,7 @@ class _Stages:
             self._restarts[label] = len(line.restarts)
             if self._known.get(label) != (line.state, line.at):
                 self._known[label] = line.state, line.at
-                seconds = f", {line.seconds:.1f} s" if line.state == "run" else ""
+                seconds = f", {times(line.model_dump())}" if line.state == "run" else ""
                 self._say(f"{label}: {line.state}{seconds}")
         if time.monotonic() - self._progress_at > PROGRESS_SECONDS:
             self._progress_at = time.monotonic()

@@ -25,9 +25,21 @@ def test_lines_are_due_at_2_4_8_16_32_seconds_and_then_every_30(clock):
     pace, due = Pace(clock), []
     for tenth in range(1600):
         clock.now = 100 + tenth / 10
+        pace.seen(Progress(tenth, None, "steps", {}))
         if pace.due():
             due.append(tenth / 10)
     assert due == [2, 4, 8, 16, 32, 62, 92, 122, 152]
+
+
+def test_lines_about_a_stage_that_reports_nothing_are_due_every_ten_seconds_unless_it_waits(clock):
+    silent, waiting, due = Pace(clock), Pace(clock), {"silent": [], "waiting": []}
+    for second in range(70):
+        clock.now = 100 + second
+        if silent.due():
+            due["silent"].append(second)
+        if waiting.due(waits=True):
+            due["waiting"].append(second)
+    assert due == {"silent": [2, 4, 8, 16, 26, 36, 46, 56, 66], "waiting": [2, 4, 8, 16, 32, 62]}
 
 
 def test_a_line_says_how_far_what_the_stage_is_about_how_fast_and_how_long_yet(clock):

@@ -60,7 +60,7 @@ def test_a_report_has_curves_of_this_run_and_of_those_that_made_what_was_cached(
     second = made(store, tmp_path, "again", NOW, **{"loss": 0.25, "loss.first": 1.0, "warnings": ["it is odd"]})  # type: ignore[arg-type]
     report = run_report(store, "small", NOW, [cached, second], {"policy": second.reference})
     assert "**Warning:** again: it is odd" in report.markdown
-    assert "| again | run | 1.0 | loss 1.000 → 0.250 |" in report.markdown
+    assert "| again | run |  |  | 1.0 | loss 1.000 → 0.250 |" in report.markdown
     assert "### sft, again\n\n![sft](curves-sft.svg)" in report.markdown
     curves = report.pictures["curves-sft.svg"]
     assert all(f">{text}</text>" in curves for text in ("loss", "steps", "sft", "again"))
@@ -209,10 +209,10 @@ def test_a_run_that_failed_leaves_what_came_of_it_and_how_it_goes_on(store: Stor
         "problem: rl: ![x](http://127.0.0.1/x.png)",
         "`align resume 11111111` continues.",
         "Its log is `/logs/x.log`.",
-        "| sft | run |  |  |",
-        "| again | cached |  |  |",
-        "| rl | failed |  | 2 of 20 steps |",
-        "| report | not started |  |  |",
+        "| sft | run |  |  |  |  |",
+        "| again | cached |  |  |  |  |",
+        "| rl | failed |  |  |  | 2 of 20 steps |",
+        "| report | not started |  |  |  |  |",
     ):
         assert line in report.lines or line in report.markdown.splitlines()
     assert "### sft, again\n\n![sft](curves-sft.svg)" in report.markdown
@@ -226,7 +226,7 @@ def test_a_stage_that_only_an_earlier_version_had_is_reported_by_its_label(store
         journal.stage("rl/policy", "running", stage="part", key=digest_of("rl/policy"), key_parts={"inputs": {}})
         journal.stage("rl/policy", "cached")
     why = Unfinished("was stopped", None, "`align resume 11111111` continues.", "/logs/x.log")
-    assert "| rl/policy | cached |  |  |" in unfinished_report(store, "small", NOW, [], why).lines
+    assert "| rl/policy | cached |  |  |  |  |" in unfinished_report(store, "small", NOW, [], why).lines
 
 
 @pytest.mark.parametrize(
