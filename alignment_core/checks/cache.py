@@ -40,6 +40,8 @@ class Need(BaseModel):
 def needs(stage: str, tokens: int, shape: dict[str, Any], resources: ResourcesConfig, trained: bool) -> Iterator[Need]:
     """The need of a stage, if the model's shape is known. A policy that a run trains may be stored in bf16 or fp32: the smaller
     one counts."""
+    if "kv_cache_dtype" in resources.engine_options:  # numbers of another size than the model's
+        return
     needed = mib_needed(shape, tokens, SMALLEST if trained else None, resources.tensor_parallel_size) if shape else None
     if needed is not None:
         yield Need(stage=stage, tokens=tokens, mib=needed)

@@ -16,6 +16,12 @@ SMALLEST = 2
 """Bytes of a number of the cache where the type is not known yet."""
 ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 """Types in ``layer_types`` whose cache grows with the sequence; the state of the others has a fixed size."""
+HYBRID = re.compile(
+    r"mamba|ssm|attn_layer|attn_idx|block_type|hybrid|recurrent|lru_width|rwkv|linear_attn|conv_L_cache"
+)
+"""In names of fields of models with recurrent layers, of which only ``layer_types`` says for certain which these are."""
+UNEVEN = ("global_head_dim", "num_global_key_value_heads", "cla_share_factor", "use_cla", "block_configs")
+"""Fields of models whose layers have caches of different sizes, or share them."""
 TOO_SMALL = re.compile(r"KV cache is needed, which is larger than the available")
 """vLLM's words (``_check_enough_kv_cache_memory``)."""
 
@@ -45,11 +51,13 @@ def bytes_per_token(shape: dict[str, Any], number_bytes: int | None = None, shar
 
 def _attention_layers(model: dict[str, Any]) -> int | None:
     layers = model.get("num_hidden_layers") or model.get("n_layer")
-    if not isinstance(layers, int) or any(name in model for name in ("attn_layer_period", "hybrid_override_pattern")):
+    if not isinstance(layers, int) or any(model.get(name) for name in UNEVEN):
         return None
     types = model.get("layer_types")
     if isinstance(types, list) and len(types) == layers:
         layers = sum(one in ATTENTION_LAYERS for one in types)
+    elif any(HYBRID.search(name) for name in model):
+        return None
     return layers - int(model.get("num_kv_shared_layers") or 0)
 
 

@@ -62,7 +62,7 @@ def serve(
     ) as server:
         server.log.show()
         if as_json:
-            print_json({"url": server.url, "model": called, "context": server.context})
+            print_json({"url": server.url, "model": called, "context": server.context, "token": bool(server.token)})
         else:
             err.print(f"{called} at {server.url}: a context of {server.context:,} tokens", markup=False)
             if server.shortened:
@@ -163,7 +163,7 @@ def serve_reward(
     _ends_on_signals(server.shutdown)
     url = f"http://{host}:{server.server_port}"
     if as_json:
-        print_json({"url": url, "model": shown})
+        print_json({"url": url, "model": shown, "token": bool(secret)})
     else:
         err.print(f"{shown} at {url}; /health, /metrics", markup=False)
         _say_if_open(secret)

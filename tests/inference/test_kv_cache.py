@@ -78,6 +78,8 @@ def test_a_sliding_window_takes_one_block_more() -> None:
         ({"text_config": {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}}, 1024),
         ({}, None),
         ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "attn_layer_period": 8}, None),
+        ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "mamba_d_state": 8}, None),
+        ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "global_head_dim": 32}, None),
         ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": [1, 2]}, None),
     ],
 )

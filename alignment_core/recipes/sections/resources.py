@@ -86,7 +86,8 @@ class ResourcesConfig(Config):
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
     """Fraction of a GPU's memory for each engine."""
     kv_cache_mib: int = Field(256, ge=16)
-    """Size of each CPU engine's key-value cache, in MiB."""
+    """Size of each CPU engine's key-value cache, in MiB. It must hold the longest sequence that is sampled; a judge that a
+    stage serves has the longest context that it can hold."""
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = Field(
         None, exclude_if=lambda rank: rank is None
     )
