@@ -133,6 +133,7 @@ def running(
 
     One in an ``own_session`` ends with this process, however that ends: start it from the main thread.
     """
+    _check_free(host, port)
     token = token or os.environ.get(VARIABLE) or None  # the server would inherit the variable, and ask for it
     command, environment = server_of(folder, name, host, port, resources, token, options)
     with ExitStack() as held:
@@ -154,6 +155,17 @@ def running(
         if not _limits_context(options):
             shortened, whole = _shortened(folder, name, context, resources)
         yield Server(url, context, token, process, output, shortened, whole)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise EnvironmentFault if another server listens there: it would be taken for ours, and get our token."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot listen at {host}:{port}: {error.strerror}") from None
 
 
 def _wait(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from alignment.flows.cli import serve
-from alignment_core.errors import UserError
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference import http_server
 from tests.align import align_here
 
@@ -67,6 +68,19 @@ def test_the_token_is_in_the_servers_environment_and_not_in_its_command(tiny_mod
     open_to_all, variables = http_server.server_of(str(tiny_model()), "m", "127.0.0.1", 1)
     assert "VLLM_API_KEY" not in variables
     assert not [word for word in open_to_all if word.startswith("--middleware")]
+
+
+def test_a_port_that_another_server_has_is_refused_before_any_token_is_sent_there(tiny_model: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(EnvironmentFault, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"),
+            http_server.running(str(tiny_model()), "m", "127.0.0.1", port, token="s3cret"),
+        ):
+            pass
+        other.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            other.accept()
 
 
 def test_the_context_is_as_long_as_the_cache_allows_unless_an_option_says_otherwise(tiny_model: Any) -> None:
