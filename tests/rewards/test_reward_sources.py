@@ -95,8 +95,8 @@ def test_sources_answer_side_by_side_in_any_thread_by_processes_that_last_until_
 
 
 def test_the_bound_is_that_of_each_source(file: Path) -> None:
-    configs = rewards({"verifier": f"{file}:one"}, {"function": f"{file}:group"})
-    says = r"^p\.jsonl:1: the function .*:group gave no reward, .* \(rl\.rewards\.1\.max_failed 0\.01\)$"
+    configs = rewards({"verifier": f"{file}:one"}, {"function": f"{file}:group", "max_failed": 0})
+    says = r"^p\.jsonl:1: the function .*:group gave no reward, .* \(rl\.rewards\.1\.max_failed 0\)$"
     with opened(configs) as sources, pytest.raises(DataError, match=says):
         sources(rows("a", "b"))
 
