@@ -127,8 +127,9 @@ class Account:
                 failed += 1
                 self.failed[failure.reason] += 1
                 row = rows[number]
+                hint = "; `missing: ignore` leaves it to the other rewards" if self._may_ignore(answer) else ""
                 sentence = f"{row['source']}: {self.who} {failure}, for the prompt {row['prompt_text'][:SHOWN]!r}"
-                first = first or sentence
+                first = first or f"{sentence}{hint}"
                 if failed > allowed:
                     raise DataError(
                         f"{first}; {allowed} of {size} completions may lack a reward ({self.field} {self.max_failed:g})"
@@ -137,6 +138,10 @@ class Account:
         found = [rewards[number] for number in range(len(rows))]
         self._recent.extend(isinstance(reward, Failed) for reward in found)
         return found
+
+    def _may_ignore(self, answer: Any) -> bool:
+        """Whether nobody has said yet what None means, and a field says it."""
+        return answer is None and self.missing is None and self.field.endswith(".max_failed")
 
     def _ignores(self, answer: Any) -> bool:
         """Whether an answer leaves its completion to the other rewards."""

@@ -160,6 +160,12 @@ def test_numbers_that_are_not_finite_stay_failures(value: float) -> None:
         account.settle(rows(("maths", "1")), (one for one in [(0, value)]))
 
 
+def test_a_none_that_ends_a_run_names_the_field_that_would_ignore_it(file: str, open_rewards: Any) -> None:
+    says = r"gave no reward, .*; `missing: ignore` leaves it to the other rewards; 0 of 1 completions may lack a reward"
+    with pytest.raises(DataError, match=says):
+        open_rewards(reward(function=f"{file}:ours"))(rows(("code", "1")))
+
+
 def test_ignored_completions_do_not_use_up_the_share_that_may_fail() -> None:
     account = Account("f", 0.25, "rl.rewards.0.max_failed", window=4, missing="ignore")
     assert account.settle(rows(*[("code", "1")] * 4), (one for one in enumerate([None, None, None, 1.0]))) == [

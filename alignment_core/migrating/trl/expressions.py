@@ -127,7 +127,7 @@ class Source:
             return node.value
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
             return [self.value(one) for one in node.elts]
-        if isinstance(node, ast.Dict) and all(node.keys):
+        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return {self.value(key): self.value(one) for key, one in zip(node.keys, node.values, strict=True) if key}
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self.value(node.operand)

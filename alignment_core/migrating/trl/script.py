@@ -89,7 +89,10 @@ def read(path: Path, folder: Path) -> CommandLine:
             f"{path}: {len(trainers)} trainers in it ({places}): leave one in a copy of the script at a time; sections of one "
             "recipe can follow each other, such as `sft` and `dpo` (docs/tutorials/from-trl.md)"
         )
-    return _Reader(source, path, folder).command(trainers[0])
+    try:
+        return _Reader(source, path, folder).command(trainers[0])
+    except RecursionError:
+        raise UserError(f"{path}: an expression in it is too deep to be read") from None
 
 
 def _no_trainer(source: Source, path: Path) -> str:
