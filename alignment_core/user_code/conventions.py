@@ -53,6 +53,8 @@ def called_with_rows(function: Callable[..., Any], name: str, field: str) -> Cal
         }
         given = columns | _conversation(rows) | {"log_extra": extra.__setitem__, "log_metric": extra.__setitem__}
         lacks = [one for one in needed if one not in given]
+        if "trainer_state" in lacks:
+            raise TypeError("TRL's `trainer_state` is not passed here: take the parameter out, or give it a default")
         if lacks:
             raise TypeError(
                 f"it needs the columns {', '.join(lacks)}, but completions have {', '.join(columns)}; "

@@ -46,6 +46,9 @@ def ours(rows):
 
 def score(prompt, completion, label):
     return None
+
+def of_the_trainer(completions, trainer_state, **kwargs):
+    return [0.0] * len(completions)
 """
 
 
@@ -164,6 +167,11 @@ def test_a_none_that_ends_a_run_names_the_field_that_would_ignore_it(file: str, 
     says = r"gave no reward, .*; `missing: ignore` leaves it to the other rewards; 0 of 1 completions may lack a reward"
     with pytest.raises(DataError, match=says):
         open_rewards(reward(function=f"{file}:ours"))(rows(("code", "1")))
+
+
+def test_a_function_that_needs_the_state_of_trls_trainer_is_told_what_to_change(file: str, open_rewards: Any) -> None:
+    with pytest.raises(DataError, match=r"TRL's `trainer_state` is not passed here: take the parameter out, or give"):
+        open_rewards(reward(function=f"{file}:of_the_trainer"))(rows(("code", "1")))
 
 
 def test_ignored_completions_do_not_use_up_the_share_that_may_fail() -> None:
