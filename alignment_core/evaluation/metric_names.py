@@ -151,7 +151,7 @@ def single_numbers(metrics: Mapping[str, Any]) -> list[str]:
 def arrow(name: str, metrics: Mapping[str, Any]) -> str:
     """``↑`` where a higher value of the metric is better, ``↓`` where a lower one is; nothing where neither is."""
     group = metric_of(name).group
-    if group in (WORK, COMPLETIONS, OTHER) or name in _NEUTRAL:
+    if group in (WORK, COMPLETIONS, OTHER) or name in _NEUTRAL or name.endswith("/std"):
         return ""
     return "↑" if higher_is_better(name, metrics) else "↓"
 
@@ -159,17 +159,8 @@ def arrow(name: str, metrics: Mapping[str, Any]) -> str:
 _NEUTRAL = frozenset(
     (
         *("best_step", "reward_deviation", "prompts_used", "baseline", "desirable", "label", "beta"),
-        *(
-            "kl_coefficient",
-            "entropy",
-            "entropy_estimate",
-            "clipped",
-            "ratio",
-            "staleness",
-            "grad_norm",
-            "learning_rate",
-        ),
-        *("mismatch", "reward/missing_share"),
+        *("kl_coefficient", "entropy", "entropy_estimate", "clipped", "ratio", "staleness", "mismatch"),
+        *("grad_norm", "learning_rate", "reward/missing_share"),
     )
 )
 """Metrics that should neither rise nor fall as such."""
@@ -183,8 +174,8 @@ def _placed(name: str) -> tuple[tuple[int, float], Metric]:
         return (GROUPS.index(metric.group), _PLACES[base]), metric
     for pattern, follows, metric in _PATTERNS:
         if found := re.fullmatch(pattern, base):
-            position = (GROUPS.index(metric.group), _PLACES[follows] + 0.5)
-            return position, replace(metric, label=metric.label.format(found.group(1)))
+            beside = (GROUPS.index(metric.group), _PLACES[follows] + 0.5)
+            return beside, replace(metric, label=metric.label.format(found.group(1)))
     for prefix in ("test_", "critic_", "pretraining_"):
         if base.startswith(prefix) and (rest := base.removeprefix(prefix)) in METRICS:
             (group, place), metric = _placed(rest)

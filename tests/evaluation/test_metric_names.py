@@ -97,6 +97,8 @@ def test_arrows_say_which_direction_is_better() -> None:
         "entropy": "",
         "test_loss": "↓",
     }
+    assert arrow("rewards/f/mean", {}) == "↑"
+    assert arrow("rewards/f/std", {}) == ""
     assert arrow("lm_eval/t/toxicity", {"lm_eval/t/toxicity.higher_is_better": 0.0}) == "↓"
 
 
