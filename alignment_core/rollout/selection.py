@@ -10,6 +10,9 @@ from collections.abc import Hashable, Sequence
 from alignment_core.errors import NumericError
 from alignment_core.recipes import SelectionConfig
 
+ROUNDING = 1e-6
+"""Scores are equal if they differ by no more, absolutely or relatively: sums of numbers in single precision do."""
+
 
 def select_pairs(
     scores: Sequence[float], completions: Sequence[Hashable], config: SelectionConfig, rng: random.Random
@@ -17,7 +20,7 @@ def select_pairs(
     """Pairs (chosen, rejected) of indices into one prompt's completions, and why there are none. Of ``completions`` only
     matters which are equal.
 
-    The reason is ``identical`` (no two differ), ``tie`` (equal scores), ``margin`` (less apart than
+    The reason is ``identical`` (no two differ), ``tie`` (scores that are equal up to rounding), ``margin`` (less apart than
     ``min_margin``) or None; with several candidates, that of the widest apart. Raises NumericError for a score that is
     not finite.
     """
@@ -36,7 +39,7 @@ def select_pairs(
     reasons: list[str] = []
     for chosen, rejected in candidates:
         margin = scores[chosen] - scores[rejected]
-        if margin <= 0:
+        if margin <= 0 or math.isclose(scores[chosen], scores[rejected], rel_tol=ROUNDING, abs_tol=ROUNDING):
             reasons.append("tie")
         elif margin < config.min_margin:
             reasons.append("margin")

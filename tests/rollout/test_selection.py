@@ -55,6 +55,13 @@ def test_equal_scores_are_never_a_pair():
         assert select([0.5, 0.5, 0.5], strategy=strategy) == ([], "tie")
 
 
+def test_scores_that_are_equal_up_to_rounding_are_a_tie():
+    """Three rewards of 0.1 are 0.30000000000000004, and the same text scored in another batch differs in its last digits."""
+    assert select([0.1 + 0.1 + 0.1, 0.3]) == ([], "tie")
+    assert select([123.456789, 123.45679]) == ([], "tie")
+    assert select([0.30001, 0.3]) == ([(0, 1)], None)
+
+
 def test_among_equals_the_earlier_completion_is_best_and_the_later_one_worst():
     assert select([1.0, 0.0, 1.0, 0.0]) == ([(0, 3)], None)
 
