@@ -21,6 +21,8 @@ def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]
         found.append(Said(gate, "a reward model that knows no better than chance teaches nothing"))
         if "evaluation" in content and "verifier" not in content["evaluation"]:
             found.append(Said({"metric": "win_rate", "min": 0.5}, "by the reward model, against the start"))
+    if "rewards" in content.get("evaluation", {}) and "verifier" not in content["evaluation"]:
+        found.append(Said({"metric": "win_rate", "min": 0.5}, "by the reward functions, against the start"))
     if "verifier" in content.get("evaluation", {}):
         found.append(Said({"metric": "accuracy", "min_gain": 0}, "no worse than what the tag points to"))
     if not found:

@@ -90,8 +90,8 @@ def test_every_stage_of_a_real_run_accounts_for_the_time_between_its_two_lines(t
     took: dict[str, float] = {}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            event = json.loads(line)
+        for text in process.stdout:
+            event = json.loads(text)
             if event["event"] == "stage_started":
                 began[event["stage"]] = time.monotonic()
             elif event["event"] == "stage_finished":

@@ -21,6 +21,7 @@ JUDGED = {"evaluation": {"verifier": "math"}}
         ("sft", {"sft": HELD_OUT}, []),
         ("sft", {"sft": HELD_OUT, **JUDGED}, ["accuracy"]),
         ("rl", {"rl": {}, **JUDGED}, ["accuracy"]),
+        ("rl", {"rl": {}, "evaluation": {"rewards": [{"function": "rewards.py:f"}]}}, ["win_rate"]),
         ("iterative-dpo", {"reward_model": HELD_OUT, "evaluation": {}}, ["reward_model_accuracy", "win_rate"]),
     ],
 )
