@@ -105,8 +105,9 @@ def wandb_credentials() -> Answer:
     if os.environ.get("WANDB_API_KEY"):
         return "ok", "present (WANDB_API_KEY)"
     file = netrc_file()
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    if file.is_file() and host in netrc.netrc(str(file)).hosts:
+    named = urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname
+    hosts = {named} if named else {"api.forge.coreweave.com", "api.wandb.ai"}  # the latter before wandb 0.31
+    if file.is_file() and hosts & netrc.netrc(str(file)).hosts.keys():
         return "ok", f"present ({file.name})"
     return "ok", "none: set WANDB_API_KEY or run `wandb login` to send runs there"
 

@@ -17,7 +17,7 @@ ASKED = {
     "recorders work": ["control.example"],
     "publish": ["hub.example"],
     "a name of the Hub": ["huggingface.co"],
-    "W&B": ["api.wandb.ai"],
+    "W&B": ["api.forge.coreweave.com"],
     "a store on S3": ["bucket.s3.amazonaws.com", "169.254.169.254"],
 }
 """By step, the hosts that it asks for; a step that is not here asks for none. `hub.example` is in `HF_ENDPOINT`."""
