@@ -84,7 +84,7 @@ def test_a_death_begins_the_stage_again_from_its_progress_and_the_record_says_ho
     assert [path.name for path in store.fetch(result.reference).iterdir()] == ["result"]
 
 
-def test_seconds_of_a_stage_are_those_of_the_attempt_that_made_its_result_without_waits(run: Any, store: Store) -> None:
+def test_seconds_of_a_stage_are_those_of_all_its_attempts_without_waits(run: Any, store: Store) -> None:
     def wait(context: StageContext) -> None:
         context.ticket.waits("the engines")
         time.sleep(0.3)

@@ -102,8 +102,8 @@ def test_every_stage_of_a_real_run_accounts_for_the_time_between_its_two_lines(t
     for stage in outcome["stages"]:
         parts = [stage["cost"][name] for name in cost.PARTS]
         assert sum(parts) == pytest.approx(took[stage["label"]], abs=2.0)
-        line = lines[stage["label"]]
-        assert [line.startup_seconds, line.waited_seconds, line.seconds] == pytest.approx(parts)
+        known = lines[stage["label"]]
+        assert [known.startup_seconds, known.waited_seconds, known.seconds] == pytest.approx(parts)
         assert stage["seconds"] == stage["cost"]["seconds"]
 
 
