@@ -139,6 +139,7 @@ RECIPE: dict[str, Any] = {
 COMPARISON: dict[str, Any] = {
     "method": "comparison",
     "name": "compared",
+    "result": "diverges",
     "model": {"scratch": {"hidden_size": 64, "num_attention_heads": 2}},
     "branches": {
         "sound": {"method": "dpo", "dpo": {"data": {"task": "first", "rows": 40}, "training": STEPS}},
@@ -184,4 +185,4 @@ def test_the_branches_of_a_comparison_that_do_not_diverge_are_compared(tmp_path:
     outcome = run_align(tmp_path / "home", "run", str(file), expect=6)
     assert [*outcome["failed"]] == ["diverges/dpo"]
     assert [*outcome["metrics"]["policies"]] == ["start", "sound"]
-    assert "policy" not in outcome["outputs"], "that of the last branch would be the run's"
+    assert "policy" not in outcome["outputs"], "that of the branch that failed would be the run's"
