@@ -77,7 +77,7 @@ document.getElementById("form").addEventListener("submit", async (event) => {
   }
   localStorage.setItem("prefect-password", value);
   const next = new URLSearchParams(location.search).get("next") || "/";
-  location.replace(/^[/](?![/\\\\])/.test(next) ? next : "/");
+  location.replace(/^[/](?![/\\\\])[^\\t\\r\\n]*$/.test(next) ? next : "/");
 });
 </script>
 </body>

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
+import re
+import shutil
 import stat
+import subprocess
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import httpx
 import pytest
 
 from alignment.flows import access
-from alignment.flows.service.sign_in import GUARD, SignIn
+from alignment.flows.service.sign_in import GUARD, SIGN_IN, SignIn
 from alignment_core.errors import UserError
 
 TOKEN, PASSWORD = "token-of-this-start", "password-of-a-person"
@@ -73,6 +77,29 @@ def test_our_page_asks_for_the_password_and_shows_no_error() -> None:
     assert '<p id="problem" role="alert"></p>' in answer.text
     assert TOKEN not in answer.text
     assert PASSWORD not in answer.text
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs a JavaScript engine")
+def test_the_page_sends_nobody_to_another_server_after_the_sign_in() -> None:
+    """Browsers read `\\` as `/`, and take tabs and ends of lines out of a URL first: WHATWG's URL standard, 4.4."""
+    own = ["/", "/runs/flow-run/1?tab=logs"]
+    others = [
+        "//h.example",
+        "/\\h.example",
+        "/\t/h.example",
+        "/\n/h.example",
+        "/\r\\h.example",
+        "https://h.example",
+        "js:1",
+    ]
+    (condition,) = re.findall(r"replace\((/.*?/\.test\(next\))", SIGN_IN)
+    script = (
+        f"const to = next => new URL({condition} ? next : '/', 'http://127.0.0.1:4200/sign-in').href;"
+        f"console.log(JSON.stringify({json.dumps([*own, *others])}.map(to)))"
+    )
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=60)
+    server = "http://127.0.0.1:4200"
+    assert json.loads(done.stdout) == [*(server + path for path in own), *[f"{server}/"] * len(others)]
 
 
 @pytest.mark.parametrize(
