@@ -120,6 +120,8 @@ def database_is_away(error: BaseException) -> bool:
 
     if isinstance(error, BaseExceptionGroup):
         return any(map(database_is_away, error.exceptions))
+    if isinstance(error, sqlalchemy.exc.DBAPIError):  # of a connection that was there
+        return error.connection_invalidated
     refused = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError)
     return isinstance(error, (OSError, *refused, asyncpg.InterfaceError, sqlalchemy.exc.TimeoutError))
 

@@ -32,6 +32,7 @@ AWAY = [
     asyncpg.TooManyConnectionsError("sorry, too many clients already"),
     asyncpg.InterfaceError("cannot perform operation: connection is closed"),
     sqlalchemy.exc.TimeoutError("QueuePool limit reached"),
+    sqlalchemy.exc.DBAPIError("SELECT 1", {}, Exception("connection was closed"), connection_invalidated=True),
     ExceptionGroup("of a middleware", [ConnectionRefusedError(111, "Connection refused")]),
 ]
 
@@ -63,7 +64,11 @@ async def failing(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [*((error, 503) for error in AWAY), (KeyError("a bug"), 500)],
+    [
+        *((error, 503) for error in AWAY),
+        (KeyError("a bug"), 500),
+        (sqlalchemy.exc.DBAPIError("SELECT", {}, Exception("syntax error")), 500),
+    ],
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
