@@ -157,7 +157,7 @@ class History:
         while True:
             head, waiting = self.store.tag(self.tag), self.given_up()
             digits = batch.rpartition(":")[2]
-            chosen = [entry for entry in waiting if entry.batch and entry.batch.digest.startswith(digits)]
+            chosen = [entry for entry in waiting if digits and entry.batch and entry.batch.digest.startswith(digits)]
             if len(chosen) != 1:
                 known = ", ".join(entry.batch.short for entry in waiting if entry.batch) or "none"
                 problem = "matches several batches" if chosen else "is not a batch that was given up"
