@@ -48,6 +48,10 @@ _OF_DATA = {
     "REWARD", "ROLE", "SORT", "TASK", "TEXT", "VALUE",
 }  # fmt: skip
 """Words before ``key`` in names of keys of rows, such as ``prompt_key``."""
+_COUNTED = re.compile(r"(?i)(token|key|pass|auth)s?$")
+_NUMERIC = re.compile(r"(?i)(secret|passw(or)?d|passphrase|credential|pwd)s?(_?\d+)?$")
+"""Names of counts and places, and of secrets that may be numbers: other names with a secret word, such as ``token_budget``, are
+names of numbers about it."""
 _PLURALS = re.compile(r"(API|ACCESS|AUTH|HF|BEARER|REFRESH)_(KEYS|TOKENS)$")
 _OF_A_VOCABULARY = re.compile(r"(?i)(eos|bos|pad|unk|sep|cls|mask|image|special|stop|next|per)[_-]token$")
 
@@ -266,7 +270,7 @@ def map_texts(
             return named(field, content)
         return text(field, content)
     is_number = isinstance(content, int | float) and not isinstance(content, bool)
-    if secret and is_number and not re.search(r"(?i)(token|key|pass|auth)s?$", name):  # those are counts and places
+    if secret and is_number and not _COUNTED.search(name) and (_NUMERIC.search(name) or not looks_secret(name)):
         return named(field, content)
     return content
 
