@@ -2,7 +2,7 @@
 
 Exit codes: 0 success, 1 a run failed, 2 invalid input, 3 a problem with the environment, 4 not promoted (a gate rejected
 the policy, or another run moved the tag first), 5 promoted but not published, 6 a night gave up rows of earlier nights,
-130 interrupted, 143 terminated.
+7 some branches of the run failed, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
