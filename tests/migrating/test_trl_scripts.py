@@ -231,6 +231,19 @@ def test_a_function_of_the_script_itself_is_named_there_unless_loading_it_would_
     assert made.loads
 
 
+@pytest.mark.parametrize("start", ["main()", "fire.Fire(main)", "def begin():\n    main()\n\nbegin()"])
+def test_a_function_of_a_script_that_calls_its_training_without_a_check_of_the_name_is_not_named_there(
+    script: Script, start: str
+) -> None:
+    """Python executes such a call whenever the script is imported, which every process of a reward function does."""
+    own = "def short(completions, **kwargs):\n    return [0.0] * len(completions)\n"
+    head, body = GRPO.replace("judging.right", "short").split("dataset = load", 1)
+    inner = "\n".join(f"    {line}" for line in f"dataset = load{body}".splitlines())
+    made = script(f"{own}{head}\ndef main():\n{inner}\n\n{start}\n")
+    assert "`short` is defined in this script, which would train whenever it is loaded: move" in said(made)
+    assert "train.py:short" not in [one.get("function") for one in made.recipe["rl"]["rewards"]]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

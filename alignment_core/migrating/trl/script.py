@@ -301,7 +301,7 @@ class _Reader:
 
     def _own(self, node: ast.Name, trainer: ast.Call) -> str:
         """A function of the script itself, which is loaded from there unless that would train."""
-        if _runs_on_import(self.source.tree, trainer):
+        if _runs_on_import(self.source, trainer):
             raise Unreadable(
                 node,
                 f"`{node.id}` is defined in this script, which would train whenever it is loaded: move the function to a file "
@@ -342,11 +342,20 @@ def _words(value: Any) -> list[str]:
     return [json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
-def _runs_on_import(tree: ast.Module, trainer: ast.Call) -> bool:
-    """Whether the trainer is made when the script is imported: it is in no function, and behind no check of ``__name__``."""
-    return any(
-        trainer in ast.walk(statement)
-        for statement in tree.body
-        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and not is_main_guard(statement)
-    )
+def _runs_on_import(source: Source, trainer: ast.Call) -> bool:
+    """Whether the trainer is made when the script is imported: outside of functions, or in one that is named there, and behind
+    no check of ``__name__``."""
+    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    executed: list[ast.AST] = [
+        statement
+        for statement in source.tree.body
+        if not isinstance(statement, definitions) and not is_main_guard(statement)
+    ]
+    for statement in executed:  # grows by the functions that are named
+        for node in ast.walk(statement):
+            if node is trainer:
+                return True
+            function = source.defined.get(node.id) if isinstance(node, ast.Name) else None
+            if function is not None and function not in executed:
+                executed.append(function)
+    return False
