@@ -285,7 +285,7 @@ class Cutter:
     def __init__(self, values: Iterable[str] = (), sentences: bool = False) -> None:
         self.count = 0
         self._assigned = _assigned_in_sentence if sentences else _assigned
-        self._values = _alternatives(_bounded(form) for value in set(values) for form in _spellings(value))
+        self._values = _alternatives(form for value in set(values) for form in _spellings(value))
 
     def text(self, text: str) -> str:
         """A text without secrets."""
@@ -363,6 +363,7 @@ def _bounded(spelling: str) -> str:
     return escaped if len(spelling) >= LONG else rf"(?<![A-Za-z0-9_]){escaped}(?![A-Za-z0-9_])"
 
 
-def _alternatives(patterns: Iterable[str]) -> re.Pattern[str]:
+def _alternatives(spellings: Iterable[str]) -> re.Pattern[str]:
     """One of them, the longest that fits; with none, what never occurs."""
-    return re.compile("|".join(sorted(set(patterns), key=lambda one: (-len(one), one))) or "(?!)")
+    longest_first = sorted(set(spellings), key=lambda one: (-len(one), one))
+    return re.compile("|".join(map(_bounded, longest_first)) or "(?!)")

@@ -89,7 +89,6 @@ class Endpoint:
                 )
         if token:
             remember(token)
-        self._token = token or ""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._find_one()
 
@@ -183,11 +182,11 @@ class Endpoint:
         if response.status_code in OF_THE_ROWS:
             raise Failed("refused", self._refusal(response, replica))
         if not response.is_success:
-            raise UserError(f"{self.field}: {replica.url} {status(response)}{because(response, self._token)}")
+            raise UserError(f"{self.field}: {replica.url} {status(response)}{because(response)}")
         return response
 
     def _refusal(self, response: httpx.Response, replica: Replica) -> str:
-        return f"{status(response)} at {replica.url}{because(response, self._token)}"
+        return f"{status(response)} at {replica.url}{because(response)}"
 
     def _find_one(self) -> None:
         """Look whether anything listens, which costs nothing, before anything that does."""

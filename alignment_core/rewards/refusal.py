@@ -7,18 +7,18 @@ from typing import Any
 
 import httpx
 
+from alignment_core.credentials import cut
+
 SHOWN = 300
 """Characters of a reason that a message shows."""
 FIELDS = ("message", "error", "detail", "reason", "msg")
 """Where servers put the reason in a JSON object, or in objects inside it."""
 
 
-def reason(response: httpx.Response, secret: str = "") -> str:
-    """The reason in the body, without ``secret``; empty if it has no words."""
-    text = _message_of(response) or response.text
-    if secret:
-        text = text.replace(secret, "…")
-    plain = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 20 * SHOWN]).split())
+def reason(response: httpx.Response) -> str:
+    """The reason in the body, without secrets that this process has read; empty if it has no words."""
+    text = cut((_message_of(response) or response.text)[: 20 * SHOWN])
+    plain = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     if not any(letter.isalnum() for letter in plain):
         return ""
     return f"{plain[:SHOWN]}…" if len(plain) > SHOWN else plain
@@ -29,9 +29,9 @@ def status(response: httpx.Response) -> str:
     return f"answered {response.status_code} {response.reason_phrase}".rstrip()
 
 
-def because(response: httpx.Response, secret: str = "") -> str:
+def because(response: httpx.Response) -> str:
     """``: reason``; empty if there is none."""
-    why = reason(response, secret)
+    why = reason(response)
     return f": {why}" if why else ""
 
 

@@ -13,6 +13,7 @@ import typer
 
 from alignment.flows.cli.serve import model_of
 from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
+from alignment_core.credentials import remember
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference.http_server import authorization, served
 from alignment_core.printable import printable
@@ -41,6 +42,7 @@ def chat(
     token = os.environ.get(token_variable) if token_variable else None
     if token_variable and not token:
         raise UserError(f"--token-variable: the environment has no variable {token_variable}")
+    remember(token or "")  # a server may repeat it in a refusal
     with ExitStack() as open_:
         found = [model if "://" in model else model_of(model, store) for model in models]  # before any is started
         places = [(one, token) if isinstance(one, str) else open_.enter_context(_loaded(*one)) for one in found]

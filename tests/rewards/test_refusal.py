@@ -7,6 +7,7 @@ import json
 import httpx
 import pytest
 
+from alignment_core import credentials
 from alignment_core.rewards.refusal import SHOWN, because, reason
 
 
@@ -44,5 +45,11 @@ def test_a_long_reason_is_cut_and_nesting_without_end_is_no_reason() -> None:
     assert reason(answer(b"\xff\xfe bytes")).endswith("bytes")
 
 
-def test_a_token_that_the_server_repeats_is_not_shown() -> None:
-    assert reason(answer('{"error": "the key s3cret is wrong"}'), "s3cret") == "the key … is wrong"
+def test_a_secret_that_the_server_repeats_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of the query of a URL, which is no header's token."""
+    monkeypatch.setattr(credentials, "_read", set())
+    monkeypatch.setenv("SIGNATURE", "s3cret-of-a-url")
+    credentials.resolved("https://h.example/score?sig=env:SIGNATURE", "rewards.0.urls")
+    credentials.remember("s3cret")
+    assert reason(answer('{"error": "the key s3cret is wrong"}')) == "the key <removed> is wrong"
+    assert because(answer("bad signature s3cret-of-a-url")) == ": bad signature <removed>", "the longer one goes first"
