@@ -203,11 +203,14 @@ def _in_order(states: Sequence[State]) -> list[State]:
     return sorted(states, key=lambda state: state.timestamp)
 
 
+def may_resume(run: FlowRun) -> bool:
+    """Whether a crashed run is recent and of a deployment, so that a reconciler resumes it unless it has done so too often."""
+    return run.deployment_id is not None and run.state is not None and not _is_old(run.state)
+
+
 def resumes_by_itself(run: FlowRun, states: Sequence[State]) -> bool:
-    """Whether a reconciler is going to resume a crashed run of a deployment."""
-    if run.deployment_id is None or run.state is None or _is_old(run.state):
-        return False
-    return _resumptions(_in_order(states)) < MOST_RESUMPTIONS
+    """Whether a reconciler is going to resume a crashed run, given all its states."""
+    return may_resume(run) and _resumptions(_in_order(states)) < MOST_RESUMPTIONS
 
 
 def _resumptions(states: Sequence[State]) -> int:

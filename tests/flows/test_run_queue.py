@@ -14,6 +14,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Crashed, Running, Scheduled
 
 from alignment.flows import access, deployments, run_queue
@@ -48,10 +49,14 @@ class Client:
     def __init__(self, crashed: list[list[State]], active: int) -> None:
         self.states = {uuid.uuid4(): states for states in crashed}
         self.active = active
+        self.asked: list[uuid.UUID] = []
 
-    async def read_flow_runs(self, flow_run_filter: Any, flow_filter: Any = None, **_: Any) -> list[Any]:
+    async def read_flow_runs(
+        self, flow_run_filter: Any, flow_filter: Any = None, sort: Any = None, **_: Any
+    ) -> list[Any]:
         if "CRASHED" not in [one.value for one in flow_run_filter.state.type.any_]:
             return [object()] * self.active
+        assert sort == FlowRunSort.EXPECTED_START_TIME_DESC, "the server gives 200 at most, by default in any order"
         assert flow_filter.name.any_ == ["alignment"], "crashed runs of other flows are not resumed by themselves"
         return [
             FlowRun(id=run_id, flow_id=uuid.uuid4(), deployment_id=uuid.uuid4(), state=states[-1])
@@ -59,6 +64,7 @@ class Client:
         ]
 
     async def read_flow_run_states(self, run_id: uuid.UUID) -> list[State]:
+        self.asked.append(run_id)
         return self.states[run_id]
 
 
@@ -105,6 +111,13 @@ def test_no_later_run_takes_the_place_of_one_that_is_about_to_resume(
     client: Any = Client(crashed, active)
     found = asyncio.run(admitted_runs(client, limit, given))
     assert [one.flow_run.run_count for one in found] == admitted
+
+
+def test_the_states_of_old_crashes_are_not_asked_for_at_each_look_of_the_worker() -> None:
+    client: Any = Client([*[[Running(), OLD]] * 150, [Running(), Crashed()]], 0)
+    due: Any = [SimpleNamespace(flow_run=SimpleNamespace(run_count=0))]
+    assert asyncio.run(admitted_runs(client, 2, due)) == due
+    assert len(client.asked) == 1, "of the one that may resume"
 
 
 @pytest.fixture
