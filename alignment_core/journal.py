@@ -145,6 +145,7 @@ class Journal:
         self._progress: dict[str, StageProgress] = {}
         self._progress_written = 0.0
         self._waits: dict[str, StageWait] = {}
+        self._restarts: dict[str, tuple[str, ...]] = {}
 
     def stage(self, label: str, state: str, **news: Any) -> None:
         """Write down what is new about a stage: fields of :class:`StageLine`. Each line says all that is known by then,
@@ -164,8 +165,9 @@ class Journal:
     def restart(self, label: str, sentence: str) -> None:
         """Note that a stage starts again, and why."""
         with self._writing:
-            known = self._lines.get(label, {})
-        self.stage(label, str(known.get("state", "running")), restarts=[*known.get("restarts", ()), sentence])
+            state = str(self._lines.get(label, {}).get("state", "running"))
+            restarts = self._restarts[label] = (*self._restarts.get(label, ()), sentence)
+        self.stage(label, state, restarts=restarts)
 
     def progress(self, label: str, done: float, total: float | None, unit: str) -> None:
         """Say how far a stage is; written down now and then."""
@@ -216,6 +218,7 @@ class Journal:
             with suppress(NotFound):
                 attempt = read(self.record.run_id).attempt + 1
                 self.record = self.record.model_copy(update={"attempt": attempt})
+            self._restarts = {label: line.restarts for label, line in stages(self.record.run_id).items()}
             for name in (PROGRESS, WAITS):  # an earlier attempt's
                 (self.folder / name).unlink(missing_ok=True)
             with (self.folder / STAGES).open("a") as file:

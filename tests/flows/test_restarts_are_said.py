@@ -10,6 +10,7 @@ from alignment.flows.cli.stream import EventStream
 from alignment.flows.service import follow
 from alignment_core.artifacts import Store
 from alignment_core.journal import Journal, new_record, stages
+from alignment_core.printable import markdown_line
 from alignment_core.reporting.run_report import run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
 
@@ -48,7 +49,7 @@ def test_reports_of_complete_and_of_unfinished_runs_say_it(store: Store) -> None
     complete = run_report(store, "small", "run", [], {}).markdown
     unfinished = unfinished_report(store, "small", "run", [], Unfinished("failed", None, "", "log")).markdown
     for report in (complete, unfinished):
-        assert f"**Warning:** sft: {SENTENCE}" in report
+        assert f"**Warning:** sft: {markdown_line(SENTENCE)}" in report
         assert "**Warning:** sft: another" in report
 
 
@@ -58,3 +59,15 @@ def test_whoever_watches_a_run_is_told_each_restart_once() -> None:
     watched.look()
     watched.look()
     assert said == [f"sft: {SENTENCE}", "sft: another", "sft: running"]
+
+
+def test_an_attempt_that_is_resumed_adds_its_restarts_to_those_of_the_attempts_before() -> None:
+    said: list[str] = []
+    watched = follow._Stages("run", said.append)
+    watched.look()
+    with Journal(new_record("run", "small", {}, "store")).open() as journal:
+        journal.stage("sft", "running", stage="sft", key="0" * 64, key_parts={})
+        journal.restart("sft", "once more")
+    watched.look()
+    assert stages("run")["sft"].restarts == (SENTENCE, "another", "once more")
+    assert "sft: once more" in said
