@@ -44,6 +44,9 @@ class ProgressArtifacts(Listener):
             stage.updated = now
             self._show(label, stage, 100 * min(1.0, progress.done / progress.total))
 
+    def failed(self, label: str, sentence: str) -> None:
+        self._take_away(label)
+
     def finished(self, result: StageResult) -> None:
         self._take_away(result.label)
 

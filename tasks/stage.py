@@ -187,7 +187,7 @@ class Step:
             if self.failure() is not None:
                 get_run_logger().error("%s failed, and the run continues without it: %s", self.label, cause)
                 for listener in self.run.listeners:
-                    listener.warned(self.label, f"failed, and the run continues without it: {cause}")
+                    listener.failed(self.label, f"failed, and the run continues without it: {cause}")
         return BranchFailed(cause)
 
     def cause(self) -> Exception | None:

@@ -72,6 +72,9 @@ class Guarded(Listener):
     def warned(self, label: str, sentence: str) -> None:
         self._tell(lambda tracker: tracker.warned(label, sentence))
 
+    def failed(self, label: str, sentence: str) -> None:
+        self._tell(lambda tracker: tracker.failed(label, sentence))
+
     def finished(self, result: StageResult) -> None:
         self._tell(lambda tracker: tracker.finished(result))
 

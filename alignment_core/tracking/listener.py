@@ -34,7 +34,10 @@ class Listener:
         """What is being started for a started stage, such as its run host or the engines; None once it is there."""
 
     def warned(self, label: str, sentence: str) -> None:
-        """It restarts after something died, or it failed and the run continues without it: what, why, and what follows."""
+        """It restarts after something died: what, why, and what follows."""
+
+    def failed(self, label: str, sentence: str) -> None:
+        """It failed, and the run continues without it."""
 
     def finished(self, result: StageResult) -> None:
         """It is done, or was cached."""

@@ -91,11 +91,18 @@ class LiveDisplay(Listener):
     def warned(self, label: str, sentence: str) -> None:
         self.warn(f"{label}: {sentence}")
 
-    def finished(self, result: StageResult) -> None:
+    def failed(self, label: str, sentence: str) -> None:
+        self._take_away(label)
+        self.warned(label, sentence)
+
+    def _take_away(self, label: str) -> None:
         with self._lock:
-            bar = self._bars.pop(result.label, None)
+            bar = self._bars.pop(label, None)
         if bar is not None:
             self.bars.remove_task(bar)
+
+    def finished(self, result: StageResult) -> None:
+        self._take_away(result.label)
         mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
         seconds = result.times if result.state == "run" else "cached"
         self.console.print(

@@ -70,10 +70,17 @@ class EventStream(Listener):
     def warned(self, label: str, sentence: str) -> None:
         self.warn(f"{label}: {sentence}", stage=label)
 
-    def finished(self, result: StageResult) -> None:
+    def failed(self, label: str, sentence: str) -> None:
+        self._forget(label)
+        self.warned(label, sentence)
+
+    def _forget(self, label: str) -> None:
         with self._lock:
-            self._stages.pop(result.label, None)
-            self._waiting.pop(result.label, None)
+            self._stages.pop(label, None)
+            self._waiting.pop(label, None)
+
+    def finished(self, result: StageResult) -> None:
+        self._forget(result.label)
         done = result.times if result.state == "run" else "cached"
         shown = headline(load_stage(result.stage).shows, result.metrics)
         text = " · ".join(part for part in (f"{result.label}: done, {done}", shown, result.reason) if part)

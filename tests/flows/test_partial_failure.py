@@ -59,6 +59,8 @@ def step(
 
 
 def test_a_stage_that_may_fail_is_told_with_the_cause_to_whoever_asks_for_it(run: Run) -> None:
+    heard: list[tuple[str, str]] = []
+    run.listeners = (SimpleNamespace(failed=lambda label, sentence: heard.append((label, sentence))),)  # type: ignore[assignment]
     broken = step(run, "a/sft", DIVERGES)
     evaluation = step(run, "a/evaluation", needed=(broken,))
     for one in (broken, evaluation):
@@ -66,6 +68,9 @@ def test_a_stage_that_may_fail_is_told_with_the_cause_to_whoever_asks_for_it(run
             one.ended()
         assert caught.value.cause is DIVERGES
     assert run.announced == {"a/sft", "a/evaluation"}
+    assert heard == [("a/sft", f"failed, and the run continues without it: {DIVERGES}")], (
+        "told once, and of none but it"
+    )
 
 
 def test_a_run_that_is_stopped_is_stopped_also_in_its_branches(run: Run) -> None:

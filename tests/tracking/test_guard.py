@@ -130,3 +130,9 @@ def test_a_tracker_that_does_not_keep_up_misses_progress_but_no_beginning_and_no
         stuck.released.set()
     assert stuck.events == [*[("progress", 5)] * 11, ("finished", "sft"), ("ended", True)]
     assert said == []
+
+
+def test_every_event_is_passed_on() -> None:
+    """A guard that lacks one would drop it: it inherits what does nothing."""
+    events = {name for name in vars(Listener) if not name.startswith("_")}
+    assert events <= vars(guard.Guarded).keys()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
+from alignment.flows.cli.display import LiveDisplay
 from alignment.flows.cli.stream import EventStream
 from alignment.flows.console import print_json
 from alignment_core.tracking import Progress
@@ -55,6 +58,23 @@ def test_a_stage_that_reports_nothing_or_waits_is_not_silent(clock):
         "model: runs for 1 min 2 s · waits for another run",
         "model: continues",
     ]
+
+
+def test_a_stage_that_failed_while_the_run_continues_runs_no_longer(clock):
+    said: list[str] = []
+    stream = EventStream(lambda event: said.append(event["text"]), clock)
+    stream.started("a/sft")
+    stream.failed("a/sft", "failed, and the run continues without it: the loss is not finite")
+    clock.now += 60
+    stream.tick()
+    assert said == [
+        "a/sft: starts",
+        "warning: a/sft: failed, and the run continues without it: the loss is not finite",
+    ]
+    display = LiveDisplay(Console(file=io.StringIO()))
+    display.started("a/sft")
+    display.failed("a/sft", "failed")
+    assert display.bars.tasks == []
 
 
 def test_a_reader_that_has_gone_costs_the_run_nothing(clock):
