@@ -182,6 +182,10 @@ UNREAD = [
     ("args=args,", "args=args, callbacks=[Stop()],", "`callbacks=[Stop()]` of the trainer"),
     ("trainer.train()", "trainer.add_callback(Stop())", "`trainer.add_callback(Stop())` is not read"),
     ("trainer.train()", "args.beta = 0.1", "`args.beta` is set"),
+    ("trainer.train()", "args.beta *= 2", "`args.beta` is set"),
+    ("trainer.train()", "args.beta: float = 0.1", "`args.beta` is set"),
+    ("trainer.train()", "args.beta, x = 0.1, 2", "`args.beta` is set"),
+    ("trainer.train()", "setattr(args, 'beta', 0.1)", "`args` is changed by setattr"),
     ("dataset.shuffle(seed=1)", "dataset.map(change)", "`.map(change)` changes the rows"),
     ("dataset.shuffle(seed=1)", "dataset.select(range(9))", "set `rows` of the source"),
     ("judging.right", "lambda completions, **_: [0.0]", "`reward_funcs`: `lambda completions, **_: [0.0]`"),
@@ -211,6 +215,28 @@ def test_a_value_that_is_set_under_a_condition_or_by_a_loop_is_not_guessed(scrip
     assert "`BASE` depends on what the script does" in said(script(text))
     text = GRPO.replace('BASE = "acme/base"', 'for BASE in ("acme/base", "acme/large"):\n    pass')
     assert "`BASE` depends on what the script does" in said(script(text))
+
+
+@pytest.mark.parametrize(
+    ("imports", "name"),
+    [
+        ("from code_of_mine import rewards", "rewards.three_sentences"),
+        ("from code_of_mine import rewards as mine", "mine.three_sentences"),
+        ("import code_of_mine.rewards", "code_of_mine.rewards.three_sentences"),
+        ("import code_of_mine.rewards as mine", "mine.three_sentences"),
+        ("from . import code_of_mine", "code_of_mine.rewards.three_sentences"),
+    ],
+)
+def test_a_reward_of_a_module_is_named_in_that_modules_file(script: Script, imports: str, name: str) -> None:
+    """As Python finds it: `from a import b` binds the module `a.b`, `import a.b` binds `a`."""
+    made = script(f"{imports}\n{GRPO.replace('judging.right', name)}")
+    assert made.recipe["rl"]["rewards"][1]["function"] == "code_of_mine/rewards.py:three_sentences"
+    assert made.loads
+
+
+def test_a_method_of_an_imported_object_is_no_function_that_can_be_named(script: Script) -> None:
+    made = script(f"from judging import judge\n{GRPO.replace('judging.right', 'judge.score')}")
+    assert "`reward_funcs`: `judge.score` is made while the script runs" in said(made)
 
 
 def test_the_weight_of_a_reward_that_cannot_be_read_goes_with_it(script: Script) -> None:

@@ -274,12 +274,9 @@ class _Reader:
 
     def _reward(self, node: ast.expr, trainer: ast.Call) -> str:
         """A reward as the converter of `--reward_funcs` takes it."""
-        name, module = node, ""
-        if isinstance(name, ast.Attribute):
-            path = ast.unparse(name.value)
-            module = self.source.imported.get(root(name), ("", None))[0] if "." not in path else path
-            if module:
-                return self._function(module, name.attr)
+        name = node
+        if isinstance(name, ast.Attribute) and (module := self._module(name.value)):
+            return self._function(module, name.attr)
         if isinstance(name, ast.Name) and name.id in self.source.imported:
             module, function = self.source.imported[name.id]
             return self._function(module, function or name.id)
@@ -295,8 +292,25 @@ class _Reader:
             f"`{shown(node)}` is made while the script runs: write a function that has a name, and add it to `rl.rewards`",
         )
 
+    def _module(self, node: ast.expr) -> str:
+        """The module that a dotted name stands for; empty for an object."""
+        first, _, inner = ast.unparse(node).partition(".")
+        module, imported = self.source.imported.get(first, ("", None))
+        if imported and not module.strip("."):  # `from . import b`
+            module, imported = imported, None
+        if not module or (imported and self._file_of(module).is_file()):  # a name that the file defines
+            return ""
+        if imported:
+            module = f"{module}.{imported}"
+        elif module.startswith(f"{first}."):  # `import a.b` binds `a`
+            module = first
+        return f"{module}.{inner}" if inner else module
+
+    def _file_of(self, module: str) -> Path:
+        return self.path.parent / Path(*module.lstrip(".").split(".")).with_suffix(".py")
+
     def _function(self, module: str, function: str) -> str:
-        file = self.path.parent / Path(*module.lstrip(".").split(".")).with_suffix(".py")
+        file = self._file_of(module)
         return f"{os.path.relpath(file, self.folder)}:{function}" if file.is_file() else f"{module}:{function}"
 
     def _own(self, node: ast.Name, trainer: ast.Call) -> str:
@@ -316,10 +330,14 @@ class _Reader:
             if isinstance(node, ast.Assign) and node.value is trainer:
                 names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         for node in ast.walk(self.source.tree):
-            for target in node.targets if isinstance(node, ast.Assign) else []:
-                if not isinstance(target, ast.Name) and root(target) in names:
-                    cure = ": set it before `align run`, too" if root(target) == "os" else ""
-                    self._note(node, f"`{shown(target)}` is set, which the recipe does not do{cure}")
+            is_set = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
+            if is_set and root(node) in names:
+                cure = ": set it before `align run`, too" if root(node) == "os" else ""
+                self._note(node, f"`{shown(node)}` is set, which the recipe does not do{cure}")
+            changed = node.args[:1] if isinstance(node, ast.Call) and self.source.called(node) == "setattr" else []
+            for one in changed:
+                if root(one) in names:
+                    self._note(node, f"`{shown(one)}` is changed by setattr, which the recipe does not do")
             call = node.value if isinstance(node, ast.Expr) else None
             method = call.func if isinstance(call, ast.Call) else None
             if isinstance(method, ast.Attribute) and method.attr not in ROUTINE and root(method) in names - {"os"}:
