@@ -150,8 +150,8 @@ def single_numbers(metrics: Mapping[str, Any]) -> list[str]:
 
 def arrow(name: str, metrics: Mapping[str, Any]) -> str:
     """``↑`` where a higher value of the metric is better, ``↓`` where a lower one is; nothing where neither is."""
-    group = metric_of(name).group
-    if group in (WORK, COMPLETIONS, OTHER) or name in _NEUTRAL or name.endswith("/std"):
+    bare = re.sub("^(test|critic)_", "", name)
+    if metric_of(name).group in (WORK, COMPLETIONS, OTHER) or bare in _NEUTRAL or re.search("/std$|^extra_", name):
         return ""
     return "↑" if higher_is_better(name, metrics) else "↓"
 

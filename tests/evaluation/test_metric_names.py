@@ -102,6 +102,14 @@ def test_arrows_say_which_direction_is_better() -> None:
     assert arrow("lm_eval/t/toxicity", {"lm_eval/t/toxicity.higher_is_better": 0.0}) == "↓"
 
 
+def test_what_has_no_better_direction_has_none_on_held_out_rows_or_of_the_critic_either() -> None:
+    """KTO measures its baseline and the share of desirable rows on held-out rows, too, and PPO's critic has a gradient; what a
+    user's function logs is not known."""
+    neutral = "test_baseline test_desirable test_label critic_grad_norm critic_learning_rate extra_length extra_score"
+    assert {name: arrow(name, {}) for name in neutral.split()} == dict.fromkeys(neutral.split(), "")
+    assert [arrow(name, {}) for name in ("test_accuracy", "critic_loss", "critic_error")] == ["↑", "↓", "↓"]
+
+
 def test_a_table_of_results_is_grouped_and_has_starts_and_intervals() -> None:
     metrics = {
         "steps": 20,
