@@ -15,8 +15,9 @@ REWARDS = [
 
 
 def test_each_reward_has_its_mean_and_standard_deviation_over_the_completions_that_have_it() -> None:
-    """By hand: `math` gave 1, 0 and 1: mean 2/3, deviation √(2/9). `polite` gave 4 and 2, and nothing to the first: 3 and 1.
-    The endpoint failed for all. One of three completions has a failed reward: 1/3."""
+    """By hand, with TRL's divisor n - 1 (``trl.trainer.utils.nanstd``): `math` gave 1, 0 and 1: mean 2/3, deviation
+    √((2/9 + 4/9) / 2) = √(1/3). `polite` gave 4 and 2, and nothing to the first: 3 and √2. The endpoint failed for all. One of
+    three completions has a failed reward: 1/3."""
     samples: list[dict[str, Any]] = [
         {"rewards": [1.0, None, None], "failures": None},
         {"rewards": [0.0, 4.0, None], "failures": None},
@@ -26,8 +27,14 @@ def test_each_reward_has_its_mean_and_standard_deviation_over_the_completions_th
     assert found == {
         "prompts_used": 1.0,
         "rewards/math/mean": pytest.approx(2 / 3),
-        "rewards/math/std": pytest.approx((2 / 9) ** 0.5),
+        "rewards/math/std": pytest.approx((1 / 3) ** 0.5),
         "rewards/polite/mean": 3.0,
-        "rewards/polite/std": 1.0,
+        "rewards/polite/std": pytest.approx(2**0.5),
         "reward/missing_share": pytest.approx(1 / 3),
     }
+
+
+def test_a_reward_of_one_completion_alone_has_a_mean_and_no_deviation() -> None:
+    samples: list[dict[str, Any]] = [{"rewards": [1.0, None, None], "failures": None}]
+    found = reward_metrics(samples, REWARDS, {})
+    assert found == {"rewards/math/mean": 1.0, "reward/missing_share": 0.0}

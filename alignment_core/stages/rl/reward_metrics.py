@@ -12,13 +12,15 @@ from alignment_core.rollout.experience import Samples
 
 
 def reward_metrics(samples: Samples, rewards: Sequence[RewardConfig], found: Mapping[str, float]) -> dict[str, float]:
-    """``rewards/<name>/mean`` and ``/std`` (of all completions, as in TRL) of each reward over the completions that have it, in
-    place of ``reward_<number>`` in what was ``found``; and ``reward/missing_share``, the share of completions without a
-    reward."""
+    """``rewards/<name>/mean`` and ``/std`` (with the divisor n - 1, as in TRL) of each reward over the completions with it,
+    in place of ``reward_<number>`` in what was ``found``; and ``reward/missing_share``, the share of completions without a
+    reward. A single completion has no deviation."""
     metrics = {name: value for name, value in found.items() if not re.fullmatch(r"reward_\d+", name)}
     for number, name in enumerate(reward_names(rewards)):
         given = [row["rewards"][number] for row in samples if row["rewards"][number] is not None]
         if given:
-            metrics |= {f"rewards/{name}/mean": float(np.mean(given)), f"rewards/{name}/std": float(np.std(given))}
+            metrics[f"rewards/{name}/mean"] = float(np.mean(given))
+        if len(given) > 1:
+            metrics[f"rewards/{name}/std"] = float(np.std(given, ddof=1))
     metrics["reward/missing_share"] = sum(row["failures"] is not None for row in samples) / len(samples)
     return metrics
