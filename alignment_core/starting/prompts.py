@@ -8,6 +8,7 @@ from typing import Any
 
 from alignment_core.data import kinds
 from alignment_core.data.fields import Fields
+from alignment_core.errors import DataError
 from alignment_core.starting import rows
 from alignment_core.starting.guess import Reading, columns_of, nothing_fits, reading
 from alignment_core.starting.names import CONTEXT, called
@@ -24,7 +25,8 @@ def prompts_of(named: str) -> tuple[dict[str, Any], list[str]]:
     found = rows.find(named, keep_apart=False)
     chosen = reading(found.first, "prompts", (), {})
     if chosen is None:
-        raise nothing_fits(found.named, found.first, kinds.load("prompts"), found.bad)
+        error = str(nothing_fits(found.named, found.first, kinds.load("prompts"), found.bad))
+        raise DataError(error.replace("--column ROLE=NAME", "--set generate.prompts.columns.ROLE=NAME"))
     kept = {role: column for role, column in chosen.columns.items() if role != "label" or column == "label"}
     chosen = replace(chosen, columns=kept)
     notes = [*found.notes, *further_turns(chosen, found.first)]
@@ -33,8 +35,16 @@ def prompts_of(named: str) -> tuple[dict[str, Any], list[str]]:
     if columns := {role: column for role, column in kept.items() if role in ASKED and role != column}:
         named_so = ", ".join(f"`{column}` is the {role}" for role, column in columns.items())
         notes.append(f"{named}: {named_so}{', followed by the further column' if template else ''}")
-    data = sources[0] if len(sources) == 1 else {"sources": sources}
-    return {**data, **({"prompt_template": template} if template else {})}, notes
+    return {**_data_of(sources), **({"prompt_template": template} if template else {})}, notes
+
+
+def unread_prompts(named: str) -> dict[str, Any]:
+    """The same data set without any guess of how its rows are read."""
+    return _data_of(rows.find(named, keep_apart=False).sources)
+
+
+def _data_of(sources: list[dict[str, Any]]) -> dict[str, Any]:
+    return sources[0] if len(sources) == 1 else {"sources": sources}
 
 
 def further_turns(chosen: Reading, first: Sequence[Mapping[str, Any]]) -> list[str]:

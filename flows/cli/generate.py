@@ -90,10 +90,10 @@ def generate(
 
 def _data(prompts: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
     """The data set of prompts, and sentences about how it is read: as ``--set`` says, or else as `align init` reads it."""
-    from alignment_core.starting.prompts import prompts_of
+    from alignment_core.starting.prompts import prompts_of, unread_prompts
 
     if any(one.startswith(READ_AS) for one in overrides):
-        return {"path": str(Path(prompts).expanduser().absolute())}, []
+        return unread_prompts(prompts), []
     return prompts_of(prompts)
 
 

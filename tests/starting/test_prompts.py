@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.cli.generate import _data
 from alignment_core.artifacts import Store
 from alignment_core.checks.rows import answers_to
 from alignment_core.data.fields import Fields
@@ -15,7 +16,7 @@ from alignment_core.data.kinds import load
 from alignment_core.errors import UserError
 from alignment_core.recipes import DataSource
 from alignment_core.recipes.load import parse_recipe
-from alignment_core.starting import recipe
+from alignment_core.starting import recipe, rows
 from alignment_core.starting.machine import Machine
 from alignment_core.starting.prompts import prompts_of
 from alignment_core.starting.recipe import Wish
@@ -90,3 +91,24 @@ def test_rows_without_a_prompt_are_refused_with_what_they_have(tmp_path: Path) -
     path = jsonl(tmp_path / "rows.jsonl", [{"alpha": 1, "beta": 2}])
     with pytest.raises(UserError, match="alpha, beta"):
         prompts_of(str(path))
+
+
+def test_the_cure_for_rows_without_a_prompt_is_one_that_generate_takes(tmp_path: Path) -> None:
+    """`align generate` has no option `--column`: its columns are fields of the recipe."""
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "Say it."}])
+    with pytest.raises(UserError) as refused:
+        prompts_of(str(path))
+    assert "--column" not in str(refused.value)
+    assert "--set generate.prompts.columns.ROLE=NAME" in str(refused.value)
+
+
+def test_a_hub_name_whose_columns_are_given_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`align generate MODEL acme/asked --set generate.prompts.columns.prompt=text` reads the data set of the Hub."""
+
+    def of_hub(named: str, keep_apart: bool) -> rows.Rows:
+        return rows.Rows(named, [{"path": named, "split": "test"}], [{"text": "Say it."}], 1, True, [], [], [], [])
+
+    monkeypatch.setattr(rows, "_of_hub", of_hub)
+    data, notes = _data("acme/asked", ["generate.prompts.columns.prompt=text"])
+    assert data == {"path": "acme/asked", "split": "test"}
+    assert notes == []
