@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.printable import markdown_line
 from alignment_core.recipes.methods.sweep import OF_TRAINING
 from alignment_core.stages.report import cell, columns_of
 
@@ -82,8 +83,8 @@ def table(metric: str, variants: Sequence[Mapping[str, Any]]) -> tuple[list[str]
 
 def _markdown(config: VariantsConfig, ranked: list[Variant]) -> str:
     head, rows = table(config.metric, _rows(config, ranked))
-    lines = ["## Variants, best first", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    lines += [f"| {' | '.join(one.replace('|', '&#124;') for one in row)} |" for row in rows]
+    titles, *cells = (f"| {' | '.join(map(markdown_line, row))} |" for row in (head, *rows))
+    lines = ["## Variants, best first", "", titles, "|---" * len(head) + "|", *cells]
     lines += ["", f"Ranked by `{config.metric}`{', the lower the better' if config.lower_is_better else ''}."]
     if close := [one.name for one in ranked[1:] if _overlap(ranked[0], one, config.metric)]:
         lines += ["", f"The interval of the best overlaps that of {', '.join(close)}: their order may be chance."]
@@ -102,6 +103,7 @@ SHOWS = {"best": "best"}
 CODE = (
     *below("alignment_core.data", "messages overlap"),
     "alignment_core.evaluation.files",
+    "alignment_core.printable",
     *below("alignment_core.stages", "overlap report"),
 )
 STAGE = Stage("variants", 1, {"variants": "section"}, VariantsConfig, run, SHOWS, code=CODE)
