@@ -51,6 +51,11 @@ class Curve:
         """A copy without later steps."""
         return Curve(line for line in self.lines if line["step"] <= step)
 
+    def metrics_after(self, step: float) -> dict[str, float]:
+        """What was measured after ``step``, the last one; nothing if it was not."""
+        line = self.lines[-1] if self.lines and self.lines[-1]["step"] == step else {"metrics": {}}
+        return {name: value for name, value in line["metrics"].items() if value is not None}
+
     def to_bytes(self) -> bytes:
         """One JSON object a line."""
         return "".join(f"{json.dumps(line)}\n" for line in self.lines).encode()

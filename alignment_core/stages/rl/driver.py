@@ -73,11 +73,12 @@ class Driver:
         if step > 0:
             self._restore(state["driver"])
             context.resume_curve(curve_of(context.progress, step), step)
+            metrics = context.curve.metrics_after(step)
         course, differ = Course(context.progress, step, section.steps), step > 0
         if self.best:
             self.best.resume(state["driver"].get("best"), state["driver"].get("looked", 0))
         metrics |= self._follow(step, self._best_at(step))
-        context.report(step, section.steps, "steps")
+        context.report(step, section.steps, "steps", **metrics)
         while step < section.steps:
             with self._saved_if_stopped(step):
                 metrics = self._step(step)
@@ -85,11 +86,12 @@ class Driver:
             differ |= metrics["reward_deviation"] > 0
             shown = {name: value for name, value in metrics.items() if name in SHOWS or name.startswith("reward")}
             course.add(step, shown)
+            context.curve.add(step, "steps", metrics)  # before the checkpoints, which hold the curve
             best = self._best_at(step)
             if step < section.steps or best:
                 with self._saved_if_stopped(step):
                     metrics |= self._follow(step, best)
-            context.curve.add(step, "steps", metrics)  # before the checkpoint, which holds the curve
+            context.curve.add(step, "steps", metrics)
             due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
             if due or context.stopping.is_set():
                 self._save(step, self._state())

@@ -1,0 +1,92 @@
+"""An RL run that is stopped between the update of the policy and the engines' taking its weights."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alignment_core.errors import Stopped
+from alignment_core.execution.base import StageContext
+from alignment_core.execution.curve import Curve
+from alignment_core.stages.rl.driver import Driver
+from alignment_core.training.checkpoints import CURVE, folder_of
+
+STEPS = 3
+
+
+class _Best:
+    def resume(self, state: Any, looked: int) -> None: ...
+
+
+class _Driver(Driver):
+    """A driver whose steps and looks cost nothing, and which is stopped while the engines take the weights of step 2."""
+
+    def __init__(self, progress: Path, start: int, stops: bool) -> None:
+        self.context = StageContext.__new__(StageContext)
+        self.context.__dict__.update(
+            curve=Curve(),
+            progress=progress,
+            stopping=threading.Event(),
+            resumed=lambda lines: None,
+            reporter=lambda *_: None,
+            resources=SimpleNamespace(progress_seconds=1e9),
+        )
+        self.section = SimpleNamespace(steps=STEPS)  # type: ignore[assignment]
+        self.trainers = SimpleNamespace(  # type: ignore[assignment]
+            prepare=lambda _: {"step": start, "driver": {}, "parameters": 1}
+        )
+        self.sampler = self.trajectories = SimpleNamespace(close=lambda: 0, settle=lambda: 0)  # type: ignore[assignment]
+        self.best, self.stops = _Best(), stops  # type: ignore[assignment]
+
+    def _step(self, step: int) -> dict[str, float]:
+        return {"reward": float(step), "reward_deviation": 1.0}
+
+    def _best_at(self, step: int) -> Any:
+        return step or None
+
+    def _follow(self, step: int, best: Any = None) -> dict[str, float]:
+        if self.stops and step == 2:
+            raise Stopped("stopped")
+        return {"held_out_reward": 10.0 * step} if best else {}
+
+    def _save(self, step: int, state: dict[str, Any]) -> None:
+        folder_of(self.context.progress, step).mkdir(parents=True)
+        (folder_of(self.context.progress, step) / CURVE).write_bytes(self.context.curve.to_bytes())
+
+    def _state(self) -> dict[str, Any]:
+        return {}
+
+    def _restore(self, state: dict[str, Any]) -> None: ...
+
+    def _export(self) -> None: ...
+
+    def _warnings(self, differ: bool) -> list[str]:
+        return []
+
+
+def test_a_run_that_is_stopped_before_the_engines_have_the_weights_keeps_all_metrics_of_its_step(
+    tmp_path: Path,
+) -> None:
+    """The checkpoint holds the step's update. Its rewards were measured before the stop, its held-out reward after the resume:
+    the curve is that of a run which nobody stopped."""
+    with pytest.raises(Stopped):
+        _Driver(tmp_path, 0, stops=True).run()
+    resumed = _Driver(tmp_path, 2, stops=False)
+    resumed.run()
+    found = [
+        (one["step"], one["metrics"]["reward"], one["metrics"]["held_out_reward"])
+        for one in resumed.context.curve.lines
+    ]
+    assert found == [(1, 0.0, 10.0), (2, 1.0, 20.0), (3, 2.0, 30.0)]
+
+
+def test_a_run_that_is_stopped_after_its_last_step_has_the_metrics_of_that_step(tmp_path: Path) -> None:
+    driver = _Driver(tmp_path, 0, stops=False)
+    driver.run()
+    driver._save(STEPS, {})
+    metrics = _Driver(tmp_path, STEPS, stops=False).run()
+    assert (metrics["reward"], metrics["held_out_reward"]) == (2.0, 30.0)
