@@ -143,7 +143,7 @@ def test_null_of_an_endpoint_and_none_of_a_verifier_are_failures_unless_the_reci
         ignoring = open_rewards(reward(**config, missing="ignore"))
         assert (ignoring(rows(("maths", "1"))), ignoring.failed) == ([[None]], {})
         with pytest.raises(DataError, match="gave no reward"):
-            open_rewards(reward(**config))(rows(("maths", "1")))
+            open_rewards(reward(**config, max_failed=0))(rows(("maths", "1")))
     server.end()
 
 
@@ -166,12 +166,12 @@ def test_numbers_that_are_not_finite_stay_failures(value: float) -> None:
 def test_a_none_that_ends_a_run_names_the_field_that_would_ignore_it(file: str, open_rewards: Any) -> None:
     says = r"gave no reward, .*; `missing: ignore` leaves it to the other rewards; 0 of 1 completions may lack a reward"
     with pytest.raises(DataError, match=says):
-        open_rewards(reward(function=f"{file}:ours"))(rows(("code", "1")))
+        open_rewards(reward(function=f"{file}:ours", max_failed=0))(rows(("code", "1")))
 
 
 def test_a_function_that_needs_the_state_of_trls_trainer_is_told_what_to_change(file: str, open_rewards: Any) -> None:
     with pytest.raises(DataError, match=r"TRL's `trainer_state` is not passed here: take the parameter out, or give"):
-        open_rewards(reward(function=f"{file}:of_the_trainer"))(rows(("code", "1")))
+        open_rewards(reward(function=f"{file}:of_the_trainer", max_failed=0))(rows(("code", "1")))
 
 
 def test_ignored_completions_do_not_use_up_the_share_that_may_fail() -> None:
