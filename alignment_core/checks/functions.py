@@ -15,6 +15,7 @@ from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening, kind_of
+from alignment_core.rewards.failures import Account
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.process import FunctionProcess
 
@@ -68,9 +69,10 @@ def called_by(
 
 
 def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
-    """The rows as if they were that many completions each; of their answers, one that is a number if there is one."""
+    """The rows as if they were that many completions each; of their rewards, one that is no failure if there is one."""
 
     def look(rows: Rows, timeout: float) -> Answers:
+        account = Account(opening.field, reward.max_failed, opening.field, missing=reward.missing)
         resources = opening.resources.model_copy(update={"reward_timeout_seconds": timeout, "reward_processes": 1})
         with closing(kind_of(reward).open(reward, replace(opening, resources=resources))) as source:
             for number, row in enumerate(rows):
@@ -78,7 +80,7 @@ def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
                     {**row, "group": number, "prompt": number, "sample": sample, "finish_reason": "stop", "policy": ""}
                     for sample in range(generations)
                 ]
-                answers = [answer for _, answer in source(group)]
+                answers = [account.result(answer) for _, answer in source(group)]
                 yield next((one for one in answers if not isinstance(one, Failed)), answers[0])
 
     return look

@@ -116,14 +116,9 @@ class Account:
         rewards: dict[int, RewardResult] = {}
         with closing(answers):
             for number, answer in answers:
-                if self._ignores(answer):
-                    rewards[number] = None
+                failure = rewards[number] = self.result(answer)
+                if not isinstance(failure, Failed):
                     continue
-                failure = failure_of(answer)
-                if failure is None:
-                    rewards[number] = answer if isinstance(answer, Given) else float(answer)
-                    continue
-                rewards[number] = failure
                 failed += 1
                 self.failed[failure.reason] += 1
                 row = rows[number]
@@ -138,6 +133,15 @@ class Account:
         found = [rewards[number] for number in range(len(rows))]
         self._recent.extend(isinstance(reward, Failed) for reward in found)
         return found
+
+    def result(self, answer: Any) -> RewardResult:
+        """An answer as a number, None where it leaves its completion to the other rewards, or the reason of its failure."""
+        if self._ignores(answer):
+            return None
+        failure = failure_of(answer)
+        if failure is not None:
+            return failure
+        return answer if isinstance(answer, Given) else float(answer)
 
     def _may_ignore(self, answer: Any) -> bool:
         """Whether nobody has said yet what None means, and a field says it."""

@@ -29,6 +29,9 @@ def reward(rows):
 def fails(rows):
     return [len(row["completion"]) / 0 for row in rows]
 
+def silent(completions, **kwargs):
+    return [None for _ in completions]
+
 def moody(rows):
     return [1 / 0 if "2?" not in row["prompt"] else 1.0 for row in rows]
 """
@@ -57,6 +60,20 @@ def test_a_function_is_called_on_real_rows_and_one_that_always_fails_is_named_wi
         problems = [str(error)]
     assert len(problems) == (sentence is not None)
     assert sentence is None or problems[0].startswith(sentence.replace("FILE", str(file)))
+
+
+@pytest.mark.parametrize(
+    ("missing", "is_failure"),
+    [("fail", True), ("ignore", False), (None, False)],  # None: the function has TRL's parameters, so it is ignored
+)
+def test_a_function_that_always_returns_none_is_a_problem_where_none_is_a_failure(
+    store, rows, tmp_path, missing, is_failure
+):
+    """The meanings of ``missing`` are those of docs/recipes.md. A run would end at its first step."""
+    (tmp_path / "calls.py").write_text(CALLS)
+    problems = look(store, rl(rows, {"function": f"{tmp_path}/calls.py:silent", "missing": missing})).problems
+    assert len(problems) == is_failure
+    assert not is_failure or "calls.py:silent gave no reward, for the prompt" in problems[0]
 
 
 def test_a_function_that_may_fail_often_is_loaded_and_left_to_the_run(store, rows, tmp_path):
