@@ -20,16 +20,18 @@ GRADIENT_AND_MOMENTS, SAMPLING_BYTES = 12, 2
 
 def parameters(shape: dict[str, Any]) -> int:
     """Parameters of a Llama-like language model from its ``config.json``, without biases and norms; 0 if it cannot be known.
+    A new model has no ``vocab_size`` before its tokenizer is made, so that its embeddings count as nothing.
 
     V·H for the embedding, once more if the head is not tied; in each layer H·d·(2·n + 2·k) for n query and k key-value heads
     of size d, and 3·H·I for the MLP.
     """
-    hidden, layers, vocabulary = (shape.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    heads, inner = shape.get("num_attention_heads"), shape.get("intermediate_size")
-    if not (hidden and layers and vocabulary and heads and inner):
+    hidden, layers, heads, inner = (
+        shape.get(name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    )
+    if not (hidden and layers and heads and inner):
         return 0
     size, shared = shape.get("head_dim") or hidden // heads, shape.get("num_key_value_heads") or heads
-    embeddings = vocabulary * hidden * (1 if shape.get("tie_word_embeddings") else 2)
+    embeddings = (shape.get("vocab_size") or 0) * hidden * (1 if shape.get("tie_word_embeddings") else 2)
     return int(embeddings + layers * (hidden * size * 2 * (heads + shared) + 3 * hidden * inner))
 
 

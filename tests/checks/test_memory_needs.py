@@ -14,6 +14,7 @@ from alignment_core.checks.plan import PlannedStage
 from alignment_core.errors import EnvironmentFault
 from alignment_core.machine_memory import Memory
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.recipes.sections.model import ScratchModel
 from alignment_core.stages.sft import SftStageConfig
 from tests.checks.recipes import look, sft
 
@@ -32,6 +33,12 @@ def test_parameters_are_those_of_the_shape() -> None:
     """SmolLM2-135M has 134,515,008 parameters, as `transformers` counts them; 61 norms of 576 are left out here."""
     assert parameters(SMOL) == 134_515_008 - 61 * 576
     assert parameters({}) == 0
+
+
+def test_the_layers_of_a_new_model_count_before_its_vocabulary_is_known() -> None:
+    """Llama 3's 8B with 32 key-value heads: 32 × (4096·128·2·64 + 3·4096·14336) = 32 × (67,108,864 + 176,160,768)."""
+    scratch = ScratchModel(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
+    assert parameters(scratch.model_dump()) == 7_784_628_224
 
 
 def test_training_needs_weights_on_each_trainer_and_gradients_and_moments_once() -> None:
