@@ -178,7 +178,7 @@ def test_a_deployment_runs_to_completion_with_parameters(services: Services) -> 
     tasks = services.get("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
     assert {"model", "sft", "sft/evaluation"} <= {task["name"] for task in tasks}
     left = services.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
-    assert sorted(one["type"] for one in left if one["type"] != "progress") == ["rich", "table", "table"]
+    assert sorted(one["type"] for one in left if one["type"] != "progress") == ["rich", "table", "table", "table"]
     (report,) = [one for one in left if one["type"] == "rich"]
     assert report["key"] == "sft"
     assert report["data"]["html"].count("data:image/svg+xml") >= 3
