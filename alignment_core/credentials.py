@@ -87,7 +87,7 @@ _OPTION = re.compile(rf"(?i)(?<![a-z0-9]){_NAMES}(=)([^\s\"'\\,;&(){{}}\[\]<>]+)
 _QUERY_NAMES = re.compile(
     r"(?i)token(?!iz|s)|secret|password|passwd|signature|credential|\bsig\b|(?:^|[_-])(?:api|access)?[_-]?key|auth(?!or)"
 )
-_PLACEHOLDER = re.compile(r"<[^>]*>|\$?\{[^}]*\}|\W+")
+_PLACEHOLDER = re.compile(r"<[^>]*>|\[/?[A-Z_]*\]|\$?\{[^}]*\}|\W+")
 
 _read: set[str] = set()
 """Values that this process has read with ``resolved``, or was told of by ``remember``."""
@@ -198,7 +198,7 @@ def literals(content: Any) -> list[str]:
     of_environment = _of_environment()
 
     def named(field: str, value: Any) -> Any:
-        if _is_literal(value):
+        if _is_literal(value) and not _names_a_key(field.rpartition(".")[2], value):
             found.append(field)
         return value
 
@@ -225,6 +225,15 @@ def _is_literal(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) >= LEAST and value.lower() not in SETTINGS and not _PLACEHOLDER.fullmatch(value)
     return abs(value) >= 10 ** (LEAST - 1)
+
+
+def _names_a_key(name: str, value: Any) -> bool:
+    """Whether a word stands where a key is named, as in ``reward_fn_key: data_source``, or in a list, as in
+    ``stop: [password, login]``."""
+    is_key = name.isdigit() or (
+        name.upper().endswith("_KEY") and not re.sub("[^A-Z0-9]", "", name.upper()).endswith(_ENDS)
+    )
+    return is_key and isinstance(value, str) and re.fullmatch("[a-z]+(_[a-z]+)*", value) is not None
 
 
 def _has_literal(text: str) -> bool:

@@ -85,6 +85,7 @@ def test_a_secret_in_options_is_refused_with_its_field_and_the_cure_and_is_not_r
         {"template": "Give the author=Jane of {text}: https://h.example/?author=jane&max_tokens=5"},
         {"token_file": "/run/secrets/token", "token_variable": "MY_TOKEN", "auth_type": "oauth"},
         {"tokenizer": "org/some-tokenizer-with-a-long-name"},
+        {"reward_fn_key": "data_source", "stop": ["password", "login"], "think_end_token": "[/THINK]"},
         {"token_budget": 4096, "secret_number": 1234, "token_penalties": [1000, 2000.0]},
     ],
 )
