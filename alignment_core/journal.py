@@ -260,6 +260,15 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def short_id(run_id: str) -> str:
+    """The first digits of a run's id, which tell it from others: 8 as a rule.
+
+    Ids of scheduled runs begin with the time (UUID version 7, RFC 9562), so that those made within a minute share 8 digits,
+    and those made in one insertion 12; the first four groups include 26 random bits.
+    """
+    return run_id[:23] if run_id[14:15] == "7" else run_id[:8]
+
+
 def folder_of(run_id: str) -> Path:
     """Where the journal of a run lies."""
     return align_home() / "runs" / run_id
@@ -291,7 +300,7 @@ def find(text: str) -> RunRecord:
     chosen = chosen or [record for record in known if record.name == text][-1:]
     if len(chosen) == 1:
         return chosen[0]
-    shown = ", ".join(f"{record.run_id[:8]} ({record.name})" for record in (chosen or known)[-5:])
+    shown = ", ".join(f"{short_id(record.run_id)} ({record.name})" for record in (chosen or known)[-5:])
     problem = "matches several runs" if chosen else "is not a run"
     raise UserError(f"{text!r} {problem}; give the first digits of one of: {shown}")
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment.flows import access
 from alignment_core.errors import UserError
+from alignment_core.journal import short_id
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -122,7 +123,7 @@ def read() -> Queue | None:
         due = [run for run in scheduled if datetime.fromisoformat(run["next_scheduled_start_time"]) <= now]
         return Queue(
             max_runs=client.get(f"/work_pools/{POOL}").raise_for_status().json()["concurrency_limit"],
-            running=tuple(f"{run['id'][:8]} ({textwrap.shorten(run['name'], WIDTH)})" for run in running),
+            running=tuple(f"{short_id(run['id'])} ({textwrap.shorten(run['name'], WIDTH)})" for run in running),
             waiting=tuple(run["id"] for run in due),
         )
     return None

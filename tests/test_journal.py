@@ -203,3 +203,18 @@ def test_status_says_what_a_stage_waits_for_and_for_how_long(monkeypatch: pytest
         assert _doing(journal.read("a1")) == {"sft": waiting}
         journal_.waits("sft", None)
         assert _doing(journal.read("a1")) == {"sft": "3 of 10 steps"}
+
+
+def test_ids_of_one_moment_are_shortened_to_what_tells_them_apart() -> None:
+    """Version 7 of RFC 9562: 48 bits of time, 12 random ones in the third group, 14 in the fourth."""
+    of_a_schedule = ["01a2146e-b981-7190-bf52-85b29d2fad1e", "01a2146e-b981-7c7e-9c61-1c9850d1203d"]
+    shown = [journal.short_id(run) for run in of_a_schedule]
+    assert shown == ["01a2146e-b981-7190-bf52", "01a2146e-b981-7c7e-9c61"]
+    for run, short in zip(of_a_schedule, shown, strict=True):
+        with Journal(record(run)).open():
+            pass
+        assert run.startswith(short)
+    assert [journal.find(short).run_id for short in shown] == of_a_schedule
+    with pytest.raises(UserError, match=r"01a2146e-b981-7190-bf52 .*, 01a2146e-b981-7c7e-9c61 "):
+        journal.find("01a2146e")
+    assert journal.short_id("11e23bd6-8d6c-46a8-875a-d1dcd758a428") == "11e23bd6"

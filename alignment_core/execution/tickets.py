@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from alignment_core.journal import short_id
+
 
 @dataclass(frozen=True)
 class RunName:
@@ -18,7 +20,7 @@ class RunName:
 
     def __str__(self) -> str:
         recipe = f" ({self.recipe})" if self.recipe else ""
-        return f"run {self.id[:8]}{recipe}" if self.id else f"another run{recipe}"
+        return f"run {short_id(self.id)}{recipe}" if self.id else f"another run{recipe}"
 
 
 START_OF_ACTORS = "the start of its actors"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import Provenance
 from alignment_core.execution.reasons import changes, in_words, nearest
-from alignment_core.journal import StageLine
+from alignment_core.journal import StageLine, short_id
 
 
 class Explanation(BaseModel):
@@ -63,7 +63,7 @@ def _one(line: StageLine, records: list[Provenance], run_id: str) -> Explanation
 
 def _name(record: Provenance) -> str:
     run = record.run_ids.get("prefect", "")
-    return f"{record.label} of {record.finished_at[:19].replace('T', ' ')}" + (f", run {run[:8]}" if run else "")
+    return f"{record.label} of {record.finished_at[:19].replace('T', ' ')}" + (f", run {short_id(run)}" if run else "")
 
 
 def _where(record: Provenance) -> str:

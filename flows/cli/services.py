@@ -139,16 +139,17 @@ def _print_status(state: services.State | None, queue: run_queue.Queue | None, l
             out.print(
                 f"  {service.name:<12} {f'pid {service.pid}' if service.pid else 'restarting'}{again}", markup=False
             )
+    if state is not None and state.phase == "ready" and queue is None:
+        out.print("  the server does not answer: it is unknown which runs wait")
     if queue is not None:
         out.print(f"  {run_queue.limit_in_words(queue.max_runs)}: {len(queue.running)} under way", markup=False)
         for run_id in queue.waiting[:SHOWN_RUNS]:
-            out.print(f"  {run_id[:8]}  {queue.reason(run_id) or 'is about to start'}", markup=False)
+            out.print(f"  {journal.short_id(run_id)}  {queue.reason(run_id) or 'is about to start'}", markup=False)
     for row in latest:
         attempt = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
         by = "a worker's" if row["deployed"] else "align run's"
-        out.print(
-            f"  {row['run'][:8]}  {row['started']}  {row['name']:<20} {row['status']} ({by}{attempt})", markup=False
-        )
+        run = f"{journal.short_id(row['run'])}  {row['started']}  {row['name']:<20}"
+        out.print(f"  {run} {row['status']} ({by}{attempt})", markup=False)
         for label, done in row["doing"].items():
             out.print(f"              {label}: {done}", markup=False)
 
