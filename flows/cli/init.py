@@ -261,7 +261,7 @@ def _copy(name: str, unused: list[str], output: Path, force: bool, as_json: bool
     commands = [f"align check {output}", f"align run {output}"]
     if as_json:
         return print_json({"status": "written", "file": str(output), "from": str(path), "next": commands})
-    out.print(f"{output} is a copy of {name}: {known[name].description}. Next:", markup=False)
+    out.print(f"{output} is a copy of {name}: {known[name].description.rstrip('.')}. Next:", markup=False)
     for command in commands:
         out.print(f"  {command}", markup=False)
     return None

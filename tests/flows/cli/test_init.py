@@ -256,6 +256,7 @@ def test_an_installed_recipe_is_copied_to_be_edited(align: Align, folder: Path) 
     )
     done = align("init", "--from", "quickstart")
     assert done.stdout.startswith("recipe.yaml is a copy of quickstart: ")
+    assert ".. Next:" not in done.stdout
 
 
 @pytest.mark.parametrize(("data", "output"), [("rows.jsonl", "rows.jsonl"), ("r.held-out.jsonl", "r.yaml")])
