@@ -337,7 +337,8 @@ def _cutter(values: frozenset[str]) -> Cutter:
 
 
 def _query(found: re.Match[str]) -> str:
-    is_secret = _QUERY_NAMES.search(found[2]) and not found[3].startswith(_BEGINS) and found[3] != REMOVED
+    named = _QUERY_NAMES.search(found[2]) or looks_secret(found[2])
+    is_secret = named and not found[3].startswith(_BEGINS) and found[3] != REMOVED
     return f"{found[1]}{found[2]}={REMOVED}" if is_secret else found[0]
 
 

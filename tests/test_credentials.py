@@ -93,6 +93,14 @@ def test_what_holds_no_secret_is_taken(options: dict[str, Any]) -> None:
     assert parse_recipe(rl(options)).model_dump()["rl"]["environment"]["options"] == options
 
 
+@pytest.mark.parametrize("name", ["pass", "pwd", "jwt", "pat", "cookie", "webhook", "user_pass", "api_key", "sig"])
+def test_a_parameter_of_a_url_is_a_secret_by_the_names_of_fields_that_are(name: str) -> None:
+    url = f"https://h.example/score?rows=2&{name}=hunter2"
+    assert literals({"urls": [url]}) == ["urls.0"]
+    assert cut(url) == f"https://h.example/score?rows=2&{name}=<removed>"
+    assert literals({"urls": [f"https://h.example/score?{name}=env:MINE"]}) == []
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_no_shipped_recipe_is_taken_for_one_with_a_secret(path: Path) -> None:
     assert literals(load_recipe(path).model_dump(mode="json")) == []
