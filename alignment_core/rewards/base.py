@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -71,6 +71,8 @@ class Opening:
     """There only for kinds that need ``actors``."""
     warnings: list[str] = dataclasses.field(default_factory=list)
     """Takes sentences that people should read, for the stage to say."""
+    starting: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
+    """A context for the time in which a reward starts something, named in words: the stage reports it as start-up."""
     over: threading.Event = dataclasses.field(default_factory=threading.Event)
     """Set once nobody waits for rewards any more."""
 

@@ -119,7 +119,8 @@ def _asked(context: StageContext, config: PairwiseJudgeConfig, questions: Rows) 
     def reached(held: ExitStack) -> Endpoint:
         bases, token = config.judge, None
         if bases is None:
-            server = held.enter_context(served(str(context.inputs["judge"]), name, context.resources))
+            with context.ticket.starting("the judge's server, and loads its model"):
+                server = held.enter_context(served(str(context.inputs["judge"]), name, context.resources))
             bases, token = (server.url,), server.token
             if server.shortened:
                 log.warning("%s: %s", FIELD, server.shortened)

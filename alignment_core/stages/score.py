@@ -138,6 +138,7 @@ def _sources(
         prompts=list(prompts.values()),
         elsewhere=context.machines.elsewhere,
         scores=passes.scores,
+        starting=context.ticket.starting,
         warnings=warnings,
         over=passes.over,
     )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import EnvironmentFault
+from alignment_core.execution.tickets import Ticket
 from alignment_core.models.handle import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE
@@ -37,6 +43,22 @@ def test_which_model_judges_is_an_input_and_the_question_is_in_the_key() -> None
     assert one != other
     with pytest.raises(ValueError, match="a judge has to see the answer"):
         judge(template="{prompt}")
+
+
+def test_the_start_of_its_server_is_reported_as_start_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The server starts between the two calls that a stage's ticket counts as start-up; it is asked after them."""
+    events: list[str | None] = []
+
+    @contextmanager
+    def served(*_: Any) -> Iterator[Any]:
+        events.append("started")
+        yield SimpleNamespace(url="http://127.0.0.1:9/v1", token="t", shortened=None)
+
+    monkeypatch.setattr("alignment_core.inference.http_server.served", served)
+    told = replace(opening(tmp_path), starting=Ticket(starts=events.append).starting)
+    with pytest.raises(EnvironmentFault, match="no server answers"):
+        kind_of(judge()).open(judge(), told)
+    assert events == ["the judge's server, and loads its model", "started", None]
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ from alignment_core.rewards.kinds.judge import Judged, asking
 
 NAME = "judge"
 """What the server calls the model."""
+SERVER = "the judge's server, and loads its model"
+"""What is started, as people are told."""
 
 
 class ServedJudge(Judged):
@@ -51,7 +53,8 @@ def _open(reward: ServedJudge, opening: Opening) -> Served:
 
     assert opening.model is not None
     with ExitStack() as held:
-        server = held.enter_context(served(str(opening.model.path), NAME, opening.resources))
+        with opening.starting(SERVER):
+            server = held.enter_context(served(str(opening.model.path), NAME, opening.resources))
         if server.shortened:
             opening.warnings.append(f"{opening.field}: {server.shortened}")
         return Served(asking(reward, opening, reward.KEY, [server.url], NAME, token=server.token), held.pop_all())

@@ -105,6 +105,7 @@ def _sources(
         warnings=warnings,
         elsewhere=context.machines.elsewhere,
         scores=in_actors(context.machines, context.resources),
+        starting=context.ticket.starting,
     )
     models = {number: context.model(f"reward-{number}") for number, one in enumerate(section.rewards) if one.model}
     of_a_step = section.prompts_per_step * section.generation.num_generations
