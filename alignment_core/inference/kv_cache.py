@@ -101,5 +101,5 @@ def too_small(error: BaseException, shape: dict[str, Any], tokens: int, resource
 
 def raise_it(needed: int | None, resources: ResourcesConfig) -> str:
     """What to set for a larger cache."""
-    to = "" if needed is None else f" to {needed} or more"
+    to = "" if needed is None or needed <= resources.kv_cache_mib else f" to {needed} or more"
     return f"raise resources.kv_cache_mib{to} (it is {resources.kv_cache_mib}; on a GPU raise resources.gpu_memory_utilization)"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alignment_core.errors import UserError
-from alignment_core.inference.kv_cache import bytes_per_token, mib_needed
+from alignment_core.inference.kv_cache import bytes_per_token, mib_needed, raise_it
 from alignment_core.inference.options import started
 from alignment_core.recipes import ResourcesConfig
 from tests.inference.shapes import SMOLLM2
@@ -121,3 +121,11 @@ def test_other_refusals_of_vllm_stay_what_they_are(tmp_path: Any) -> None:
         started(make, tmp_path, 64, ResourcesConfig())
     with pytest.raises(UserError, match=r"resources\.engine_options: vLLM does not take swap_space: no such option"):
         started(make, tmp_path, 64, ResourcesConfig(engine_options={"swap_space": 4}))
+
+
+def test_no_size_below_the_present_one_is_advised() -> None:
+    """On a GPU, or with a `kv_cache_dtype` of another size, the cache may be too small though `kv_cache_mib` is not."""
+    assert raise_it(300, ResourcesConfig(kv_cache_mib=256)).startswith(
+        "raise resources.kv_cache_mib to 300 or more (it is 256"
+    )
+    assert raise_it(13, ResourcesConfig(kv_cache_mib=256)).startswith("raise resources.kv_cache_mib (it is 256")
