@@ -39,6 +39,8 @@ TOO_LONG = re.compile(
     r"max seq len \((\d+)\).* KV cache is needed.* estimated maximum model length is (\d+)", re.DOTALL
 )
 """vLLM's words for a context that its cache cannot hold."""
+NO_TOKEN = "Cannot auto-fit max_model_len"
+"""vLLM's words for a cache that cannot hold any context; its advice is about GPUs, on CPUs, too."""
 
 
 @dataclass(frozen=True)
@@ -201,12 +203,12 @@ def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
             cause = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
         else:
             cause = f"it ended with exit code {code}"
+    size = "its size is resources.kv_cache_mib in a recipe, and `-- --kv-cache-memory-bytes=512M` for align serve"
     if lengths := TOO_LONG.search(cause):
         asked, held = map(int, lengths.groups())
-        cause = (
-            f"its key-value cache can hold a context of {held:,} tokens, not of {asked:,}; its size is resources.kv_cache_mib "
-            f"in a recipe, and `-- --kv-cache-memory-bytes=512M` for align serve; vLLM: {cause}"
-        )
+        cause = f"its key-value cache can hold a context of {held:,} tokens, not of {asked:,}; {size}; vLLM: {cause}"
+    elif NO_TOKEN in cause:
+        cause = f"its key-value cache cannot hold a single token; {size}; vLLM: {cause}"
     return f"{cause} (its log: {output.save()})"
 
 

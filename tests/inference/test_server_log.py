@@ -55,6 +55,21 @@ def test_a_long_cause_keeps_its_beginning() -> None:
     assert len(str(root_cause(f"RuntimeError: why {'x' * 10_000}"))) == 2000
 
 
+def test_a_cache_without_room_for_a_token_is_named_with_its_options_in_front_of_what_vllm_advises() -> None:
+    """The cause is what vLLM 0.32 raises on a CPU with ``--kv-cache-memory-bytes=500K``, which has no GPU memory."""
+    cause = (
+        "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try "
+        "increasing `gpu_memory_utilization`."
+    )
+    output = ServerLog(io.BytesIO(f"{cause}\n".encode()))
+    said, _, log = http_server._why(1, output, None).partition(" (its log: ")
+    Path(log.removesuffix(")")).unlink()
+    assert said == (
+        "its key-value cache cannot hold a single token; its size is resources.kv_cache_mib in a recipe, and "
+        f"`-- --kv-cache-memory-bytes=512M` for align serve; vLLM: {cause}"
+    )
+
+
 def test_output_is_kept_and_shown_once_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "print('one', flush=True); input(); print('two')"],
