@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
-
 
 class AlignmentError(Exception):
     """Base of every error that this project raises on purpose.
@@ -84,6 +82,8 @@ _SHOWN = 3
 def one_line(error: Exception) -> str:
     """The text of an error on one line. Of pydantic's, which has many lines and links to pages for programmers: each field,
     and what is wrong with it."""
+    from pydantic import ValidationError  # the sandbox of reward functions has this module, and no package
+
     if not isinstance(error, ValidationError):
         return " ".join(str(error).split())
     items = error.errors(include_url=False, include_context=False, include_input=False)

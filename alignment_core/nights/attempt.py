@@ -10,6 +10,7 @@ from alignment_core.errors import (
     AlignmentError,
     DataError,
     EnvironmentFault,
+    MemoryPressure,
     OutOfMemory,
     Stopped,
     StoreError,
@@ -108,5 +109,5 @@ def may_be_caused_by_rows(error: Exception) -> bool:
     """
     if isinstance(error, (DataError, OutOfMemory)):
         return True
-    elsewhere = (Stopped, Unavailable, StoreError, EnvironmentFault, UserError, AlreadyRuns)
+    elsewhere = (Stopped, Unavailable, MemoryPressure, StoreError, EnvironmentFault, UserError, AlreadyRuns)
     return isinstance(error, AlignmentError) and not isinstance(error, elsewhere)

@@ -255,8 +255,9 @@ def test_rows_that_were_discarded_are_taken_no_more(ledger, drop):
 
 def test_only_rows_that_were_given_up_can_be_returned(ledger, drop):
     first, second = give_up(ledger, drop, 1), give_up(ledger, drop, 2)
-    with pytest.raises(errors.UserError, match="matches several batches"):
-        ledger.decide("", "returned")
+    for name in ("", "preference-batch@sha256:"):
+        with pytest.raises(errors.UserError, match="is not a batch that was given up"):
+            ledger.decide(name, "returned")
     ledger.decide(str(first), "returned")
     with pytest.raises(errors.UserError, match=f"is not a batch that was given up .*{second.short}"):
         ledger.decide(str(first), "returned")

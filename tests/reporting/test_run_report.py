@@ -278,7 +278,8 @@ def test_the_journal_says_how_a_run_ended_before_its_report_is_made(
     monkeypatch.setattr(runs, "Watch", lambda *_: nullcontext(watch))
     monkeypatch.setattr(runs, "_leave_unfinished", lambda *_: seen.append(read(NOW).status))
     monkeypatch.setattr(runs, "_prune", lambda *_: None)
-    with nullcontext() if cancelled else pytest.raises(type(error)), runs.open_run(SimpleNamespace(name="small")):  # type: ignore[arg-type]
+    recipe: Any = SimpleNamespace(name="small", promotion=None)
+    with nullcontext() if cancelled else pytest.raises(type(error)), runs.open_run(recipe):
         raise error
     assert seen == [status]
     assert read(NOW).status == status

@@ -45,7 +45,8 @@ def test_the_share_is_that_of_one_call_and_what_passes_it_asks_for_nothing_more(
 
     account = Account("it", 0.25, "rl.rewards.0.max_failed")
     says = (
-        r"^p\.jsonl:2: it gave no reward, for the prompt '\?'; 1 of 4 completions may lack a reward \(rl\.rewards\.0\."
+        r"^p\.jsonl:2: it gave no reward, for the prompt '\?'; `missing: ignore` leaves it to the other rewards; "
+        r"1 of 4 completions may lack a reward \(rl\.rewards\.0\."
     )
     with pytest.raises(DataError, match=says):
         account.settle(ROWS, answers())
