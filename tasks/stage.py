@@ -185,9 +185,10 @@ class Step:
         if self.label not in self.run.announced:
             self.run.announced.add(self.label)
             if self.failure() is not None:
-                get_run_logger().error("%s failed, and the run continues without it: %s", self.label, cause)
+                sentence = f"failed; stages that do not need it continue: {str(cause).removeprefix(f'{self.label}: ')}"
+                get_run_logger().error("%s %s", self.label, sentence)
                 for listener in self.run.listeners:
-                    listener.failed(self.label, f"failed, and the run continues without it: {cause}")
+                    listener.failed(self.label, sentence)
         return BranchFailed(cause)
 
     def cause(self) -> Exception | None:

@@ -53,8 +53,9 @@ def death(group: str, dead: list[str], call: str, error: Exception) -> Infrastru
     if (kill := MonitorKill.parse(text)) is not None:
         ours = kill.killed + used_by(psutil.Process())
         others = max(0, kill.used - ours)
+        whom = "it" if len(dead) < 2 else "them"
         sentence = (
-            f"{who}{named}: Ray's memory monitor killed it, because {gib(kill.used)} of memory were in use and its limit "
+            f"{who}{named}: Ray's memory monitor killed {whom}, because {gib(kill.used)} of memory were in use and its limit "
             f"is {gib(kill.threshold)}: this run used {gib(ours)}, other processes {gib(others)}"
         )
         if kill.largest is not None and others > ours:

@@ -80,6 +80,14 @@ def attempt(ledger: Ledger, night: Night, announce: Callable[[Night], None]) -> 
         announce(mine.night)
 
 
+_ENDS = {
+    "TerminationSignal": "terminated by SIGTERM",
+    "KeyboardInterrupt": "interrupted",
+    "SystemExit": "ended by a signal",
+}
+"""Sentences for exceptions without one, by class: Prefect's for SIGTERM, which this package does not import, and Python's."""
+
+
 def _record_end(mine: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
     if mine.night.state != "claimed":
         return  # its outcome is on record already
@@ -88,7 +96,7 @@ def _record_end(mine: Attempt, error: BaseException, announce: Callable[[Night],
             mine.fail(error)
             announce(mine.night)
         else:
-            mine.stop(str(error) or type(error).__name__)
+            mine.stop(_ENDS.get(type(error).__name__) or str(error) or type(error).__name__)
     except Exception as problem:
         log.warning("the outcome of night %s could not be recorded: %s", mine.night.night, problem)
 

@@ -37,7 +37,7 @@ class Listener:
         """It restarts after something died: what, why, and what follows."""
 
     def failed(self, label: str, sentence: str) -> None:
-        """It failed, and the run continues without it."""
+        """It failed, and stages that do not need it continue."""
 
     def finished(self, result: StageResult) -> None:
         """It is done, or was cached."""

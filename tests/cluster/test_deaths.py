@@ -47,6 +47,12 @@ def test_a_kill_for_the_memory_of_others_says_whose_memory_it_was(monkeypatch: p
     )
 
 
+def test_a_kill_of_several_actors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deaths, "used_by", lambda _: GIB)
+    error = death("trainers", ["trainers[0]", "trainers[1]"], "train", Exception(OUT_OF_MEMORY))
+    assert "2 actors died during `train` (trainers[0], trainers[1]): Ray's memory monitor killed them" in str(error)
+
+
 def test_a_kill_for_the_memory_of_the_run_itself_is_an_ordinary_death(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 GiB of the killed actor and 12 GiB of the rest of the run are more than the other 8.5 GiB."""
     monkeypatch.setattr(deaths, "used_by", lambda _: 12 * GIB)

@@ -68,7 +68,7 @@ def test_a_stage_that_may_fail_is_told_with_the_cause_to_whoever_asks_for_it(run
             one.ended()
         assert caught.value.cause is DIVERGES
     assert run.announced == {"a/sft", "a/evaluation"}
-    assert heard == [("a/sft", f"failed, and the run continues without it: {DIVERGES}")], (
+    assert heard == [("a/sft", f"failed; stages that do not need it continue: {DIVERGES}")], (
         "told once, and of none but it"
     )
 

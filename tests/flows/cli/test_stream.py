@@ -64,12 +64,12 @@ def test_a_stage_that_failed_while_the_run_continues_runs_no_longer(clock):
     said: list[str] = []
     stream = EventStream(lambda event: said.append(event["text"]), clock)
     stream.started("a/sft")
-    stream.failed("a/sft", "failed, and the run continues without it: the loss is not finite")
+    stream.failed("a/sft", "failed; stages that do not need it continue: the loss is not finite")
     clock.now += 60
     stream.tick()
     assert said == [
         "a/sft: starts",
-        "warning: a/sft: failed, and the run continues without it: the loss is not finite",
+        "warning: a/sft: failed; stages that do not need it continue: the loss is not finite",
     ]
     display = LiveDisplay(Console(file=io.StringIO()))
     display.started("a/sft")
