@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,8 @@ from alignment_core.recipes.sections.resources import ResourcesConfig
 START_SECONDS = 600.0
 """For which it may load its model."""
 STOP_SECONDS = 20.0
+LOADING_SECONDS = 10.0
+"""Between two calls of ``on_loading``."""
 GUARD = "alignment_core.inference.token_guard.RequireToken"
 AS_LONG_AS_FITS = -1
 """vLLM's context length for the longest one that its key-value cache can hold, up to the model's."""
@@ -104,7 +106,11 @@ def _flag(option: str, value: Any) -> list[str]:
 
 @contextmanager
 def served(
-    folder: str, name: str, resources: ResourcesConfig | None = None, own_session: bool = False
+    folder: str,
+    name: str,
+    resources: ResourcesConfig | None = None,
+    own_session: bool = False,
+    on_loading: Callable[[float], None] = lambda _: None,
 ) -> Iterator[Server]:
     """A server on a free port of loopback, with a token that only this process knows. Raises EnvironmentFault if it does not
     start.
@@ -115,7 +121,9 @@ def served(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = secrets.token_urlsafe(32)
-    with running(folder, name, "127.0.0.1", port, resources, token, own_session=own_session) as server:
+    with running(
+        folder, name, "127.0.0.1", port, resources, token, own_session=own_session, on_loading=on_loading
+    ) as server:
         yield server
 
 
@@ -130,9 +138,11 @@ def running(
     options: Sequence[str] = (),
     own_session: bool = False,
     start_seconds: float | None = START_SECONDS,
+    on_loading: Callable[[float], None] = lambda _: None,
 ) -> Iterator[Server]:
     """A server, once it answers. Raises EnvironmentFault with the reason if it does not start.
 
+    ``on_loading`` is called every few seconds until then with the seconds since the start.
     One in an ``own_session`` ends with this process, however that ends: start it from the main thread.
     """
     _check_free(host, port)
@@ -151,8 +161,9 @@ def running(
         held.callback(_end, process)
         assert process.stdout is not None
         output = ServerLog(process.stdout)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        context = _wait(process, url, token, name, output, start_seconds)
+        scheme = "https" if any(option.startswith("--ssl") for option in options) else "http"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        context = _wait(process, url, token, name, output, start_seconds, on_loading)
         shortened, whole = None, None
         if not _limits_context(options):
             shortened, whole = _shortened(folder, name, context, resources)
@@ -171,15 +182,25 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _wait(
-    process: subprocess.Popen[bytes], url: str, token: str | None, name: str, output: ServerLog, seconds: float | None
+    process: subprocess.Popen[bytes],
+    url: str,
+    token: str | None,
+    name: str,
+    output: ServerLog,
+    seconds: float | None,
+    on_loading: Callable[[float], None],
 ) -> int:
     """Its context in tokens, once it answers."""
     import httpx
 
-    started = time.monotonic()
+    started, say_at = time.monotonic(), LOADING_SECONDS
     reached = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    with httpx.Client(headers=authorization(token), timeout=5, trust_env=False) as client:  # no proxy on the way
+    # No proxy on the way. A certificate of its own need not name this address, and `_check_free` saw that nobody else has it.
+    with httpx.Client(headers=authorization(token), timeout=5, trust_env=False, verify=False) as client:
         while process.poll() is None and (seconds is None or time.monotonic() - started < seconds):
+            if (elapsed := time.monotonic() - started) >= say_at:
+                say_at = elapsed + LOADING_SECONDS
+                on_loading(elapsed)
             try:
                 answer = client.get(f"{reached}/models")
                 if answer.is_success:

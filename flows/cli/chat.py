@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from alignment.flows.cli.serve import model_of
+from alignment.flows.cli.serve import loading, model_of
 from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.credentials import remember
 from alignment_core.errors import EnvironmentFault, UserError
@@ -165,6 +165,6 @@ def _hint(response: Any) -> str:
 def _loaded(folder: str, name: str) -> Iterator[tuple[str, str | None]]:
     """The URL of vLLM's server on a model, and its token. Ctrl-C ends an answer, not the server."""
     err.print(f"{name}: vLLM loads it", markup=False)
-    with served(folder, name, own_session=True) as server:
+    with served(folder, name, own_session=True, on_loading=loading(name)) as server:
         err.print(server.shortened or f"{name}: a context of {server.context:,} tokens", markup=False)
         yield server.url, server.token

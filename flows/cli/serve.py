@@ -58,7 +58,15 @@ def serve(
         err.print(f"{shown}: vLLM loads it", markup=False)
     called = name or shown
     with running(
-        folder, called, host, port, None, secret, options or (), own_session=True, start_seconds=None
+        folder,
+        called,
+        host,
+        port,
+        token=secret,
+        options=options or (),
+        own_session=True,
+        start_seconds=None,
+        on_loading=loading(shown),
     ) as server:
         server.log.show()
         if as_json:
@@ -114,6 +122,11 @@ def token_of(host: str, token: str | None, variable: str | None) -> str | None:
     if host not in LOOPBACK and token is None:
         raise UserError(f"--host {host}: others can reach it, so set a token with {TOKEN} or --token")
     return token
+
+
+def loading(shown: str) -> Callable[[float], None]:
+    """Prints that a model is still being loaded, and for how long."""
+    return lambda seconds: err.print(f"{shown}: vLLM has been loading it for {seconds:.0f} s", markup=False)
 
 
 def _say_if_open(token: str | None) -> None:

@@ -1,0 +1,69 @@
+"""Waiting for a server to answer: whoever waits sees that it is being loaded, and a server with a certificate is found, too."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alignment_core.inference import http_server
+
+SERVER = """
+import http.server, json, ssl, sys, time
+
+class Models(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"data": [{"max_model_len": 48}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+time.sleep(1)
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Models)
+if len(sys.argv) > 2:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[2], sys.argv[3])
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+"""
+"""Answers after a second as vLLM's server does once its model is loaded."""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+    return number
+
+
+def test_a_server_that_is_still_loading_its_model_is_reported(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "LOADING_SECONDS", 0.3)
+    monkeypatch.setattr(http_server, "server_of", lambda *_: ([sys.executable, "-c", SERVER, str(port)], {}))
+    seconds: list[float] = []
+    with http_server.running("folder", "name", "127.0.0.1", port, on_loading=seconds.append) as server:
+        assert server.url == f"http://127.0.0.1:{port}/v1"
+        assert server.context == 48
+    assert 0.3 <= seconds[0] < seconds[1]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_server_with_a_certificate_of_its_own_is_reached_by_https(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    files = ["-keyout", key, "-out", certificate, "-subj", "/CN=another.example", "-days", "2"]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files], check=True, capture_output=True
+    )
+    command = [sys.executable, "-c", SERVER, str(port), certificate, key]
+    monkeypatch.setattr(http_server, "server_of", lambda *_: (command, {}))
+    options = [f"--ssl-keyfile={key}", f"--ssl-certfile={certificate}"]
+    with http_server.running("folder", "name", "127.0.0.1", port, options=options, start_seconds=20) as server:
+        assert server.url == f"https://127.0.0.1:{port}/v1"
+        assert server.context == 48
