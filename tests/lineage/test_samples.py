@@ -185,6 +185,8 @@ def test_a_run_without_an_evaluation_shows_what_its_policy_sampled_in_training(
 def test_rewards_of_one_name_are_told_apart_by_their_numbers() -> None:
     listed = [{"function": "a.py:score"}, {"function": "b.py:score"}, {"reward_model": "ours"}]
     assert reward_names([CHOICE.validate(one) for one in listed]) == ["score_0", "score_1", "reward_model"]
+    listed = [{"function": f"a.py:{name}"} for name in ("score", "score", "score_1")]
+    assert reward_names([CHOICE.validate(one) for one in listed]) == ["score_0", "score_1", "score_1_2"]
 
 
 def test_a_wrong_stage_is_said_with_those_that_are_meant(made: Made) -> None:

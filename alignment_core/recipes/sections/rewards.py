@@ -120,7 +120,9 @@ def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
         named = reward.KEY in ("function", "verifier") and isinstance(value, str)
         name = value.rpartition(":")[2] if named else "endpoint" if reward.KEY == "urls" else reward.KEY
         names.append(re.sub(r"[^\w.-]+", "_", name))
-    return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names)]
+    numbered = [f"{name}_{number}" for number, name in enumerate(names)]
+    unique = [name if names.count(name) == 1 else other for name, other in zip(names, numbered, strict=True)]
+    return unique if len(set(unique)) == len(unique) else numbered
 
 
 def check_rewards(rewards: Sequence[RewardConfig], field: str, prompts: DataConfig, where: str) -> None:
