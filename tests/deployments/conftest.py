@@ -55,7 +55,12 @@ class PostgreSQL:
         options = ["-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder), "-c", "fsync=off"]
         command = [self._program, "-D", str(self.folder / "data"), *options]
         with (self.folder / "log").open("ab") as log:
-            self._server = subprocess.Popen(command, user=self._owner, cwd=self.folder, stdout=log, stderr=log)
+            environment = {
+                name: value for name, value in os.environ.items() if name != "ALIGN_HOME"
+            }  # it is of no home
+            self._server = subprocess.Popen(
+                command, user=self._owner, cwd=self.folder, stdout=log, stderr=log, env=environment
+            )
         assert wait_until(self._answers, 60), (self.folder / "log").read_text()
 
     def stop(self) -> None:

@@ -56,7 +56,8 @@ class Installed:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A command of ours, under way."""
-        command = [self.python, "-m", "alignment.flows.cli.main", *arguments]
+        # `-P`: the command `align` imports nothing from the working folder, which is that of the source here.
+        command = [self.python, "-P", "-m", "alignment.flows.cli.main", *arguments]
         return subprocess.Popen(
             command, cwd=self.source, env=self.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -41,7 +41,10 @@ def test_a_publication_that_failed_is_made_good_by_resuming(
         policy = Reference.parse(first["outputs"]["policy"])
         store = open_store(first["store"])
         assert store.tag("policy/production") == policy
-        assert attachments(store, policy).keys() == {"bom.cdx.json", "model.sig", "provenance.intoto.json"}
+        assert attachments(store, policy).keys() == {
+            *("bom.cdx.json", "model.sig", "provenance.intoto.json"),
+            "curve.jsonl",  # of its training, which stays in the store
+        }
 
         again = align(home, "resume", "last", **variables)
         assert set(states(again).values()) == {"cached"}

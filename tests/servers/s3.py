@@ -42,6 +42,7 @@ class S3Server:
         for folder in folders.values():
             Path(folder).mkdir(exist_ok=True)
         settings = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(self.port), "SERVICES": "s3", "S3_PERSIST": "1"}
+        settings |= {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0"}  # these listen at all addresses, on fixed ports
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ministack"], env=os.environ | settings | folders, stdout=log, stderr=log

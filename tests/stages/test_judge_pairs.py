@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from alignment_core.errors import DataError
+from alignment_core.execution.tickets import FIRST
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.rollout.records import rollout_schema, write_table
@@ -142,6 +143,7 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
         progress=tmp_path / "progress",
         resources=ResourcesConfig(),
         report=lambda *_, **__: None,
+        ticket=FIRST,
     )
     fields = {
         "served_judge": "judge/production",

@@ -277,7 +277,7 @@ def test_a_process_that_dies_takes_its_episodes_and_the_run_says_so(
     section: Section, tmp_path: Path, run: RunRl
 ) -> None:
     section["environment"]["name"] = f"{tmp_path / 'environments.py'}:Crash"
-    says = r"the environment .+ for the prompt .+0 of 12 completions may lack a reward \(rl\.rewards\.0\.max_failed"
+    says = r"the environment .+ for the prompt .+1 of 12 completions may lack a reward \(rl\.rewards\.0\.max_failed"
     with pytest.raises(DataError, match=says):
         run(section)
 
