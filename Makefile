@@ -33,7 +33,7 @@ campaigns: $(VENV)/.test $(S3FS)
 	$(BIN)/python -m tests.campaigns
 
 peers: $(PEERS)/.run
-	$(PEERS)/bin/python -m pytest tests/peers $(ENVIRONMENTS) $(PYTEST)
+	PYTHONPATH=$(CURDIR) $(PEERS)/bin/python -m pytest tests/peers $(ENVIRONMENTS) $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
