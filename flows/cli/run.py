@@ -19,7 +19,7 @@ NOT_PROMOTED = 4
 NOT_PUBLISHED = 5
 """Exit code of a run whose policy has the tag, and is not where it was to be published."""
 GAVE_UP_ROWS = 6
-"""Exit code of a night that is complete, and has given up rows of earlier nights whose processes died again and again."""
+"""Exit code of a night that is complete, and has given up rows of earlier nights, whose stages failed or died four times."""
 PARTLY_FAILED = 7
 """Exit code of a run of which some branches failed, such as variants of a sweep, and the others completed."""
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.align import Align, run_align
-from tests.processes import free_port
+from tests.processes import free_port, processes_of, wait_until
 from tests.servers.hub import ORGANISATION, HubServer
 from tests.servers.outside import Outside
 from tests.servers.recording import RecordingProxy, recording_proxy
@@ -68,12 +68,16 @@ class Day:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """All that is sent inside the block, and a moment later, is of this step."""
+        """All that the block's processes send until the last of them has ended is of this step.
+
+        W&B has some seconds to write its last news once the command is over, and no longer.
+        """
         print(f"{name} …", file=sys.stderr, flush=True)
         self.outside.taken()
         self.proxy.requests.clear()
         began = time.monotonic()
         yield
+        assert wait_until(lambda: not processes_of(self.home), 60), processes_of(self.home)
         packets = self.outside.taken()
         hosts = sorted({_host(*request) for request in self.proxy.requests})
         self.seen[name] = {"proxy": hosts, "packets": packets}
