@@ -288,7 +288,7 @@ def runs() -> list[RunRecord]:
     for path in (align_home() / "runs").glob(f"*/{RUN}"):
         with suppress(NotFound):
             found.append(read(path.parent.name))
-    return sorted(found, key=lambda record: record.started_at)
+    return sorted(found, key=lambda record: (record.started_at, record.run_id))  # times are in milliseconds: they tie
 
 
 def find(text: str) -> RunRecord:
