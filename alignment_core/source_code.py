@@ -27,6 +27,13 @@ PARSING = threading.RLock()
 ATTEMPTS = 5
 READS_ITSELF = (b"__doc__", b"getdoc", b"getsource", b"getcomments")
 """Where source mentions one of these, it may compute with its own text."""
+ACTORS = {
+    "trainers": ("alignment_core.training.trainers",),
+    "engines": ("alignment_core.inference.engines",),
+    "engines_and_trainers": ("alignment_core.training.trainers", "alignment_core.inference.engines"),
+    "judges": ("alignment_core.rewards.scoring_actors",),
+}
+"""Modules of the actors that a stage uses, by the method of ``context.machines`` that it calls for them."""
 NEVER_COMPUTES = (
     # what is needed to run any stage, but decides no result
     "alignment_core.credentials",
@@ -38,11 +45,11 @@ NEVER_COMPUTES = (
     "alignment_core.execution.machine_queue",
     "alignment_core.execution.machines",
     "alignment_core.execution.packages",
-    "alignment_core.execution.reasons",
+    "alignment_core.execution.cache_miss",
     "alignment_core.execution.restarts",
     "alignment_core.execution.runner",
     "alignment_core.execution.stopwatch",
-    "alignment_core.execution.tickets",
+    "alignment_core.execution.scheduling",
     "alignment_core.home",
     "alignment_core.imports",
     "alignment_core.journal",
@@ -61,14 +68,14 @@ NEVER_COMPUTES = (
     "alignment_core.recipes",
     # what finds the code that counts, and refuses all other: the code itself is in the key
     "alignment_core.source_code",
-    "alignment_core.user_code.counted",
+    "alignment_core.user_code.dependencies",
     "alignment_core.user_code.definitions",
-    "alignment_core.user_code.modules",
+    "alignment_core.user_code.import_guard",
     # sentences for people, and who may call a server
     "alignment_core.inference.kv_cache",
     "alignment_core.inference.server_log",
     "alignment_core.inference.token_guard",
-    "alignment_core.rewards.refusal",
+    "alignment_core.rewards.http_errors",
     # what metrics are called where people see them
     "alignment_core.evaluation.metric_names",
     # after the stages, or before them
@@ -243,6 +250,8 @@ def _imports(tree: ast.Module, package: str, top: str) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Attribute) and node.attr in MODULE_OF and getattr(node.value, "id", "") in facades:
             yield MODULE_OF[node.attr]
+        elif isinstance(node, ast.Attribute) and node.attr in ACTORS and _called(node.value) == "machines":
+            yield from ACTORS[node.attr]
         elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
             yield from (
                 one.value for one in node.args[:1] if isinstance(one, ast.Constant) and isinstance(one.value, str)
@@ -348,27 +357,11 @@ def _source(module: str) -> tuple[Path, Source]:
         return own
     spec = None if module.partition(".")[0] == PACKAGE else spec_of(module)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise EnvironmentFault(f"{module}, which a stage declares as its code, has no Python source here")
+        raise EnvironmentFault(f"{module}, which computes a stage's result, has no Python source here")
     path = Path(spec.origin)
     if (stamp := stamp_of(path)) is not None:
         _READ.setdefault(path, stamp)
     return path, read(path.read_bytes(), module, path)
-
-
-@functools.cache
-def modules_of(name: str) -> tuple[str, ...]:
-    """The module ``name``, or all modules of the package ``name.*``; those that are empty left out.
-
-    Raises EnvironmentFault if there is none.
-    """
-    package, name = name.endswith(".*"), name.removesuffix(".*")
-    path, _ = _source(name)
-    below: list[str] = []
-    if package:
-        for file in sorted(path.parent.rglob("*.py")):
-            parts = file.relative_to(path.parent).with_suffix("").parts
-            below.append(".".join((name, *(parts[:-1] if parts[-1] == "__init__" else parts))))
-    return tuple(one for one in dict.fromkeys((name, *below)) if not _source(one)[1].empty)
 
 
 @functools.cache

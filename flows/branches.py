@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from alignment.flows.base_model_stages import base_and_start, reward_model
 from alignment.flows.evaluation import Evaluations
-from alignment.flows.outputs import Outputs
-from alignment.flows.start import base_and_start, reward_model
+from alignment.flows.results import Outputs
 from alignment.tasks.branches import Branch, branch, sharing
 from alignment.tasks.graph import BranchFailed, failure
 from alignment_core.recipes.methods import method_of

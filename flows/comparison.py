@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignment.flows.evaluation import PRODUCTION
-from alignment.flows.outputs import Outputs
+from alignment.flows.results import Outputs
 from alignment.tasks.graph import artifact
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError

@@ -29,11 +29,11 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from alignment.flows import deployed, run_queue
-from alignment.flows.any_recipe import PATHS_BEGIN
+from alignment.flows import deployment_flows, run_queue
+from alignment.flows.recipe_flow import PATHS_BEGIN
 from alignment.flows.run_form import run_form
 from alignment.flows.schedules import schedule
-from alignment.flows.shipped import hidden, pool, shipped
+from alignment.flows.shipped_recipes import hidden, pool, shipped
 from alignment_core.errors import UserError
 from alignment_core.home import align_home
 from alignment_core.recipes import BaseRecipe, parse_recipe
@@ -46,7 +46,7 @@ PAGE = 200
 
 def flow_of(method: str) -> Flow[..., Any]:
     """The flow that runs recipes of a method."""
-    found: Flow[..., Any] = getattr(deployed, deployed.own_flow(method))
+    found: Flow[..., Any] = getattr(deployment_flows, deployment_flows.own_flow(method))
     return found
 
 
@@ -58,7 +58,7 @@ def register_shipped(client: SyncPrefectClient) -> dict[str, str]:
     problems = hidden()
     for name, one in shipped().items():
         try:
-            flow, cron = getattr(deployed, one.function), one.cron()
+            flow, cron = getattr(deployment_flows, one.function), one.cron()
         except Exception as error:  # of a plug-in, which must not keep the others from being registered
             problems[name] = f"its recipe {one.path} does not load: {error}"
             continue
@@ -165,7 +165,7 @@ def _problem(deployment: DeploymentResponse) -> str | None:
     module, _, function = entrypoint.rpartition(".")
     recipe = (deployment.parameters or {}).get("recipe")
     try:
-        if module == deployed.__name__ and recipe:
+        if module == deployment_flows.__name__ and recipe:
             parse_recipe(recipe)
     except UserError as error:
         return f"its recipe is not valid any more: {error}"
@@ -188,8 +188,8 @@ def _problem_of_file(deployment: DeploymentResponse, file: str, function: str) -
         return None
     path = Path(folders[-1] if folders else deployment.path or "/", file)
     try:
-        if path.samefile(str(deployed.__file__)):  # which makes its flows when it is asked for them
-            return None if hasattr(deployed, function) else f"its entrypoint {path}:{function} does not exist"
+        if path.samefile(str(deployment_flows.__file__)):  # which makes its flows when it is asked for them
+            return None if hasattr(deployment_flows, function) else f"its entrypoint {path}:{function} does not exist"
         names = {one.name for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)}
     except Exception as error:
         return f"its entrypoint {path}:{function} does not load: {error}"
@@ -202,7 +202,7 @@ def take_over(client: SyncPrefectClient) -> None:
         module, _, function = (one.entrypoint or "").rpartition(".")
         if module == EARLIER:
             variables = {**(one.job_variables or {}), "working_dir": str(align_home())}
-            entrypoint = f"{deployed.__name__}.{function}"
+            entrypoint = f"{deployment_flows.__name__}.{function}"
             client.update_deployment(one.id, DeploymentUpdate(entrypoint=entrypoint, job_variables=variables))
 
 

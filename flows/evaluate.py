@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignment.flows.evaluation import Evaluations
-from alignment.flows.outputs import Outputs
+from alignment.flows.results import Outputs
 from alignment.tasks import data
 from alignment.tasks.branches import independent
 from alignment.tasks.graph import CURRENT, artifact

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from alignment.flows.start import rewards
+from alignment.flows.base_model_stages import rewards
 from alignment.tasks import data, rollout
 from alignment.tasks import evaluation as judging
 from alignment.tasks.graph import BranchFailed, Input, Step, failure, metrics, training_data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignment.flows.outputs import Outputs
+from alignment.flows.results import Outputs
 from alignment.tasks import data, rollout
 from alignment_core.recipes.methods.generate import GenerateRecipe
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from alignment.flows.base_model_stages import base_and_start
 from alignment.flows.evaluation import Evaluations
-from alignment.flows.outputs import Outputs
-from alignment.flows.start import base_and_start
+from alignment.flows.results import Outputs
 from alignment.tasks import data, training
 from alignment.tasks.graph import Input, submit
 from alignment_core.recipes.methods.merge import MergeRecipe

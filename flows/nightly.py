@@ -10,9 +10,9 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
-from alignment.flows.early import COMMAND_LINE
-from alignment.flows.night import compose
-from alignment.flows.nightly_news import announce
+from alignment.flows.nightly_events import announce
+from alignment.flows.nightly_stages import compose
+from alignment.flows.preflight import COMMAND_LINE
 from alignment.flows.runs import Outcome, flow_run, run_recipe
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.nights.attempt import attempt

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from alignment.flows.base_model_stages import base_and_start, reward_model, rewards
 from alignment.flows.evaluation import Evaluations
-from alignment.flows.outputs import Outputs
-from alignment.flows.start import base_and_start, reward_model, rewards
+from alignment.flows.results import Outputs
 from alignment.tasks import data
 from alignment.tasks import rl as tasks
 from alignment_core.recipes.methods.rl import RlRecipe

@@ -23,15 +23,15 @@ from pydantic import BaseModel
 from alignment.flows import access
 from alignment.flows.comparison import Compared, compare, measured_in_training
 from alignment.flows.costs import run_cost
-from alignment.flows.early import COMMAND_LINE, CommandLine, check_from_stage, check_recipe
 from alignment.flows.evaluation import Evaluations
 from alignment.flows.host_log import in_run_log
-from alignment.flows.orphans import clear_page, close_not_begun, log_no_task_that_did_not_begin
-from alignment.flows.outputs import Outputs
 from alignment.flows.planning import plan
+from alignment.flows.preflight import COMMAND_LINE, CommandLine, check_from_stage, check_recipe
 from alignment.flows.progress import ProgressArtifacts
+from alignment.flows.results import Outputs
 from alignment.flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
-from alignment.flows.watch import Watch
+from alignment.flows.stale_runs import clear_page, close_not_begun, log_no_task_that_did_not_begin
+from alignment.flows.state_watcher import Watch
 from alignment.tasks.graph import CURRENT, BranchFailed, Input
 from alignment.tasks.promotion import promote, publish
 from alignment.tasks.stage import Run
@@ -165,7 +165,7 @@ def open_run(
                 compared = compare(recipe, run.store, opened.outputs)
                 run.wait()
             except BaseException as error:
-                with _deaf():
+                with sigterm_ignored():
                     run.host.close()  # first: it wakes the stages that wait for an answer
                     if watch.lost:
                         with suppress(Exception):
@@ -190,7 +190,7 @@ def open_run(
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
+def sigterm_ignored() -> Iterator[None]:
     """Hear no SIGTERM: to be told once more to end would cut off what a run that ends still has to say."""
     try:
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)

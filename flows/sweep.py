@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from alignment.flows.outputs import Outputs
+from alignment.flows.results import Outputs
 from alignment.tasks.branches import Branch, branch, common_labels, sharing
 from alignment.tasks.graph import BranchFailed, Step, failure, metrics
 from alignment.tasks.sweep import variants

@@ -18,7 +18,7 @@ from prefect.states import Completed
 
 from alignment.tasks.graph import CURRENT, BranchFailed, is_part
 from alignment_core.artifacts import Reference, Store
-from alignment_core.artifacts.lately import Lately
+from alignment_core.artifacts.snapshot import StoreSnapshot
 from alignment_core.credentials import refuse_literals
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
@@ -54,7 +54,7 @@ class Run:
     """Labels of the stages of which it was said how they ended."""
 
     def __post_init__(self) -> None:
-        self.lately = Lately(self.store, uses=True)
+        self.lately = StoreSnapshot(self.store, uses=True)
 
     def submit(
         self,

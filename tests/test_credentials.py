@@ -17,13 +17,13 @@ from alignment_core.attestation.attesting import PROVENANCE, without_secrets
 from alignment_core.credentials import cut, literals, refuse_literals, resolved, variables, with_path
 from alignment_core.environments import calls
 from alignment_core.errors import UserError
-from alignment_core.execution.reasons import changes
+from alignment_core.execution.cache_miss import changes
 from alignment_core.host.protocol import describe
 from alignment_core.recipes import BaseRecipe, load_recipe, parse_recipe
 from alignment_core.recipes.methods import METHODS, method
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.endpoint import Endpoint, asks_for, read_rewards
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 from tests.recipes.contents import RL, refusal
 from tests.rewards.reward_server import Server, lengths
 

@@ -5,7 +5,7 @@ from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.gc import Garbage, GcReport, collect
 from alignment_core.artifacts.index import Summary
 from alignment_core.artifacts.manifest import FileEntry, Manifest
-from alignment_core.artifacts.opening import check_backend, open_store
+from alignment_core.artifacts.open import check_backend, open_store
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.retention import prune

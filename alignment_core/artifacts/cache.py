@@ -16,11 +16,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.folder import FolderBackend, may_write
 from alignment_core.artifacts.manifest import Manifest
-from alignment_core.artifacts.ownership import make_like_parent
+from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.paths import HOLDS, blob_path
+from alignment_core.artifacts.permissions import make_like_parent
 from alignment_core.artifacts.workspace import (
     Workspace,
     adopt_tree,

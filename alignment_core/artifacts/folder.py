@@ -16,10 +16,10 @@ from operator import attrgetter
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Object
-from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.artifacts.group_access import is_shared
-from alignment_core.artifacts.ownership import make_like_parent
+from alignment_core.artifacts.os_errors import check_room, explained
 from alignment_core.artifacts.paths import LOCK, TEMPORARY, check_path
+from alignment_core.artifacts.permissions import make_like_parent
 from alignment_core.artifacts.workspace import names, open_lock
 from alignment_core.errors import EnvironmentFault, NotFound, StoreError
 

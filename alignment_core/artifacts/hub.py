@@ -19,9 +19,9 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from alignment_core.artifacts.backend import Object
-from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.artifacts.hub_commits import Large, commits_of, is_file, version_of
 from alignment_core.artifacts.hub_requests import HubRepo, NoRepo, endpoint, token, told
+from alignment_core.artifacts.os_errors import check_room, explained
 from alignment_core.artifacts.paths import check_path, digest_of_blob
 from alignment_core.errors import NotFound, StoreError
 

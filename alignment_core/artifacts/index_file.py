@@ -9,7 +9,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from alignment_core.artifacts.ownership import make_like_parent
+from alignment_core.artifacts.permissions import make_like_parent
 from alignment_core.artifacts.workspace import open_lock
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from alignment_core.artifacts.checksummed import unseal
 from alignment_core.artifacts.paths import stage_path
 from alignment_core.artifacts.reference import DIGEST, Reference
-from alignment_core.artifacts.sealed import unseal
 from alignment_core.errors import MAKE_IT_AGAIN, Corrupt
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from alignment_core.artifacts.backend import Object
-from alignment_core.artifacts.faults import check_room, explained
+from alignment_core.artifacts.os_errors import check_room, explained
 from alignment_core.artifacts.paths import check_path
 from alignment_core.artifacts.s3_client import (
     ABSENT,

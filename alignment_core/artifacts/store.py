@@ -16,14 +16,14 @@ from pathlib import Path
 
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.blobs import Content
 from alignment_core.artifacts.cache import LARGE, Cache, warn_of_copy
-from alignment_core.artifacts.content import Content
-from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.checksummed import seal
 from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.index import Index, Summary
 from alignment_core.artifacts.leases import Leases
 from alignment_core.artifacts.manifest import FileEntry, Manifest, parse_manifest
-from alignment_core.artifacts.ownership import make_like_parent
+from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.paths import (
     MANIFESTS,
     PRUNED,
@@ -35,9 +35,9 @@ from alignment_core.artifacts.paths import (
     stage_path,
     use_path,
 )
+from alignment_core.artifacts.permissions import make_like_parent
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft, parse_record
 from alignment_core.artifacts.reference import PRUNABLE, Reference
-from alignment_core.artifacts.sealed import seal
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
 from alignment_core.canonical import canonical_json

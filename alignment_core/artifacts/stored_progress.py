@@ -2,7 +2,7 @@
 
 A snapshot lists the files of a stage's progress folder, whose bytes are blobs, so that each push sends only what is new. To
 read a pickle is to run what is in it, and whoever may write into a store could put one there: none is sent, and none is taken.
-What training leaves for the store is in safetensors (``training/portable.py``).
+What training leaves for the store is in safetensors (``training/portable_checkpoint.py``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alignment_core.artifacts.backend import Object
-from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.manifest import FileEntry, entries_of
+from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.paths import snapshot_path
-from alignment_core.artifacts.places import get_files
+from alignment_core.artifacts.portable_paths import get_files
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import files_below, remove_tree
 from alignment_core.errors import AlignmentError, NotFound, one_line

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.checksummed import seal, unseal
 from alignment_core.artifacts.paths import TAGS, check_tag, parse_tag_path, tag_path
 from alignment_core.artifacts.reference import Reference
-from alignment_core.artifacts.sealed import seal, unseal
 from alignment_core.errors import Conflict, Corrupt
 
 _CURE = "put the file back from a copy of the store, or delete it: then the tag is as if it had not been moved so"

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.group_access import open_lock_to_others
-from alignment_core.artifacts.ownership import belongs_to_another, make_like_parent, make_private
+from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
+from alignment_core.artifacts.permissions import belongs_to_another, make_like_parent, make_private
 from alignment_core.canonical import digest_of
 from alignment_core.errors import EnvironmentFault
 

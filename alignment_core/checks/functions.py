@@ -15,8 +15,8 @@ from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening, kind_of
-from alignment_core.rewards.failures import Account
-from alignment_core.user_code.failed import Failed
+from alignment_core.rewards.results import Account
+from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.process import FunctionProcess
 
 Rows = Sequence[dict[str, Any]]

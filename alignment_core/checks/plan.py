@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.artifacts.lately import Lately
 from alignment_core.artifacts.reference import PRUNABLE
+from alignment_core.artifacts.snapshot import StoreSnapshot
 from alignment_core.errors import UserError
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
 from alignment_core.execution.key import key_of
@@ -96,7 +96,7 @@ class Plan:
     """Fields of the recipe that name environment variables, and these."""
 
     def __post_init__(self) -> None:
-        self._lately = Lately(self.store, uses=False)
+        self._lately = StoreSnapshot(self.store, uses=False)
 
     def submit(
         self,

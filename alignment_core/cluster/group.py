@@ -129,7 +129,7 @@ class ActorGroup(Generic[T]):
 
     Stages do not see it: they are handed a facade with real methods, which knows the deadline
     (:class:`~alignment_core.training.trainers.Trainers`, :class:`~alignment_core.inference.engines.Engines`,
-    :class:`~alignment_core.rewards.judges.Judges`).
+    :class:`~alignment_core.rewards.scoring_actors.Judges`).
     """
 
     def __init__(

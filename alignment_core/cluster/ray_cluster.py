@@ -179,7 +179,7 @@ def gpu_models(ray: Any) -> list[str]:
 def reserve_gpus(ray: Any, count: int, waits: Callable[[str | None], None] = lambda _: None) -> Any:
     """A placement group with one GPU a bundle, on as few machines as possible.
 
-    ``waits`` is called as that of :class:`~alignment_core.execution.tickets.Ticket` while other runs have them.
+    ``waits`` is called as that of :class:`~alignment_core.execution.scheduling.Ticket` while other runs have them.
     """
     group, told = ray.util.placement_group([{"GPU": 1}] * count, strategy="PACK"), None
     try:

@@ -16,7 +16,7 @@ from alignment_core.data import formats, hold_out, kinds, mixing, overlap, sourc
 from alignment_core.data.conditions import conditioned
 from alignment_core.data.context import check_context
 from alignment_core.data.fields import Fields
-from alignment_core.data.hold_out import Kept
+from alignment_core.data.hold_out import RowMeta
 from alignment_core.data.kinds import KEPT, Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.message_fields import CONTEXT
@@ -24,9 +24,9 @@ from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.row_order import as_stored
 from alignment_core.data.template import TODAY, Renderer
+from alignment_core.disk_list import DiskList
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataConfig
-from alignment_core.spool import Spool
 
 if TYPE_CHECKING:
     import pyarrow
@@ -41,7 +41,7 @@ class BuiltDataset:
     """Two tables with the columns of their kind of rows, and what happened on the way to them."""
 
     kind: Kind
-    rows: Spool[dict[str, Any]]
+    rows: DiskList[dict[str, Any]]
     """Every row that passed the filters."""
     numbers: Mapping[str, Sequence[int]]
     """Which of them are the rows of the tables ``train`` and ``test``."""
@@ -87,7 +87,7 @@ def build(
     ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)
     renderer = Renderer(tokenizer, config.chat_template)
     limits = Limits(config, renderer, tokenizer.bos_token_id, settings or {})
-    rows, kept = Spool[dict[str, Any]](scratch), []
+    rows, kept = DiskList[dict[str, Any]](scratch), []
     for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress):
         rows.append(columns)
         kept.append(row)
@@ -102,7 +102,7 @@ def build(
         pool, test = hold_out.held_out_sources(kept, given, ledger)
     else:
         pool, test = hold_out.hold_out(kept, config.test_rows, ledger, kind.together)
-    by_source: list[list[Kept]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
+    by_source: list[list[RowMeta]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
     left = [len(rows) or int(number in given) for number, rows in enumerate(by_source)]
     ledger.check_rows_left(left if any(map(len, by_source)) else [0] * len(pinned), mixture=bool(weights))
     order = mixing.order([len(rows) for rows in by_source], weights or None, config.mixing, config.shuffle, seed)
@@ -130,7 +130,7 @@ def build(
     )
 
 
-def _source(rows: Spool[dict[str, Any]], table: Sequence[int], place: int) -> str:
+def _source(rows: DiskList[dict[str, Any]], table: Sequence[int], place: int) -> str:
     """Where a row of a table was read."""
     return str(rows[table[place]]["source"])
 
@@ -162,7 +162,7 @@ def kept_rows(
     kind: Kind,
     seed: int,
     on_progress: OnProgress | None,
-) -> Iterator[tuple[Kept, dict[str, Any]]]:
+) -> Iterator[tuple[RowMeta, dict[str, Any]]]:
     """The rows of the table that the sources give, with their columns; those that are dropped are noted in the ``ledger``."""
     total, number_of_row = _expected_rows(pinned), 0
     for number, source in enumerate(pinned):
@@ -188,7 +188,7 @@ def kept_rows(
                     ledger.shortened[number] += SHORTENED in columns
                     columns = tables.compact({**columns, **made_by}, kind.columns)
                     sequences = kind.sequences(columns)
-                    yield Kept(number_of_row, number, example_number, digest, prompts, context, sequences), columns
+                    yield RowMeta(number_of_row, number, example_number, digest, prompts, context, sequences), columns
                     number_of_row += 1
     if on_progress:
         on_progress(ledger.read.total(), total)

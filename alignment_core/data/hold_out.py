@@ -13,7 +13,7 @@ from alignment_core.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RowMeta:
     """What is remembered of a row that passed the filters; its columns need not fit into memory."""
 
     number: int
@@ -64,7 +64,7 @@ def groups(rows: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[str]
     return [root(prompts[-1]) for prompts, _ in rows]
 
 
-def hold_out(rows: list[Kept], count: int, ledger: Ledger, together: str) -> tuple[list[Kept], list[Kept]]:
+def hold_out(rows: list[RowMeta], count: int, ledger: Ledger, together: str) -> tuple[list[RowMeta], list[RowMeta]]:
     """Split off about ``count`` rows as a test set: the groups with the smallest names. Returns training and test rows.
 
     Membership depends on the prompts of a row and of those in its group alone, so more data moves few rows. A group that
@@ -73,11 +73,11 @@ def hold_out(rows: list[Kept], count: int, ledger: Ledger, together: str) -> tup
     """
     if not count:
         return rows, []
-    by_group: defaultdict[str, list[Kept]] = defaultdict(list)
+    by_group: defaultdict[str, list[RowMeta]] = defaultdict(list)
     names = groups((row.prompts, row.context) for row in rows)
     for row, name in zip(rows, names, strict=True):
         by_group[name].append(row)
-    test: list[Kept] = []
+    test: list[RowMeta] = []
     held: set[str] = set()
     for name in sorted(by_group):
         distinct, copies = _without_copies(by_group[name])
@@ -96,7 +96,9 @@ def hold_out(rows: list[Kept], count: int, ledger: Ledger, together: str) -> tup
     return train, test
 
 
-def _nothing_to_split(rows: list[Kept], count: int, by_group: list[list[Kept]], together: str, all_test: bool) -> str:
+def _nothing_to_split(
+    rows: list[RowMeta], count: int, by_group: list[list[RowMeta]], together: str, all_test: bool
+) -> str:
     """Why one side of the split would be empty."""
     largest = max(by_group, key=len)
     if len(by_group) == 1:
@@ -116,7 +118,7 @@ def _nothing_to_split(rows: list[Kept], count: int, by_group: list[list[Kept]], 
     return sentence
 
 
-def held_out_sources(rows: list[Kept], held_out: set[int], ledger: Ledger) -> tuple[list[Kept], list[Kept]]:
+def held_out_sources(rows: list[RowMeta], held_out: set[int], ledger: Ledger) -> tuple[list[RowMeta], list[RowMeta]]:
     """The rows of the sources that are not held out, without those that hold an answer to a prompt of a test row, and the rows
     of those that are. Raises DataError if nothing is left of the latter."""
     test = [row for row in rows if row.source in held_out]
@@ -133,7 +135,7 @@ def held_out_sources(rows: list[Kept], held_out: set[int], ledger: Ledger) -> tu
     return train, test
 
 
-def _without_copies(rows: list[Kept]) -> tuple[list[Kept], list[Kept]]:
+def _without_copies(rows: list[RowMeta]) -> tuple[list[RowMeta], list[RowMeta]]:
     """Rows of different examples, and the copies of these; one example may have several rows."""
     first: dict[str, tuple[int, int]] = {}
     for row in rows:
@@ -145,7 +147,7 @@ def _without_copies(rows: list[Kept]) -> tuple[list[Kept], list[Kept]]:
     )
 
 
-def counts(rows: Sequence[Kept], sources_in_all: int) -> list[int]:
+def counts(rows: Sequence[RowMeta], sources_in_all: int) -> list[int]:
     """How many of the rows are of each source."""
     per_source = Counter(row.source for row in rows)
     return [per_source[source] for source in range(sources_in_all)]

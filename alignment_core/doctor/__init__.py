@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.artifacts import open_store
-from alignment_core.doctor import machine, surroundings
+from alignment_core.doctor import environment, machine
+from alignment_core.doctor.environment import discreet
 from alignment_core.doctor.machine import SECONDS, Answer, Check, State
-from alignment_core.doctor.surroundings import discreet
 from alignment_core.errors import AlignmentError
 from alignment_core.home import align_home
 
@@ -62,16 +62,16 @@ def checks(store: str | None) -> dict[str, Check]:
         "ALIGN_HOME": lambda: machine.own_disk(align_home()),
         "disk of ALIGN_HOME": lambda: machine.disk(align_home()),
         "disk of the store": lambda: machine.disk(open_store(store).workspace.root),
-        "store": lambda: surroundings.store_probe(store),
+        "store": lambda: environment.store_probe(store),
         "shared memory": machine.shared_memory,
         "open files": machine.open_files,
         "socket paths": machine.socket_paths,
-        "loopback": surroundings.loopback,
-        "prefect": surroundings.prefect,
-        "Hub credentials": lambda: discreet(surroundings.hub_credentials),
-        "W&B credentials": lambda: discreet(surroundings.wandb_credentials),
-        "AWS credentials": lambda: discreet(surroundings.aws_credentials),
-        "proxies": lambda: discreet(surroundings.proxies),
+        "loopback": environment.loopback,
+        "prefect": environment.prefect,
+        "Hub credentials": lambda: discreet(environment.hub_credentials),
+        "W&B credentials": lambda: discreet(environment.wandb_credentials),
+        "AWS credentials": lambda: discreet(environment.aws_credentials),
+        "proxies": lambda: discreet(environment.proxies),
     }
 
 

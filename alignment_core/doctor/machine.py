@@ -18,7 +18,7 @@ import psutil
 
 from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
 from alignment_core.home import align_home
-from alignment_core.host.supervised import LONGEST_SOCKET_FOLDER
+from alignment_core.host.subprocess_tree import LONGEST_SOCKET_FOLDER
 from alignment_core.machine_memory import GIB, cgroup_limit
 from alignment_core.processes import inherited
 

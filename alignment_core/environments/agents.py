@@ -16,7 +16,7 @@ from typing import Any
 from alignment_core.data.message_fields import REASONING
 from alignment_core.environments import tool_calls
 from alignment_core.environments.calling import called
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 
 Message = dict[str, Any]
 ANSWERING = ("user", "tool", "system", "developer")

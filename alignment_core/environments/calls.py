@@ -11,7 +11,7 @@ from alignment_core.credentials import resolved
 from alignment_core.environments.agents import Agent
 from alignment_core.environments.calling import called
 from alignment_core.errors import UserError
-from alignment_core.user_code.failed import Failed, raised
+from alignment_core.user_code.errors import Failed, raised
 from alignment_core.user_code.functions import load_function
 
 FIELD = "rl.environment.name"

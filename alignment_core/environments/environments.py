@@ -18,11 +18,11 @@ from alignment_core.environments.episode import NO_ROOM, Episode
 from alignment_core.environments.tool_calls import TAGS, answers, parse, unclosed_thought
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.rewards.failures import failure_of
+from alignment_core.rewards.results import failure_of
 from alignment_core.rewards.verify import Verifier
 from alignment_core.source_code import PACKAGE
-from alignment_core.user_code.counted import COUNTED
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.dependencies import COUNTED
+from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.functions import function_content
 from alignment_core.user_code.process import FunctionProcess
 

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from alignment_core.data.completion_text import CompletionText
     from alignment_core.inference.engine import Completion
-    from alignment_core.rewards.failures import Failed
+    from alignment_core.rewards.results import Failed
 
 NO_ROOM = "no room"
 """The ``finish_reason`` of an episode that its environment would have continued, but whose tokens are used up."""
@@ -107,7 +107,7 @@ class Episode:
         vars(self).update(vars(Episode(*plan, restarts=self.restarts + 1)))
 
     def row(self, text: CompletionText, policy: str) -> dict[str, Any]:
-        """As a row of :func:`~alignment_core.rollout.experience.step_schema`, before any reward."""
+        """As a row of :func:`~alignment_core.rollout.advantages.step_schema`, before any reward."""
         prompt, version = self.prompt, int(self.versions.max(initial=0))
         return {
             "prompt": self.number,

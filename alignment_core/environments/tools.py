@@ -14,9 +14,9 @@ from alignment_core.environments.calling import called
 from alignment_core.environments.tool_calls import Call
 from alignment_core.errors import UserError
 from alignment_core.rewards.verify import verifier_computed_by, verifier_content
-from alignment_core.user_code.failed import does_not_take
+from alignment_core.user_code.errors import does_not_take
 from alignment_core.user_code.functions import function_content, load_function
-from alignment_core.user_code.modules import refusal
+from alignment_core.user_code.import_guard import refusal
 
 FIELD = "rl.environment.options"
 TASK = "task"

@@ -15,8 +15,8 @@ from alignment_core.canonical import derive_seed
 from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.cost import times
 from alignment_core.execution.curve import Curve, Line
-from alignment_core.execution.tickets import FIRST, Ticket
-from alignment_core.models.handle import Model
+from alignment_core.execution.scheduling import FIRST, Ticket
+from alignment_core.models.model_ref import Model
 from alignment_core.plugins import Group
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 from alignment_core.recipes.base import Config
@@ -54,9 +54,9 @@ class StageConfig(Config):
         return self.model_dump(mode="json")
 
     def code_used(self) -> tuple[str, ...]:
-        """Modules that compute the result as it is configured, beside those of the :class:`Stage`: the plug-ins that it names.
+        """Modules of the plug-ins that the configuration names: ``run`` does not import them by name.
 
-        What such a module imports of its own distribution, and of ours, counts with it.
+        Every module that they can reach by imports, of their own distribution and of ours, is in the key too.
         """
         return ()
 
@@ -95,15 +95,14 @@ class Stage(Generic[C]):
     """The artifacts that it makes: their kinds by name. The first one is the default output, which it always makes."""
     config: type[C]
     run: Callable[[StageContext, C], dict[str, Any]]
-    """Writes files into the folders of ``context.outputs`` and returns metrics. An output whose folder stays empty is not made.
+    """Its key holds a digest of every module that it can reach by imports and that may compute.
+
+    Writes files into the folders of ``context.outputs`` and returns metrics. An output whose folder stays empty is not made.
 
     ``<name>.first`` is what a metric was at the stage's start; ``warnings`` is a list of sentences that people should read.
     """
     shows: Mapping[str, str] = field(default_factory=dict)
     """The key metrics, which stand for the stage on the terminal and in tables: their titles by name, the first ones first."""
-    code: tuple[str, ...] = ()
-    """Modules that compute the result beside the stage's own, of ours or of the distribution that brings the stage; ``a.b.*``
-    names all modules of a package. A digest of each is in the key."""
     packages: tuple[str, ...] = ()
     """Distributions that compute the result, such as ``torch``. Their versions are in the key."""
 
@@ -200,11 +199,6 @@ class StageResult(BaseModel):
 
 
 STAGES = Group("alignment.stages", "alignment_core.stages", "STAGE", "stage")
-
-
-def below(package: str, *modules: str) -> tuple[str, ...]:
-    """Modules of a package, for the code of a :class:`Stage`; each text may name several, with spaces between them."""
-    return tuple(f"{package}.{name}" for text in modules for name in text.split())
 
 
 def load_stage(name: str) -> Stage[Any]:

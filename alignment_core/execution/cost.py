@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from alignment_core.execution.tickets import START_OF_ACTORS, Ticket
+from alignment_core.execution.scheduling import START_OF_ACTORS, Ticket
 
 TOKENS = ("prompt_tokens", "completion_tokens", "train_tokens", "score_tokens")
 TOTALS = ("seconds", "startup_seconds", "waited_seconds", "device_seconds", *TOKENS)

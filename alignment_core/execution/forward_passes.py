@@ -15,8 +15,8 @@ import numpy as np
 from alignment_core.errors import Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.files import write_whole
-from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair, distinct
+from alignment_core.models.model_ref import Model
 
 if TYPE_CHECKING:
     from alignment_core.models.loading import Head

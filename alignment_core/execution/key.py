@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from alignment_core.canonical import canonical_json, derive_seed, digest_of
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.execution.base import Stage, StageCall, StageConfig
-from alignment_core.execution.reasons import changes
+from alignment_core.execution.cache_miss import changes
 from alignment_core.source_code import (
     PACKAGE,
     PARSING,
@@ -24,9 +24,8 @@ from alignment_core.source_code import (
     digest_of_module,
     edited_plugins,
     modules_behind,
-    modules_of,
 )
-from alignment_core.user_code.counted import counting, edited
+from alignment_core.user_code.dependencies import counting, edited
 
 log = logging.getLogger(__name__)
 MODELS = ("model", "reward-model", "critic")
@@ -119,14 +118,10 @@ def _computed_by(stage: Stage[Any], config: StageConfig) -> dict[str, dict[str, 
 
 
 def code_digests(stage: Stage[Any], config: StageConfig) -> dict[str, str]:
-    """The modules that compute a stage's result, with digests of what they do. Raises EnvironmentFault if one is not there.
-
-    They are the stage's own module, those that it declares, and those behind what its configuration names.
-    """
+    """Digests, by name, of the modules that compute a stage's result: every module that the stage's ``run`` or a plug-in of its
+    configuration can reach by imports. Raises EnvironmentFault if a plug-in's source is missing."""
     with PARSING:
-        declared = (SEEDS, stage.run.__module__, *stage.code)
-        names = {one for name in declared for one in modules_of(name)}
-        names |= {one for name in config.code_used() for one in modules_behind(name)}
+        names = {SEEDS}.union(*map(modules_behind, (stage.run.__module__, *config.code_used())))
         return {name: digest_of_module(name) for name in sorted(names)}
 
 

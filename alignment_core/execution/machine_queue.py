@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from alignment_core.artifacts.ownership import make_like_parent
+from alignment_core.artifacts.permissions import make_like_parent
 from alignment_core.artifacts.workspace import open_lock
-from alignment_core.execution.tickets import RunName, Ticket
+from alignment_core.execution.scheduling import RunName, Ticket
 from alignment_core.processes import boot_id, lock
 
 POLL_SECONDS = 0.2

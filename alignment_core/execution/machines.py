@@ -17,12 +17,12 @@ from alignment_core.cluster.group import ActorGroup, Call, call
 from alignment_core.cluster.nodes import check_nodes
 from alignment_core.errors import AlignmentError, DeadlineExceeded
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.tickets import FIRST, START_OF_ACTORS, OrderedLock, Ticket
+from alignment_core.execution.scheduling import FIRST, START_OF_ACTORS, OrderedLock, Ticket
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.rewards.judges import Judges
+from alignment_core.rewards.scoring_actors import Judges
 from alignment_core.training.trainers import Trainers
 from alignment_core.training.worker import TrainWorker
 from alignment_core.user_code.nodes import POOL, NodePool, Nodes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignment_core.models.four_bits import check_installed
+from alignment_core.models.quantization import check_installed
 from alignment_core.recipes import TrainingConfig
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import psutil
 
-from alignment_core.artifacts.faults import machine_fault
+from alignment_core.artifacts.os_errors import machine_fault
 from alignment_core.errors import (
     AlignmentError,
     DeadlineExceeded,

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
 from alignment_core.artifacts.attachments import attach
 from alignment_core.artifacts.paths import running_path
-from alignment_core.artifacts.places import placed
+from alignment_core.artifacts.portable_paths import placed
 from alignment_core.artifacts.stored_progress import StoredProgress
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
+from alignment_core.execution.cache_miss import why_it_runs
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.curve import CURVE, Line
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
-from alignment_core.execution.reasons import why_it_runs
 from alignment_core.execution.restarts import with_restarts
-from alignment_core.execution.tickets import FIRST, Ticket
+from alignment_core.execution.scheduling import FIRST, Ticket
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.user_code.counted import serving
+from alignment_core.user_code.dependencies import serving
 
 if TYPE_CHECKING:
     from alignment_core.execution.machines import WarmMachines

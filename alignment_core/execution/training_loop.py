@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, NumericError, UserError
-from alignment_core.execution.base import StageContext, below
-from alignment_core.execution.course import Course, unmoved
+from alignment_core.execution.base import StageContext
 from alignment_core.execution.curve import Curve
-from alignment_core.execution.looks import Looks
+from alignment_core.execution.evaluation_checkpoints import Looks
+from alignment_core.execution.metric_window import Course, unmoved
 from alignment_core.models.saving import ADAPTER
 from alignment_core.training.checkpoints import curve_of, drop_incomplete, drop_older, newest_progress
 
@@ -28,28 +28,6 @@ LAST = "last"
 """Output of the last checkpoint, where the best one is another."""
 TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter"}
 """The outputs of a stage that trains a policy; ``adapter`` of one with LoRA."""
-TRAINS = (
-    "alignment_core.columns",
-    *below("alignment_core.data", "message_fields messages row_order template turn_end"),
-    "alignment_core.evaluation.directions",
-    *below("alignment_core.execution", "course looks training_loop"),
-    "alignment_core.files",
-    "alignment_core.losses.logprobs",
-    "alignment_core.memory",
-    "alignment_core.spool",
-    *below(
-        "alignment_core.models",
-        "adapters attention flex_trees four_bits handle loading microbatch packed padding prefix_tree rope saving",
-        "stop_tokens",
-    ),
-    *below(
-        "alignment_core.training",
-        "average batches checkpoints engine learner moving_reference optimizers portable ranks reference resumable",
-        "schedule trainer trainer_ranks trainers training_rows worker",
-    ),
-    "alignment_core.training.methods.base",
-)
-"""What computes in every stage that trains on fixed data, for its :class:`Stage`."""
 TRAINING_PACKAGES = ("deepspeed", "jinja2", "torch", "transformers")
 
 

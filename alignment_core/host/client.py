@@ -20,7 +20,7 @@ from alignment_core.execution.key import StageKey
 from alignment_core.home import align_home
 from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import RAY_DIED, Channel, rebuild
-from alignment_core.host.supervised import Supervised, short_folder
+from alignment_core.host.subprocess_tree import Supervised, short_folder
 from alignment_core.processes import inherited
 from alignment_core.recipes import ResourcesConfig
 

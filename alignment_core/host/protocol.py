@@ -9,7 +9,7 @@ from socket import socket
 from typing import Any
 
 from alignment_core import errors
-from alignment_core.artifacts.faults import machine_fault
+from alignment_core.artifacts.os_errors import machine_fault
 from alignment_core.credentials import cut
 
 RAY_DIED = 75

@@ -24,9 +24,9 @@ from alignment_core.execution.curve import finite
 from alignment_core.execution.key import StageKey
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.execution.tickets import RunName, Ticket
+from alignment_core.execution.scheduling import RunName, Ticket
 from alignment_core.home import align_home
-from alignment_core.host.pace import Pace, Progress
+from alignment_core.host.progress_log import Pace, Progress
 from alignment_core.host.protocol import RAY_DIED, Channel, describe
 from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
@@ -63,11 +63,11 @@ class Server:
                 threading.Thread(target=self._end_without_ray, daemon=True).start()
             threading.Thread(target=self._warm_up, daemon=True).start()
         _import_for_all_threads()
-        signal.signal(signal.SIGTERM, self.hear_no_more)  # Ray has put its own handler in its place
+        signal.signal(signal.SIGTERM, self.stop_reading)  # Ray has put its own handler in its place
         for message in self.channel.messages():
             threading.Thread(target=self._execute, args=(message,), daemon=True).start()
 
-    def hear_no_more(self, *_: object) -> None:
+    def stop_reading(self, *_: object) -> None:
         """On SIGTERM no further message comes, so that ``serve`` returns. An exception could hit the way out itself: the
         signal and the flow's end come together when a flow is killed."""
         with contextlib.suppress(OSError):
@@ -193,7 +193,7 @@ def main() -> None:
     end, store, resources, temporary, samples = sys.argv[1:6]
     channel = Channel(socket(fileno=int(end)))
     server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary), samples == "1")
-    signal.signal(signal.SIGTERM, server.hear_no_more)
+    signal.signal(signal.SIGTERM, server.stop_reading)
     code = 1
     try:
         server.serve()

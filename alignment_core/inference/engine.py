@@ -19,9 +19,9 @@ from alignment_core.errors import UserError
 from alignment_core.imports import hidden, uncollected
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started
 from alignment_core.memory import memory_explained
-from alignment_core.models.buckets import Bucket
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import check_loadable, checkpoint_dtype
+from alignment_core.models.weight_transfer import Bucket
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
 MOST_SEQUENCES = 256

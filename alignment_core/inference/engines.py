@@ -8,7 +8,7 @@ from pathlib import Path
 
 from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.inference.engine import Completion, Completions, Engine, Request
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rollout import GenerationConfig
 
 TokenIds = Sequence[int]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from alignment_core.models.buckets import Bucket, Receiver
 from alignment_core.models.saving import check_loadable, weight_files
+from alignment_core.models.weight_transfer import Bucket, Receiver
 
 
 class WeightUpdate:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Manifest, Provenance, Reference, Store
-from alignment_core.execution.reasons import changes, in_words
+from alignment_core.execution.cache_miss import changes, in_words
 
 
 class Side(BaseModel):

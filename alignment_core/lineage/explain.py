@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import Provenance
-from alignment_core.execution.reasons import changes, in_words, nearest
+from alignment_core.execution.cache_miss import changes, in_words, nearest
 from alignment_core.journal import StageLine, short_id
 
 

@@ -14,7 +14,7 @@ from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError
 from alignment_core.journal import StageLine
 from alignment_core.recipes.sections.rewards import CHOICE, reward_names
-from alignment_core.rollout.records import SCORES
+from alignment_core.rollout.schemas import SCORES
 
 Row = dict[str, Any]
 """Texts and numbers by what they are: ``prompt``, ``completion``, ``reward``; or ``chosen``, ``rejected``; or ``text``."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import UserError
-from alignment_core.models.four_bits import STATE, is_quantised, plain_weight
+from alignment_core.models.quantization import STATE, is_quantised, plain_weight
 from alignment_core.recipes import LoraConfig
 
 if TYPE_CHECKING:

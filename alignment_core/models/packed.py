@@ -19,9 +19,9 @@ from alignment_core.models.attention import keeps_apart, over_trees, use_trees
 from alignment_core.models.rope import RopeLengths, sequence_lengths
 
 if TYPE_CHECKING:
-    from alignment_core.models.handle import Model
     from alignment_core.models.loading import Head
     from alignment_core.models.microbatch import MicroBatch
+    from alignment_core.models.model_ref import Model
     from alignment_core.models.prefix_tree import Node
 
 log = logging.getLogger(__name__)

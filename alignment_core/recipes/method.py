@@ -17,7 +17,7 @@ class Method:
     recipe: type[BaseRecipe]
     """Its recipes. The default of their field ``method`` is the method's name."""
     composition: str
-    """``module:function`` that takes a recipe, submits its stages and returns :class:`alignment.flows.outputs.Outputs`."""
+    """``module:function`` that takes a recipe, submits its stages and returns :class:`alignment.flows.results.Outputs`."""
     run: str | None = None
     """``module:function`` that runs a recipe where there is more to it than its composition: it takes the recipe,
     ``from_stage``, and what else a deployment's form should ask for. Plans then show the composition."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from alignment_core import journal
 from alignment_core.errors import NotFound
-from alignment_core.host.pace import duration
+from alignment_core.host.progress_log import duration
 from alignment_core.printable import markdown_line
 from alignment_core.recipes.sections.data import DataSource
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from alignment_core.evaluation.metric_names import arrow, metric_of, single_numbers
-from alignment_core.host.pace import number
+from alignment_core.host.progress_log import number
 
 HEAD = ("metric", "at the start", "value")
 

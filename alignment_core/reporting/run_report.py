@@ -19,7 +19,7 @@ from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult, shows_of
 from alignment_core.execution.cost import PARTS
 from alignment_core.execution.curve import CURVE, Curve
-from alignment_core.host.pace import headline
+from alignment_core.host.progress_log import headline
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.samples import Row, compared, text_of, without_comparison
 from alignment_core.printable import markdown_line, printable

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from alignment_core.credentials import LEAST, SETTINGS, looks_secret, variables
-from alignment_core.doctor.surroundings import aws_file, netrc_file
+from alignment_core.doctor.environment import aws_file, netrc_file
 
 LARGEST_FILE = 1 << 16
 _USERINFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/]+)@")

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.rewards import REWARDS, RewardConfig
-from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.results import Answers
 from alignment_core.user_code.pool import Elsewhere
 
 Rows = Sequence[dict[str, Any]]

@@ -23,9 +23,9 @@ import httpx
 from alignment_core.credentials import cut, remember, resolved
 from alignment_core.errors import EnvironmentFault, Stopped, UserError
 from alignment_core.network import proxy_of, through_proxy
-from alignment_core.rewards.failures import Answers
-from alignment_core.rewards.refusal import because, status
-from alignment_core.user_code.failed import Failed
+from alignment_core.rewards.http_errors import because, status
+from alignment_core.rewards.results import Answers
+from alignment_core.user_code.errors import Failed
 
 Rows = Sequence[dict[str, Any]]
 

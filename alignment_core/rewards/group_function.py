@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from alignment_core.data.messages import as_given, tools_of
-from alignment_core.rewards.failures import IGNORED, Answers, Given, Ignored, failure_of
-from alignment_core.user_code.failed import Failed
+from alignment_core.rewards.results import IGNORED, Answers, Ignored, RewardValue, failure_of
+from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
 PLAIN = (str, int, float, bool, list, type(None))
@@ -55,7 +55,7 @@ class GroupFunction:
         self._pool.close()
 
 
-def _with_extras(answer: dict[str, Any], count: int) -> list[Given | Ignored | Failed] | Failed:
+def _with_extras(answer: dict[str, Any], count: int) -> list[RewardValue | Ignored | Failed] | Failed:
     """The rewards of an answer that has scores and further numbers beside them: each a list of as many, or one for all.
 
     Further numbers that are none, or not finite, are left out. With ``none_is_ignored`` a reward that is None is
@@ -75,14 +75,14 @@ def _with_extras(answer: dict[str, Any], count: int) -> list[Given | Ignored | F
         one = values[place] if isinstance(values, list) else values
         return float(one) if isinstance(one, bool) else one
 
-    def given(place: int) -> Given | Ignored | Failed:
+    def given(place: int) -> RewardValue | Ignored | Failed:
         reward, score = at(rewards, place), at(scores, place)
         if reward is None and answer.get("none_is_ignored"):
             return IGNORED
         failure = failure_of(reward) or (None if score is None else failure_of(score))
         shown = {name: at(values, place) for name, values in extra.items()}
         finite = {name: float(one) for name, one in shown.items() if failure_of(one) is None}
-        return failure or Given(reward, score, finite)
+        return failure or RewardValue(reward, score, finite)
 
     return [given(place) for place in range(count)]
 

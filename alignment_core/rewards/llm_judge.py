@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.messages import as_given, in_words, tools_of
 from alignment_core.recipes.sections.judge_sampling import JudgeSampling
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 
 if TYPE_CHECKING:
     import httpx

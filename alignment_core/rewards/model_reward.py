@@ -13,12 +13,12 @@ from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import TurnEnd, eos_token_ids
 from alignment_core.errors import UserError
 from alignment_core.evaluation.files import SPREAD
-from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair, distinct
+from alignment_core.models.model_ref import Model
 from alignment_core.rewards.base import Opening, Rows, Scores
-from alignment_core.rewards.failures import Answers
-from alignment_core.rewards.judges import has_another_tokenizer, pairs_of
-from alignment_core.user_code.failed import Failed
+from alignment_core.rewards.results import Answers
+from alignment_core.rewards.scoring_actors import has_another_tokenizer, pairs_of
+from alignment_core.user_code.errors import Failed
 
 LEAST_DEVIATION = 1e-6
 """Of rewards that hardly differ."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.results import Answers
 
 Rows = Sequence[dict[str, Any]]
 

@@ -16,12 +16,12 @@ from alignment_core.data.messages import as_given, tools_of
 from alignment_core.data.steps import STEPS, StepLayout, verdict_ids
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError, one_line
-from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair, distinct
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.rewards.base import Opening, Rows, Scores
-from alignment_core.rewards.failures import Answers, Given
-from alignment_core.user_code.failed import Failed
+from alignment_core.rewards.results import Answers, RewardValue
+from alignment_core.user_code.errors import Failed
 
 REPLACEMENT = "\ufffd"
 """What a decoder gives for bytes that are no whole character."""
@@ -112,7 +112,7 @@ class StepJudge:
             else:
                 log_odds = [float(scores[next(place)]) for _ in one]
                 reward = aggregated(log_odds, self._how)
-                yield number, Given(reward, steps=self._by_step(rows[number], log_odds)) if self._form else reward
+                yield number, RewardValue(reward, steps=self._by_step(rows[number], log_odds)) if self._form else reward
 
     def _by_step(self, row: dict[str, Any], log_odds: Sequence[float]) -> tuple[tuple[int, float], ...]:
         """The last token of each step, and the chance that it is right; of the worst step alone, where the form asks for it.

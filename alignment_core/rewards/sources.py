@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from alignment_core.data.completion_text import CompletionText, with_special_tokens
 from alignment_core.errors import Stopped
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, Rows, Source, kind_of
-from alignment_core.rewards.failures import SHOWN, Account, RewardResult
+from alignment_core.rewards.results import SHOWN, Account, RewardResult
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any
 from alignment_core.errors import UserError
 from alignment_core.recipes.sections.rewards import VERIFIERS, is_named, plugin_name
 from alignment_core.rewards.base import Rows
-from alignment_core.rewards.failures import Account, Answers, numbers
 from alignment_core.rewards.named import NamedVerifier, Opened
+from alignment_core.rewards.results import Account, Answers, numbers
 from alignment_core.source_code import PACKAGE, digest_of_module, modules_behind
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.functions import function_content
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
 

@@ -11,8 +11,8 @@ from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode, version_of
 from alignment_core.errors import Stopped
 from alignment_core.inference.engines import Engines
-from alignment_core.rollout.episodes import Draws
-from alignment_core.rollout.experience import Samples
+from alignment_core.rollout.advantages import Samples
+from alignment_core.rollout.prompt_schedule import PromptSchedule
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Sampling:
 
     engines: Engines
     environments: Environments | None
-    draws: Draws
+    draws: PromptSchedule
     text: CompletionText
     stop_ids: tuple[int, ...]
     """Tokens that end a turn of the policy."""

@@ -11,9 +11,9 @@ import numpy as np
 from alignment_core.data.messages import as_given, tools_of
 from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import DataError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.sections.conditional_sft import AttributeConfig
-from alignment_core.rollout.records import read_rollouts, read_scores
+from alignment_core.rollout.schemas import read_rollouts, read_scores
 
 
 class AttributesConfig(StageConfig):
@@ -86,10 +86,4 @@ def inner_edges(values_N: np.ndarray, bins: int) -> list[float]:
 
 
 SHOWS = {"rows": "rows"}
-CODE = (
-    "alignment_core.columns",
-    *below("alignment_core.data", "messages rows_file"),
-    "alignment_core.files",
-    "alignment_core.rollout.records",
-)
-STAGE = Stage("attributes", 1, {"rows": "rows"}, AttributesConfig, run, SHOWS, code=CODE, packages=("numpy",))
+STAGE = Stage("attributes", 1, {"rows": "rows"}, AttributesConfig, run, SHOWS, packages=("numpy",))

@@ -13,7 +13,7 @@ from typing import Any
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.saving import (
     CHAT_TEMPLATES,
     WEIGHTS_INDEX,
@@ -201,5 +201,4 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
 
 
 SHOWS = {"parameters": "parameters"}
-MAKES = below("alignment_core.models", "saving scratch tokenizer")
-STAGE = Stage("base_model", 1, {"model": "model"}, BaseModelConfig, run, SHOWS, code=MAKES)
+STAGE = Stage("base_model", 1, {"model": "model"}, BaseModelConfig, run, SHOWS)

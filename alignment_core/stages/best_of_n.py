@@ -9,8 +9,8 @@ import numpy as np
 
 from alignment_core.evaluation.best_of_n import chance_right
 from alignment_core.evaluation.statistics import Interval, wilson
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
-from alignment_core.rollout.records import read_scores
+from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.rollout.schemas import read_scores
 
 SECTION = "section.md"
 """The file of an artifact of the kind ``section`` that the reports of runs show."""
@@ -80,10 +80,4 @@ def _markdown(found: dict[str, dict[int, Interval]], sizes: list[int], prompts: 
 
 
 SHOWS = {"best_0": "best of n by the first reward", "n": "n"}
-CODE = (
-    "alignment_core.columns",
-    *below("alignment_core.evaluation", "best_of_n statistics"),
-    "alignment_core.files",
-    "alignment_core.rollout.records",
-)
-STAGE = Stage("best_of_n", 1, {"best-of-n": "section"}, BestOfNConfig, run, SHOWS, code=CODE, packages=("numpy",))
+STAGE = Stage("best_of_n", 1, {"best-of-n": "section"}, BestOfNConfig, run, SHOWS, packages=("numpy",))

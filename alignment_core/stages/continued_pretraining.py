@@ -8,7 +8,7 @@ from typing import Any
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
-from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, train
 from alignment_core.recipes import TrainingConfig
 
 LARGEST = 700.0
@@ -43,10 +43,6 @@ def perplexity(nats: float) -> float:
 
 
 SHOWS = titles("test_perplexity", "test_loss", "loss")
-CODE = (
-    *TRAINS,
-    "alignment_core.training.methods.sft",
-)
 STAGE = Stage(
     "continued_pretraining",
     1,
@@ -54,6 +50,5 @@ STAGE = Stage(
     ContinuedPretrainingStageConfig,
     run,
     SHOWS,
-    code=CODE,
     packages=TRAINING_PACKAGES,
 )

@@ -11,7 +11,7 @@ from alignment_core.data.context import context_length
 from alignment_core.data.origins import ORIGINS
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.data.rows_file import ROWS
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import DataConfig, DataSource
 
 
@@ -89,15 +89,6 @@ def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource
 
 
 SHOWS = {"rows": "train rows"}
-CODE = (
-    "alignment_core.columns",
-    "alignment_core.spool",
-    *below(
-        "alignment_core.data",
-        "build conditions context fields formats hold_out kinds limits message_fields messages mixing origins overlap pin",
-        "row_order rows_file sharegpt sources statistics tables template turn_end",
-    ),
-)
 STAGE = Stage(
     "dataset",
     1,
@@ -105,6 +96,5 @@ STAGE = Stage(
     DatasetConfig,
     run,
     SHOWS,
-    code=CODE,
     packages=("datasets", "jinja2", "tokenizers", "transformers"),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
-from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, train
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.distillation import DistillationLossConfig
 
@@ -29,5 +29,4 @@ def run(context: StageContext, config: DistillationStageConfig) -> dict[str, Any
 
 
 SHOWS = titles("loss", "kl", "test_kl")
-CODE = (*TRAINS, "alignment_core.losses.distillation", *below("alignment_core.training.methods", "distillation sft"))
-STAGE = Stage("distillation", 1, TRAINED, DistillationStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("distillation", 1, TRAINED, DistillationStageConfig, run, SHOWS, packages=TRAINING_PACKAGES)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
-from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, train
 from alignment_core.recipes import DpoLossConfig, TrainingConfig
 
 
@@ -30,9 +30,4 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
 
 
 SHOWS = titles("accuracy", "test_accuracy", "margin", "loss")
-CODE = (
-    *TRAINS,
-    *below("alignment_core.losses", "preference ties"),
-    *below("alignment_core.training.methods", "dpo dpo_beta pairs"),
-)
-STAGE = Stage("dpo", 3, TRAINED, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("dpo", 3, TRAINED, DpoStageConfig, run, SHOWS, packages=TRAINING_PACKAGES)

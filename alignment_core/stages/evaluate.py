@@ -10,8 +10,8 @@ import numpy as np
 from alignment_core.evaluation.files import LM_EVAL, VERDICTS
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.evaluation.statistics import bootstrap, pass_at, per_prompt, wilson, win_rate_per_prompt
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
-from alignment_core.rollout.records import read_scores
+from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.rollout.schemas import read_scores
 
 MEANS = {"accuracy": "verifier", "reward": "reward"}
 """Metrics that are the mean of a column of scores, where it has any number."""
@@ -76,10 +76,4 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
 
 
 SHOWS = titles("accuracy", "reward", "win_rate", "judged_win_rate", "kl")
-CODE = (
-    "alignment_core.columns",
-    *below("alignment_core.evaluation", "files statistics"),
-    "alignment_core.files",
-    "alignment_core.rollout.records",
-)
-STAGE = Stage("evaluate", 1, {"evaluation": "evaluation"}, EvaluateConfig, run, SHOWS, code=CODE, packages=("numpy",))
+STAGE = Stage("evaluate", 1, {"evaluation": "evaluation"}, EvaluateConfig, run, SHOWS, packages=("numpy",))

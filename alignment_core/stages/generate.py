@@ -11,11 +11,11 @@ from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids, pass_chat_template_on
 from alignment_core.errors import DataError, NumericError
-from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext
 from alignment_core.inference.engines import EngineRequest
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.lengths import check_length
-from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
+from alignment_core.rollout.schemas import rollout_schema, shard_rows, write_table
 
 if TYPE_CHECKING:
     from alignment_core.inference.engines import Engines
@@ -131,16 +131,6 @@ def _shard(directory: Path, number: int) -> Path:
 
 
 SHOWS = {"completions": "completions"}
-CODE = (
-    "alignment_core.columns",
-    *below("alignment_core.data", "completion_text context message_fields messages template turn_end"),
-    "alignment_core.files",
-    *below("alignment_core.inference", "engine engines options weights"),
-    "alignment_core.losses.logprobs",
-    *below("alignment_core.models", "adapters buckets four_bits handle loading rope saving"),
-    *below("alignment_core.rollout", "lengths records"),
-    "alignment_core.memory",
-)
 STAGE = Stage(
     "generate",
     1,
@@ -148,6 +138,5 @@ STAGE = Stage(
     GenerateConfig,
     run,
     SHOWS,
-    code=CODE,
     packages=("jinja2", "tokenizers", "torch", "transformers", "vllm"),
 )

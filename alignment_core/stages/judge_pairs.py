@@ -13,14 +13,14 @@ from alignment_core.credentials import with_path
 from alignment_core.errors import DataError
 from alignment_core.evaluation.files import VERDICTS
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.files import write_whole
 from alignment_core.inference.http_server import served
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.rewards.endpoint import Endpoint
-from alignment_core.rewards.failures import Account, numbers
 from alignment_core.rewards.llm_judge import conversation, filled, reads, request, text_in
-from alignment_core.rollout.records import read_rollouts
+from alignment_core.rewards.results import Account, numbers
+from alignment_core.rollout.schemas import read_rollouts
 
 log = logging.getLogger(__name__)
 
@@ -148,16 +148,4 @@ def _write(file: Any, text: str) -> None:
 
 
 SHOWS = titles("win_rate", "position_changed")
-CODE = (
-    "alignment_core.columns",
-    "alignment_core.data.messages",
-    "alignment_core.evaluation.files",
-    "alignment_core.files",
-    "alignment_core.data.context",
-    *below("alignment_core.inference", "http_server options"),
-    "alignment_core.models.saving",
-    *below("alignment_core.rewards", "endpoint failures llm_judge"),
-    "alignment_core.rollout.records",
-    "alignment_core.user_code.failed",
-)
-STAGE = Stage("judge_pairs", 1, {"verdicts": "verdicts"}, JudgePairsConfig, run, SHOWS, code=CODE)
+STAGE = Stage("judge_pairs", 1, {"verdicts": "verdicts"}, JudgePairsConfig, run, SHOWS)

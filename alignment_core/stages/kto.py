@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
-from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, train
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.kto import KtoLossConfig
 
@@ -69,10 +69,4 @@ def imbalance(desirable: int, undesirable: int, loss: KtoLossConfig) -> Sequence
 
 
 SHOWS = titles("accuracy", "test_accuracy", "margin", "baseline", "loss")
-CODE = (
-    *TRAINS,
-    *below("alignment_core.losses", "kto ties"),
-    "alignment_core.training.methods.kto",
-    "alignment_core.training.mismatched",
-)
-STAGE = Stage("kto", 1, TRAINED, KtoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("kto", 1, TRAINED, KtoStageConfig, run, SHOWS, packages=TRAINING_PACKAGES)

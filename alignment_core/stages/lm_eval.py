@@ -13,7 +13,7 @@ from alignment_core.canonical import digest_of_file
 from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.files import LM_EVAL as RESULTS
 from alignment_core.evaluation.lm_eval_process import task_of
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.processes import inherited
 from alignment_core.recipes.paths import is_written_as_path
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
@@ -105,9 +105,5 @@ STAGE = Stage(
     {"lm-eval": "section"},
     LmEvalStageConfig,
     run,
-    code=(
-        *below("alignment_core.evaluation", "directions files lm_eval_process"),
-        *below("alignment_core.models", "loading saving"),
-    ),
     packages=("lm-eval", "torch", "transformers"),
 )

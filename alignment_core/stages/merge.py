@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from alignment_core.errors import UserError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.saving import CHAT_TEMPLATES, check_loadable, copy_files, weight_files
 
 if TYPE_CHECKING:
@@ -132,7 +132,4 @@ def _check_shapes(models: list[Tensors]) -> None:
 
 
 SHOWS = {"models": "models", "parameters": "parameters"}
-CODE = below("alignment_core.models", "merging same_tokenizer saving")
-STAGE = Stage(
-    "merge", 1, {"model": "model"}, MergeStageConfig, run, SHOWS, code=CODE, packages=("torch", "transformers")
-)
+STAGE = Stage("merge", 1, {"model": "model"}, MergeStageConfig, run, SHOWS, packages=("torch", "transformers"))

@@ -8,10 +8,10 @@ from typing import Any
 
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.adapters import NF4, QUANTISATION
-from alignment_core.models.four_bits import round_to_4_bits
 from alignment_core.models.padding import set_padding
+from alignment_core.models.quantization import round_to_4_bits
 from alignment_core.models.saving import (
     ADAPTER,
     GENERATION_CONFIG,
@@ -221,9 +221,5 @@ STAGE = Stage(
     MergeAdapterConfig,
     run,
     SHOWS,
-    code=(
-        *below("alignment_core.data", "message_fields messages template turn_end"),
-        *below("alignment_core.models", "adapters four_bits padding saving stop_tokens"),
-    ),
     packages=("jinja2", "peft", "torch", "transformers"),
 )

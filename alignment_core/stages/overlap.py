@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment_core.data.overlap import read_prompts
 from alignment_core.errors import DataError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 
 HELD_OUT = "held_out"
 """Role of the held-out prompts; the other inputs are data sets to train on, under the labels of their stages."""
@@ -46,5 +46,4 @@ def sentence(prompts: int, overlap: int, shared: dict[str, int]) -> str:
 
 
 SHOWS = {"overlap": "also trained on", "prompts": "prompts"}
-CODE = below("alignment_core.data", "messages overlap")
-STAGE = Stage("overlap", 1, {"overlap": "overlap"}, OverlapConfig, run, SHOWS, code=CODE)
+STAGE = Stage("overlap", 1, {"overlap": "overlap"}, OverlapConfig, run, SHOWS)

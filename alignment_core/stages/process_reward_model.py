@@ -7,9 +7,9 @@ from typing import Any
 
 from alignment_core.data.steps import STEPS, verdict_ids
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
-from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, train
+from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, train
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
@@ -42,12 +42,6 @@ def run(context: StageContext, config: ProcessRewardModelStageConfig) -> dict[st
 
 
 SHOWS = titles("test_accuracy", "accuracy", "loss")
-CODE = (
-    *TRAINS,
-    *below("alignment_core.data", "message_fields messages steps template turn_end"),
-    *below("alignment_core.losses", "process_reward ties"),
-    "alignment_core.training.methods.process_reward_model",
-)
 STAGE = Stage(
     "process_reward_model",
     1,
@@ -55,6 +49,5 @@ STAGE = Stage(
     ProcessRewardModelStageConfig,
     run,
     SHOWS,
-    code=CODE,
     packages=TRAINING_PACKAGES,
 )

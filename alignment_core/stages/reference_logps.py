@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from alignment_core.errors import DataError, NumericError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.forward_passes import ForwardPasses
 
 BLOCK = 64
@@ -36,7 +36,7 @@ class ReferenceLogpsConfig(StageConfig):
     ``<name>_logp``."""
     mismatched: bool = Field(False, exclude_if=lambda wanted: not wanted)
     """Whether each prompt is also put before the first completion of another row, see
-    :mod:`alignment_core.training.mismatched`: the column ``mismatched_logp``."""
+    :mod:`alignment_core.training.kto_mismatch`: the column ``mismatched_logp``."""
 
     def packages_used(self) -> tuple[str, ...]:
         return ("bitsandbytes",) if self.load_in_4bit else ()
@@ -49,7 +49,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     from alignment_core.columns import column
     from alignment_core.data.row_order import is_shuffled
     from alignment_core.training.batches import first_rows
-    from alignment_core.training.mismatched import mismatched
+    from alignment_core.training.kto_mismatch import mismatched
 
     tables = {
         split: pq.read_table(file)
@@ -85,19 +85,6 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
 
 
 SHOWS = {"rows": "rows"}
-CODE = (
-    "alignment_core.columns",
-    "alignment_core.data.row_order",
-    "alignment_core.execution.forward_passes",
-    "alignment_core.files",
-    "alignment_core.losses.logprobs",
-    "alignment_core.memory",
-    *below(
-        "alignment_core.models",
-        "attention flex_trees four_bits handle loading microbatch packed prefix_tree rope saving",
-    ),
-    *below("alignment_core.training", "batches forward forward_ranks mismatched trainers worker"),
-)
 STAGE = Stage(
     "reference_logps",
     1,
@@ -105,6 +92,5 @@ STAGE = Stage(
     ReferenceLogpsConfig,
     run,
     SHOWS,
-    code=CODE,
     packages=("torch", "transformers"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from alignment_core.evaluation.files import HELD_OUT
 from alignment_core.evaluation.metric_names import OF_POLICIES
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.stages import overlap
 
@@ -131,9 +131,4 @@ def cell(metrics: dict[str, float], name: str) -> str:
     return f"{metrics[name]:.3f} {ends}{count}"
 
 
-CODE = (
-    *below("alignment_core.data", "messages overlap"),
-    "alignment_core.evaluation.files",
-    "alignment_core.stages.overlap",
-)
-STAGE = Stage("report", 1, {"report": "report"}, ReportConfig, run, code=CODE)
+STAGE = Stage("report", 1, {"report": "report"}, ReportConfig, run)

@@ -10,10 +10,10 @@ import numpy as np
 
 from alignment_core.evaluation.files import HELD_OUT, SPREAD
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.forward_passes import ForwardPasses
 from alignment_core.execution.packages import packages_of
-from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, train
+from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, train
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import TrainingConfig
 
@@ -61,14 +61,6 @@ def _spread(context: StageContext) -> dict[str, float]:
 
 
 SHOWS = titles("test_accuracy", "accuracy", "loss")
-CODE = (
-    *TRAINS,
-    "alignment_core.evaluation.files",
-    "alignment_core.execution.forward_passes",
-    *below("alignment_core.losses", "reward ties"),
-    *below("alignment_core.training", "forward forward_ranks"),
-    *below("alignment_core.training.methods", "pairs reward_model"),
-)
 STAGE = Stage(
     "reward_model",
     4,
@@ -76,6 +68,5 @@ STAGE = Stage(
     RewardModelStageConfig,
     run,
     SHOWS,
-    code=CODE,
     packages=TRAINING_PACKAGES,
 )

@@ -11,18 +11,18 @@ import numpy as np
 from alignment_core.data.completion_text import CompletionText, with_special_tokens
 from alignment_core.errors import DataError, NumericError
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.forward_passes import ForwardPasses
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rewards import CHOICE, Reward, RewardConfig
 from alignment_core.rewards import base as rewards
+from alignment_core.rewards.aggregation import RunningMean, means_by_source, total_rewards
 from alignment_core.rewards.base import Opening
-from alignment_core.rewards.failures import MissingRewards, extras, numbers, reasons
-from alignment_core.rewards.judges import BLOCK, check_tokenizer, pairs_of
+from alignment_core.rewards.results import MissingRewards, extras, numbers, reasons
+from alignment_core.rewards.scoring_actors import BLOCK, check_tokenizer, pairs_of
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rewards.totals import RunningMean, means_by_source, total_rewards
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
-from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
+from alignment_core.rollout.schemas import SCORES, read_rollouts, score_schema, write_table
 
 
 class ScoreConfig(StageConfig):
@@ -195,20 +195,4 @@ def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]], 
 
 
 SHOWS = titles("mean_verifier", "mean_reward")
-CODE = (
-    "alignment_core.columns",
-    "alignment_core.data.completion_text",
-    "alignment_core.execution.forward_passes",
-    "alignment_core.files",
-    "alignment_core.losses.logprobs",
-    "alignment_core.memory",
-    *below(
-        "alignment_core.models",
-        "attention flex_trees four_bits handle loading microbatch packed prefix_tree rope same_tokenizer saving",
-    ),
-    *below("alignment_core.rewards", "base failures judges named sources totals verify"),
-    "alignment_core.rollout.records",
-    *below("alignment_core.training", "batches forward forward_ranks trainers worker"),
-    *below("alignment_core.user_code", "conventions failed functions pool process"),
-)
-STAGE = Stage("score", 4, {"scores": "scores"}, ScoreConfig, run, SHOWS, code=CODE, packages=("torch", "transformers"))
+STAGE = Stage("score", 4, {"scores": "scores"}, ScoreConfig, run, SHOWS, packages=("torch", "transformers"))

@@ -12,10 +12,10 @@ import numpy as np
 
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.rollout.best import lowest_kept, select_best
-from alignment_core.rollout.records import read_rollouts, read_scores, write_table
+from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 
 Key = tuple[bytes, bytes]
 """Tokens of a prompt and of its completion."""
@@ -134,11 +134,4 @@ def _nothing_kept(selection: BestConfig, completions: int, dropped: Counter[str]
 
 
 SHOWS = {"new": "kept", "kept": "share kept", "score": "score", "score_kept": "score of kept"}
-CODE = (
-    "alignment_core.columns",
-    *below("alignment_core.data", "kinds limits message_fields messages overlap tables tasks template turn_end"),
-    "alignment_core.data.kinds.texts",
-    "alignment_core.files",
-    *below("alignment_core.rollout", "best records"),
-)
-STAGE = Stage("select_best", 1, {"dataset": "dataset"}, SelectBestConfig, run, SHOWS, code=CODE, packages=("numpy",))
+STAGE = Stage("select_best", 1, {"dataset": "dataset"}, SelectBestConfig, run, SHOWS, packages=("numpy",))

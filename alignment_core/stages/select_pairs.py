@@ -10,9 +10,9 @@ from typing import Any
 
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import SelectionConfig
-from alignment_core.rollout.records import read_rollouts, read_scores, write_table
+from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 from alignment_core.rollout.selection import select_pairs
 
 
@@ -70,14 +70,4 @@ def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:
 
 
 SHOWS = {"pairs": "pairs"}
-CODE = (
-    "alignment_core.columns",
-    *below(
-        "alignment_core.data",
-        "fields kinds limits message_fields messages overlap sharegpt tables tasks template turn_end",
-    ),
-    "alignment_core.data.kinds.preferences",
-    "alignment_core.files",
-    *below("alignment_core.rollout", "records selection"),
-)
-STAGE = Stage("select_pairs", 1, {"dataset": "dataset"}, SelectPairsConfig, run, SHOWS, code=CODE)
+STAGE = Stage("select_pairs", 1, {"dataset": "dataset"}, SelectPairsConfig, run, SHOWS)

@@ -9,7 +9,7 @@ from pydantic import Field
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
-from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, train
 from alignment_core.recipes import TrainingConfig
 
 
@@ -30,8 +30,4 @@ def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
 
 
 SHOWS = titles("loss", "test_loss")
-CODE = (
-    *TRAINS,
-    "alignment_core.training.methods.sft",
-)
-STAGE = Stage("sft", 3, TRAINED, SftStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("sft", 3, TRAINED, SftStageConfig, run, SHOWS, packages=TRAINING_PACKAGES)

@@ -9,7 +9,7 @@ import numpy as np
 
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError, NumericError
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.files import write_whole
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _of_rollouts(context: StageContext) -> pa.Table:
 
     from alignment_core.data.kinds.texts import KIND  # demonstrations have the same columns
     from alignment_core.data.tables import schema
-    from alignment_core.rollout.records import read_rollouts
+    from alignment_core.rollout.schemas import read_rollouts
 
     rows = [
         {
@@ -111,21 +111,6 @@ def _said(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spli
 
 
 SHOWS = {"rows": "rows"}
-CODE = (
-    "alignment_core.columns",
-    *below("alignment_core.data", "kinds limits message_fields messages overlap tables tasks template turn_end"),
-    "alignment_core.data.kinds.texts",
-    "alignment_core.files",
-    "alignment_core.losses.logprobs",
-    "alignment_core.memory",
-    *below(
-        "alignment_core.models",
-        "attention flex_trees four_bits handle loading microbatch packed prefix_tree rope saving",
-    ),
-    "alignment_core.rollout.records",
-    *below("alignment_core.training", "batches teacher trainers worker"),
-    "alignment_core.training.methods.sft",
-)
 STAGE = Stage(
     "teacher_logps",
     1,
@@ -133,6 +118,5 @@ STAGE = Stage(
     TeacherLogpsConfig,
     run,
     SHOWS,
-    code=CODE,
     packages=("torch", "transformers"),
 )

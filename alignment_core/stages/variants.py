@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.printable import markdown_line
 from alignment_core.recipes.methods.sweep import OF_TRAINING
 from alignment_core.stages.report import cell, columns_of
@@ -100,10 +100,4 @@ def _overlap(one: Variant, other: Variant, metric: str) -> bool:
 
 
 SHOWS = {"best": "best"}
-CODE = (
-    *below("alignment_core.data", "messages overlap"),
-    "alignment_core.evaluation.files",
-    "alignment_core.printable",
-    *below("alignment_core.stages", "overlap report"),
-)
-STAGE = Stage("variants", 1, {"variants": "section"}, VariantsConfig, run, SHOWS, code=CODE)
+STAGE = Stage("variants", 1, {"variants": "section"}, VariantsConfig, run, SHOWS)

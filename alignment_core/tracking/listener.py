@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import Line
-from alignment_core.host.pace import Progress
+from alignment_core.host.progress_log import Progress
 
 
 class Listener:

@@ -18,7 +18,7 @@ from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import Line
 from alignment_core.host.protocol import Channel
-from alignment_core.host.supervised import Supervised, short_folder
+from alignment_core.host.subprocess_tree import Supervised, short_folder
 from alignment_core.printable import printable
 from alignment_core.processes import inherited
 from alignment_core.recipes import BaseRecipe

@@ -10,10 +10,10 @@ import torch
 from alignment_core.credentials import cut, resolved
 from alignment_core.errors import UserError, one_line
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.training.average import whole_tensors
+from alignment_core.training.ema import whole_tensors
 
 
-class Asked(dict[str, Any]):
+class RecordingDict(dict[str, Any]):
     """A configuration that knows which of its entries were asked for."""
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ def make_engine(
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if resources.offload_optimizer:
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-    asked = Asked(_merged(settings, resolved(resources.deepspeed, "resources.deepspeed")))
+    asked = RecordingDict(_merged(settings, resolved(resources.deepspeed, "resources.deepspeed")))
     try:
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=asked)
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:

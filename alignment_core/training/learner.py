@@ -1,7 +1,7 @@
 """One model under DeepSpeed on one rank: steps on given rows, forward passes, checkpoints that resume exactly, export.
 
 It knows nothing of where rows come from or why; :mod:`~alignment_core.training.trainer` and
-:mod:`~alignment_core.training.reinforcement` do.
+:mod:`~alignment_core.training.policy_trainer` do.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from alignment_core.artifacts.faults import check_room
-from alignment_core.artifacts.ownership import check_ours
+from alignment_core.artifacts.os_errors import check_room
+from alignment_core.artifacts.permissions import check_ours
 from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
-from alignment_core.models.four_bits import FIELD as IN_4_BITS
-from alignment_core.models.four_bits import size as numbers_of
-from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row
+from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.padding import set_padding
+from alignment_core.models.quantization import FIELD as IN_4_BITS
+from alignment_core.models.quantization import size as numbers_of
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.models.stop_tokens import stop_at_turn_end
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
-from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import cut, pack
+from alignment_core.training.ema import WeightAverage
 from alignment_core.training.engine import fill_gradients, make_engine
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
-from alignment_core.training.portable import Portable
+from alignment_core.training.portable_checkpoint import Portable
 from alignment_core.training.ranks import from_rank_0, sum_over_ranks, unanimous
 
 Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]

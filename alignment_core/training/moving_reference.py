@@ -13,7 +13,7 @@ from alignment_core.files import write_whole
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.models.microbatch import MicroBatch
 from alignment_core.models.packed import PackedModel, run_packed
-from alignment_core.training.average import full_fp32, whole_parameter
+from alignment_core.training.ema import full_fp32, whole_parameter
 from alignment_core.training.learner import Learner
 
 REFERENCE = "reference.safetensors"

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from alignment_core.cluster.group import ActorGroup, call
-from alignment_core.models.buckets import Bucket, Share
+from alignment_core.models.weight_transfer import Bucket, Share
 from alignment_core.training.learner import StepReport
-from alignment_core.training.reinforcement import PolicyTrainer
+from alignment_core.training.policy_trainer import PolicyTrainer
 from alignment_core.training.resumable import ResumableJob
 from alignment_core.training.step_data import StepData
 from alignment_core.training.worker import TrainWorker

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from alignment_core.artifacts.places import home_id, receive
+from alignment_core.artifacts.portable_paths import home_id, receive
 from alignment_core.cluster.group import call
 from alignment_core.training.checkpoints import CURVE, complete, folder_of, newest_progress
 from alignment_core.training.trainers import OpenJob

@@ -11,8 +11,8 @@ import torch
 from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import call
 from alignment_core.memory import memory_explained
-from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Row
+from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack

@@ -19,8 +19,8 @@ from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.data.turn_end import chat_template_of
 from alignment_core.errors import NumericError
-from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch, Row
+from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig, TrainingConfig

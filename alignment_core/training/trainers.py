@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
-from alignment_core.artifacts.places import home_id, is_artifact, share
+from alignment_core.artifacts.portable_paths import home_id, is_artifact, share
 from alignment_core.cluster.group import ActorGroup, Call, call
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.worker import Job, TrainWorker

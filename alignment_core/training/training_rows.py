@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignment_core.data.row_order import is_shuffled
+from alignment_core.disk_list import DiskList
 from alignment_core.models.microbatch import Row
-from alignment_core.spool import Spool
 
 if TYPE_CHECKING:
     from alignment_core.training.methods.base import BatchMethod, Method
 
-Rows = Spool[Row] | Sequence[Row]
+Rows = DiskList[Row] | Sequence[Row]
 
 BLOCK = 1000
 """Rows of the table that are in memory at a time."""
@@ -22,10 +22,10 @@ SHOWN = "text"
 """The column that people read, and no method."""
 
 
-def training_rows(table: Path, method: Method, scratch: Path | None) -> Spool[Row]:
+def training_rows(table: Path, method: Method, scratch: Path | None) -> DiskList[Row]:
     """What ``method`` makes of each row of the Parquet file ``table``, by number; they lie in a file in ``scratch`` (None:
     where temporary files go)."""
-    return Spool(scratch, _rows(table, method))
+    return DiskList(scratch, _rows(table, method))
 
 
 def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | None) -> Rows:
@@ -36,7 +36,7 @@ def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | No
     with pq.ParquetFile(table) as file:
         columns = [name for name in file.schema_arrow.names if name != SHOWN]
         if not method.passes_trained_rows:
-            return Spool(scratch, method.rows_before(file.read(columns)))
+            return DiskList(scratch, method.rows_before(file.read(columns)))
         first = file.schema_arrow.empty_table() if not len(rows) else file.read_row_group(0, columns).slice(0, 1)
         return rows if len(method.rows_before(first)) else []
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from alignment_core.artifacts import FileEntry, places
+from alignment_core.artifacts import FileEntry, portable_paths
 from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import Call
 from alignment_core.imports import uncollected
@@ -67,16 +67,16 @@ class TrainWorker:
             return asked.of(self.job)
 
     def send(self, folder: Path, home: str) -> tuple[FileEntry, ...] | None:
-        """See :func:`alignment_core.artifacts.places.send`."""
-        return places.send(folder, home)
+        """See :func:`alignment_core.artifacts.portable_paths.send`."""
+        return portable_paths.send(folder, home)
 
     def receive(self, folder: Path, entries: Sequence[FileEntry], home: str) -> None:
-        """See :func:`alignment_core.artifacts.places.receive`."""
-        places.receive(folder, entries, home=home)
+        """See :func:`alignment_core.artifacts.portable_paths.receive`."""
+        portable_paths.receive(folder, entries, home=home)
 
     def clear(self, folder: Path, home: str) -> None:
-        """See :func:`alignment_core.artifacts.places.clear`."""
-        places.clear(folder, home)
+        """See :func:`alignment_core.artifacts.portable_paths.clear`."""
+        portable_paths.clear(folder, home)
 
     def close(self) -> None:
         """Let go of the open job and its memory."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from alignment_core.source_code import parse
-from alignment_core.user_code.counted import Code, locate
+from alignment_core.user_code.dependencies import Code, locate
 
 DYNAMIC = {"__getattr__", "globals", "vars", "locals", "setattr", "exec", "modules", "__dict__", "f_globals", "*"}
 """Source that mentions one of these may make names that cannot be seen in it."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from alignment_core.errors import UserError
 from alignment_core.source_code import PACKAGE, ROOT
-from alignment_core.user_code.counted import code_of
 from alignment_core.user_code.definitions import NotDefined, definition
-from alignment_core.user_code.failed import raised
-from alignment_core.user_code.modules import load
+from alignment_core.user_code.dependencies import code_of
+from alignment_core.user_code.errors import raised
+from alignment_core.user_code.import_guard import load
 
 LISTED = 10
 """Functions that a message names where none is near."""
@@ -51,7 +51,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def function_content(name: str, field: str, docstrings: bool = False) -> dict[str, str]:
     """What a function or class is, for stage keys: its name and the digest of what its file computes, and all of the user's
-    that this imports (see :mod:`~alignment_core.user_code.counted`). Nothing of it is executed. Raises UserError.
+    that this imports (see :mod:`~alignment_core.user_code.dependencies`). Nothing of it is executed. Raises UserError.
 
     With ``docstrings`` they count, too: ask for it where a policy may get to read them, as it does those of some tools.
     """

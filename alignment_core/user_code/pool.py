@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from alignment_core.errors import UserError
-from alignment_core.user_code.counted import COUNTED
+from alignment_core.user_code.dependencies import COUNTED
 from alignment_core.user_code.process import FunctionProcess
 
 log = logging.getLogger(__name__)

@@ -29,11 +29,11 @@ import psutil
 
 from alignment_core.errors import Stopped, UserError
 from alignment_core.processes import SAFE_PATH, inherited
-from alignment_core.user_code import counted as user_code
-from alignment_core.user_code import modules as user_modules
-from alignment_core.user_code.conventions import called_with_rows
-from alignment_core.user_code.failed import Failed, does_not_take, raised
+from alignment_core.user_code import dependencies as user_code
+from alignment_core.user_code import import_guard as user_modules
+from alignment_core.user_code.errors import Failed, does_not_take, raised
 from alignment_core.user_code.functions import is_async, load_function
+from alignment_core.user_code.reward_adapters import called_with_rows
 
 ROOT = Path(__file__).parents[2]
 LAST_SECONDS = 1.0

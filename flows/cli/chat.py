@@ -17,7 +17,7 @@ from alignment_core.credentials import remember
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference.http_server import authorization, served
 from alignment_core.printable import printable
-from alignment_core.rewards.refusal import because
+from alignment_core.rewards.http_errors import because
 
 UNAUTHORISED = (401, 403)
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it"

@@ -24,8 +24,8 @@ def check(
     Exit code 2 if the recipe cannot run. Problems in rows that are not read here are reported by the run itself.
     """
     from alignment.flows.planning import plan
-    from alignment.flows.shipped import file_of
-    from alignment_core.checks.findings import check as look
+    from alignment.flows.shipped_recipes import file_of
+    from alignment_core.checks.report import check as look
     from alignment_core.evaluation.gates import warnings as warnings_of_gates
     from alignment_core.recipes import load_recipe
     from alignment_core.tracking import require

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from alignment.flows import access
-from alignment.flows.cli.own import OF_RECIPES, checked, is_flow_file, load_flow, parameters_of
+from alignment.flows.cli.custom_flow import OF_RECIPES, checked, is_flow_file, load_flow, parameters_of
 from alignment.flows.cli.services import RunArgument
 from alignment.flows.console import JsonOption, RecipeArgument, SweepOption, err, out, print_json
 from alignment.flows.service import services
@@ -66,7 +66,7 @@ def deploy(
 
 def _recipe_of(given: Path, overrides: list[str], sweeps: list[str]) -> Callable[..., None]:
     """What registers a recipe, which is checked first."""
-    from alignment.flows.shipped import file_of
+    from alignment.flows.shipped_recipes import file_of
     from alignment_core.recipes import folder_of, load_recipe
 
     file = file_of(given)
@@ -111,11 +111,11 @@ def deployments(
     """
     from rich.table import Table
 
-    from alignment.flows import shipped
+    from alignment.flows import shipped_recipes
 
     if as_prefect_yaml:
-        return print(shipped.prefect_yaml(distribution or shipped.OURS), end="")
-    found = shipped.shipped(distribution).values()
+        return print(shipped_recipes.prefect_yaml(distribution or shipped_recipes.OURS), end="")
+    found = shipped_recipes.shipped(distribution).values()
     if as_json:
         return print_json({one.name: {"recipe": str(one.path), "distribution": one.distribution} for one in found})
     table = Table("deployment", "recipe", "distribution", box=None)

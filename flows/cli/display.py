@@ -16,7 +16,7 @@ from alignment.flows.cli.stream import EventStream
 from alignment.flows.console import err, print_json, print_line
 from alignment.flows.costs import COSTS, cost_cells, run_cost, step_rows
 from alignment_core.execution.base import StageResult, load_stage
-from alignment_core.host.pace import headline
+from alignment_core.host.progress_log import headline
 from alignment_core.reporting.results import HEAD, result_rows
 from alignment_core.stages.report import cell, columns_of, confidence
 from alignment_core.stages.variants import table as variants_table

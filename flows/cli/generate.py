@@ -90,7 +90,7 @@ def generate(
 
 def _data(prompts: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
     """The data set of prompts, and sentences about how it is read: as ``--set`` says, or else as `align init` reads it."""
-    from alignment_core.starting.prompts import prompts_of, unread_prompts
+    from alignment_core.init.prompts import prompts_of, unread_prompts
 
     if any(one.startswith(READ_AS) for one in overrides):
         return unread_prompts(prompts), []
@@ -148,7 +148,7 @@ def left_out_sentence(left_out: dict[str, int], recipe: Any) -> str:
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     """A row of the file for each completion, in the order of the prompts."""
     from alignment_core.data.messages import as_given, tools_of
-    from alignment_core.rollout.records import read_rollouts
+    from alignment_core.rollout.schemas import read_rollouts
 
     for row in read_rollouts(folder):
         kept = json.loads(row["columns"]) if row["columns"] else {}

@@ -20,7 +20,7 @@ from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
 
 if TYPE_CHECKING:
     from alignment_core.artifacts import Store
-    from alignment_core.starting.recipe import Started
+    from alignment_core.init.recipe import InitResult
 
 SHOWN = 70
 """Characters of a value."""
@@ -67,12 +67,12 @@ def init(
         given = {"--data": data, "--model": model, "--method": method, "--eval-data": eval_data, "--column": column}
         given["--reward"] = reward
         return _copy(copied, [name for name, value in given.items() if value], output, force, as_json)
-    from alignment_core.starting.recipe import Wish, held_out_file, start
+    from alignment_core.init.recipe import InitRequest, held_out_file, start
 
     with _plainly():
         check_output(output, force)
     asks = not (yes or as_json) and sys.stdin.isatty() and out.is_terminal
-    wish = Wish(data or _found(asks), output, model, method, eval_data, _columns(column), reward)
+    wish = InitRequest(data or _found(asks), output, model, method, eval_data, _columns(column), reward)
     opened = open_store(store, writes=False)
     with err.status("", spinner="dots") as shown, _plainly():
 
@@ -132,7 +132,7 @@ def _columns(given: Sequence[str]) -> dict[str, str]:
 
 def _found(asks: bool) -> str:
     """What is to be read in this folder, where nobody named it."""
-    from alignment_core.starting.rows import candidates
+    from alignment_core.init.rows import candidates
 
     found = candidates(Path.cwd())
     if not found:
@@ -157,7 +157,7 @@ def _asked(question: str, answers: Sequence[str]) -> str:
             return str(said)
 
 
-def _write(started: Started, output: Path, held_out: Path, force: bool) -> Path | None:
+def _write(started: InitResult, output: Path, held_out: Path, force: bool) -> Path | None:
     """Write the recipe, and the rows that are held out to a file beside it, if there are any: both or none."""
     for target in (output, held_out):
         if any(target.exists() and target.samefile(file) for file in started.rows.files):
@@ -178,10 +178,10 @@ def _write(started: Started, output: Path, held_out: Path, force: bool) -> Path 
     return held_out
 
 
-def _checked(output: Path, store: Store, started: Started) -> tuple[list[str], list[dict[str, str]], list[str]]:
+def _checked(output: Path, store: Store, started: InitResult) -> tuple[list[str], list[dict[str, str]], list[str]]:
     """What `align check` finds: problems, stages, and what becomes of rows that do not fit."""
     from alignment.flows.planning import plan
-    from alignment_core.checks.findings import check as look
+    from alignment_core.checks.report import check as look
     from alignment_core.recipes import load_recipe
 
     if started.model.problem:  # nobody waits twice for a Hub that does not answer
@@ -204,7 +204,7 @@ def _checked(output: Path, store: Store, started: Started) -> tuple[list[str], l
     return findings.problems, stages, dropped
 
 
-def _told(started: Started) -> dict[str, Any]:
+def _told(started: InitResult) -> dict[str, Any]:
     model = started.model
     return {
         "method": started.method,
@@ -219,7 +219,12 @@ def _told(started: Started) -> dict[str, Any]:
 
 
 def _show(
-    started: Started, output: Path, held_out: Path | None, warnings: list[str], problems: list[str], commands: list[str]
+    started: InitResult,
+    output: Path,
+    held_out: Path | None,
+    warnings: list[str],
+    problems: list[str],
+    commands: list[str],
 ) -> None:
     out.print(f"{started.rows.named}: {started.rows.words}", markup=False)
     table = Table("column", "role", "in the first row", box=None)
@@ -248,7 +253,7 @@ def _short(value: Any) -> str:
 
 
 def _copy(name: str, unused: list[str], output: Path, force: bool, as_json: bool) -> None:
-    from alignment.flows.shipped import file_of, shipped
+    from alignment.flows.shipped_recipes import file_of, shipped
 
     if unused:
         raise UserError(f"--from copies a recipe as it is: leave out {', '.join(unused)}, and edit the copy")

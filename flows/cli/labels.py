@@ -39,7 +39,7 @@ def export(
 ) -> None:
     """Write pairs of completions of the same prompt: the best and the worst by reward, in an order that says nothing."""
     from alignment_core.nights.labels import check_pairs, exported, pairs
-    from alignment_core.rollout.records import read_rollouts, read_scores
+    from alignment_core.rollout.schemas import read_rollouts, read_scores
 
     if output.exists():
         raise UserError(f"{output} is there already, perhaps with labels: give another --output")

@@ -30,14 +30,14 @@ def migrate(
     The launcher in front of it (deepspeed, torchrun, accelerate, ray job submit, …) may stay. A Python script is parsed, never
     run; what cannot be read of it is listed with its line.
     """
-    from alignment_core import migrating
+    from alignment_core import migrate
 
     if output is not None:
         check_output(output, force)
     target = output.absolute().parent if output is not None else Path.cwd()
     is_script = command.endswith(".py") and len(command.split()) == 1
-    line = migrating.read_script(Path(command), Path.cwd()) if is_script else migrating.read(_text(command))
-    made = migrating.migrate(line, Path.cwd(), target)
+    line = migrate.read_script(Path(command), Path.cwd()) if is_script else migrate.read(_text(command))
+    made = migrate.migrate(line, Path.cwd(), target)
     if output is not None:
         write_file(output, made.text())
     if as_json:

@@ -41,13 +41,13 @@ def run(
 
     A file of Python, or a function in it (file.py:flow), is a Prefect flow of your own; --set then sets its parameters.
     """
-    from alignment.flows.cli.own import OF_RECIPES, is_flow_file
+    from alignment.flows.cli.custom_flow import OF_RECIPES, is_flow_file
 
     if is_flow_file(recipe):
         if sweeps or store:
             raise UserError(OF_RECIPES.format("sweep" if sweeps else "store"))
         return run_flow_here(str(recipe), None, from_stage, None, as_json, tuple(overrides))
-    from alignment.flows.shipped import file_of
+    from alignment.flows.shipped_recipes import file_of
     from alignment_core.recipes import load_recipe
 
     chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])], sweeps=sweeps)
@@ -85,7 +85,7 @@ def run_recipe_here(
     from alignment_core.tracking import require
 
     opened = open_store(recipe.store)  # a store that cannot be used is said before Prefect starts
-    from alignment.flows import early
+    from alignment.flows import preflight
     from alignment.flows.service import environment, services
     from alignment.flows.service.prefect_api import start_prefect_api
 
@@ -93,17 +93,17 @@ def run_recipe_here(
     services.use_if_running()
     environment.prepare()
     api = start_prefect_api()  # takes seconds, so it starts while the recipe is checked
-    planned = early.check_recipe(recipe, opened, from_stage)
-    host = early.early_host(recipe, planned)
+    planned = preflight.check_recipe(recipe, opened, from_stage)
+    host = preflight.early_host(recipe, planned)
 
     def start() -> dict[str, Any]:
-        from alignment.flows.any_recipe import alignment
+        from alignment.flows.recipe_flow import alignment
 
         outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
         return outcome
 
-    command_line = early.CommandLine(None, host, resumes, overrides, warnings=tuple(planned.warnings))
-    with early.closing(host):
+    command_line = preflight.CommandLine(None, host, resumes, overrides, warnings=tuple(planned.warnings))
+    with preflight.closing(host):
         return _displayed(start, api, command_line, as_json)
 
 
@@ -119,8 +119,8 @@ def run_flow_here(
 
     It is called with ``parameters``, or with what ``overrides`` make of its defaults.
     """
-    from alignment.flows import early
-    from alignment.flows.cli.own import checked, load_flow, parameters_of
+    from alignment.flows import preflight
+    from alignment.flows.cli.custom_flow import checked, load_flow, parameters_of
     from alignment.flows.service import environment, services
     from alignment.flows.service.prefect_api import start_prefect_api
 
@@ -130,7 +130,7 @@ def run_flow_here(
     flow = load_flow(given)
     called = checked(flow, parameters_of(flow, overrides) if parameters is None else parameters)
     chosen = from_stage or (resumes.from_stage if resumes else None)
-    caller = early.CommandLine(None, None, None if from_stage else resumes, overrides, chosen)
+    caller = preflight.CommandLine(None, None, None if from_stage else resumes, overrides, chosen)
     _displayed(lambda: flow(**called), api, caller, as_json)
     if not caller.outcomes and as_json:
         print_json({"event": "result", "status": "completed", "stages": []})
@@ -151,10 +151,10 @@ def not_published(outcome: dict[str, Any]) -> bool:
 
 def _displayed(start: Callable[[], Any], api: Any, caller: Any, as_json: bool) -> Any:
     with uncollected(), hidden("pandas"):  # Prefect imports it to know its tables as a task's parameters
-        import alignment.flows.any_recipe  # noqa: F401
+        import alignment.flows.recipe_flow  # noqa: F401
         from alignment.flows.access import lost_server
         from alignment.flows.cli.display import display_of
-        from alignment.flows.early import COMMAND_LINE
+        from alignment.flows.preflight import COMMAND_LINE
         from alignment.flows.service.reconcile import mark_if_open
 
     with display_of(as_json) as display:

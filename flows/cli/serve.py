@@ -192,7 +192,7 @@ def _scores(folder: Path) -> Any:
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.data.context import context_length
-    from alignment_core.models.handle import Model
+    from alignment_core.models.model_ref import Model
     from alignment_core.recipes import ResourcesConfig
     from alignment_core.rewards.server import scores_of_texts
     from alignment_core.training.forward import ForwardJob

@@ -212,8 +212,8 @@ def resume(
 
 def _check_from_stage(record: journal.RunRecord, from_stage: str) -> None:
     """Raise UserError for an unknown stage, before anything is ended."""
-    from alignment.flows.early import check_from_stage
     from alignment.flows.planning import plan
+    from alignment.flows.preflight import check_from_stage
     from alignment_core.recipes import parse_recipe
 
     recipe = parse_recipe(record.recipe, f"the recipe of run {record.run_id}")

@@ -11,7 +11,7 @@ import typer
 from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.artifacts import open_store
 from alignment_core.artifacts.group_access import open_to_group
-from alignment_core.artifacts.opening import choose_store, chosen_store, default_store, folder_of
+from alignment_core.artifacts.open import choose_store, chosen_store, default_store, folder_of
 from alignment_core.errors import UserError
 
 store_app = typer.Typer(no_args_is_help=True, help="Choose the artifact store of this machine, and try it.")

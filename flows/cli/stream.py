@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from alignment_core.execution.base import StageResult, load_stage
-from alignment_core.host.pace import MOST_SECONDS, Clock, Pace, headline
+from alignment_core.host.progress_log import MOST_SECONDS, Clock, Pace, headline
 from alignment_core.tracking import Listener, Progress
 
 TICK_SECONDS = 0.5

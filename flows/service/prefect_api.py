@@ -17,7 +17,7 @@ from contextlib import suppress
 from alignment.flows import access
 from alignment_core.errors import EnvironmentFault
 from alignment_core.home import align_home
-from alignment_core.host.supervised import Supervised, fresh_folder
+from alignment_core.host.subprocess_tree import Supervised, fresh_folder
 
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05
@@ -33,7 +33,7 @@ def server_command(listener: int, log_level: str) -> list[str]:
         "-m",
         "alignment.flows.service.prefect_server",
         "--factory",
-        "alignment.flows.service.busy_database:create_app",
+        "alignment.flows.service.retry_503:create_app",
         "--lifespan",
         "on",
     ]

@@ -35,7 +35,7 @@ from prefect.states import Cancelled, Crashed, Scheduled
 from pydantic import BaseModel, ConfigDict
 
 from alignment.flows.console import say
-from alignment.flows.orphans import clear_page
+from alignment.flows.stale_runs import clear_page
 from alignment_core import journal
 from alignment_core.errors import NotFound, UserError
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment.flows import access
 from alignment.flows.service.environment import at_home
-from alignment_core.artifacts.faults import check_room, explained
+from alignment_core.artifacts.os_errors import check_room, explained
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.home import align_home
 from alignment_core.processes import SAFE_PATH, ProcessId, is_locked
@@ -172,7 +172,7 @@ def database_file() -> Path:
 
 def command(port: int) -> list[str]:
     """The background process."""
-    return [sys.executable, "-m", "alignment.flows.service.services_process", str(port)]
+    return [sys.executable, "-m", "alignment.flows.service.supervisor", str(port)]
 
 
 def _prepare() -> None:

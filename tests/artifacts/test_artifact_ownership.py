@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, collect, open_store
-from alignment_core.artifacts.ownership import check_ours, make_private
+from alignment_core.artifacts.permissions import check_ours, make_private
 from alignment_core.canonical import digest_of
 from alignment_core.doctor.machine import own_disk
 from alignment_core.errors import EnvironmentFault
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.tickets import RunName, Ticket
+from alignment_core.execution.scheduling import RunName, Ticket
 from alignment_core.home import align_home
 
 KEY = "a" * 64

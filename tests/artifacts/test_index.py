@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, Summary, collect, index, open_store, tags
 from alignment_core.artifacts.folder import FolderBackend
-from alignment_core.artifacts.lately import Lately
 from alignment_core.artifacts.paths import (
     MANIFESTS,
     PRUNED,
@@ -31,6 +30,7 @@ from alignment_core.artifacts.paths import (
     use_path,
 )
 from alignment_core.artifacts.provenance import parse_record
+from alignment_core.artifacts.snapshot import StoreSnapshot
 from alignment_core.canonical import digest_of
 from alignment_core.errors import Corrupt
 from alignment_core.lineage import Graph
@@ -445,7 +445,7 @@ def test_many_finished_stages_are_found_with_a_few_listings(
     rollouts = make(store, "rollouts", kind="rollouts")
     store.summaries()
     proxy.requests.clear()
-    lately = Lately(store, uses=True)
+    lately = StoreSnapshot(store, uses=True)
     assert [lately().find(digest_of(f"model-{number}")).output.kind for number in range(5)] == ["model"] * 5  # type: ignore[union-attr]
     assert lately().find(digest_of("unknown")) is None
     assert len(proxy.requests) == 5
@@ -465,17 +465,17 @@ def test_a_use_is_noted_each_time_and_who_merely_looks_notes_none(
         return found and found.version
 
     versions = [noted()]
-    lately = Lately(store, uses=True)
+    lately = StoreSnapshot(store, uses=True)
     for _ in range(2):  # in the second, the version that was listed is not the one that is there
         assert lately().find(digest_of("rollouts")) is not None
         versions.append(noted())
     assert len(set(versions)) == 3
-    looks = Lately(store, uses=False)
+    looks = StoreSnapshot(store, uses=False)
     assert looks().find(digest_of("rollouts"), use=False) is not None
     assert noted() == versions[-1]
     store.backend.put(pruned_path(rollouts.digest), b"pruned")
     assert lately().find(digest_of("rollouts")) is None
-    assert Lately(store, uses=False)().find(digest_of("rollouts"), use=False) is None
+    assert StoreSnapshot(store, uses=False)().find(digest_of("rollouts"), use=False) is None
 
 
 def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
@@ -483,11 +483,11 @@ def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
 ) -> None:
     store = open_store(f"s3://{bucket}/{tmp_path.name}")
     model = make(store, "model")
-    lately = Lately(store, uses=True)
+    lately = StoreSnapshot(store, uses=True)
     assert lately().find(digest_of("model")) is not None
     (entry,) = store.manifest(model).files
     store.backend.put(suspect_path(entry.sha256), b"corrupt")
-    monkeypatch.setattr("alignment_core.artifacts.lately.SECONDS", 0.0)
+    monkeypatch.setattr("alignment_core.artifacts.snapshot.SECONDS", 0.0)
     assert lately().find(digest_of("model")) is None
     store.backend.delete(suspect_path(entry.sha256))
     store.backend.delete(stage_path(digest_of("model")))
@@ -497,9 +497,9 @@ def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
 def test_a_long_listing_is_not_waited_for(
     bucket: str, tmp_path: Path, make: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alignment_core.artifacts.lately._SHORT", 2)
+    monkeypatch.setattr("alignment_core.artifacts.snapshot._SHORT", 2)
     store = open_store(f"s3://{bucket}/{tmp_path.name}")
     for number in range(3):
         make(store, f"model-{number}")
-    assert Lately(store, uses=True)().find(digest_of("model-1")) is not None
-    assert Lately(store, uses=True)().find(digest_of("unknown")) is None
+    assert StoreSnapshot(store, uses=True)().find(digest_of("model-1")) is not None
+    assert StoreSnapshot(store, uses=True)().find(digest_of("unknown")) is None

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.artifacts.places import home_id, placed, receive, send, share
-from alignment_core.models.handle import Model
+from alignment_core.artifacts.portable_paths import home_id, placed, receive, send, share
+from alignment_core.models.model_ref import Model
 
 Elsewhere = Callable[[str, object], Any]
 
@@ -70,7 +70,7 @@ def test_what_is_written_elsewhere_comes_back_through_the_store_and_leaves_nothi
     with shared.workspace.scratch() as scratch:
         folder = placed(shared, scratch / "model")
         code = """
-from alignment_core.artifacts.places import send
+from alignment_core.artifacts.portable_paths import send
 folder, home = given
 (folder / "inner").mkdir(parents=True)
 (folder / "inner" / "weights").write_bytes(b"w" * 1000)
@@ -86,7 +86,7 @@ def test_a_folder_of_this_machine_is_given_to_others(shared: Store, elsewhere: E
     folder.mkdir()
     (folder / "state.pt").write_bytes(b"state")
     code = """
-from alignment_core.artifacts.places import receive
+from alignment_core.artifacts.portable_paths import receive
 folder, entries, home = given
 receive(folder, entries, home=home)
 result = (folder / "state.pt").read_bytes(), folder.parent.stat().st_mode & 0o777"""
@@ -101,7 +101,7 @@ def test_within_a_machine_and_over_a_shared_folder_nothing_is_sent(
     assert send(folder, home_id()) is None
     folder.mkdir(parents=True)
     assert elsewhere("result = str(given)", folder) == str(folder)
-    code = "from alignment_core.artifacts.places import send\nresult = send(given, 'another machine')"
+    code = "from alignment_core.artifacts.portable_paths import send\nresult = send(given, 'another machine')"
     assert elsewhere(code, folder) is None
     assert folder.is_dir()
 

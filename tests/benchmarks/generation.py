@@ -19,7 +19,7 @@ def main() -> None:
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.inference.engine import Engine
-    from alignment_core.models.handle import Model
+    from alignment_core.models.model_ref import Model
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import GenerationConfig, ResourcesConfig, ScratchModel
 

@@ -24,7 +24,7 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.cluster.group import call
-    from alignment_core.models.handle import Model
+    from alignment_core.models.model_ref import Model
     from alignment_core.recipes import DpoLossConfig, TrainingConfig
     from alignment_core.training.forward import ForwardJob
     from alignment_core.training.methods.dpo import Dpo

@@ -13,12 +13,12 @@ from typing import Any
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest, Engines
-from alignment_core.models.buckets import Share
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.scratch import create_model
+from alignment_core.models.weight_transfer import Share
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
 from alignment_core.training.policy_ranks import PolicyRanks
-from alignment_core.training.reinforcement import RlJob
+from alignment_core.training.policy_trainer import RlJob
 from tests.stages.rl_runs import run_rl
 
 DELAY, STEPS, REPEATS, WAIT = 0.5, 12, 3, 300.0

@@ -20,8 +20,8 @@ IMPORTS = {
 import alignment.flows.cli.main, alignment_core.recipes
 from alignment_core.imports import hidden, uncollected
 with uncollected(), hidden("pandas"):
-    import alignment.flows.any_recipe""",
-    "a deployed flow": "from alignment.flows.deployed import deployed_quickstart",
+    import alignment.flows.recipe_flow""",
+    "a deployed flow": "from alignment.flows.deployment_flows import deployed_quickstart",
     "prefect's server": "import alignment.flows.service.prefect_server",
 }
 TIMES = 3

@@ -25,7 +25,7 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from alignment_core.environments.episode import Episode
 from alignment_core.inference.engine import Completions, Engine
 from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig
-from alignment_core.rollout.experience import add_advantages, step_data
+from alignment_core.rollout.advantages import add_advantages, step_data
 
 GROUPS, SIZE, PROMPT, TOKENS, REPEATS = 128, 8, 200, 2048, 3
 NUMBERS = ("old_logps", "reference_logps", "old_values")

@@ -35,8 +35,8 @@ def main() -> None:
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.cluster.group import call
-    from alignment_core.models.handle import Model
     from alignment_core.models.loading import load_model
+    from alignment_core.models.model_ref import Model
     from alignment_core.models.packed import PackedModel, run_packed
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import ResourcesConfig, ScratchModel, TrainingConfig

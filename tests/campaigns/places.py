@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from alignment_core.artifacts import Backend, ProvenanceDraft, Store
 from alignment_core.artifacts.folder import FolderBackend
-from alignment_core.artifacts.opening import check_backend
+from alignment_core.artifacts.open import check_backend
 from alignment_core.artifacts.s3 import S3Backend
 from alignment_core.artifacts.workspace import Workspace
 from tests.servers.s3 import S3Server

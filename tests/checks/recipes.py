@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment.flows.planning import plan
 from alignment_core.artifacts import Store
-from alignment_core.checks.findings import Findings, check
+from alignment_core.checks.report import Findings, check
 from alignment_core.checks.rows import Question, TokenizerSource
 from alignment_core.data.pin import pin
 from alignment_core.recipes import parse_recipe

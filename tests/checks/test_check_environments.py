@@ -8,7 +8,7 @@ from typing import Any
 
 from alignment.flows.planning import plan
 from alignment_core.artifacts import Store
-from alignment_core.checks.findings import check
+from alignment_core.checks.report import check
 from alignment_core.recipes import parse_recipe
 from tests.checks.recipes import look, rl
 

@@ -12,8 +12,8 @@ import pytest
 
 from alignment.flows.planning import plan
 from alignment_core.checks import functions
-from alignment_core.checks.findings import _functions
 from alignment_core.checks.functions import called_by
+from alignment_core.checks.report import _functions
 from alignment_core.checks.rows import answers_to
 from alignment_core.execution.base import SamplingPlan
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, parse_recipe

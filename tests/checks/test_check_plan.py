@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from alignment.flows import early
+from alignment.flows import preflight
 from alignment.flows.cli import check as cli_check
 from alignment.flows.planning import plan
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
-from alignment_core.checks.findings import Findings, check
 from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.checks.report import Findings, check
 from alignment_core.execution.base import StageCall, StageConfig
 from alignment_core.execution.key import StageKey, key_of
 from alignment_core.execution.runner import cached_result
@@ -140,7 +140,7 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
 
     (tmp_path / "recipe.json").write_text(json.dumps(content))
     monkeypatch.setattr(
-        "alignment_core.checks.findings.check", lambda *_: Findings()
+        "alignment_core.checks.report.check", lambda *_: Findings()
     )  # the stand-ins have no weights to look at
     for as_json in (False, True):
         cli_check.check(tmp_path / "recipe.json", [], [], None, as_json)
@@ -169,9 +169,9 @@ def test_a_host_starts_before_the_run_only_if_a_stage_is_certain_to_run(store, r
         def start(self):
             started.append(self.samples)
 
-    monkeypatch.setattr(early, "Host", Starting)
+    monkeypatch.setattr(preflight, "Host", Starting)
     generate = GenerateConfig(generation=GenerationConfig())
     configs = {name: generate if name == "generate" else StageConfig() for name in states}
     planned = Plan(store, 0, [PlannedStage(name, name, configs[name], {}, state) for name, state in states.items()])
-    assert (early.early_host(parse_recipe(sft(rows)), planned) is None) == (starts is None)
+    assert (preflight.early_host(parse_recipe(sft(rows)), planned) is None) == (starts is None)
     assert started == [one for one in [starts] if one is not None], "engines only where a stage may sample"

@@ -30,7 +30,7 @@ os.environ["RAY_ADDRESS"] = cluster.address
 
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.pool import FunctionPool
 
 machines = WarmMachines(ResourcesConfig(wait_timeout_seconds=120), Path(sys.argv[1]))

@@ -9,9 +9,9 @@ import pytest
 from alignment_core.data.fields import Fields
 from alignment_core.data.origins.reasoning_gym import from_label
 from alignment_core.environments import agents
+from alignment_core.init.verifying import has_tests
 from alignment_core.nights import labels
 from alignment_core.rewards.verifiers.code import CodeTests
-from alignment_core.starting.verifying import has_tests
 
 DEEP = "[" * 100_000
 HUGE = f"[{'9' * 10_000}]"

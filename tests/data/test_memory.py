@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.spool import Spool
+from alignment_core.disk_list import DiskList
 
 MEASURE = """
 import json, random, resource, sys
@@ -58,7 +58,7 @@ def test_a_spool_gives_back_what_it_took(tmp_path: Path) -> None:
     def values() -> Iterator[dict[str, object]]:
         yield from ({"number": number, "text": "ä" * number} for number in range(300))
 
-    spool = Spool(tmp_path, values())
+    spool = DiskList(tmp_path, values())
     assert list(spool) == list(values())
     assert (len(spool), spool[299], list(spool.chosen([7, 7, 0]))[1]["number"]) == (300, spool[299], 7)
     spool.append({"number": -1, "text": ""})

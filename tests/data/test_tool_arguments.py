@@ -17,7 +17,7 @@ import pytest
 
 from alignment_core.data.build import BuiltDataset
 from alignment_core.errors import DataError
-from alignment_core.starting import rows as starting_rows
+from alignment_core.init import rows as starting_rows
 
 Write = Callable[..., Path]
 Build = Callable[..., BuiltDataset]

@@ -18,7 +18,7 @@ from alignment_core.errors import UserError
 from alignment_core.nights import labels
 from alignment_core.rewards import llm_judge
 from alignment_core.rewards.group_function import _seen
-from alignment_core.rollout.records import rollout_schema, shard_rows
+from alignment_core.rollout.schemas import rollout_schema, shard_rows
 from tests.data.test_tools_in_rows import CHAT, TEMPLATE, TOOLS
 
 Write = Callable[..., Path]

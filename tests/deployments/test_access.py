@@ -21,9 +21,9 @@ import sqlalchemy.exc
 
 from alignment.flows import access
 from alignment.flows.service import services as up
-from alignment.flows.service import services_process
+from alignment.flows.service import supervisor
 from alignment.flows.service.prefect_api import start_prefect_api
-from alignment.flows.shipped import pool
+from alignment.flows.shipped_recipes import pool
 from alignment_core.checks import rows
 from alignment_core.data.pin import PinnedSource
 from alignment_core.host import client
@@ -197,7 +197,7 @@ def test_services_that_wait_for_their_port_are_not_said_to_be_ready(home: Path, 
 
 def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, tmp_path: Path) -> None:
     for name in (
-        "alignment/flows/service/services_process.py",
+        "alignment/flows/service/supervisor.py",
         "alignment/flows/access.py",
         "alignment/tasks/graph.py",
     ):
@@ -234,7 +234,7 @@ def test_the_end_of_the_services_ends_the_runs_that_use_their_server(home: Path)
         for process in runs.values():
             assert process.stdout is not None
             assert process.stdout.readline() == b"open\n"
-        services_process._end_runs(access.url_of(4200))
+        supervisor._end_runs(access.url_of(4200))
         assert {runs[name].poll() for name in ours} == {143}, "it had no time to tell the server how it ended"
         assert {runs[name].poll() for name in servers.keys() - ours.keys()} == {None}
     finally:

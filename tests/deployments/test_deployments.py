@@ -19,7 +19,7 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 
 from alignment.flows import deployments
-from alignment.flows.shipped import pool, shipped
+from alignment.flows.shipped_recipes import pool, shipped
 from alignment_core.errors import UserError
 from alignment_core.recipes import load_recipe
 from tests.deployments.up import ROOT, Services
@@ -89,7 +89,7 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
         ppo = client.read_deployment_by_name("alignment/ppo")
         earlier = [{"prefect.deployments.steps.set_working_directory": {"directory": "/gone"}}]  # as there were once
-        of_a_file = DeploymentUpdate(entrypoint="flows/deployed.py:deployed_ppo", pull_steps=earlier)
+        of_a_file = DeploymentUpdate(entrypoint="flows/deployment_flows.py:deployed_ppo", pull_steps=earlier)
         client.update_deployment(ppo.id, of_a_file)
         assert "/gone/flows/deployed.py:deployed_ppo does not load" in deployments.problems(client, "alignment")["ppo"]
         deployments.register_shipped(client)  # as `align up` does
@@ -153,15 +153,19 @@ def test_a_deployment_whose_code_does_not_load_is_said(tmp_path: Path) -> None:
 
     assert problem("mine.py:flow", there) is None
     assert problem("anything.py:flow", fetched) is None, "nobody knows before it is fetched"
-    assert problem("alignment.flows.deployed.deployed_sft", []) is None
+    assert problem("alignment.flows.deployment_flows.deployed_sft", []) is None
     ours = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
-    assert problem("flows/deployed.py:deployed_sft", ours) is None, "as the project's prefect.yaml had it once"
-    assert "flows/deployed.py:deployed_gone does not exist" in str(problem("flows/deployed.py:deployed_gone", ours))
+    assert problem("flows/deployment_flows.py:deployed_sft", ours) is None, "as the project's prefect.yaml had it once"
+    assert "flows/deployment_flows.py:deployed_gone does not exist" in str(
+        problem("flows/deployment_flows.py:deployed_gone", ours)
+    )
     assert "No such file" in str(problem("gone.py:flow", there))
     assert "mine.py:other does not exist" in str(problem("mine.py:other", there))
     assert "broken.py:flow does not load: invalid syntax" in str(problem("broken.py:flow", there))
     assert "does not load: ModuleNotFoundError" in str(problem("no.such.module", []))
-    assert "alignment.flows.deployed.gone does not exist" in str(problem("alignment.flows.deployed.gone", []))
+    assert "alignment.flows.deployment_flows.gone does not exist" in str(
+        problem("alignment.flows.deployment_flows.gone", [])
+    )
 
 
 def test_what_cannot_be_deployed_is_said_in_a_sentence() -> None:

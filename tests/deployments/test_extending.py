@@ -157,7 +157,7 @@ def test_prefect_deploys_its_recipe(installed: Installed, services: Services) ->
     done = subprocess.run(deploy, cwd=installed.source, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     deployment = services.get("/deployments/name/alignment/unlikelihood-tiny")
-    assert deployment["entrypoint"] == "alignment.flows.deployed.deployed_unlikelihood_tiny"
+    assert deployment["entrypoint"] == "alignment.flows.deployment_flows.deployed_unlikelihood_tiny"
     assert deployment["description"].startswith("A tiny model learns from good and bad answers")
     section = deployment["parameter_openapi_schema"]["definitions"]["UnlikelihoodConfig"]["properties"]["weight"]
     assert section["description"] == "Weight of the unlikelihood loss of bad completions."

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignment.flows.console import say
-from alignment.flows.service import services, services_process
+from alignment.flows.service import services, supervisor
 from alignment_core.errors import EnvironmentFault
 from tests.conftest import fill
 from tests.processes import wait_until
@@ -22,7 +22,7 @@ def home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_service_that_cannot_start_is_tried_again_later(home: Path) -> None:
-    service = services_process._Service("worker", [sys.executable, "-c", "import time; time.sleep(60)"])
+    service = supervisor._Service("worker", [sys.executable, "-c", "import time; time.sleep(60)"])
     taken = fill(home)
     service.keep_running()
     assert (service.state.pid, service.restarts) == (None, 0)
@@ -37,7 +37,7 @@ def test_a_service_that_cannot_start_is_tried_again_later(home: Path) -> None:
 
 def test_a_state_that_could_not_be_written_is_written_once_there_is_room(home: Path) -> None:
     taken = fill(home)
-    running = services_process.Services(1, {})
+    running = supervisor.Services(1, {})
     running._write("starting")
     for path in taken:
         path.unlink()
@@ -46,11 +46,11 @@ def test_a_state_that_could_not_be_written_is_written_once_there_is_room(home: P
 
 
 def test_a_long_log_gives_its_room_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignment.flows.service.services_process.LONGEST_LOG_BYTES", 1 << 18)
+    monkeypatch.setattr("alignment.flows.service.supervisor.LONGEST_LOG_BYTES", 1 << 18)
     log = home / "server.log"
     log.write_bytes(bytes(1 << 19))
     fill(home)
-    services_process.trim(log)
+    supervisor.trim(log)
     assert log.stat().st_size == 0
     assert not (home / "server.old.log").exists()
 

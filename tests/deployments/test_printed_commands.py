@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment.flows.shipped import file_of, shipped
+from alignment.flows.shipped_recipes import file_of, shipped
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

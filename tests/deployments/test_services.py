@@ -13,11 +13,11 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.states import Running
 
-from alignment.flows.any_recipe import alignment
+from alignment.flows.recipe_flow import alignment
 from alignment.flows.service.prefect_worker import TEMPORARY
 from alignment.flows.service.reconcile import SILENCE_SECONDS, Reconciler
-from alignment.flows.service.services_process import trim
-from alignment.flows.shipped import shipped
+from alignment.flows.service.supervisor import trim
+from alignment.flows.shipped_recipes import shipped
 from alignment_core import journal
 from tests.deployments.endings import OVERRIDES, check_that_it_goes_on, steps, times_started, training
 from tests.deployments.up import PASSWORD, Services
@@ -95,7 +95,7 @@ def test_without_a_database_it_is_sqlite_below_the_home(tmp_path: Path, migrated
 
 
 def test_a_long_log_begins_anew_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignment.flows.service.services_process.LONGEST_LOG_BYTES", 10)
+    monkeypatch.setattr("alignment.flows.service.supervisor.LONGEST_LOG_BYTES", 10)
     log = tmp_path / "server.log"
     with log.open("ab", buffering=0) as writer:
         writer.write(b"what was said before")

@@ -14,7 +14,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from alignment.flows.shipped import FOLDER
+from alignment.flows.shipped_recipes import FOLDER
 from tests.deployments.up import ROOT
 from tests.pages import DOCS, files_of
 from tests.processes import free_port, processes_of, wait_until

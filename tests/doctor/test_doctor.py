@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from alignment_core import doctor
-from alignment_core.doctor import machine, surroundings
+from alignment_core.doctor import environment, machine
 from tests.answering import answering
 
 ROOT = Path(__file__).parents[2]
@@ -128,14 +128,14 @@ def test_a_check_that_raises_or_hangs_has_failed_and_the_others_still_answer(mon
 def test_prefect_is_asked_for_its_health(monkeypatch, code, state):
     with answering(code) as (port, asked):
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api/")
-        assert surroundings.prefect()[0] == state
+        assert environment.prefect()[0] == state
     assert asked == ["/api/health"]
 
 
 @pytest.mark.parametrize("url", ["localhost:4200/api", "file:///etc/passwd", "http:///api"])
 def test_a_prefect_address_that_is_none_is_refused_unasked(monkeypatch, url):
     monkeypatch.setenv("PREFECT_API_URL", url)
-    assert surroundings.prefect() == (
+    assert environment.prefect() == (
         "failed",
         "PREFECT_API_URL is not an http address: write it as http://host:4200/api",
     )

@@ -24,7 +24,7 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening
-from alignment_core.rewards.failures import numbers
+from alignment_core.rewards.results import numbers
 from alignment_core.rewards.sources import RewardSources
 from tests.rewards.reward_server import Server
 

@@ -18,7 +18,7 @@ from alignment_core.errors import UserError
 from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.user_code.counted import counting
+from alignment_core.user_code.dependencies import counting
 from alignment_core.user_code.functions import function_content
 
 TOOLS = """

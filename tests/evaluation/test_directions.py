@@ -12,7 +12,7 @@ from alignment.tasks import sweep
 from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.evaluation.gates import refusals
 from alignment_core.evaluation.lm_eval_process import metrics_of
-from alignment_core.execution.looks import Looks
+from alignment_core.execution.evaluation_checkpoints import Looks
 from alignment_core.recipes import Gate, TrainingConfig
 
 ROOT = Path(__file__).parents[2]

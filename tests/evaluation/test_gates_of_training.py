@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from alignment.flows.comparison import measured_in_training
-from alignment.flows.outputs import Outputs
-from alignment.flows.shipped import file_of, shipped
+from alignment.flows.results import Outputs
+from alignment.flows.shipped_recipes import file_of, shipped
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.errors import UserError
 from alignment_core.evaluation.gates import refusals, warnings

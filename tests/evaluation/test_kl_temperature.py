@@ -11,7 +11,7 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages import evaluate, score
 from alignment_core.training.forward import ForwardJob

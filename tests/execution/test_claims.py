@@ -16,7 +16,7 @@ from alignment_core.artifacts.paths import running_path
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext
 from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.execution.tickets import RunName, Ticket
+from alignment_core.execution.scheduling import RunName, Ticket
 from alignment_core.recipes import ResourcesConfig
 from tests.processes import ended, in_child, wait_until
 from tests.stages.calls import HostAlone, offer

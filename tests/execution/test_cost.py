@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from alignment_core.execution.cost import Meter, per_step, tokens, total
+from alignment_core.execution.scheduling import Ticket
 from alignment_core.execution.stopwatch import Stopwatch
-from alignment_core.execution.tickets import Ticket
 
 
 def test_waits_are_told_on_and_do_not_count_as_work() -> None:

@@ -13,8 +13,8 @@ from alignment_core.errors import UserError
 from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.key import check_unchanged, key_of
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.rollout.records import rollout_schema, write_table
-from alignment_core.user_code.counted import code_of
+from alignment_core.rollout.schemas import rollout_schema, write_table
+from alignment_core.user_code.dependencies import code_of
 from tests.stages.calls import run_alone
 
 VERIFIER = """

@@ -17,7 +17,7 @@ from alignment_core.errors import DeadlineExceeded, NumericError
 from alignment_core.execution import training_loop
 from alignment_core.execution.base import Stage, StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
 from alignment_core.stages.generate import GenerateConfig

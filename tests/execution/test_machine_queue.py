@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.tickets import RunName, Ticket
+from alignment_core.execution.scheduling import RunName, Ticket
 
 SECONDS = 20.0
 RUN = """
 import json, sys, threading
 from pathlib import Path
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.tickets import RunName, Ticket
+from alignment_core.execution.scheduling import RunName, Ticket
 
 def say(*words):
     print(json.dumps(words), flush=True)

@@ -17,9 +17,9 @@ from alignment_core.errors import DataError
 from alignment_core.execution import machines as module
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.execution.tickets import RunName, Ticket
+from alignment_core.execution.scheduling import RunName, Ticket
 from alignment_core.inference.engines import EngineRequest
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 
 SECONDS = 20.0

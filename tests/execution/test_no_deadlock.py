@@ -18,14 +18,14 @@ from alignment_core.artifacts import Reference, open_store
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
-from alignment_core.execution import machine_queue, tickets
+from alignment_core.execution import machine_queue, scheduling
 from alignment_core.execution import machines as module
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import _claimed
-from alignment_core.execution.tickets import FIRST, OrderedLock, RunName, Ticket
+from alignment_core.execution.scheduling import FIRST, OrderedLock, RunName, Ticket
 from alignment_core.inference.engines import EngineRequest
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 
 SECONDS = 20.0
@@ -127,7 +127,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], None]:
 
             return call
 
-        monkeypatch.setattr(tickets.OrderedLock, "_enter", gated(ENTER))
+        monkeypatch.setattr(scheduling.OrderedLock, "_enter", gated(ENTER))
         monkeypatch.setattr(machine_queue.MachineQueue, "_slot", gated(SLOT))
 
     return put

@@ -27,7 +27,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def evaluation(store: Store, folder: Path, accept: tuple[str, ...] = (), **accepted: dict[str, str]) -> StageCall:
     """An evaluation, which follows from numpy's random numbers."""
-    from alignment_core.rollout.records import SCORES, score_schema, write_table
+    from alignment_core.rollout.schemas import SCORES, score_schema, write_table
 
     folder.mkdir(exist_ok=True)
     row = {"prompt": 0, "sample": 0, "tokens": 3, "finish_reason": "stop", "policy_logp": -1.0, "verifier": 1.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pkgutil
 import shutil
 import time
@@ -17,13 +18,12 @@ import pytest
 
 import alignment_core.stages
 from alignment_core import source_code
-from alignment_core.errors import EnvironmentFault
 from alignment_core.execution import key
 from alignment_core.execution.base import Stage, StageConfig, load_stage
-from alignment_core.execution.key import SEEDS, code_digests, key_of, package_versions
+from alignment_core.execution.key import code_digests, key_of, package_versions
 from alignment_core.source_code import NEVER_COMPUTES, package_source, read
 from tests.stages.calls import ROOT, call, python
-from tests.stages.reach import PACKAGES_THAT_DO_NOT_COMPUTE, computing, imported_packages
+from tests.stages.reach import PACKAGES_THAT_DO_NOT_COMPUTE, imported_packages
 
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
 STAGES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
@@ -69,15 +69,29 @@ def edited(file: Path, edit: Callable[[str], str]) -> Iterator[None]:
         file.write_text(source)
 
 
-# ---------------------------------------------------------------- what a stage declares
+# ---------------------------------------------------------------- what is in a key
+
+TRAINER = {"training.trainer", "training.worker", "training.learner", "models.loading", "losses.logprobs"}
+ENGINE = {"inference.engine", "inference.weights"}
+"""Modules of the actors that a stage uses, which no stage imports itself: as docs/design.md describes them."""
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stage_declares_exactly_the_modules_that_its_function_can_really_import_and_that_compute(name: str) -> None:
-    """A module that computes nothing belongs to ``NEVER_COMPUTES`` (source_code.py); any other into the stage's ``code``."""
-    stage = load_stage(name)
-    declared, real = set(code_digests(stage, StageConfig())) - {SEEDS}, computing(stage) - {SEEDS}
-    assert (sorted(real - declared), sorted(declared - real)) == ([], []), "(missing, not needed) in the stage's code"
+@pytest.mark.parametrize(
+    ("name", "there", "absent"),
+    [
+        ("sft", {"training.methods.sft", *TRAINER}, {"losses.preference", "losses.policy", *ENGINE}),
+        ("dpo", {"training.methods.dpo", "losses.preference", *TRAINER}, {"losses.kto", "losses.policy", *ENGINE}),
+        ("kto", {"training.methods.kto", "losses.kto", *TRAINER}, {"losses.preference", "losses.policy", *ENGINE}),
+        ("generate", {"rollout.schemas", *ENGINE}, {"training.trainer", "training.learner"}),
+        ("rl", {"losses.policy", "losses.advantages", "rewards.scoring_actors", "training.worker", *ENGINE}, {"losses.kto"}),
+        ("evaluate", {"evaluation.statistics"}, {"models.loading", *TRAINER, *ENGINE}),
+    ],
+)  # fmt: skip
+def test_the_key_of_a_stage_has_the_modules_that_compute_its_result_and_no_others(
+    name: str, there: set[str], absent: set[str]
+) -> None:
+    keyed = {module.removeprefix("alignment_core.") for module in code_digests(load_stage(name), StageConfig())}
+    assert (there - keyed, absent & keyed) == (set(), set())
 
 
 NOT_OF_THE_STAGE = {
@@ -108,7 +122,7 @@ BY_SETTINGS = {"bitsandbytes", "peft"}
 def test_a_stage_declares_the_packages_that_compute_its_result(name: str) -> None:
     stage = load_stage(name)
     left_out = PACKAGES_THAT_DO_NOT_COMPUTE | BY_SETTINGS | NOT_OF_THE_STAGE.get(name, set())
-    imported = imported_packages(computing(stage)) - left_out
+    imported = imported_packages(code_digests(stage, StageConfig())) - left_out
     assert imported <= set(stage.packages)
 
 
@@ -135,12 +149,15 @@ def test_a_package_counts_with_its_version_whichever_build_of_it_is_installed(mo
     assert found == {"peft": "not installed", "torch": "2.13.0", "vllm": "0.32.0"}
 
 
-def test_a_stage_from_elsewhere_declares_modules_of_its_own_distribution_which_are_not_imported(
+def test_the_key_of_a_plugin_follows_its_imports_which_are_not_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "my_stages"
     package.mkdir()
     (package / "__init__.py").write_text("")
+    (package / "stage.py").write_text(
+        "def run(context, config):\n    from my_stages import loss\n    context.machines.trainers(1)\n"
+    )
     (package / "loss.py").write_text("raise RuntimeError('imported')\n")
     (package / "kind.py").write_text("from my_stages import helper\nfrom alignment_core import canonical, journal\n")
     (package / "helper.py").write_text("VALUE = 1\n")
@@ -150,11 +167,13 @@ def test_a_stage_from_elsewhere_declares_modules_of_its_own_distribution_which_a
         def code_used(self) -> tuple[str, ...]:
             return ("my_stages.kind",)
 
-    stage = replace(load_stage("sft"), code=("my_stages.loss",))
-    own = {"my_stages.loss", "my_stages.kind", "my_stages.helper"}
-    assert set(code_digests(stage, Configured())) == {SEEDS, "alignment_core.stages.sft", *own}
-    with pytest.raises(EnvironmentFault, match=r"my_stages\.lost, which a stage declares"):
-        code_digests(replace(stage, code=("my_stages.lost",)), StageConfig())
+    stage = replace(load_stage("sft"), run=importlib.import_module("my_stages.stage").run)
+    keyed = set(code_digests(stage, Configured()))
+    assert {name for name in keyed if name.startswith("my_stages")} == {
+        f"my_stages.{name}" for name in ("stage", "loss", "kind", "helper")
+    }
+    assert {f"alignment_core.{name}" for name in ("training.worker", "training.trainers")} <= keyed, "of the actors"
+    assert "alignment_core.training.methods.sft" not in keyed
 
 
 # ---------------------------------------------------------------- what an edit changes
@@ -264,7 +283,7 @@ def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
 
     def ask(_: int) -> str:
         for _ in range(2):
-            for cached in (package_source, source_code._source, source_code.modules_of):
+            for cached in (package_source, source_code._source, source_code.modules_behind):
                 cached.cache_clear()
             for _ in range(20):
                 Garbage()
@@ -277,7 +296,7 @@ def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
 
 def test_a_source_that_changes_during_a_run_makes_no_results(tmp_path):
     """On a copy of the package: nobody could say which version of a module made them."""
-    shutil.copytree(ROOT / "alignment_core", tmp_path / "alignment_core", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_of_the_package(tmp_path)
     losses = tmp_path / "alignment_core" / "losses" / "preference.py"
     code = (
         f"import json, pathlib, sys; sys.path.insert(0, {str(tmp_path)!r}); from alignment_core.execution import key\n"
@@ -326,8 +345,8 @@ def test_the_flows_package_and_the_command_start_within_a_second_and_a_half(modu
 def test_a_run_of_the_command_loads_neither_the_forms_of_deployments_nor_pandas():
     loaded = python(
         "import json, sys\nfrom alignment_core.imports import hidden\n"
-        "with hidden('pandas'): import alignment.flows.cli.main, alignment.flows.any_recipe\n"
-        "print(json.dumps([name for name in ('pandas', 'alignment.flows.deployed', 'torch') if name in sys.modules]))\n"
+        "with hidden('pandas'): import alignment.flows.cli.main, alignment.flows.recipe_flow\n"
+        "print(json.dumps([name for name in ('pandas', 'alignment.flows.deployment_flows', 'torch') if name in sys.modules]))\n"
         "import pandas"  # hidden no more
     )
     assert loaded == []

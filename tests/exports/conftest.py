@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from alignment_core.artifacts import Reference
-from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head, load_model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import TrainingConfig
 from alignment_core.training.learner import Learner, ModelSource
 

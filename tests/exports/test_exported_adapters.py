@@ -19,7 +19,7 @@ import transformers
 
 from alignment_core.errors import UserError
 from alignment_core.models.adapters import add_adapters, merged, save_adapter
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.models.tokenizer import CHAT_TEMPLATE
 from alignment_core.recipes import LoraConfig

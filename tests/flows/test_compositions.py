@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alignment.flows import night
+from alignment.flows import nightly_stages
 from alignment.flows.comparison import compare
 from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Reference, Store, open_store
@@ -448,7 +448,7 @@ def test_a_night_is_compared_with_production_or_where_there_is_none_with_its_sta
     production = model(composed.store, tmp_path, "production") if tagged else None
     composed.made["model"] = model(composed.store, tmp_path, "base")
     content["iterative_dpo"] = {**ROUNDS, "rewards": REWARDS[:2]}
-    outputs = night.compose(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)  # type: ignore[arg-type]
+    outputs = nightly_stages.compose(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)  # type: ignore[arg-type]
     assert composed.roles("round-1/score")["reward-1"] == "rounds/reward-1"
     assert outputs.baseline == composed.configs["report"].baseline == baseline
     assert composed.configs["report"].policies == (baseline, "candidate")

@@ -14,7 +14,7 @@ from prefect.logging import disable_run_logger
 from alignment.flows.cli.run import not_promoted, not_published
 from alignment.flows.comparison import Compared
 from alignment.flows.costs import promotion_line
-from alignment.flows.early import check_recipe
+from alignment.flows.preflight import check_recipe
 from alignment.flows.runs import _check_from_stage, planned
 from alignment.tasks.graph import CURRENT
 from alignment.tasks.promotion import promote, publish

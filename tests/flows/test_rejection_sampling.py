@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from alignment.flows.outputs import Outputs
 from alignment.flows.planning import plan
+from alignment.flows.results import Outputs
 from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.checks.plan import NotMade

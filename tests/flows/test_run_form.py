@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from prefect import Flow
 
-from alignment.flows import deployed as flows
+from alignment.flows import deployment_flows as flows
 from alignment.flows.deployments import flow_of, form_of
 from alignment.flows.run_form import run_form
-from alignment.flows.shipped import shipped
+from alignment.flows.shipped_recipes import shipped
 from alignment_core.recipes import parse_recipe
 from alignment_core.recipes.methods import METHODS
 
@@ -73,7 +73,7 @@ def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
 
 def test_a_deployed_run_makes_the_form_of_its_own_flow_alone() -> None:
     code = (
-        "from alignment.flows import deployed\n"
+        "from alignment.flows import deployment_flows\n"
         "from prefect import Flow\n"
         "deployed.deployed_sft\n"
         "print([name for name, value in vars(deployed).items() if isinstance(value, Flow)])"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from prefect.context import FlowRunContext
 
-from alignment.flows.any_recipe import LONGEST_NAME, _run_name
 from alignment.flows.cli import services as cli_services
-from alignment.flows.early import COMMAND_LINE, CommandLine
+from alignment.flows.preflight import COMMAND_LINE, CommandLine
+from alignment.flows.recipe_flow import LONGEST_NAME, _run_name
 from alignment_core.journal import Journal, new_record
 from tests.tracking.watched import recipe_with
 

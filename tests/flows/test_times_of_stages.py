@@ -16,8 +16,8 @@ from alignment.flows.cli.stream import EventStream
 from alignment_core import journal
 from alignment_core.execution import cost
 from alignment_core.execution.cost import Meter, times
-from alignment_core.execution.tickets import START_OF_ACTORS, Ticket
-from tests.host.test_pace import Clock
+from alignment_core.execution.scheduling import START_OF_ACTORS, Ticket
+from tests.host.test_progress_log import Clock
 from tests.tracking.watched import result
 
 

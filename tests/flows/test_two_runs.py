@@ -17,7 +17,7 @@ import pytest
 
 from alignment.flows.access import TOKEN, URL
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.tickets import RunName, Ticket
+from alignment_core.execution.scheduling import RunName, Ticket
 from tests.conftest import TinyModel
 from tests.flows.test_processes import RECIPE, wait_until
 

@@ -22,8 +22,8 @@ HOME = Path(sys.argv[1])
 environment.prepare()
 api = start_prefect_api()
 
-from alignment.flows.deployed import deployed_nightly  # noqa: E402
-from alignment.flows.early import COMMAND_LINE, CommandLine  # noqa: E402
+from alignment.flows.deployment_flows import deployed_nightly  # noqa: E402
+from alignment.flows.preflight import COMMAND_LINE, CommandLine  # noqa: E402
 from alignment_core.artifacts import open_store  # noqa: E402 (Prefect reads its settings when it is imported)
 from alignment_core.execution.base import StageCall, StageResult  # noqa: E402
 from alignment_core.host.client import Host  # noqa: E402

@@ -19,7 +19,7 @@ import pytest
 
 from alignment_core.checks import rows
 from alignment_core.data.pin import PinnedSource
-from alignment_core.host.supervised import Supervised, fresh_folder
+from alignment_core.host.subprocess_tree import Supervised, fresh_folder
 from alignment_core.processes import inherited
 from alignment_core.recipes import DataConfig, DataSource
 from alignment_core.source_code import ROOT
@@ -147,7 +147,7 @@ def test_a_run_executes_none_and_calls_the_function_beside_its_recipe(tmp_path: 
 
 
 STARTS = {"Popen", "run", "execve"}
-TOLD_BY_WHO_STARTED_THEM = {"alignment_core/host/supervisor.py", "flows/service/services_process.py"}
+TOLD_BY_WHO_STARTED_THEM = {"alignment_core/host/supervisor.py", "flows/service/supervisor.py"}
 """Modules whose own process has the variable, which their children inherit with the rest of its environment."""
 
 

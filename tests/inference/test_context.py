@@ -20,7 +20,7 @@ from alignment_core.cluster.device import Device, Place
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.http_server import authorization, running, served
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 
 RESOURCES = ResourcesConfig(device="cpu", kv_cache_mib=16)

@@ -12,8 +12,8 @@ import transformers
 from alignment_core.cluster.group import call
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest
-from alignment_core.models import buckets
-from alignment_core.models.handle import Model
+from alignment_core.models import weight_transfer
+from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from tests.inference.test_engine_parity import POLICY, load, parity
 
@@ -49,9 +49,9 @@ def test_new_weights_of_a_mixture_give_their_own_log_probabilities(name: str, ma
             assert parity(engine, models, letter) < 1e-4
 
         trained = transformers.AutoModelForCausalLM.from_pretrained(models["a"])
-        sender = buckets.Sender(trained, rank=0, zero_stage=0)
+        sender = weight_transfer.Sender(trained, rank=0, zero_stage=0)
         engine.begin_update()
-        for share in buckets.plan(trained, 20_000):
+        for share in weight_transfer.plan(trained, 20_000):
             engine.group.all(call(Engine.take_bucket, sender.bucket(share)), 60.0)
         engine.end_update(str(POLICY["a"]), 1)
         assert parity(engine, models, "a") < 1e-4

@@ -10,7 +10,7 @@ from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
 from alignment_core.errors import UserError
 from alignment_core.inference.engine import Engine
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 
 

@@ -16,9 +16,9 @@ from alignment_core.artifacts import Reference
 from alignment_core.cluster.group import call
 from alignment_core.inference.engine import Engine, Request
 from alignment_core.inference.engines import EngineRequest, Engines
-from alignment_core.models import buckets
+from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import merged
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import GenerationConfig, LoraConfig
 from tests.models.test_adapters import adapted
@@ -181,7 +181,7 @@ def update(engine: Engines, models: dict[str, Path], name: str, version: int) ->
 
 def send(engine: Engines, model: Any, name: str, version: int) -> None:
     engine.begin_update()
-    plan, sender = buckets.plan(model, size=50_000), buckets.Sender(model, rank=0, zero_stage=0)
+    plan, sender = weight_transfer.plan(model, size=50_000), weight_transfer.Sender(model, rank=0, zero_stage=0)
     assert max(share.parts for share in plan) == 2, "the embedding takes two"
     for share in reversed(plan):
         engine.group.one(0, call(Engine.take_bucket, sender.bucket(share)), engine.timeout)
@@ -226,9 +226,9 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Engines, models: dict
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(models["b"])
-    names = tuple(name for share in buckets.plan(model) for name in share.names if "layers.1.mlp" not in name)
+    names = tuple(name for share in weight_transfer.plan(model) for name in share.names if "layers.1.mlp" not in name)
     engine.begin_update()
-    bucket = buckets.Sender(model, rank=0, zero_stage=0).bucket(buckets.Share(names))
+    bucket = weight_transfer.Sender(model, rank=0, zero_stage=0).bucket(weight_transfer.Share(names))
     engine.group.one(0, call(Engine.take_bucket, bucket), engine.timeout)
     says = r"had no weights for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):

@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from alignment_core.inference.engines import EngineRequest
-from alignment_core.models.handle import Model
 from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig

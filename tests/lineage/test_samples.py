@@ -18,7 +18,7 @@ from alignment_core.journal import Journal, StageLine, new_record, stages
 from alignment_core.lineage.samples import compared, samples, spaced, without_comparison
 from alignment_core.recipes.sections.rewards import CHOICE, reward_names
 from alignment_core.reporting.run_report import fenced
-from alignment_core.rollout.records import rollout_schema, score_schema, write_table
+from alignment_core.rollout.schemas import rollout_schema, score_schema, write_table
 from tests.align import align_here
 
 RUN = "0a1b2c3d-0000"

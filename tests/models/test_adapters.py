@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from alignment_core.errors import UserError
-from alignment_core.models import buckets
+from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
 from alignment_core.models.loading import load_model
 from alignment_core.recipes import LoraConfig, TrainingConfig
@@ -82,9 +82,9 @@ def test_without_its_adapters_a_model_is_bit_for_bit_the_one_that_it_was(config:
 @pytest.mark.parametrize(("tied", "config"), [(True, CONFIG), (False, CONFIG), (True, DORA)])
 def test_buckets_hold_the_merged_weights_however_they_are_cut(tied: bool, config: LoraConfig, tiny_model: Any) -> None:
     model = adapted(tiny_model("qwen2", tied), config)
-    plan = buckets.plan(model, size=50_000)
+    plan = weight_transfer.plan(model, size=50_000)
     assert len(plan) > 3
-    sender, receiver = buckets.Sender(model, rank=0, zero_stage=0), buckets.Receiver()
+    sender, receiver = weight_transfer.Sender(model, rank=0, zero_stage=0), weight_transfer.Receiver()
     parts = [receiver.take(sender.bucket(share)) for share in plan]
     sent = {name: tensor.clone() for part in parts for name, tensor in part}
     plain = merged(model, model.state_dict())

@@ -22,7 +22,7 @@ from alignment_core.data.files import read_file
 from alignment_core.errors import UserError
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.weights import _stored
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import check_loadable
 from alignment_core.recipes import ModelConfig, ResourcesConfig
 from alignment_core.stages.base_model import pin_model

@@ -12,10 +12,10 @@ from tokenizers import normalizers, pre_tokenizers
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.same_tokenizer import check_same_tokenizer, difference
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.rewards.judges import check_tokenizer, has_another_tokenizer
+from alignment_core.rewards.scoring_actors import check_tokenizer, has_another_tokenizer
 
 
 def saved(folder: Path, change: Callable[[Any], Any] = lambda _: None) -> Path:

@@ -14,7 +14,7 @@ from alignment_core.errors import UserError
 from alignment_core.nights.inbox import read_inbox
 from alignment_core.nights.labels import exported, id_of, imported, pairs
 from alignment_core.recipes import DataSource
-from alignment_core.rollout.records import SCORES, rollout_schema, score_schema, write_table
+from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from tests.align import align_here
 
 SAID = [("good", 2.0), ("worst", -1.0), ("fair", 1.0), ("good", 2.0)]

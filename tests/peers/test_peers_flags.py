@@ -14,7 +14,7 @@ from trl import DatasetMixtureConfig, DPOConfig, GRPOConfig, KTOConfig, ModelCon
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import ScriptArguments
 
-from alignment_core.migrating import openrlhf, trl
+from alignment_core.migrate import openrlhf, trl
 
 CONFIGS: dict[str, tuple[type[Any], type[Any]]] = {
     "sft": (SFTConfig, ScriptArguments),

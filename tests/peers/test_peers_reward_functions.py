@@ -14,7 +14,7 @@ from alignment_core.data.completion_text import CompletionText
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.rewards.group_function import GroupFunction
-from alignment_core.rollout.records import shard_rows
+from alignment_core.rollout.schemas import shard_rows
 
 TOLD = """
 import json

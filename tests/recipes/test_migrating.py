@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment.flows.shipped import file_of
+from alignment.flows.shipped_recipes import file_of
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.methods import METHODS
 

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from prefect.logging import disable_run_logger
 
-from alignment.flows import deployed, deployments
-from alignment.flows.any_recipe import run_any
+from alignment.flows import deployment_flows, deployments
 from alignment.flows.cli.services import _kept_recipe
 from alignment.flows.planning import plan
-from alignment.flows.shipped import FOLDER, shipped
+from alignment.flows.recipe_flow import run_any
+from alignment.flows.shipped_recipes import FOLDER, shipped
 from alignment_core.artifacts import open_store
 from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
@@ -180,7 +180,7 @@ def test_a_recipe_that_is_kept_means_the_same_from_any_folder(load, tmp_path, mo
 
 def test_paths_in_the_overrides_of_a_deployed_run_begin_at_the_deployments_folder(load, tmp_path, monkeypatch):
     ran: list[BaseRecipe] = []
-    monkeypatch.setattr("alignment.flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
+    monkeypatch.setattr("alignment.flows.recipe_flow.run_recipe", lambda recipe, *_: ran.append(recipe))
     run_any(load(), ["sft.data=other.jsonl"], None)  # a worker starts it in that folder
     assert ran[0].sft.data.sources[0].path == f"{tmp_path}/elsewhere/other.jsonl"  # type: ignore[attr-defined]
     assert ran[0].evaluation.verifier == f"{tmp_path}/recipes/judge.py:score"  # type: ignore[union-attr]
@@ -320,7 +320,7 @@ def test_fields_that_nothing_reads_are_refused_to_who_writes_them_and_pass_in_wh
         load_recipe(tmp_path / "old.yaml")
     kept = parse_recipe(UNUSED)
     ran: list[BaseRecipe] = []
-    monkeypatch.setattr("alignment.flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
+    monkeypatch.setattr("alignment.flows.recipe_flow.run_recipe", lambda recipe, *_: ran.append(recipe))
     with disable_run_logger():
         run_any(kept, ["seed=2"], None)
     assert ran[0] == kept.model_copy(update={"seed": 2})
@@ -346,9 +346,9 @@ def test_paths_of_shipped_recipes_are_the_same_by_hand_and_as_deployment(tmp_pat
     by_hand = str(inbox_of(FOLDER / "nightly.yaml")[0].path)
     assert by_hand == f"{Path.home()}/.alignment/inbox/**/*.jsonl"
     for name, one in shipped().items():
-        flow = getattr(deployed, one.function)
+        flow = getattr(deployment_flows, one.function)
         assert str(FOLDER.resolve().parent) not in str(deployments.form_of(flow)), name
-    shown = deployments.form_of(deployed.deployed_nightly)["properties"]["recipe"]["default"]
+    shown = deployments.form_of(deployment_flows.deployed_nightly)["properties"]["recipe"]["default"]
     ran: list[Any] = []
     monkeypatch.setattr("alignment.flows.nightly.one_night", lambda recipe, *_: ran.append(recipe))
     run_any(parse_recipe(shown), [], None)
@@ -364,7 +364,7 @@ def test_a_deployment_outlives_the_folder_of_its_recipe(load, tmp_path, monkeypa
     assert variables["working_dir"] == str(align_home())
     (tmp_path / "recipes/org/rows").mkdir(parents=True)
     ran: list[Any] = []
-    monkeypatch.setattr("alignment.flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
+    monkeypatch.setattr("alignment.flows.recipe_flow.run_recipe", lambda recipe, *_: ran.append(recipe))
     monkeypatch.setattr(os, "environ", {**os.environ, **variables["env"]})
     run_any(parse_recipe(registered["parameters"]["recipe"]), ["evaluation.verifier=other.py:f"], None)
     assert ran[0].evaluation.verifier == f"{tmp_path}/recipes/other.py:f", "where the paths of overrides begin"

@@ -12,7 +12,7 @@ import pytest
 
 from alignment_core.errors import DataError, EnvironmentFault, Stopped, UserError
 from alignment_core.rewards.endpoint import Endpoint, asks_for, read_rewards
-from alignment_core.rewards.failures import Account, numbers
+from alignment_core.rewards.results import Account, numbers
 from tests.rewards.reward_server import Answer, Server, lengths
 
 FIELD = "rl.rewards.0"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.rewards.failures import Account, Answers, allowed_failures, failure_of, numbers
+from alignment_core.rewards.results import Account, Answers, allowed_failures, failure_of, numbers
 
 
 def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:

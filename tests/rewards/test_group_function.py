@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from alignment_core.errors import DataError, Stopped, UserError
-from alignment_core.rewards.failures import Account, extras, numbers, scores
 from alignment_core.rewards.group_function import GroupFunction
+from alignment_core.rewards.results import Account, extras, numbers, scores
 from alignment_core.user_code.process import FunctionProcess
 
 SOURCE = """

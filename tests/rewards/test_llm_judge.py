@@ -14,8 +14,8 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.load import parse_recipe
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rewards.base import Opening, content, kind_of
-from alignment_core.rewards.failures import Account, numbers
 from alignment_core.rewards.llm_judge import conversation
+from alignment_core.rewards.results import Account, numbers
 from tests.rewards.judge_server import completion, question
 from tests.rewards.reward_server import Answer, Server
 

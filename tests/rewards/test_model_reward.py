@@ -15,13 +15,13 @@ from alignment_core.cluster.device import Device
 from alignment_core.data.messages import user
 from alignment_core.data.turn_end import TurnEnd
 from alignment_core.errors import UserError
-from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair
+from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.model_reward import Judge
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of
 
 CHAT = [

@@ -21,12 +21,12 @@ from alignment_core.recipes.base import REFUSES_UNUSED
 from alignment_core.recipes.sections.data import DataSource
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig, RlConfig
+from alignment_core.rewards.aggregation import RunningMean, rewards_as_given, total_rewards
 from alignment_core.rewards.base import Opening, content
-from alignment_core.rewards.failures import Account, numbers, reasons
+from alignment_core.rewards.results import Account, numbers, reasons
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rewards.totals import RunningMean, rewards_as_given, total_rewards
-from alignment_core.rollout.experience import add_advantages
-from alignment_core.stages.rl.rewarding import REFILLS, Rewarding
+from alignment_core.rollout.advantages import add_advantages
+from alignment_core.stages.rl.reward_step import REFILLS, Rewarding
 from alignment_core.training.step_data import StepData
 from tests.rewards.reward_server import Server
 

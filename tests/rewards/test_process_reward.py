@@ -17,15 +17,15 @@ from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
 from alignment_core.data.steps import STEPS
 from alignment_core.errors import UserError
-from alignment_core.models.handle import Model
 from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Pair
+from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.process_reward import StepJudge, aggregated
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 from tests.rewards.test_model_reward import row
 
 LAYOUT = StepsConfig(placeholder="?")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.rewards.failures import Account, Answers, numbers
-from alignment_core.rewards.judges import Judges
 from alignment_core.rewards.model_reward import Judge
+from alignment_core.rewards.results import Account, Answers, numbers
+from alignment_core.rewards.scoring_actors import Judges
 
 ROWS: list[dict[str, Any]] = [
     {"source": f"p.jsonl:{number}", "prompt_text": "?", "prompt_ids": [number], "completion_ids": [1]}

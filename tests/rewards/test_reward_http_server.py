@@ -20,7 +20,7 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.endpoint import Endpoint, asks_for, read_rewards
 from alignment_core.rewards.server import Rewards, RewardServer, scores_of_texts

@@ -15,14 +15,14 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import DataError, EnvironmentFault, Stopped
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
+from alignment_core.rewards.aggregation import RunningMean, total_rewards
 from alignment_core.rewards.base import Opening, content
-from alignment_core.rewards.failures import reasons
+from alignment_core.rewards.results import reasons
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rewards.totals import RunningMean, total_rewards
 from tests.processes import role_of
 from tests.rewards.reward_server import Server, lengths
 

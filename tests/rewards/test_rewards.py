@@ -15,7 +15,7 @@ from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.statistics import per_prompt, win_rate_per_prompt
 from alignment_core.recipes import SelectionConfig
 from alignment_core.rewards.verify import verify
-from alignment_core.rollout.records import SCORES, rollout_schema, score_schema, write_table
+from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from alignment_core.stages import evaluate, select_pairs
 
 SOURCE = """

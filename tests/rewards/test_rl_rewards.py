@@ -9,8 +9,8 @@ import pytest
 
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, ShapingConfig
-from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
-from alignment_core.rollout.experience import StepRewards, add_advantages, put_numbers, step_rewards
+from alignment_core.rewards.aggregation import RunningMean, informative_groups, length_penalties, total_rewards
+from alignment_core.rollout.advantages import StepRewards, add_advantages, put_numbers, step_rewards
 from alignment_core.training.step_data import StepData
 
 GROUPS = np.array([0, 0, 1, 1])
@@ -92,22 +92,22 @@ def test_long_completions_lose_more_and_more_and_cut_ones_once_more() -> None:
 def test_a_prompt_teaches_if_its_rewards_differ(raw: list[float], stays: bool) -> None:
     column = np.array([*raw, 0.0, 1.0])[:, None]
     groups = np.array([7] * len(raw) + [8, 8])
-    assert teaching(column, groups, [reward()], FilterConfig()) == ({7, 8} if stays else {8})
+    assert informative_groups(column, groups, [reward()], FilterConfig()) == ({7, 8} if stays else {8})
 
 
 def test_rewards_of_a_prompt_are_compared_clipped_weighted_and_added_up() -> None:
     raw = np.array([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.0, 1.0]])
     groups = np.array([7, 7, 8, 8, 9, 9])
     sources = [reward(clip=(0.0, 2.0)), reward(weight=0.5)]  # 2 and 2, 1 and 1, 1 and 0.5
-    assert teaching(raw, groups, sources, FilterConfig()) == {9}
+    assert informative_groups(raw, groups, sources, FilterConfig()) == {9}
 
 
 def test_bounds_of_the_filter_leave_out_what_is_too_hard_or_too_easy() -> None:
     raw = np.array([[1.0], [0.8], [1.0], [0.0], [0.2], [0.0]])
     groups = np.array([7, 7, 8, 8, 9, 9])
-    assert teaching(raw, groups, [reward()], FilterConfig(low=0.1)) == {7, 8}
-    assert teaching(raw, groups, [reward()], FilterConfig(low=0.1, high=0.9)) == {8}
-    assert teaching(raw, groups, [reward(weight=0.5)], FilterConfig(high=0.3)) == {8, 9}
+    assert informative_groups(raw, groups, [reward()], FilterConfig(low=0.1)) == {7, 8}
+    assert informative_groups(raw, groups, [reward()], FilterConfig(low=0.1, high=0.9)) == {8}
+    assert informative_groups(raw, groups, [reward(weight=0.5)], FilterConfig(high=0.3)) == {8, 9}
 
 
 def sampled() -> StepData:

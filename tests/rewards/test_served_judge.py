@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import EnvironmentFault
-from alignment_core.execution.tickets import Ticket
-from alignment_core.models.handle import Model
+from alignment_core.execution.scheduling import Ticket
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rewards.base import Opening, content, kind_of

@@ -25,7 +25,7 @@ from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rollout.records import read_scores, rollout_schema, shard_rows, write_table
+from alignment_core.rollout.schemas import read_scores, rollout_schema, shard_rows, write_table
 from alignment_core.stages import score
 from tests.flows.test_compositions import EVALUATION, compose, composed
 

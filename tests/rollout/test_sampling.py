@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alignment_core.recipes import GenerationConfig
-from alignment_core.rollout.episodes import Draws
+from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.sampling import Sampling
 
 SAMPLES = 2
@@ -45,7 +45,7 @@ def test_every_engine_has_work_as_far_as_there_are_prompts(
     rows = [{"prompt_ids": [1, 2, number]} for number in range(prompts)]
     generation = GenerationConfig(num_generations=SAMPLES, shard_size=shard_size, max_completion_length=4)
     asked = Engines(engines)
-    draws = Draws(rows, generation, seed=0)
+    draws = PromptSchedule(rows, generation, seed=0)
     sampling = Sampling(asked, None, draws, SimpleNamespace(), (0,), "model", threading.Event())  # type: ignore[arg-type]
     monkeypatch.setattr("alignment_core.environments.episode.Episode.take", lambda *_: None)
     monkeypatch.setattr(Sampling, "rows", lambda _, episodes: episodes)

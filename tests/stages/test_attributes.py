@@ -12,7 +12,7 @@ import pytest
 
 from alignment_core.errors import DataError
 from alignment_core.recipes.sections.conditional_sft import AttributeConfig
-from alignment_core.rollout.records import SCORES, rollout_schema, score_schema, write_table
+from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from alignment_core.stages import attributes
 from alignment_core.stages.attributes import AttributesConfig, inner_edges
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alignment_core.rollout.records import SCORES
+from alignment_core.rollout.schemas import SCORES
 from alignment_core.stages.best_of_n import SECTION, BestOfNConfig, run
 
 

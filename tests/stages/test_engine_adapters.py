@@ -16,9 +16,9 @@ from alignment_core.errors import UserError
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest, Engines
-from alignment_core.models import buckets
+from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import merged, save_adapter
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import LoraConfig
 from tests.inference.test_engine_mixtures import MIXTURES
@@ -73,8 +73,8 @@ def test_each_adapter_and_then_other_weights_give_their_own_log_probabilities(
         assert difference(engines, b) < 1e-4
         engines.begin_update()
         model = adapted(a, LoraConfig(r=4), seed=1)
-        sender = buckets.Sender(model, rank=0, zero_stage=0)
-        for share in buckets.plan(model, size=50_000):
+        sender = weight_transfer.Sender(model, rank=0, zero_stage=0)
+        for share in weight_transfer.plan(model, size=50_000):
             engines.group.one(0, call(Engine.take_bucket, sender.bucket(share, merge=False)), engines.timeout)
         engines.end_update(str(POLICY["a"]), 0)
         assert difference(engines, a) < 1e-4

@@ -14,7 +14,7 @@ import transformers
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Completion, Request
 from alignment_core.inference.engines import EngineRequest
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import GenerationConfig, LoraConfig
 from tests.models.test_adapters import adapted
 from tests.stages.test_engine_adapters import POLICY, PROMPTS, give

@@ -14,10 +14,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from alignment_core.errors import DataError
-from alignment_core.execution.tickets import FIRST
+from alignment_core.execution.scheduling import FIRST
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
-from alignment_core.rollout.records import rollout_schema, write_table
+from alignment_core.rollout.schemas import rollout_schema, write_table
 from alignment_core.stages import judge_pairs
 from alignment_core.stages.judge_pairs import JudgePairsConfig, run
 from tests.rewards.judge_server import answers, completion

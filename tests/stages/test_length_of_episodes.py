@@ -20,7 +20,7 @@ from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig, RlConfig
-from alignment_core.stages.rl.rewarding import Rewarding
+from alignment_core.stages.rl.reward_step import Rewarding
 
 SOURCE = """
 class Talks:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from alignment_core.artifacts import Reference
 from alignment_core.errors import UserError
 from alignment_core.models.adapters import add_adapters, merged, save_adapter
-from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head, load_model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import LoraConfig, ModelConfig
 from alignment_core.stages.merge_adapter import WEIGHTS, pin_adapter, run
 

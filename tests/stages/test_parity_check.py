@@ -9,7 +9,7 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import NumericError
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.generate import PARITY_PROMPTS, _check_parity
 

@@ -13,7 +13,7 @@ import pytest
 from alignment.tasks.graph import CURRENT, submit
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.training.forward import ForwardJob

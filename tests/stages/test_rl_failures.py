@@ -12,12 +12,12 @@ import pytest
 from alignment_core.errors import DataError
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes import RlConfig
-from alignment_core.rewards.failures import Given
-from alignment_core.rollout.experience import Samples, step_schema
-from alignment_core.rollout.in_step import InStep
-from alignment_core.rollout.records import write_table
-from alignment_core.stages.rl.rewarding import Rewarding
-from alignment_core.user_code.failed import Failed
+from alignment_core.rewards.results import RewardValue
+from alignment_core.rollout.advantages import Samples, step_schema
+from alignment_core.rollout.schemas import write_table
+from alignment_core.rollout.sync_sampler import SyncSampler
+from alignment_core.stages.rl.reward_step import Rewarding
+from alignment_core.user_code.errors import Failed
 
 LATE = Failed("timeout", "gave no answer within 3 seconds")
 
@@ -47,7 +47,7 @@ def experience(rewards: list[list[float | Failed]], **more: Any) -> tuple[Sample
     section = RlConfig.model_validate({**config, "rewards": [{"urls": "http://a/"}] * len(rewards)})
     rewarding = Rewarding(section, lambda rows: [[*one[: len(rows)]] for one in rewards], Stopwatch(), cost={})
     sampling: Any = SimpleNamespace(complete=complete)
-    samples, metrics = rewarding.experience(InStep(sampling, rewarding.of, sleeps=False), 0)
+    samples, metrics = rewarding.experience(SyncSampler(sampling, rewarding.of, sleeps=False), 0)
     return samples, {**metrics, **rewarding.cost}
 
 
@@ -77,8 +77,8 @@ def test_what_has_no_reward_takes_no_part_in_whether_a_prompt_teaches() -> None:
 
 
 def test_scores_decide_whether_a_prompt_teaches_and_extra_numbers_are_metrics_of_the_step() -> None:
-    equal = [Given(1.0, score, {"0": length}) for score, length in [(1.0, 4.0), (0.0, 2.0)]]
-    differ = [Given(reward, 0.5, {"deviation": 3.0}) for reward in (0.0, 1.0)]
+    equal = [RewardValue(1.0, score, {"0": length}) for score, length in [(1.0, 4.0), (0.0, 2.0)]]
+    differ = [RewardValue(reward, 0.5, {"deviation": 3.0}) for reward in (0.0, 1.0)]
     samples, metrics = experience([[*equal, *differ]], filter={"max_refills": 0})
     assert [row["used"] for row in samples] == [True, True, False, False]
     assert (metrics["extra_0"], metrics["extra_deviation"], metrics["reward_0"]) == (3.0, 3.0, 0.75)

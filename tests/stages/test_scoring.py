@@ -22,10 +22,10 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, SelectionConfig
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rewards.base import Opening, Rows
-from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.model_reward import Judge
+from alignment_core.rewards.results import Answers
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rollout.records import read_rollouts, read_scores, rollout_schema, write_table
+from alignment_core.rollout.schemas import read_rollouts, read_scores, rollout_schema, write_table
 from alignment_core.stages import score, select_pairs
 from alignment_core.stages.score import ScoreConfig
 from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of

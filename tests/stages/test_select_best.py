@@ -13,7 +13,7 @@ import pytest
 
 from alignment_core.errors import DataError
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
-from alignment_core.rollout.records import SCORES, rollout_schema, score_schema, write_table
+from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from alignment_core.stages import gain, select_best
 from alignment_core.training.methods.sft import Sft
 

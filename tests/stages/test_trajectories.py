@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.recipes.sections.rl import TrajectoriesConfig
-from alignment_core.rollout.experience import Samples, step_data
+from alignment_core.rollout.advantages import Samples, step_data
 from alignment_core.stages.rl import trajectories
 from alignment_core.stages.rl.trajectories import Trajectories
 

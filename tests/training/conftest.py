@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import TrainingConfig
 from alignment_core.training.trainer import TrainJob
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax, logsigmoid
 
-from alignment_core.models.handle import Model
 from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Row
+from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import DpoLossConfig, ResourcesConfig
 from alignment_core.training.batches import cut, pack

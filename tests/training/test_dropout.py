@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.methods.dpo import Dpo

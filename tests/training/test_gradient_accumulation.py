@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from alignment_core.models.loading import load_model
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.portable import FIRST
+from alignment_core.training.portable_checkpoint import FIRST
 from tests.training.conftest import random_ids
 from tests.training.test_trainer_ranks import open_job, train
 

@@ -15,13 +15,13 @@ import transformers
 from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.moving_reference import REFERENCE
-from alignment_core.training.portable import FIRST
+from alignment_core.training.portable_checkpoint import FIRST
 from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained
 

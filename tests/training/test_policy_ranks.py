@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.policy_ranks import PolicyRanks
-from alignment_core.training.reinforcement import RlJob
+from alignment_core.training.policy_trainer import RlJob
 from alignment_core.training.step_data import StepData
 from alignment_core.training.trainers import Trainers
 from tests.training.conftest import MODEL, random_ids

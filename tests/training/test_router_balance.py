@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
-from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head, load_model
 from alignment_core.models.microbatch import Row
+from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.batches import cut, pack

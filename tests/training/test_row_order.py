@@ -16,7 +16,7 @@ from alignment_core.data.row_order import as_stored, is_shuffled
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.rollout import GenerationConfig
-from alignment_core.rollout.episodes import Draws
+from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.training.batches import batch_of_step, first_rows
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.training_rows import shuffles
@@ -64,7 +64,7 @@ def test_prompts_of_reinforcement_learning_are_drawn_in_their_order() -> None:
         {"prompt_ids": [number], "prompt": str(number), "label": None, "task": None, "source": ""}
         for number in range(5)
     ]
-    draws = Draws(prompts, GenerationConfig(num_generations=1), seed=4, shuffle=False)
+    draws = PromptSchedule(prompts, GenerationConfig(num_generations=1), seed=4, shuffle=False)
     assert [draws.episodes(draw)[0].prompt["prompt"] for draw in range(7)] == ["0", "1", "2", "3", "4", "0", "1"]
 
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from alignment_core.disk_list import DiskList
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.recipes.sections.kto import KtoLossConfig
-from alignment_core.spool import Spool
+from alignment_core.training.kto_mismatch import mismatched
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.kto import Kto
-from alignment_core.training.mismatched import mismatched
 from alignment_core.training.training_rows import rows_before, training_rows
 from tests.training.test_trainer_ranks import open_job, train
 
@@ -28,7 +28,7 @@ def test_mismatched_rows_lie_in_a_file_and_are_those_of_the_whole_table(tmp_path
     found = rows_before(
         tmp_path / "rows.parquet", method, training_rows(tmp_path / "rows.parquet", method, None), tmp_path
     )
-    assert isinstance(found, Spool)
+    assert isinstance(found, DiskList)
     expected = [[*prompt, *other] for prompt, other in zip(prompts, mismatched(prompts, completions), strict=True)]
     assert [row.sequences[0].ids.tolist() for row in found] == expected
     assert [row.number for row in found] == [0, 1, 2, 3]

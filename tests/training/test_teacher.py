@@ -12,8 +12,8 @@ import transformers
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
-from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.teacher import Teacher, TeacherJob
 

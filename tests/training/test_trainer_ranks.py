@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from alignment_core.cluster.group import call
 from alignment_core.errors import DataError, EnvironmentFault, NumericError, UserError
 from alignment_core.host.protocol import describe, rebuild
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.batches import batch_of_step
 from alignment_core.training.checkpoints import newest_progress

@@ -18,7 +18,7 @@ import pytest
 from alignment_core.cluster.group import Call
 from alignment_core.errors import InfrastructureError, Stopped, UserError
 from alignment_core.rewards.verify import Verifier
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.nodes import Node, NodePool
 from alignment_core.user_code.pool import FunctionPool, PoolJob, Worker
 from alignment_core.user_code.process import FunctionProcess

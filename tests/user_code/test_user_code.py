@@ -14,8 +14,8 @@ import pytest
 from alignment_core.environments.environments import ACT, environment_content
 from alignment_core.errors import UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.user_code.counted import code_of, counting
 from alignment_core.user_code.definitions import definition
+from alignment_core.user_code.dependencies import code_of, counting
 from alignment_core.user_code.functions import function_content, load_function
 from alignment_core.user_code.process import FunctionProcess
 

@@ -89,7 +89,7 @@ def _check_inbox(data: DataConfig, min_rows: int) -> None:
 
 METHOD = Method(
     NightlyRecipe,
-    composition="alignment.flows.night:planned",
+    composition="alignment.flows.nightly_stages:planned",
     run="alignment.flows.nightly:one_night",
     decides={"rows": "dpo.data"},
     cron="0 2 * * *",  # nights that overlap take rows of their own, and one of them promotes

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, RewardKind, Rows
-from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.results import Answers
 
 
 class EnvironmentReward(RewardConfig):

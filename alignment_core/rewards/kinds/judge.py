@@ -15,7 +15,7 @@ from alignment_core.recipes.urls import Urls
 from alignment_core.rewards.base import Opening, RewardKind, Rows
 from alignment_core.rewards.endpoint import Endpoint
 from alignment_core.rewards.llm_judge import conversation, expected, filled, number_in, reads, request
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 
 RUBRIC = """Rate how well the answer serves the question: is it right, complete, clear and harmless? The question:
 

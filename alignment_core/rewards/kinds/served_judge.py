@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.rewards.base import Opening, RewardKind, Rows
 from alignment_core.rewards.endpoint import Endpoint
-from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.kinds.judge import Judged, asking
+from alignment_core.rewards.results import Answers
 
 NAME = "judge"
 """What the server calls the model."""

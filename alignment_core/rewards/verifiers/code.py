@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from alignment_core.errors import EnvironmentFault
-from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.named import NamedVerifier, Rows
+from alignment_core.rewards.results import Answers
 from alignment_core.rewards.sandbox.runner import SECONDS, check_limits, passes_tests, run_program
-from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.errors import Failed
 
 FENCE = re.compile(r"^```(?:python|py)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 LEAST_SECONDS = 2.0

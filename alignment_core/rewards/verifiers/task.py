@@ -6,9 +6,9 @@ from typing import Any
 
 from alignment_core.data import tasks
 from alignment_core.errors import DataError, UserError
-from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.named import NamedVerifier, Rows
-from alignment_core.user_code.failed import Failed
+from alignment_core.rewards.results import Answers
+from alignment_core.user_code.errors import Failed
 
 
 class OfTask:

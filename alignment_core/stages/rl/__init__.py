@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.environments.environments import environment_content
-from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rewards import RewardConfig
@@ -66,31 +66,5 @@ def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
     return run(context, config.section)
 
 
-CODE = (
-    "alignment_core.columns",
-    *below("alignment_core.data", "completion_text context message_fields messages row_order template turn_end"),
-    *below("alignment_core.environments", "agents calling calls environments episode tool_calls"),
-    "alignment_core.execution.course",
-    "alignment_core.files",
-    *below("alignment_core.inference", "engine engines options weights"),
-    *below("alignment_core.losses", "advantages kl logprobs mismatch policy"),
-    "alignment_core.memory",
-    "alignment_core.spool",
-    *below(
-        "alignment_core.models",
-        "adapters attention buckets flex_trees four_bits handle loading microbatch packed padding prefix_tree rope",
-        "same_tokenizer saving stop_tokens",
-    ),
-    *below("alignment_core.rewards", "base failures judges named sources totals verify"),
-    *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
-    *below("alignment_core.stages.rl", "best driver names reward_metrics rewarding session trajectories values"),
-    *below(
-        "alignment_core.training",
-        "average batches checkpoints engine forward learner moving_reference optimizers policy_ranks portable pretraining",
-        "ranks reinforcement resumable schedule step_data trainers training_rows worker",
-    ),
-    *below("alignment_core.training.methods", "sft"),
-    *below("alignment_core.user_code", "conventions failed functions pool process"),
-)
 PACKAGES = ("deepspeed", "tokenizers", "torch", "transformers", "vllm")
-STAGE = Stage("rl", 4, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=PACKAGES)
+STAGE = Stage("rl", 4, OUTPUTS, RlStageConfig, run, SHOWS, packages=PACKAGES)

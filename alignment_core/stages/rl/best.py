@@ -13,12 +13,12 @@ import numpy as np
 from alignment_core.errors import NumericError
 from alignment_core.execution.base import StageContext
 from alignment_core.recipes.sections.rl import BestConfig, RlConfig
-from alignment_core.rewards.failures import numbers, reasons
-from alignment_core.rewards.totals import rewards_as_given
-from alignment_core.rollout.episodes import Draws
-from alignment_core.rollout.experience import Samples
+from alignment_core.rewards.aggregation import rewards_as_given
+from alignment_core.rewards.results import numbers, reasons
+from alignment_core.rollout.advantages import Samples
+from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.sampling import Sampling
-from alignment_core.stages.rl.rewarding import Ask
+from alignment_core.stages.rl.reward_step import Ask
 from alignment_core.training.checkpoints import link_tree, put_in_place
 
 
@@ -31,7 +31,7 @@ class Best:
 
     def __init__(self, context: StageContext, section: RlConfig, config: BestConfig, prompts: Sequence[Any]) -> None:
         self.context, self.section, self.config = context, section, config
-        self.draws = Draws(prompts, section.generation, context.derive("best"), "best/")
+        self.draws = PromptSchedule(prompts, section.generation, context.derive("best"), "best/")
         self.state: dict[str, Any] | None = None
         """Its step and reward."""
         self.looked = 0

@@ -12,7 +12,7 @@ from typing import Any
 from alignment_core.environments.episode import version_of
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
-from alignment_core.execution.course import Course, unmoved
+from alignment_core.execution.metric_window import Course, unmoved
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import Engines
@@ -20,14 +20,14 @@ from alignment_core.losses.kl import adapted_coefficient
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rollout.ahead import Ahead
-from alignment_core.rollout.experience import add_advantages, step_data, step_rewards
-from alignment_core.rollout.in_step import InStep
+from alignment_core.rollout.advantages import add_advantages, step_data, step_rewards
+from alignment_core.rollout.async_sampler import AsyncSampler
 from alignment_core.rollout.sampling import Sampling
+from alignment_core.rollout.sync_sampler import SyncSampler
 from alignment_core.stages.rl.best import Best
 from alignment_core.stages.rl.names import AVERAGE, CRITIC, POLICY, SHOWS
 from alignment_core.stages.rl.reward_metrics import reward_metrics
-from alignment_core.stages.rl.rewarding import Rewarding
+from alignment_core.stages.rl.reward_step import Rewarding
 from alignment_core.stages.rl.trajectories import Trajectories
 from alignment_core.stages.rl.values import ValueScale
 from alignment_core.training.checkpoints import curve_of, drop_older
@@ -44,7 +44,7 @@ class Driver:
     engines: Engines
     trainers: PolicyRanks
     sampling: Sampling
-    sampler: InStep | Ahead
+    sampler: SyncSampler | AsyncSampler
     """Draws prompts and has them answered and rewarded."""
     rewarding: Rewarding
     sources: RewardSources

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from alignment_core.recipes.sections.rewards import RewardConfig, reward_names
-from alignment_core.rollout.experience import Samples
+from alignment_core.rollout.advantages import Samples
 
 
 def reward_metrics(samples: Samples, rewards: Sequence[RewardConfig], found: Mapping[str, float]) -> dict[str, float]:

@@ -16,24 +16,24 @@ from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engines import EngineRequest
-from alignment_core.models.handle import Model
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards.base import Opening
-from alignment_core.rewards.judges import has_another_tokenizer, in_actors
+from alignment_core.rewards.scoring_actors import has_another_tokenizer, in_actors
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rollout.ahead import Ahead
-from alignment_core.rollout.episodes import Draws
-from alignment_core.rollout.in_step import InStep
+from alignment_core.rollout.async_sampler import AsyncSampler
 from alignment_core.rollout.lengths import check_length
+from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.sampling import Sampling
+from alignment_core.rollout.sync_sampler import SyncSampler
 from alignment_core.stages.rl.best import Best
 from alignment_core.stages.rl.driver import Driver
 from alignment_core.stages.rl.names import BEST, FIELD, TRAJECTORIES
-from alignment_core.stages.rl.rewarding import Rewarding
+from alignment_core.stages.rl.reward_step import Rewarding
 from alignment_core.stages.rl.trajectories import Trajectories
 from alignment_core.training.checkpoints import drop_incomplete, link_tree
 from alignment_core.training.policy_ranks import PolicyRanks
-from alignment_core.training.reinforcement import RlJob
+from alignment_core.training.policy_trainer import RlJob
 from alignment_core.training.training_rows import shuffles
 
 END_SECONDS = 0.2
@@ -64,7 +64,9 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     drop_incomplete(context.progress)
     watch = Stopwatch()
     rewarding = Rewarding(section, sources, watch, context.cost)
-    draws = Draws(prompts, section.generation, context.seed, shuffle=shuffles(_table(context.inputs["prompts"])))
+    draws = PromptSchedule(
+        prompts, section.generation, context.seed, shuffle=shuffles(_table(context.inputs["prompts"]))
+    )
     trajectories = Trajectories(context.progress / TRAJECTORIES, section.trajectories, section.steps)
     with (
         closing(trajectories),
@@ -127,11 +129,13 @@ def _environments(
     )
 
 
-def _sampler(context: StageContext, section: RlConfig, sampling: Sampling, rewarding: Rewarding) -> InStep | Ahead:
+def _sampler(
+    context: StageContext, section: RlConfig, sampling: Sampling, rewarding: Rewarding
+) -> SyncSampler | AsyncSampler:
     """What draws prompts and has them answered and rewarded."""
     if section.execution.max_staleness == 0:
-        return InStep(sampling, rewarding.of, context.resources.placement == "colocated")
-    return Ahead(
+        return SyncSampler(sampling, rewarding.of, context.resources.placement == "colocated")
+    return AsyncSampler(
         sampling,
         rewarding.of,
         prompts_per_step=section.prompts_per_step,

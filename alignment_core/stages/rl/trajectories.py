@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from alignment_core.recipes.sections.rl import TrajectoriesConfig
-from alignment_core.rollout.experience import Samples, put_numbers, step_schema
-from alignment_core.rollout.records import write_table
+from alignment_core.rollout.advantages import Samples, put_numbers, step_schema
+from alignment_core.rollout.schemas import write_table
 from alignment_core.training.step_data import StepData
 
 

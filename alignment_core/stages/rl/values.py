@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from alignment_core.rewards.totals import RunningMean
+from alignment_core.rewards.aggregation import RunningMean
 
 LEAST_DEVIATION = 1e-6
 

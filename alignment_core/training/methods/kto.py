@@ -12,7 +12,7 @@ from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.losses.ties import logps_rounding, positive
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
 from alignment_core.recipes.sections.kto import KtoLossConfig
-from alignment_core.training.mismatched import mismatched
+from alignment_core.training.kto_mismatch import mismatched
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -358,7 +358,7 @@ def test_prefects_background_senders_say_nothing_on_the_terminal():
 REFUSED = """
 import sys
 from types import SimpleNamespace
-from alignment.flows import early
+from alignment.flows import preflight
 from alignment.flows.cli import main as cli
 from alignment.flows.cli import run
 from alignment.flows.service import prefect_api

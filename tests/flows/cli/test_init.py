@@ -19,7 +19,7 @@ from alignment_core.checks.rows import answers_to
 from tests.align import align_here
 from tests.conftest import fill
 from tests.flows.fake_hub import fake_hub
-from tests.starting.rows_of_kinds import ROWS, jsonl
+from tests.init.rows_of_kinds import ROWS, jsonl
 
 Align = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = [sys.executable, "-m", "alignment.flows.cli.main"]
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def align(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Align:
     """``align("init")`` with an ALIGN_HOME of its own, whose rows are read in this process."""
     monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
-    monkeypatch.setattr("alignment_core.starting.lengths.ask", answers_to)
+    monkeypatch.setattr("alignment_core.init.lengths.ask", answers_to)
     return partial(align_here, tmp_path / "home")
 
 

@@ -12,7 +12,7 @@ from alignment.flows.cli.display import LiveDisplay
 from alignment.flows.cli.stream import EventStream
 from alignment.flows.console import print_json
 from alignment_core.tracking import Progress
-from tests.host.test_pace import Clock
+from tests.host.test_progress_log import Clock
 from tests.tracking.watched import result
 
 

@@ -17,9 +17,9 @@ import pytest
 import sqlalchemy.exc
 from prefect.states import Running
 
-from alignment.flows.service import busy_database, prefect_worker
+from alignment.flows.service import prefect_worker, retry_503
 from alignment.flows.service.reconcile import EVERY_SECONDS, OUTAGE_SECONDS, SILENCE_SECONDS, Reconciler
-from alignment_core.host.supervised import Supervised, fresh_folder
+from alignment_core.host.subprocess_tree import Supervised, fresh_folder
 from tests.flows.service.test_reconcile import Server
 from tests.processes import wait_until
 
@@ -45,7 +45,7 @@ def test_clients_are_told_to_try_again(error: Exception, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(server, "create_app", lambda: None)
     monkeypatch.setattr(server, "is_client_retryable_exception", server.is_client_retryable_exception)
-    busy_database.create_app()
+    retry_503.create_app()
 
     def status(raised: Exception) -> int:
         return asyncio.run(server.custom_internal_exception_handler(None, raised)).status_code  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_what_fails_before_a_route_is_reached_is_retried_too(method: str, error:
         async def application(scope: Any, receive: Any, send: Any) -> None:
             await failing({**scope, "error": error}, receive, send)
 
-        wrapped = busy_database.TriesAgain(busy_database.AnswersBusy(application), (0.0,))
+        wrapped = retry_503.TriesAgain(retry_503.AnswersBusy(application), (0.0,))
         transport: Any = httpx.ASGITransport(app=wrapped, raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, "/api/flow_runs/filter")

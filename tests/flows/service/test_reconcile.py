@@ -13,10 +13,10 @@ import pytest
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 
-from alignment.flows.early import COMMAND_LINE, CommandLine
-from alignment.flows.orphans import close_not_begun
+from alignment.flows.preflight import COMMAND_LINE, CommandLine
 from alignment.flows.runs import _running
 from alignment.flows.service.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
+from alignment.flows.stale_runs import close_not_begun
 from alignment_core.errors import UserError
 from alignment_core.journal import Journal, new_record
 from tests.tracking.watched import recipe_with

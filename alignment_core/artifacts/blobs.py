@@ -1,0 +1,162 @@
+"""The bytes of a store: adding blobs, repairing them, and never returning one that does not match its digest."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from alignment_core.artifacts.backend import Backend, Object
+from alignment_core.artifacts.manifest import FileEntry
+from alignment_core.artifacts.os_errors import explained
+from alignment_core.artifacts.paths import SUSPECTS, blob_path, suspect_path
+from alignment_core.artifacts.workspace import Workspace
+from alignment_core.canonical import digest_of_file
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, EnvironmentFault, NotFound, StoreError
+
+_ATTEMPTS = 5
+_THREADS = 8
+_STREAMED = 1 << 20
+"""Bytes of a blob that come from a server in one piece, and are hashed on their way."""
+
+
+class Content:
+    """Blobs by digest.
+
+    A reader that finds a blob corrupt marks it as suspect instead of deleting it: then ``is_intact`` says no, the
+    stage that made it runs again, and ``put`` compares the bytes and replaces them.
+    """
+
+    def __init__(self, backend: Backend, workspace: Workspace) -> None:
+        self.backend = backend
+        self.workspace = workspace
+        self._verified: dict[tuple[int, int, int, int], str] = {}  # (device, inode, size, mtime) -> SHA-256
+
+    def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> bool:
+        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there; whether it is new.
+
+        ``hashed`` is the state of the file before it was hashed; StoreError when it has changed since.
+        """
+        path, existing = blob_path(entry.sha256), None
+        for _ in range(_ATTEMPTS):
+            if self.backend.put(path, source, replaces=existing.version if existing else None):
+                if _identity(source.lstat()) != _identity(hashed):
+                    self.backend.delete(path)
+                    raise StoreError(f"{source} changed while it was being published: publish it again")
+                return True
+            existing = self.backend.stat(path)
+            if existing is not None and not self._is_damaged(entry, existing):
+                return False
+        raise StoreError(f"{path} in {self.backend.uri} changes faster than it can be written")
+
+    def put_files(
+        self, entries: Sequence[FileEntry], directory: Path, hashed: Mapping[str, os.stat_result]
+    ) -> dict[FileEntry, bool]:
+        """Store files of a directory, several at a time; which of them are new. ``hashed`` has their states by path."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            new = list(pool.map(lambda one: self.put(one, directory / one.path, hashed[one.path]), entries))
+        found = dict(zip(entries, new, strict=True))
+        self.trust(entry for entry in found if found[entry])
+        return found
+
+    def trust(self, new: Iterable[FileEntry]) -> None:
+        """Take back what readers suspected of blobs that were ``put`` since."""
+        digests = {entry.sha256 for entry in new}
+        for found in self.backend.list(SUSPECTS) if digests else ():
+            if found.path.removeprefix(SUSPECTS) in digests:
+                self.backend.delete(found.path)
+
+    def get(self, what: str, entry: FileEntry, to: Path) -> None:
+        """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob, file and ``what`` it
+        belongs to."""
+
+        def look(path: str) -> str | None:
+            to.unlink(missing_ok=True)
+            if self.backend.endpoint and entry.size <= _STREAMED:
+                return self._stream(entry, to)
+            self.backend.download(path, to)
+            return self.problem(entry, to)
+
+        self._checked(what, entry, look)
+
+    def verify(self, what: str, entry: FileEntry) -> None:
+        """Read a blob where it lies. Raises as :meth:`get` does."""
+        self._checked(what, entry, lambda _: self._damage(entry))
+
+    def _checked(self, what: str, entry: FileEntry, look: Callable[[str], str | None]) -> None:
+        name = f"blob sha256:{entry.sha256} (file {entry.path} of {what})"
+        try:
+            # A second look, for the bytes may have been damaged on their way.
+            problem = look(blob_path(entry.sha256)) and look(blob_path(entry.sha256))
+        except NotFound as error:
+            raise NotFound(f"{self.backend.uri} has lost {name}; {MAKE_IT_AGAIN}") from error
+        if problem:
+            with contextlib.suppress(EnvironmentFault):  # a full disk takes no mark
+                self.backend.put(suspect_path(entry.sha256), b"corrupt")
+            raise Corrupt(f"{name} in {self.backend.uri} {problem}; {MAKE_IT_AGAIN}")
+
+    def is_intact(self, entry: FileEntry) -> bool:
+        """Whether the blob is there with the right size and no reader has found it corrupt. Reads no content."""
+        found = self.backend.stat(blob_path(entry.sha256))
+        return found is not None and found.size == entry.size and self.backend.stat(suspect_path(entry.sha256)) is None
+
+    def problem(self, entry: FileEntry, file: Path) -> str | None:
+        """What is wrong with a local file that should be ``entry``; None when every byte is right."""
+        found = file.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            return "is not a regular file"
+        if found.st_size != entry.size:
+            return f"has {found.st_size} bytes instead of {entry.size}"
+        identity = _identity(found)
+        if self._verified.get(identity) != entry.sha256:
+            actual = digest_of_file(file)
+            if actual != entry.sha256:
+                return f"has the digest {actual}"
+            self._verified[identity] = entry.sha256
+        return None
+
+    def _is_damaged(self, entry: FileEntry, found: Object) -> bool:
+        """Compare an existing blob's size, and its bytes when a reader suspected them; a false alarm is cleared."""
+        if found.size != entry.size:
+            return True
+        if self.backend.stat(suspect_path(entry.sha256)) is None:
+            return False
+        try:
+            if self._damage(entry):
+                return True
+        except NotFound:
+            return False  # nothing to remove
+        self.backend.delete(suspect_path(entry.sha256))
+        return False
+
+    def _stream(self, entry: FileEntry, to: Path) -> str | None:
+        """Write a blob into the new read-only file ``to``; what is wrong with it. Each byte is looked at once."""
+        try:
+            with explained("write", to), to.open("xb") as file:
+                problem = self._damage(entry, file.write)
+                os.fchmod(file.fileno(), 0o444)
+        except NotFound:
+            to.unlink(missing_ok=True)
+            raise
+        if problem is None:
+            self._verified[_identity(to.lstat())] = entry.sha256
+        return problem
+
+    def _damage(self, entry: FileEntry, told: Callable[[bytes], object] = lambda _: None) -> str | None:
+        """What is wrong with a blob; None when every byte is right. ``told`` gets the bytes in pieces. Raises NotFound."""
+        digest, size = hashlib.sha256(), 0
+        for chunk in self.backend.stream(blob_path(entry.sha256)):
+            told(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        if size != entry.size:
+            return f"has {size} bytes instead of {entry.size}"
+        return None if digest.hexdigest() == entry.sha256 else f"has the digest {digest.hexdigest()}"
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,180 @@
+"""Paths that mean the same on every machine: what a stage hands to actors, which may run elsewhere.
+
+Machines share nothing but the store. A path in the workspace of a store arrives on another machine as the same place in the
+workspace there: an artifact is fetched into that machine's cache, and a folder to write into is made. What was written there
+comes back through the store (:func:`send`, :func:`receive`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path, PosixPath
+
+from alignment_core.artifacts.manifest import FileEntry, entries_of
+from alignment_core.artifacts.os_errors import explained
+from alignment_core.artifacts.paths import CACHE, PROGRESS
+from alignment_core.artifacts.store import Store
+from alignment_core.artifacts.workspace import files_below, key_of_progress, remove_tree
+from alignment_core.errors import EnvironmentFault, NotFound
+from alignment_core.home import align_home
+from alignment_core.processes import boot_id
+
+_THREADS = 8
+_uris: dict[Path, str] = {}
+"""Stores that this process knows, by the root of their workspace."""
+_stores: dict[str, Store] = {}
+"""Those that it has opened."""
+_held = contextlib.ExitStack()
+"""What arrived stays for as long as this process, an actor, lives."""
+
+
+class Placed(PosixPath):
+    """A path in the workspace of a store, and so are all paths that are made from it. On the machine that it comes from, and
+    where machines share the store's folder, it arrives as it is."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Callable[..., Path], tuple[str, ...]]:
+        root = _root_of(self)
+        return _arrive, (_uris[root], home_id(), str(root), self.relative_to(root).as_posix())
+
+
+def placed(store: Store, path: Path) -> Placed:
+    """The same path, fit to travel. It lies in the workspace of the store."""
+    _uris[store.workspace.root] = store.uri
+    _stores.setdefault(store.uri, store)
+    return Placed(path)
+
+
+@cache
+def home_id() -> str:
+    """Names this machine since its last boot and its ``ALIGN_HOME``: where they are equal, paths mean the same."""
+    with explained("access", align_home()):
+        found = align_home().stat()
+    return f"{boot_id()}-{found.st_dev:x}-{found.st_ino:x}"
+
+
+def is_here(path: Path, home: str) -> bool:
+    """Whether a path that was sent by the machine with this ``home_id`` is on a file system that both have."""
+    return home == home_id() or not isinstance(path, Placed) or _store_of(path).holds_workspace
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether a path is in the cache of artifacts, so that it is fetched wherever it arrives."""
+    return isinstance(path, Placed) and path.is_relative_to(_store_of(path).workspace.cache)
+
+
+def send(folder: Path, home: str) -> tuple[FileEntry, ...] | None:
+    """Put what lies in a folder of this machine into the store, for the machine with this ``home_id``, and remove it here.
+
+    None where that machine has the folder itself. The entries say what :func:`receive` is to bring; the collector leaves
+    their bytes alone for a while.
+    """
+    if is_here(folder, home):
+        return None
+    if not folder.is_dir():
+        return ()
+    entries = _put_files(_store_of(folder), folder)
+    remove_tree(folder)
+    with contextlib.suppress(OSError):
+        for parent in folder.parents:  # made when the path arrived; the first one that holds something ends this
+            parent.rmdir()
+    return entries
+
+
+def share(folder: Path) -> tuple[FileEntry, ...]:
+    """Put what lies in a folder of this machine into the store, for others to :func:`receive`; it stays here."""
+    return () if _store_of(folder).holds_workspace else _put_files(_store_of(folder), folder)
+
+
+def _put_files(store: Store, folder: Path) -> tuple[FileEntry, ...]:
+    """Put the files of a folder into the store as blobs, which nothing refers to yet."""
+    with explained("read", folder):
+        before = files_below(folder)
+        files = entries_of(folder, before)
+    with store.leases.publication({entry.sha256 for entry in files}, lasting=True):
+        store.content.put_files(files, folder, before)
+    return files
+
+
+def receive(folder: Path, entries: Iterable[FileEntry], home: str | None = None) -> None:
+    """Bring files that lie in the store into a folder of this machine, every byte verified; others stay.
+
+    With ``home``, nothing if this machine has the folder of the one with that ``home_id``.
+    """
+    if home is not None and is_here(folder, home):
+        return
+    get_files(_store_of(folder), folder, entries, folder.name)
+
+
+def get_files(store: Store, folder: Path, entries: Iterable[FileEntry], what: str) -> None:
+    """Bring files from the store into a folder, in the place of those of these names; ``what`` they belong to is for errors."""
+
+    def bring(entry: FileEntry) -> None:
+        target = folder / entry.path
+        with contextlib.suppress(FileNotFoundError):
+            if store.content.problem(entry, target) is None:
+                return
+            target.unlink()
+        store.content.get(what, entry, target)
+
+    with explained("write", folder):
+        for entry in entries:
+            (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(bring, entries))
+
+
+def clear(folder: Path, home: str) -> None:
+    """Remove what an earlier attempt left in a folder that only this machine has."""
+    if not is_here(folder, home):
+        remove_tree(folder)
+
+
+def _root_of(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent in _uris)
+
+
+def _store_of(path: Path) -> Store:
+    return _open(_uris[_root_of(path)])
+
+
+def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
+    """The path here. Raises what ``open_store`` and ``Store.fetch`` do."""
+    if home == home_id():
+        _uris[Path(root)] = uri
+        return Placed(root, relative)
+    store = _open(uri)
+    kind, *parts = Path(relative).parts or ("",)
+    if f"{kind}/" == CACHE and parts:
+        try:
+            manifest = store.manifest_at(parts[0])
+        except NotFound as error:
+            if not store.holds_workspace:
+                raise
+            raise EnvironmentFault(
+                f"the store {uri} of this run is a folder of another node, which {platform.node()} does not share: mount it "
+                "here under the same path, or run with a store on S3 or the Hub"
+            ) from error
+        return Placed(store.fetch(manifest.reference, _held), *parts[1:])
+    path = Placed(store.workspace.root, relative)
+    if not store.holds_workspace:
+        if f"{kind}/" == PROGRESS and parts:
+            store.workspace.progress(key_of_progress(parts[0]))
+        with explained("create", path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _open(uri: str) -> Store:
+    from alignment_core.artifacts.open import open_store
+
+    if uri not in _stores:
+        store = open_store(uri, writes=False)
+        _uris[store.workspace.root] = uri
+        _stores[uri] = store
+    return _stores[uri]

@@ -1,0 +1,43 @@
+"""Rounds of sampling, scoring and training, as two methods have them: what scores is a verifier, or a reward model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alignment_core.init.base import Profile
+from alignment_core.init.sections import (
+    answer_room,
+    check_verified,
+    data,
+    decoding,
+    evaluation,
+    generation,
+    prompts,
+    training,
+)
+from alignment_core.init.text import Said
+
+
+def rounds(
+    facts: Profile, method: str, field: str, rates: tuple[float, float], verified: dict[str, Any]
+) -> dict[str, Any]:
+    """Sections of the method with this ``field``, with learning ``rates`` of a trained and of a new model; ``verified`` is what
+    its selection says beside, where a verifier scores."""
+    pairs = facts.reading.kind == "preferences"
+    verifier = None if pairs else check_verified(facts, method)
+    room = answer_room(facts, least=32 if facts.model.is_scratch else 128)
+    section: dict[str, Any] = {
+        "rounds": 2,
+        "prompts": prompts(facts, facts.all_sources, room),
+        "prompts_per_round": Said(min(1024, facts.rows.count), "each round takes the next ones"),
+        "generation": generation(8 if facts.machine.gpus else 4, room),
+        **({} if pairs else {"selection": {"score": "verifier", **verified}}),
+        "training": training(facts, *rates),
+    }
+    judged = evaluation(facts)
+    if verifier and not judged:
+        sampled = {**generation(1, room), **decoding(scored=True)}
+        judged = {"evaluation": {"prompts": prompts(facts, facts.sources, room), "generation": sampled}}
+        judged["evaluation"]["verifier"] = verifier
+    judge = {"reward_model": {"data": data(facts), "training": training(facts, 1e-5, 1e-3)}} if pairs else {}
+    return {**judge, field: section, **judged}

@@ -1,0 +1,50 @@
+"""A model that a stage was given, as it travels to whoever loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.artifacts.reference import Reference
+from alignment_core.models.saving import checkpoint_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from alignment_core.models.loading import Head
+
+
+@dataclass(frozen=True)
+class Model:
+    """A verified folder with weights and a tokenizer. Everything that loads it asks this, so that it loads alike everywhere."""
+
+    path: Path
+    reference: Reference
+    """Which artifact it is."""
+    trust_remote_code: bool = False
+    """Whether code that the folder brings may run (the recipe's ``model.trust_remote_code``)."""
+
+    in_4bit: bool = False
+    """Whether it is brought into 4 bits, see :mod:`alignment_core.models.quantization`."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether it is stored in half precision."""
+        return checkpoint_dtype(self.path) != "float32"
+
+    def tokenizer(self) -> Any:
+        """Its tokenizer, of ``transformers``."""
+        import transformers
+
+        return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
+
+    def load(self, head: Head, dtype: torch.dtype, head_seed: int | None = None) -> Any:
+        """Its weights, see :func:`~alignment_core.models.loading.load_model`."""
+        from alignment_core.models.loading import load_model
+        from alignment_core.models.quantization import quantise
+
+        model = load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code)
+        if self.in_4bit:
+            quantise(model, model.get_output_embeddings() if head == "lm" else model.score)
+        return model

@@ -1,0 +1,100 @@
+"""Models that score completions: in actors of their own, what they are asked for, and whether they read the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.errors import UserError
+from alignment_core.models.microbatch import Pair
+from alignment_core.models.model_ref import Model
+from alignment_core.models.same_tokenizer import other_token
+from alignment_core.recipes.sections.resources import ResourcesConfig
+from alignment_core.rewards.base import OpensScores, Rows, Scores
+
+if TYPE_CHECKING:
+    from alignment_core.training.forward import Forward, ForwardJob
+
+COMPARED = 64
+"""Completions that are read again to compare tokenizers."""
+BLOCK = 256
+"""Completions per forward call of one actor: what a kill may cost, so not many."""
+
+
+class Machines(Protocol):
+    """What hands out actors; see :mod:`alignment_core.execution.machines`."""
+
+    def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> AbstractContextManager[Scores]: ...
+
+
+def in_actors(machines: Machines, resources: ResourcesConfig) -> OpensScores:
+    """How a reward model is opened in actors of its own, beside the trainers or engines that the caller holds."""
+
+    def opened(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> AbstractContextManager[Scores]:
+        from alignment_core.training.forward import ForwardJob
+
+        return machines.judges(name, ForwardJob(model, "lm" if verdicts else "score", verdicts=verdicts), resources)
+
+    return opened
+
+
+class Judges:
+    """Actors that hold a reward model each, as their caller sees them, each call with its deadline."""
+
+    def __init__(self, group: ActorGroup[Forward], timeout: float) -> None:
+        """``timeout``: seconds for one call."""
+        self.group, self.timeout = group, timeout
+
+    def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]:
+        """The score of each pair, in blocks that are spread over the actors."""
+        from alignment_core.training.forward import Forward
+
+        blocks = {first: pairs[first : first + BLOCK] for first in range(0, len(pairs), BLOCK)}
+        calls = ((first, call(Forward.run, block)) for first, block in blocks.items())
+        found = dict(self.group.spread(calls, self.timeout))
+        values: list[float] = np.concatenate([found[first] for first in blocks]).tolist()
+        return values
+
+
+def pairs_of(rows: Rows) -> list[Pair]:
+    """The tokens of each row."""
+    return [(row["prompt_ids"], row["completion_ids"]) for row in rows]
+
+
+def check_tokenizer(model: Model, role: str, rows: Rows) -> None:
+    """The token ids of the policy must mean the same to the model that works out their probability. Raises UserError."""
+    if (other := _misread(model.tokenizer(), rows)) is not None:
+        read, wrote = other
+        raise UserError(
+            f"the {role} has another tokenizer than the policy: it reads {read[:40]!r} where the policy wrote {wrote[:40]!r}; "
+            "give one with the policy's tokenizer"
+        )
+
+
+def has_another_tokenizer(model: Model, policy: Any) -> bool:
+    """Whether some token of the tokenizer ``policy`` is another one to the model, or none."""
+    return other_token(policy, model.tokenizer()) is not None
+
+
+def _misread(tokenizer: Any, rows: Rows) -> tuple[str, str] | None:
+    """What a tokenizer reads in token ids of the policy and what the policy wrote, where some of them differ.
+
+    White space and special tokens do not count: tokenizers with the same tokens may decode those otherwise.
+    """
+    special = sorted((token.content for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+
+    def letters(text: str) -> str:
+        for token in special:
+            text = text.replace(token, "")
+        return "".join(text.split())
+
+    for row in rows[:: max(1, len(rows) // COMPARED)]:
+        # Bytes on both sides of a special token are a character without it.
+        reads = [tokenizer.decode(row["completion_ids"], skip_special_tokens=skips) for skips in (False, True)]
+        if letters(row["completion_text"]) not in map(letters, reads):
+            return reads[0], row["completion_text"]
+    return None

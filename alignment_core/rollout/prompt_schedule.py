@@ -1,0 +1,43 @@
+"""What a step of reinforcement learning samples: prompts, in the order in which they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.canonical import derive_seed
+from alignment_core.environments.episode import Episode
+from alignment_core.recipes.sections.rollout import GenerationConfig
+from alignment_core.training.batches import epoch_order
+
+if TYPE_CHECKING:
+    from alignment_core.inference.engine import Request
+
+
+@dataclass(frozen=True)
+class PromptSchedule:
+    """The prompts of a run. What is sampled for one follows from its index in the run, ``draw``, and the weights."""
+
+    prompts: Sequence[dict[str, Any]]
+    generation: GenerationConfig
+    seed: int
+    purpose: str = ""
+    """What for, where it is not training: tells the episodes from those."""
+    shuffle: bool = True
+    """Whether each epoch takes the prompts in an order of its own, or in theirs."""
+
+    def episodes(self, draw: int) -> list[Episode]:
+        """New episodes of the prompt with this index; an epoch takes each prompt once."""
+        epoch, index = divmod(draw, len(self.prompts))
+        number = epoch_order(len(self.prompts), self.seed, epoch, self.shuffle)[index]
+        samples, most = range(self.generation.num_generations), self.generation.max_completion_length
+        return [Episode(draw, sample, number, self.prompts[number], most, self.purpose) for sample in samples]
+
+    def request(self, episode: Episode) -> Request:
+        """What an engine is to sample next for an episode."""
+        from alignment_core.inference.engine import Request
+
+        seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
+        most = min(episode.tokens_left, episode.most or episode.tokens_left)
+        return Request(episode.name, [*episode.prompt_ids, *episode.ids.tolist()], most, seed)

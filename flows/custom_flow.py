@@ -1,0 +1,74 @@
+"""Flows of one's own: what a user's Prefect flow opens to submit stages, with the life of a run around them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from prefect.context import FlowRunContext
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from alignment.flows.preflight import COMMAND_LINE
+from alignment.flows.runs import OpenRun, open_run
+from alignment_core.attestation.vouching import check_ready
+from alignment_core.credentials import literals
+from alignment_core.errors import UserError
+from alignment_core.recipes.recipe import BaseRecipe
+
+_taken: set[tuple[str, int]] = set()
+"""Flow runs of this process, and which start of theirs, that have had their run."""
+
+
+class Settings(BaseRecipe):
+    """What a flow of one's own shares with every recipe: its model, how policies are evaluated and promoted, where it runs."""
+
+    method: Literal["own"] = "own"
+    """A flow of one's own."""
+
+
+@contextmanager
+def run(settings: Settings, from_stage: str | None = None) -> Iterator[OpenRun]:
+    """Open the run of the Prefect flow that calls this; stages are submitted inside the block, and done when it ends.
+
+    The run has a journal, a report and a resume like those of recipes. Before the block ends, ``finish`` of what it yields
+    names the results; after it, ``outcome`` is what came of the run. ``from_stage``, and what depends on it, runs again.
+    Raises the first failure of a stage; UserError outside a flow, and for a flow that opens a second run.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        raise UserError(
+            "alignment.run: call it inside a function that is a Prefect flow (@flow), and call that function"
+        )
+    start = str(context.flow_run.id), context.flow_run.run_count  # Prefect may try a flow again in its process
+    if start in _taken:
+        raise UserError(
+            "alignment.run: a flow has one run; submit all stages in one block, or call a flow for each run"
+        )
+    _taken.add(start)
+    if settings.promotion is not None:
+        check_ready(settings.promotion)
+    caller = COMMAND_LINE.get()
+    chosen = from_stage or (caller.from_stage if caller else None)
+    with open_run(settings, chosen, called=_call(context)) as opened:
+        yield opened
+        if settings.promotion is not None and opened.outputs.policy is None:
+            raise UserError(
+                "promotion: the flow does not say what to promote; call finish(policy, …) before its block ends"
+            )
+
+
+def _call(context: Any) -> dict[str, Any]:
+    """How ``align resume`` calls the flow again, for the run's journal; nothing of a call that no file can
+    repeat, or that was given a secret."""
+    function = context.flow.fn
+    file = inspect.getsourcefile(function)
+    try:
+        parameters = to_jsonable_python(context.parameters)
+    except PydanticSerializationError:
+        return {}
+    if literals(parameters) or file is None or not os.path.isfile(file) or function.__qualname__ != function.__name__:
+        return {}
+    return {"flow": f"{os.path.abspath(file)}:{function.__name__}", "parameters": parameters}

@@ -1,0 +1,88 @@
+"""What comes before a run: the checks of its recipe, and its host, if one is certain to be needed. Imports no Prefect."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from alignment.tasks.graph import is_part
+from alignment_core.artifacts import Store
+from alignment_core.checks.plan import Plan
+from alignment_core.errors import UserError
+from alignment_core.home import align_home
+from alignment_core.host.client import Host
+from alignment_core.journal import RunRecord
+from alignment_core.recipes import BaseRecipe
+from alignment_core.recipes.methods import method_of
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the ``align`` command brings to the run in its own process; a deployment has none."""
+
+    display: Any
+    host: Host | None
+    resumes: RunRecord | None = None
+    """The run that is resumed; stages that it was told to run again still count as such."""
+    overrides: tuple[str, ...] = ()
+    """What was given with ``--set``; it is in the recipe already."""
+    from_stage: str | None = None
+    """The stage from which a flow of one's own runs again; a recipe's is told otherwise."""
+    outcomes: list[Any] = field(default_factory=list)
+    """What came of each run that completed in this process."""
+    warnings: tuple[str, ...] = ()
+    """What the checks found that does not stop the run."""
+
+
+COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)
+
+
+def check_from_stage(chosen: str | None, labels: Sequence[str]) -> None:
+    """Raise UserError if none of the stages has the name from which a run should run again."""
+    if chosen is None or any(is_part(label, chosen) for label in labels):
+        return
+    groups = [label.rpartition("/")[0] for label in labels if "/" in label]
+    near = difflib.get_close_matches(chosen, [*labels, *groups], n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]}? There" if near else "there"
+    raise UserError(f"--from-stage {chosen}: this recipe has no such stage; {meant} are {', '.join(labels)}")
+
+
+def check_recipe(recipe: BaseRecipe, store: Store, from_stage: str | None = None) -> Plan:
+    """Look at the rows, functions and shapes of all that would run, and return the plan of it.
+
+    Raises UserError with a sentence for each mistake, EnvironmentFault where the promotion could not do what it is to do.
+    """
+    from alignment.flows.planning import plan
+    from alignment_core.checks.report import check
+
+    if recipe.promotion is not None:
+        from alignment_core.attestation.vouching import check_ready
+
+        check_ready(recipe.promotion)
+    planned = plan(recipe, store)
+    check_from_stage(from_stage, [stage.label for stage in planned.stages])
+    findings = check(planned, recipe.resources)
+    findings.refuse()
+    planned.warnings += findings.warnings
+    return planned
+
+
+def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
+    """A host that is starting, if a stage is certain to run; it warms engines up if one that samples may."""
+    if method_of(recipe).run or not any(stage.state == "runs" for stage in planned.stages):
+        return None  # what its own way to run asks for is not certain: a night may be empty
+    samples = any(stage.config.sampling() for stage in planned.stages if stage.state != "cached")
+    log = align_home() / "logs" / f"starting-{os.getpid()}.log"
+    host = Host(planned.store.uri, recipe.resources, log, recipe=recipe.name, samples=samples)
+    host.start()
+    return host
+
+
+def closing(host: Host | None) -> Any:
+    """A context that ends the host, if there is one."""
+    return host if host is not None else nullcontext()

@@ -1,0 +1,72 @@
+"""Machines go to the stage that was submitted first among those that wait, and a wait is told to the stage's clock."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from functools import partial
+
+from alignment_core.execution.scheduling import OrderedLock, Ticket
+from tests.processes import wait_until
+
+
+def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
+    turnstile, went, waiting = OrderedLock(), [], []
+
+    def stage(order: int) -> None:
+        with turnstile.hold(Ticket(order, lambda on: waiting.append(order) if on else None)):
+            went.append(order)
+
+    threads = [threading.Thread(target=stage, args=(order,)) for order in (5, 3, 9, 1)]
+    with turnstile.hold(Ticket(7)):
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            assert wait_until(partial(lambda number: len(waiting) == number, number), 10)
+    for thread in threads:
+        thread.join(10)
+    assert waiting == [5, 3, 9, 1]
+    assert went == [1, 3, 5, 9]
+
+
+def test_a_wait_is_told_from_its_start_to_its_end_and_no_wait_is_not() -> None:
+    turnstile, told = OrderedLock("the trainers"), []
+    with turnstile.hold(Ticket(0, told.append, "sft")):
+        assert told == []
+        later = threading.Thread(target=lambda: _pass(turnstile, Ticket(1, told.append, "dpo")))
+        later.start()
+        assert wait_until(lambda: len(told) == 1, 10)
+    later.join(10)
+    assert told == ["the trainers, in use by sft", None]
+
+
+def test_giving_way_lets_an_earlier_stage_through_and_no_later_one() -> None:
+    turnstile, went, waiting = OrderedLock(), [], []
+
+    def stage(order: int) -> None:
+        with turnstile.hold(Ticket(order, lambda on: waiting.append(order) if on else None)):
+            went.append(order)
+
+    threads = [threading.Thread(target=stage, args=(order,)) for order in (1, 9)]
+    with turnstile.hold(Ticket(5)) as give_way:
+        give_way()
+        went.append(5)
+        for thread in threads:
+            thread.start()
+        assert wait_until(lambda: len(waiting) == 2, 10)
+        give_way()
+        went.append(5)
+    for thread in threads:
+        thread.join(10)
+    assert went == [5, 1, 5, 9]
+
+
+def test_a_stage_that_fails_frees_its_place() -> None:
+    turnstile = OrderedLock()
+    with suppress(RuntimeError), turnstile.hold(Ticket(0)):
+        raise RuntimeError("broken")
+    _pass(turnstile, Ticket(1))
+
+
+def _pass(turnstile: OrderedLock, ticket: Ticket) -> None:
+    with turnstile.hold(ticket):
+        pass

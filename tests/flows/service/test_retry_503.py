@@ -1,0 +1,49 @@
+"""Requests that SQLite refuses: the pages of the Prefect UI do not try them again, so the server does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from alignment.flows.service.retry_503 import TriesAgain
+
+
+class Busy:
+    """Answers 503 so many times, and raises what made it do so, as Starlette does; then 201 with the body that it was sent."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.asked = times, 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked += 1
+        body = (await receive())["body"]
+        status = 503 if self.asked <= self.times else 201
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"busy" if status == 503 else body})
+        if status == 503:
+            raise OSError("database is locked")
+
+
+@pytest.mark.parametrize(
+    ("method", "times", "answer", "asked"),
+    [
+        ("POST", 0, (201, "run"), 1),
+        ("POST", 2, (201, "run"), 3),
+        ("POST", 9, (503, "busy"), 3),
+        ("GET", 1, (503, "busy"), 1),
+    ],
+    ids=["at once", "at the third try", "never", "what changes nothing"],
+)
+def test_a_change_is_tried_again_a_few_times(method: str, times: int, answer: tuple[int, str], asked: int) -> None:
+    busy = Busy(times)
+
+    async def ask() -> httpx.Response:
+        transport: Any = httpx.ASGITransport(app=TriesAgain(busy, (0.0, 0.0)), raise_app_exceptions=False)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, "/create", content="run")
+
+    found = asyncio.run(ask())
+    assert ((found.status_code, found.text), busy.asked) == (answer, asked)

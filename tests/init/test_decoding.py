@@ -1,0 +1,57 @@
+"""How the evaluations that `align init` writes sample: stated in the recipe, greedy where answers are scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from alignment_core.artifacts import Store
+from alignment_core.checks.rows import answers_to
+from alignment_core.init import recipe
+from alignment_core.init.machine import Machine
+from alignment_core.init.recipe import InitRequest
+
+Write = Callable[..., tuple[dict[str, Any], str]]
+
+VERIFIED = [{"question": f"{n} + 1 = ?", "answer": f"One more than {n}.\n#### {n + 1}"} for n in range(60)]
+TEXTS = [{"prompt": f"say {n}", "completion": f"well, {n} it is"} for n in range(60)]
+PAIRS = [{"prompt": f"say {n}", "chosen": f"well, {n} it is", "rejected": "no"} for n in range(60)]
+
+
+@pytest.fixture
+def write(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """The recipe of these rows, and its text."""
+    monkeypatch.setattr("alignment_core.init.lengths.ask", answers_to)  # another process would take seconds
+
+    def of_rows(rows: list[dict[str, Any]], method: str) -> tuple[dict[str, Any], str]:
+        file = tmp_path / "rows.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        wish = InitRequest(str(file), tmp_path / "recipe.yaml", model="scratch", method=method)
+        text = recipe.start(wish, store, lambda _, answers: answers[0], lambda _: None, Machine(0, 16 << 30)).text
+        return yaml.safe_load(text), text
+
+    return of_rows
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo", "iterative-dpo", "rejection-sampling"])
+def test_answers_that_a_verifier_scores_are_greedy(method: str, write: Write) -> None:
+    content, text = write(VERIFIED, method)
+    assert content["evaluation"]["verifier"]
+    assert content["evaluation"]["generation"]["temperature"] == 0
+    assert "greedy: the likeliest answer" in text
+
+
+@pytest.mark.parametrize(("rows", "method"), [(TEXTS, "sft"), (PAIRS, "dpo")])
+def test_answers_that_only_the_kl_is_measured_on_are_sampled_and_the_recipe_says_so(
+    rows: list[dict[str, Any]], method: str, write: Write
+) -> None:
+    """The KL's estimator needs samples of the policy at its own temperature."""
+    content, text = write(rows, method)
+    assert "verifier" not in content["evaluation"]
+    assert content["evaluation"]["generation"]["temperature"] == 1
+    assert "sampled, so that the KL to the start is measured" in text

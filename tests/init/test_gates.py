@@ -1,0 +1,31 @@
+"""A first recipe gates its promotion on what it measures: better than chance, or no worse than before."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignment_core.init.gates import promotion
+from alignment_core.init.text import plain
+
+HELD_OUT = {"data": {"sources": [{"path": "a.jsonl"}, {"path": "b.jsonl", "held_out": True}]}}
+JUDGED = {"evaluation": {"verifier": "math"}}
+
+
+@pytest.mark.parametrize(
+    ("method", "sections", "gates"),
+    [
+        ("dpo", {"dpo": HELD_OUT}, ["test_margin"]),
+        ("dpo", {"dpo": {"data": {"test_rows": 20}}}, ["test_margin"]),
+        ("dpo", {"dpo": {"data": {}}}, []),
+        ("kto", {"kto": HELD_OUT}, ["test_accuracy"]),
+        ("sft", {"sft": HELD_OUT}, []),
+        ("sft", {"sft": HELD_OUT, **JUDGED}, ["accuracy"]),
+        ("rl", {"rl": {}, **JUDGED}, ["accuracy"]),
+        ("rl", {"rl": {}, "evaluation": {"rewards": [{"function": "rewards.py:f"}]}}, ["win_rate"]),
+        ("iterative-dpo", {"reward_model": HELD_OUT, "evaluation": {}}, ["reward_model_accuracy", "win_rate"]),
+    ],
+)
+def test_gates_of_a_first_recipe(method: str, sections: dict[str, object], gates: list[str]) -> None:
+    found = plain(promotion("policy/first", method, sections))
+    assert found["tag"] == "policy/first"
+    assert [gate["metric"] for gate in found.get("gates", [])] == gates

@@ -1,0 +1,114 @@
+"""`align generate` reads whatever `align init` makes prompts of, in the same way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment.flows.cli.generate import _data
+from alignment_core.artifacts import Store
+from alignment_core.checks.rows import answers_to
+from alignment_core.data.fields import Fields
+from alignment_core.data.kinds import load
+from alignment_core.errors import UserError
+from alignment_core.init import recipe, rows
+from alignment_core.init.machine import Machine
+from alignment_core.init.prompts import prompts_of
+from alignment_core.init.recipe import InitRequest
+from alignment_core.recipes import DataSource
+from alignment_core.recipes.load import parse_recipe
+from tests.init.rows_of_kinds import ROWS, jsonl
+
+SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "bench-prompts"
+TURNS = [{"question_id": number, "turns": [f"Say {number}.", "Say it again."]} for number in range(3)]
+
+
+@pytest.mark.parametrize("name", [name for name, (method, *_) in ROWS.items() if method != "continued-pretraining"])
+def test_every_kind_of_rows_that_has_prompts_is_read_as_init_reads_it_for_generate(
+    name: str, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
+    monkeypatch.setattr("alignment_core.init.lengths.ask", answers_to)
+    path = jsonl(tmp_path / "rows.jsonl", ROWS[name][2])
+    wish = InitRequest(str(path), tmp_path / "recipe.yaml", "scratch", "generate")
+    try:
+        made = recipe.start(wish, store, lambda _, answers: answers[0], lambda _: None, Machine(0, 16 << 30))
+    except UserError:
+        with pytest.raises(UserError):
+            prompts_of(str(path))
+        return
+    (source,) = made.recipe["generate"]["prompts"]["sources"]
+    data, _ = prompts_of(str(path))
+    template = data.pop("prompt_template", None)
+    assert template == made.recipe["generate"]["prompts"].get("prompt_template")
+    for one in (source, data):  # a right answer that is only guessed is nothing that is asked
+        one["columns"] = {role: column for role, column in one.get("columns", {}).items() if role != "label"}
+    assert Path(data.pop("path")) == path
+    assert data == {key: value for key, value in source.items() if key != "path"}
+
+
+def asked(data: dict[str, Any], row: dict[str, Any]) -> Any:
+    """The prompt of a row."""
+    source = DataSource.model_validate({name: value for name, value in data.items() if name != "prompt_template"})
+    kind = load("prompts")
+    return kind.formats["prompts"].parse(Fields(row, dict(source.columns))).prompt  # type: ignore[attr-defined]
+
+
+def test_the_first_of_several_turns_is_asked_and_the_others_are_said(tmp_path: Path) -> None:
+    data, notes = prompts_of(str(jsonl(tmp_path / "bench.jsonl", TURNS)))
+    assert data["columns"] == {"prompt": "turns.0"}
+    assert asked(data, TURNS[1]) == "Say 1."
+    assert notes[0] == "3 of 3 rows have further turns in `turns`: only the first is asked"
+    assert notes[1].endswith("`turns.0` is the prompt")
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data/bench-prompts is not here")
+@pytest.mark.parametrize("name", ["mt_bench", "vicuna_bench"])
+def test_published_prompts_of_benchmarks_are_read(name: str) -> None:
+    path = SHARED / f"{name}.jsonl"
+    data, _ = prompts_of(str(path))
+    first = json.loads(path.read_text().splitlines()[0])
+    assert asked(data, first) == first["turns"][0]
+    content = {"method": "generate", "name": "a", "model": "a/b", "generate": {"prompts": {**data, "shuffle": False}}}
+    assert parse_recipe(content, refuse_unused=True).method == "generate"
+
+
+def test_folders_globs_and_further_columns_are_read(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    for name in ("a", "b"):
+        jsonl(tmp_path / "two" / f"{name}.jsonl", [{"instruction": "Add.", "input": "1 and 2"}])
+    data, notes = prompts_of(f"{tmp_path}/two/*.jsonl")
+    assert [Path(one["path"]).name for one in data["sources"]] == ["a.jsonl", "b.jsonl"]
+    assert data["prompt_template"] == "{prompt}\n\n{input}"
+    assert any("`instruction` is the prompt" in one for one in notes)
+    assert "path" in prompts_of(f"{tmp_path}/two")[0]
+
+
+def test_rows_without_a_prompt_are_refused_with_what_they_have(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"alpha": 1, "beta": 2}])
+    with pytest.raises(UserError, match="alpha, beta"):
+        prompts_of(str(path))
+
+
+def test_the_cure_for_rows_without_a_prompt_is_one_that_generate_takes(tmp_path: Path) -> None:
+    """`align generate` has no option `--column`: its columns are fields of the recipe."""
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "Say it."}])
+    with pytest.raises(UserError) as refused:
+        prompts_of(str(path))
+    assert "--column" not in str(refused.value)
+    assert "--set generate.prompts.columns.ROLE=NAME" in str(refused.value)
+
+
+def test_a_hub_name_whose_columns_are_given_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`align generate MODEL acme/asked --set generate.prompts.columns.prompt=text` reads the data set of the Hub."""
+
+    def of_hub(named: str, keep_apart: bool) -> rows.Rows:
+        return rows.Rows(named, [{"path": named, "split": "test"}], [{"text": "Say it."}], 1, True, [], [], [], [])
+
+    monkeypatch.setattr(rows, "_of_hub", of_hub)
+    data, notes = _data("acme/asked", ["generate.prompts.columns.prompt=text"])
+    assert data == {"path": "acme/asked", "split": "test"}
+    assert notes == []

@@ -1,0 +1,18 @@
+"""A command line as a recipe, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment_core.migrate import Migration, migrate, read
+
+Migrate = Callable[[str], Migration]
+
+
+@pytest.fixture
+def migrated(tmp_path: Path) -> Migrate:
+    """``migrated("trl sft …")`` is its recipe and what became of its flags."""
+    return lambda command: migrate(read(command), tmp_path, tmp_path)

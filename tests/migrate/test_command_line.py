@@ -1,0 +1,179 @@
+"""Which command a user's text has, whatever stands in front of it and around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignment_core.errors import UserError
+from alignment_core.migrate import read
+
+FLAGS = "--pretrain acme/base --beta 0.1"
+LAUNCHERS = [
+    "python -m openrlhf.cli.train_dpo",
+    "python3 -m openrlhf.cli.train_dpo",
+    "python openrlhf/cli/train_dpo.py",
+    "../train_dpo.py",
+    "deepspeed --module openrlhf.cli.train_dpo",
+    "deepspeed --include localhost:0,1 --module openrlhf.cli.train_dpo",
+    "torchrun --standalone --nproc_per_node 2 -m openrlhf.cli.train_dpo",
+    "accelerate launch --config_file c.yaml -m openrlhf.cli.train_dpo",
+    "CUDA_VISIBLE_DEVICES=0,1 NCCL_DEBUG=INFO deepspeed --module openrlhf.cli.train_dpo",
+    'ray job submit --address=http://h:8265 --runtime-env-json=\'{"a": "/b c"}\' -- python3 -m openrlhf.cli.train_dpo',
+    "cd /work && source env.sh && python -m openrlhf.cli.train_dpo",
+    "nohup srun -N 1 python -m openrlhf.cli.train_dpo",
+]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_is_told_apart_from_the_command(launcher: str):
+    line = read(f"{launcher} {FLAGS}")
+    assert (line.framework, line.program) == ("OpenRLHF", "train_dpo")
+    assert line.flags == {"pretrain": ["acme/base"], "beta": ["0.1"]}
+    assert line.stray == []
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "trl dpo",
+        "/opt/bin/trl dpo",
+        "accelerate launch trl/scripts/dpo.py",
+        "python -m trl.scripts.dpo",
+        "torchrun examples/scripts/dpo.py",
+    ],
+)
+def test_a_command_of_trl_is_one_whether_it_is_called_by_name_or_as_a_script(launcher: str):
+    line = read(f"{launcher} --learning-rate 5e-7 --gradient_checkpointing")
+    assert (line.framework, line.program) == ("TRL", "dpo")
+    assert line.flags == {"learning_rate": ["5e-7"], "gradient_checkpointing": []}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "count"),
+    [
+        ("accelerate launch --num_processes 4 trl/scripts/sft.py", 4),
+        ("torchrun --nproc-per-node=2 -m trl.scripts.sft", 2),
+        ("deepspeed --num_gpus 8 --module openrlhf.cli.train_sft", 8),
+        ("deepspeed --module openrlhf.cli.train_sft", None),
+    ],
+)
+def test_a_launcher_may_say_how_many_processes_train(launcher: str, count: int | None):
+    assert read(f"{launcher} --max_steps 3").processes == count
+
+
+def test_environment_variables_in_front_are_kept_by_name_and_without_their_values():
+    line = read("WANDB_API_KEY=s3cret trl sft --max_steps 3")
+    assert line.variables == ["WANDB_API_KEY"]
+    assert "s3cret" not in repr(line)
+
+
+def test_values_may_be_quoted_joined_negative_several_or_nothing():
+    line = read(
+        """trl dpo --loss_type sigmoid sft --run_name='a b' --eval_steps -1 --bf16 --adam_betas 0.9 0.95 \\
+        --chat "it's" """
+    )
+    assert line.flags == {
+        "loss_type": ["sigmoid", "sft"],
+        "run_name": ["a b"],
+        "eval_steps": ["-1"],
+        "bf16": [],
+        "adam_betas": ["0.9", "0.95"],
+        "chat": ["it's"],
+    }
+
+
+def test_of_a_flag_that_is_given_twice_the_last_counts_and_both_are_reported():
+    line = read("trl sft --max_steps 3 --max_steps 4")
+    assert line.flags == {"max_steps": ["4"]}
+    assert line.repeated == ["max_steps"]
+
+
+def test_words_that_belong_to_no_flag_are_kept():
+    assert read("trl sft config.yaml --max_steps 3").stray == ["config.yaml"]
+
+
+def test_what_a_shell_does_with_the_output_is_no_part_of_the_command():
+    for tail in ("2>&1 | tee log.txt", "> log.txt", "&", "; echo done", "&& echo --done"):
+        assert read(f"trl sft --max_steps 3 {tail}").flags == {"max_steps": ["3"]}
+
+
+def test_a_script_with_variables_is_read_as_the_shell_would():
+    line = read(
+        """#!/bin/bash
+set -x
+export BASE=acme/base   # where to start
+SIZE=7b
+OUT="${OUT:-./out}/$SIZE"
+# python -m openrlhf.cli.train_sft --pretrain another
+echo "python -m openrlhf.cli.train_rm"
+python -m openrlhf.cli.train_dpo \\
+    --pretrain $BASE-$SIZE \\
+    --save_path "$OUT" --dataset ${DATA}
+"""
+    )
+    assert line.flags == {"pretrain": ["acme/base-7b"], "save_path": ["./out/7b"], "dataset": ["${DATA}"]}
+
+
+def test_a_here_document_in_a_variable_is_the_command():
+    line = read(
+        """read -r -d '' training_commands <<EOF
+openrlhf.cli.train_dpo \\
+   --pretrain acme/base \\
+   --beta 0.1
+EOF
+     # --ipo [for IPO]
+if [[ ${1} != "slurm" ]]; then
+    deepspeed --module $training_commands
+fi
+"""
+    )
+    assert line.flags == {"pretrain": ["acme/base"], "beta": ["0.1"]}
+    assert line.launcher == ["deepspeed", "--module"]
+
+
+def test_arrays_of_flags_are_flags_and_their_comments_are_none():
+    line = read(
+        """MODEL_ARGS=(
+   --pretrain acme/base  # the model's own start
+   # --ref_pretrain another
+)
+MORE=(--beta 0.1)
+python3 -m openrlhf.cli.train_dpo "${MODEL_ARGS[@]}" ${MORE[@]}
+"""
+    )
+    assert line.flags == {"pretrain": ["acme/base"], "beta": ["0.1"]}
+
+
+def test_a_quoted_newline_of_the_shell_is_one():
+    line = read(r"python -m openrlhf.cli.train_sft --input_template $'User: {}\nAssistant: '")
+    assert line.flags == {"input_template": ["User: {}\nAssistant: "]}
+
+
+def test_lines_of_windows_are_lines():
+    assert read("trl sft \\\r\n  --max_steps 3\r\n").flags == {"max_steps": ["3"]}
+
+
+@pytest.mark.parametrize("text", ["", "   \n", "ls -l", "python train.py --lr 3", "trl", "trl fly --high", "\x00\x01"])
+def test_what_is_no_command_is_refused_with_an_example(text: str):
+    with pytest.raises(UserError, match="no command of OpenRLHF or TRL"):
+        read(text)
+
+
+def test_two_commands_are_refused_and_a_loop_is_named():
+    with pytest.raises(UserError, match=r"2 commands in it \(train_sft, train_dpo\).*iterative-dpo"):
+        read("python -m openrlhf.cli.train_sft --a 1\npython -m openrlhf.cli.train_dpo --b 2")
+
+
+def test_the_same_command_twice_is_one():
+    text = "if true; then\n trl sft --max_steps 3\nelse\n nice trl sft --max_steps 3\nfi"
+    assert read(text).flags == {"max_steps": ["3"]}
+
+
+def test_a_quote_without_an_end_is_named():
+    with pytest.raises(UserError, match="no closing quotation"):
+        read("trl sft --run_name 'mine")
+
+
+def test_a_huge_text_without_a_command_is_refused_at_once():
+    with pytest.raises(UserError, match="no command"):
+        read("word " * 200_000)

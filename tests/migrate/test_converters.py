@@ -1,0 +1,398 @@
+"""What each conversion makes of a value, with a number worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.migrate import Migration, migrate, read
+from alignment_core.migrate.rules import PLAIN
+
+Migrate = Callable[[str], Migration]
+DPO = "train_dpo --pretrain acme/base --dataset rows.jsonl"
+SFT = "train_sft --pretrain acme/base --dataset rows.jsonl --output_key output"
+PPO = "train_ppo_ray --pretrain acme/base --prompt_data acme/prompts --reward_pretrain acme/judge --n_samples_per_prompt 4"
+TRL = "--model_name_or_path acme/base --dataset_name acme/rows"
+
+
+def at(made: Migration, path: str) -> Any:
+    node: Any = made.recipe
+    for step in path.split("."):
+        node = node[int(step)] if step.isdigit() else node.get(step, {})
+    return node
+
+
+OPENRLHF = [
+    (f"{DPO} --learning_rate 5e-7", "dpo.training.learning_rate", 5e-7),
+    (f"{DPO} --train_batch_size 256 --micro_train_batch_size 2", "dpo.training.batch_size", 256),
+    (DPO, "dpo.training.batch_size", 128),  # OpenRLHF's default
+    (f"{DPO} --adam_betas 0.8 0.99", "dpo.training.adam_beta1", 0.8),
+    (f"{DPO} --adam_betas 0.8 0.99", "dpo.training.adam_beta2", 0.99),
+    (DPO, "dpo.training.adam_beta2", 0.95),
+    (DPO, "dpo.training.min_lr_ratio", 0.1),
+    (f"{DPO} --lr_scheduler cosine", "dpo.training.min_lr_ratio", {}),
+    (f"{DPO} --lr_scheduler constant", "dpo.training.lr_scheduler_type", "constant"),
+    (f"{DPO} --lr_scheduler constant", "dpo.training.warmup_ratio", {}),
+    (f"{DPO} --lr_scheduler warmup_stable_decay", "dpo.training.lr_scheduler_type", "wsd"),
+    (f"{DPO} --l2 0.01", "dpo.training.weight_decay", 0.01),
+    (f"{DPO} --lora_rank 8 --load_in_4bit", "dpo.training.lora", {"r": 8, "lora_alpha": 16, "load_in_4bit": True}),
+    (
+        f"{DPO} --lora_rank 8 --target_modules q_proj v_proj",
+        "dpo.training.lora.target_modules",
+        ["q_proj", "v_proj"],
+    ),
+    (f"{DPO} --zero_stage 3", "resources.zero_stage", 3),
+    (f"{DPO} --optim muon", "dpo.training.optimizer", "muon"),
+    (f"{DPO} --wandb_run_name 'My Run #2'", "name", "my-run-2"),
+    (f"{DPO} --nll_loss_coef 0.2", "dpo.loss.nll_weight", 0.2),
+    (f"{DPO} --max_samples 100", "dpo.data.sources.0.rows", 100),
+    (f"{DPO} --eval_dataset test.jsonl --eval_steps 50", "dpo.training.eval_steps", 50),
+    (f"{DPO} --use_tensorboard runs", "tracking.tensorboard", "runs"),
+    (f"{DPO} --use_wandb key --wandb_project mine", "tracking.wandb", {"project": "mine"}),
+    (f"{SFT} --input_key q", "sft.data.sources.0.columns", {"prompt": "q", "completion": "output"}),
+    (SFT, "sft.data.prompt_template", "User: {prompt}\nAssistant: "),
+    (SFT, "sft.data.chat_template", PLAIN),
+    (f"{SFT} --input_template 'Q {{x}}: {{}}'", "sft.data.prompt_template", "Q {{x}}: {prompt}"),
+    (f"{SFT} --apply_chat_template", "sft.data.chat_template", {}),
+    (f"{SFT} --pretrain_mode --input_key body", "continued_pretraining.data.sources.0.columns", {"text": "body"}),
+    (
+        "train_sft --pretrain acme/base --dataset rows.jsonl --input_key chat --apply_chat_template",
+        "sft.data.sources.0.columns",
+        {"messages": "chat"},
+    ),
+    # 0.6 · nll + 0.4 · KL is 0.4 times 1.5 · nll + KL
+    (
+        "train_kd --pretrain acme/base --teacher_model acme/big --dataset rows.jsonl",
+        "distillation.loss.nll_weight",
+        1.5,
+    ),
+    ("train_kto --pretrain acme/base --dataset rows.jsonl", "kto.loss.beta", 0.01),
+    (
+        "train_prm --pretrain acme/base --dataset rows.jsonl --placeholder_token ки --reward_tokens + -",
+        "process_reward_model.steps",
+        {"placeholder": "ки", "verdict_tokens": ["+", "-"]},
+    ),
+    (
+        "batch_inference --eval_task generate_vllm --pretrain acme/base --dataset rows.jsonl --best_of_n 8 --greedy_sampling",
+        "generate.generation",
+        {"max_completion_length": 1024, "num_generations": 8, "temperature": 0.0},
+    ),
+    (f"{PPO} --eps_clip 0.3", "rl.loss", {"clip_low": 0.3, "clip_high": 0.3}),
+    (f"{PPO} --eps_clip 0.3 --eps_clip_low_high 0.2 0.28", "rl.loss.clip_high", 0.28),
+    (f"{PPO} --init_kl_coef 0", "rl.kl.coefficient", 0),
+    (f"{PPO} --init_kl_coef 0.05", "rl.kl", {"coefficient": 0.05, "place": "reward", "estimator": "k1"}),
+    (f"{PPO} --use_kl_loss --kl_estimator k3", "rl.kl.place", "loss"),
+    (f"{PPO} --prompt_max_len 2048", "rl.prompts.max_length", 2048),
+    (f"{PPO} --generate_max_len 512", "rl.generation.max_completion_length", 512),
+    # 10,000 prompts twice, 1,000 a step
+    (f"{PPO} --max_samples 10000 --num_episodes 2 --rollout_batch_size 1000", "rl.steps", 20),
+    (f"{PPO} --value_clip 0.1 --freezing_actor_steps 3", "rl.critic.clip", 0.1),
+    (f"{PPO} --freezing_actor_steps 3", "rl.critic.steps_ahead", 3),
+    (f"{PPO} --advantage_estimator rloo", "rl.critic", {}),
+    (f"{PPO} --advantage_estimator group_norm", "rl.advantage.divide_by_deviation", True),
+    (f"{PPO} --reward_clip_range -5 5", "rl.rewards.0.clip", [-5.0, 5.0]),
+    (PPO.replace("acme/judge", "acme/a,acme/b"), "rl.rewards.1.reward_model", "acme/b"),
+    (
+        PPO.replace("--reward_pretrain acme/judge", "--remote_rm_url http://a/r,http://b/r"),
+        "rl.rewards.0.urls",
+        ["http://a/r", "http://b/r"],
+    ),
+    (
+        PPO.replace("--reward_pretrain acme/judge", "--remote_rm_url rewards.py"),
+        "rl.rewards.0.function",
+        "rewards.py:reward_func",
+    ),
+    (f"{PPO} --dynamic_filtering --dynamic_filtering_reward_range 0.1 0.9", "rl.filter", {"low": 0.1, "high": 0.9}),
+    (f"{PPO} --overlong_buffer_len 256", "rl.shaping.overlong_buffer", 256),
+    (f"{PPO} --entropy_loss_coef 0.01", "rl.loss.entropy_bonus", 0.01),
+    (
+        f"{PPO} --enable_vllm_is_correction --vllm_is_truncated_threshold 2",
+        "rl.mismatch",
+        {"correction": "clip", "high": 2.0},
+    ),
+    (
+        f"{PPO} --enable_vllm_is_correction --vllm_is_correction_type icepop --vllm_is_truncated_threshold 0.5 5",
+        "rl.mismatch",
+        {"correction": "mask", "level": "token", "low": 0.5, "high": 5.0},
+    ),
+    (f"{PPO} --async_train", "rl.execution", {"max_staleness": 1, "partial_rollouts": False}),
+    (f"{PPO} --async_train --async_queue_size 3 --partial_rollout", "rl.execution.max_staleness", 3),
+    (f"{PPO} --vllm_num_engines 4 --colocate_all_models", "resources.placement", "colocated"),
+    (f"{PPO} --vllm_num_engines 4", "resources.placement", "disaggregated"),
+    (f"{PPO} --actor_num_nodes 2 --actor_num_gpus_per_node 4", "resources.trainers", 8),
+    (f"{PPO} --enable_ema --ema_beta 0.99", "rl.ema.decay", 0.99),
+    (
+        f"{PPO} --eval_dataset acme/test --input_key q --eval_temperature 0.6",
+        "evaluation",
+        {
+            "prompts": {"sources": [{"path": "acme/test", "columns": {"prompt": "q"}}], "chat_template": PLAIN},
+            "generation": {"temperature": 0.6, "max_completion_length": 1024},
+        },
+    ),
+    (
+        f"{PPO} --eval_dataset acme/a,t.jsonl --eval_split dev --input_key prompt",
+        "evaluation.prompts.sources",
+        [{"path": "acme/a", "split": "dev"}, {"path": "t.jsonl", "split": "dev"}],
+    ),
+    (f"{PPO} --eval_dataset acme/a --input_template 'Q: {{}}'", "evaluation.prompts.prompt_template", "Q: {prompt}"),
+    (f"{PPO} --generate_max_len 512", "rl.prompts.max_prompt_length", 1024),
+    (f"{PPO} --remote_rm_url http://a", "rl.rewards", [{"urls": ["http://a"], "clip": [-10.0, 10.0]}]),
+    (f"{PPO} --dynamic_filtering", "rl.filter", {"low": 0.0, "high": 1.0}),
+    (DPO, "dpo.data.chat_template", PLAIN),
+    (f"{DPO} --apply_chat_template", "dpo.data.chat_template", {}),
+    (f"{DPO} --eval_dataset acme/test", "dpo.data.sources.1", {"path": "acme/test", "held_out": True, "split": "test"}),
+    (f"{DPO} --eval_dataset test.jsonl", "dpo.data.sources.1", {"path": "test.jsonl", "held_out": True}),
+    ("train_kto --dataset a/b --eval_dataset a/t", "kto.data.sources.1.split", "test"),
+    ("train_kd --dataset a/b --eval_dataset a/t", "distillation.data.sources.1.split", "test"),
+    ("train_prm --dataset a/b --eval_dataset a/t", "process_reward_model.data.sources.1.split", "test"),
+    ("train_sft --dataset a/b --eval_dataset a/t", "sft.data.sources.1.split", {}),
+    (f"{DPO},b/c --dataset_probs 0.9,0.1", "dpo.data.mixing", "all_exhausted"),
+    (f"{DPO} --dataset_probs 1.0", "dpo.data.mixing", {}),
+    (f"{SFT} --apply_chat_template", "sft.data.assistant_turns", "last"),
+    (f"{SFT} --apply_chat_template --multiturn", "sft.data.assistant_turns", "all"),
+    # dotted, of 0.11
+    ("train_dpo --model.model_name_or_path acme/base --data.dataset r.jsonl --adam.lr 2e-6", "model", "acme/base"),
+    ("train_dpo --model.model_name_or_path acme/base --data.dataset r.jsonl", "dpo.training.bf16", True),
+    ("train_dpo --data.dataset r.jsonl --adam.lr 2e-6 --model.ipo_enable", "dpo.loss.loss_type", "ipo"),
+    ("train_ppo_ray --actor.adam.lr 2e-6 --critic.adam.lr 3e-6", "rl.training.learning_rate", 2e-6),
+    ("train_ppo_ray --actor.adam.lr 2e-6 --critic.adam.lr 3e-6", "rl.critic.learning_rate", 3e-6),
+    ("train_ppo_ray --data.max_len 4096 --rollout.max_new_tokens 3072", "rl.prompts.max_prompt_length", 1024),
+    ("train_ppo_ray --data.max_len 4096 --rollout.max_new_tokens 1024", "rl.prompts.max_prompt_length", 3072),
+    ("train_ppo_ray --data.max_len 4096", "rl.generation.max_completion_length", 2048),
+    (
+        "train_ppo_ray --algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating binary_kl "
+        "--algo.advantage.is_correction_threshold 0.01",
+        "rl.mismatch",
+        {"level": "sequence", "correction": "mask", "measure": "kl", "high": 0.01},
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "path", "value"), OPENRLHF)
+def test_openrlhf(command: str, path: str, value: Any, migrated: Migrate):
+    assert at(migrated(f"python -m openrlhf.cli.{command}"), path) == value
+
+
+TRL_ROWS = [
+    # 4 per device, 8 steps of accumulation, 2 processes
+    (
+        f"accelerate launch --num_processes 2 trl/scripts/sft.py {TRL} --per_device_train_batch_size 4 "
+        "--gradient_accumulation_steps 8",
+        "sft.training.batch_size",
+        64,
+    ),
+    (f"trl sft {TRL} --num_processes 2", "sft.training.batch_size", 16),
+    (f"trl sft {TRL} --num_processes 2", "resources.trainers", 2),
+    (f"trl sft {TRL} --accelerate_config zero3", "resources.zero_stage", 3),
+    (f"trl sft {TRL}", "sft.training.learning_rate", 2e-5),
+    (f"trl sft {TRL}", "sft.training.num_train_epochs", 3),
+    (f"trl sft {TRL}", "sft.training.lr_scheduler_type", "linear"),
+    (f"trl sft {TRL}", "sft.training.bf16", True),
+    (f"trl sft {TRL} --bf16 false", "sft.training.bf16", False),
+    (f"trl sft {TRL} --no_bf16", "sft.training.bf16", False),
+    (f"trl sft {TRL} --no_gradient_checkpointing", "resources.gradient_checkpointing", False),
+    (f"trl sft {TRL} --num-train-epochs 2.0", "sft.training.num_train_epochs", 2),
+    (f"trl sft {TRL} --warmup_steps 0.1", "sft.training.warmup_ratio", 0.1),
+    (f"trl sft {TRL} --warmup_steps 20 --max_steps 400", "sft.training.warmup_ratio", 0.05),
+    (f"trl sft {TRL} --max_steps -1", "sft.training.max_steps", {}),
+    (f"trl sft {TRL} --use_peft", "sft.training.lora", {"lora_dropout": 0.05}),  # rank 16 and α 32 are ours, too
+    (f"trl sft {TRL} --use_peft --lora_r 64", "sft.training.lora.r", 64),
+    (
+        f"trl sft {TRL} --use_peft --lora_target_modules q_proj k_proj",
+        "sft.training.lora.target_modules",
+        ["q_proj", "k_proj"],
+    ),
+    (f"trl sft {TRL} --dataset_text_field body", "continued_pretraining.data.sources.0.columns", {"text": "body"}),
+    (f"trl sft {TRL} --dataset_config main --dataset_train_split all", "sft.data.sources.0.subset", "main"),
+    (
+        f"trl sft {TRL} --eval_strategy steps --eval_steps 50",
+        "sft.data.sources.1",
+        {"path": "acme/rows", "split": "test", "held_out": True},
+    ),
+    (f"trl sft {TRL} --eval_strategy steps --eval_steps 50", "sft.training.eval_steps", 50),
+    (f"trl sft {TRL} --report_to wandb --project mine", "tracking.wandb", {"project": "mine"}),
+    (f"trl sft {TRL} --model_revision v2", "model", {"name": "acme/base", "revision": "v2"}),
+    (f"trl dpo {TRL} --loss_type ipo", "dpo.loss.loss_type", "ipo"),
+    (
+        f"trl dpo {TRL} --loss_type sigmoid apo_zero --loss_weights 0.8 0.2",
+        "dpo.loss.loss_weights",
+        {"sigmoid": 0.8, "apo_zero": 0.2},
+    ),
+    (
+        f"trl dpo {TRL} --loss_type sigmoid sft --loss_weights 1.0 0.5",
+        "dpo.loss",
+        {"loss_type": "sigmoid", "nll_weight": 0.5},
+    ),
+    (f"trl dpo {TRL} --sync_ref_model --ref_model_sync_steps 64", "dpo.loss.sync_reference.sync_steps", 64),
+    (f"trl kto {TRL} --loss_type apo_zero_unpaired", "kto.loss.loss_type", "apo_zero_unpaired"),
+    (f"trl reward {TRL}", "reward_model.training.learning_rate", 1e-4),
+    # 8 completions per device, 4 steps of accumulation, 2 processes: 64 completions of 8 prompts
+    (
+        f"trl grpo {TRL} --num_processes 2 --gradient_accumulation_steps 4 --num_generations 8",
+        "rl.prompts_per_step",
+        8,
+    ),
+    (f"trl grpo {TRL} --num_processes 2 --gradient_accumulation_steps 4", "rl.training.batch_size", 64),
+    (f"trl grpo {TRL} --max_steps 100", "rl.steps", 100),
+    # 128 completions are sampled at once, 32 are a step: 4 steps of the optimiser for one of ours
+    (
+        f"trl grpo {TRL} --num_processes 1 --per_device_train_batch_size 32 --generation_batch_size 128 --max_steps 100",
+        "rl.steps",
+        25,
+    ),
+    (f"trl grpo {TRL} --num_iterations 2 --max_steps 100", "rl.steps", 50),
+    (f"trl grpo {TRL}", "rl.advantage", {"divide_by_deviation": True, "estimator": "group"}),
+    (f"trl grpo {TRL} --scale_rewards none", "rl.advantage.divide_by_deviation", False),
+    (f"trl grpo {TRL} --loss_type dr_grpo", "rl.loss.aggregation", "fixed-length"),
+    (f"trl grpo {TRL} --epsilon 0.1 --epsilon_high 0.28", "rl.loss", {"clip_low": 0.1, "clip_high": 0.28}),
+    (f"trl grpo {TRL} --importance_sampling_level sequence", "rl.loss.loss_type", "gspo"),
+    (f"trl grpo {TRL} --use_vllm", "rl.mismatch", {"correction": "mask", "level": "sequence", "high": 3.0}),
+    (f"trl grpo {TRL}", "rl.mismatch", {}),
+    (f"trl grpo {TRL} --sapo_temperature_neg 1.2", "rl.loss.sapo_temperatures", [1.0, 1.2]),
+    (
+        f"trl grpo {TRL} --reward_model_name_or_path acme/judge --reward_funcs mine.right accuracy_reward "
+        "--reward_weights 1 0.5 0.2",
+        "rl.rewards",
+        [
+            {"reward_model": "acme/judge", "weight": 1.0},
+            {"function": "mine.py:right", "weight": 0.5},
+            {"function": "trl.rewards:accuracy_reward", "weight": 0.2},
+        ],
+    ),
+    (f"trl grpo {TRL} --sync_ref_model --ref_model_mixup_alpha 1 --ref_model_sync_steps 50", "rl.kl.refresh_every", 50),
+    (f"trl rloo {TRL}", "rl.advantage.estimator", "leave-one-out"),
+    (f"trl rloo {TRL}", "rl.kl", {"coefficient": 0.05, "place": "reward", "estimator": "k1"}),
+    (f"trl rloo {TRL}", "rl.loss.aggregation", "fixed-length"),
+    (f"trl grpo {TRL} --loss_type sapo", "rl.loss.aggregation", "sequence-mean-token-mean"),
+    (f"trl grpo {TRL} --loss_type cispo --epsilon 0.2 --epsilon_high 5", "rl.loss.clip_high", 4.0),
+    (f"trl grpo {TRL} --loss_type cispo --epsilon 0.2 --epsilon_high 5", "rl.loss.clip_low", 1.0),
+    (f"trl grpo {TRL} --beta 0.04", "rl.kl", {"coefficient": 0.04, "unbiased_gradient": True}),
+    (f"trl grpo {TRL}", "rl.kl", {}),
+    (f"torchrun --nnodes 2 --nproc_per_node 8 trl/scripts/sft.py {TRL}", "resources.trainers", 16),
+    (f"trl sft {TRL} --accelerate_config zero2", "resources.trainers", 8),
+    (f"trl rloo {TRL} --normalize_advantages", "rl.advantage.whiten", "mean-and-deviation"),
+]
+
+
+@pytest.mark.parametrize(("command", "path", "value"), TRL_ROWS)
+def test_trl(command: str, path: str, value: Any, migrated: Migrate):
+    assert at(migrated(command), path) == value
+
+
+REFUSED = [
+    (f"python -m openrlhf.cli.{DPO} --lr_scheduler polynomial", "--lr_scheduler", "none of cosine_with_min_lr"),
+    (f"python -m openrlhf.cli.{DPO} --lora_alpha 32", "--lora_alpha", "--lora_rank"),
+    (f"python -m openrlhf.cli.{DPO} --eval_steps 10", "--eval_steps", "test_rows"),
+    (f"python -m openrlhf.cli.{DPO} --max_epochs 0.5", "--max_epochs", "no whole number"),
+    (f"python -m openrlhf.cli.{DPO} --max_epochs many", "--max_epochs", "is no number"),
+    (f"python -m openrlhf.cli.{DPO} --param_dtype fp16", "--param_dtype", "`bf16`"),
+    (f"python -m openrlhf.cli.{DPO} --ring_attn_size 2", "--ring_attn_size", "does not exist here"),
+    (f"python -m openrlhf.cli.{DPO} --input_template 'Q: {{}}'", "--input_template", "--prompt_key"),
+    (f"python -m openrlhf.cli.{PPO} --advantage_estimator rloo --value_clip 0.2", "--value_clip", "gae alone"),
+    (f"python -m openrlhf.cli.{PPO} --top_p 0.9", "--top_p", "policy itself"),
+    (f"python -m openrlhf.cli.{PPO} --critic.adam.betas 0.9 0.99", "--critic.adam.betas", "`rl.training`"),
+    (f"trl dpo {TRL} --loss_type aot", "--loss_type", "does not exist here"),
+    (f"trl sft {TRL} --warmup_steps 20", "--warmup_steps", "`warmup_ratio`"),
+    (f"trl sft {TRL} --num_train_epochs 0.5", "--num_train_epochs", "`max_steps`"),
+    (f"trl sft {TRL} --eval_steps 5", "--eval_steps", "--eval_strategy"),
+    (f"trl sft {TRL} --lora_r 8", "--lora_r", "--use_peft"),
+    (f"trl sft {TRL} --fp16", "--fp16", "`bf16`"),
+    (f"trl grpo {TRL} --temperature 0.7 --top_k 50", "--top_k", "policy itself"),
+    (f"trl grpo {TRL} --loss_type vespo", "--loss_type", "VESPO"),
+    (f"trl grpo {TRL} --reward_funcs get_soft_overlong_punishment", "--reward_funcs", "rl.shaping"),
+    (f"trl sft {TRL} --push_to_hub --hub_token hf_x", "--hub_token", "promotion.publish"),
+    (f"trl dpo {TRL} --label_smoothing 0.1", "--label_smoothing", "robust and exo_pair"),
+    (f"trl sft {TRL} --lr_scheduler_type constant --warmup_ratio 0.1", "--warmup_ratio", "no warm-up"),
+    (f"python -m openrlhf.cli.{DPO} --max_epochs inf", "--max_epochs", "no value of it"),
+    (f"python -m openrlhf.cli.{DPO} --adam_betas 0.9", "--adam_betas", "no value of it"),
+    (f"trl grpo {TRL} --top_k", "--top_k", "no value of it"),
+    (f"trl grpo {TRL} --reward_funcs mine.right --reward_weights a", "--reward_funcs", "no value of it"),
+]
+
+
+@pytest.mark.parametrize(("command", "flag", "why"), REFUSED)
+def test_what_has_no_counterpart_says_why(command: str, flag: str, why: str, migrated: Migrate):
+    told = {one.flag: one.why for one in migrated(command).without}
+    assert why in told[flag]
+    assert told[flag].endswith(".")
+
+
+def test_prompts_that_are_there_are_counted(migrated: Migrate, tmp_path: Path):
+    (tmp_path / "prompts.jsonl").write_text('{"input": "a"}\n' * 10)
+    made = migrated(f"python -m openrlhf.cli.{PPO.replace('acme/prompts', 'prompts.jsonl')} --rollout_batch_size 4")
+    assert at(made, "rl.steps") == 3
+
+
+def test_where_they_are_not_the_steps_are_left_to_the_user(migrated: Migrate):
+    assert any("`rl.steps`" in one for one in migrated(f"python -m openrlhf.cli.{PPO}").to_do)
+
+
+def test_weights_of_several_data_sets(migrated: Migrate):
+    made = migrated("python -m openrlhf.cli.train_dpo --pretrain a/b --dataset a/x,y.jsonl --dataset_probs 0.7,0.3")
+    assert at(made, "dpo.data.sources") == [{"path": "a/x", "weight": 0.7}, {"path": "y.jsonl", "weight": 0.3}]
+
+
+def test_paths_are_seen_from_the_recipe(tmp_path: Path):
+    (tmp_path / "base").mkdir()
+    command = "python -m openrlhf.cli.train_dpo --pretrain ./base --dataset mine.jsonl,/data/x.jsonl,acme/rows"
+    made = migrate(read(command), tmp_path, tmp_path / "recipes")
+    assert made.recipe["model"] == "../base"
+    assert [one["path"] for one in at(made, "dpo.data.sources")] == ["../mine.jsonl", "/data/x.jsonl", "acme/rows"]
+
+
+def test_a_configuration_file_of_trl_is_read_and_flags_come_before_it(migrated: Migrate, tmp_path: Path):
+    (tmp_path / "c.yaml").write_text(
+        "model_name_or_path: acme/base\nlearning_rate: 1.0e-4\nbf16: false\nloss_type: [sigmoid, sft]\n"
+        "datasets:\n  - {path: acme/rows, split: all, fraction: 0.5}\n  - {path: acme/more, fraction: 0.5}\nmy_own: 3\n"
+    )
+    made = migrated("trl dpo --config c.yaml --learning_rate 5e-7")
+    assert made.loads, made.to_do
+    assert at(made, "dpo.training.learning_rate") == 5e-7
+    assert at(made, "dpo.loss.nll_weight") == 1.0
+    assert at(made, "dpo.data.sources") == [
+        {"path": "acme/rows", "split": "all", "weight": 0.5},
+        {"path": "acme/more", "weight": 0.5},
+    ]
+    assert [one.flag for one in made.unknown] == ["--my_own"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A=(--pretrain a/b)\nA+=(--beta 0.5)\npython -m openrlhf.cli.train_dpo ${A[@]} --dataset c/d", {"beta": 0.5}),
+        ('B="--beta"\nB+=" 0.5"\npython -m openrlhf.cli.train_dpo --pretrain a/b --dataset c/d $B', {"beta": 0.5}),
+        ("srun --job-name train_sft python -m openrlhf.cli.train_dpo --beta 0.5", {"beta": 0.5}),
+        ("mkdir -p ckpt/train_sft\npython -m openrlhf.cli.train_dpo --beta 0.5", {"beta": 0.5}),
+        ("ray job submit --env='{\n\"a\": 1}' -- python3 -m openrlhf.cli.train_dpo --beta 0.5", {"beta": 0.5}),
+    ],
+)
+def test_a_script_of_many_lines(text: str, said: dict[str, Any], migrated: Migrate):
+    assert at(migrated(text), "dpo.loss") == said
+
+
+def test_what_the_shell_would_have_replaced_is_said(migrated: Migrate):
+    made = migrated(f"python -m openrlhf.cli.{DPO} --beta 0.5 --gradient_checkpointing $EXTRA")
+    assert any("replaced $EXTRA" in one for one in made.to_do)
+
+
+def test_nulls_and_odd_values_of_a_configuration_file(migrated: Migrate, tmp_path: Path):
+    (tmp_path / "c.yaml").write_text(
+        "model_name_or_path: acme/base\nmodel_revision: null\nfp16: false\nuse_peft: true\nlora_target_modules: null\n"
+        "datasets:\n  - {path: json, data_files: [a.jsonl, b.jsonl], columns: [x]}\n"
+    )
+    made = migrated("trl sft --config c.yaml")
+    assert at(made, "model") == "acme/base"
+    assert at(made, "sft.training.bf16") is True
+    assert [one["path"] for one in at(made, "sft.data.sources")] == ["a.jsonl", "b.jsonl"]
+    assert any("columns of `datasets`" in one for one in made.to_do)
+    assert any("q_proj" in one for one in made.to_do)
+    (tmp_path / "c.yaml").write_text("model_name_or_path: acme/base\ndatasets: [acme/rows]\n")
+    assert {one.flag: one.why for one in migrated("trl sft --config c.yaml").without}["--datasets"].startswith("a list")
+
+
+@pytest.mark.parametrize("flag", ["--hf_token hf_abc", "--use_wandb abc", "--wandb_key abc", "--hub_token abc"])
+def test_no_secret_is_written(flag: str, migrated: Migrate):
+    assert "abc" not in migrated(f"trl sft {TRL} {flag}").text()

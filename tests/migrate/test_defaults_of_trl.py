@@ -1,0 +1,52 @@
+"""TRL's own defaults, as its configurations have them: to say one is to say nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.migrate import migrate, read
+from alignment_core.recipes import parse_recipe
+
+trl = pytest.importorskip("trl")
+COMMON = "--model_name_or_path acme/base --dataset_name acme/rows --num_processes 1"
+RL = "--reward_model_name_or_path acme/judge --max_steps 9"
+COMMANDS = {
+    "sft": ("SFTConfig", ""),
+    "dpo": ("DPOConfig", ""),
+    "reward": ("RewardConfig", ""),
+    "kto": ("KTOConfig", ""),
+    "grpo": ("GRPOConfig", RL),
+    "rloo": ("RLOOConfig", RL),
+}
+CHANGE_NO_RESULT = {"gradient_checkpointing", "vllm_gpu_memory_utilization", "model_revision", "seed"}
+"""Memory, the Hub's own default, and another seed."""
+NOT_ALONE = {"max_steps", "output_dir", "dataset_text_field"}
+"""What the command is given already, and what chooses another table."""
+
+
+def defaults(*configs: Any) -> Iterator[tuple[str, str]]:
+    """Flags with their default as somebody would write it."""
+    for one in (field for config in configs for field in dataclasses.fields(config)):
+        made = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+        made = getattr(made, "value", made)
+        words = " ".join(map(str, made)) if isinstance(made, list) else str(made)
+        if isinstance(made, bool | int | float | str | list) and words and one.name not in CHANGE_NO_RESULT | NOT_ALONE:
+            yield one.name, words
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_trl_has_by_default_the_recipe_has(command: str, tmp_path: Path) -> None:
+    config, more = COMMANDS[command]
+
+    def recipe(flags: str) -> Any:
+        made = migrate(read(f"trl {command} {COMMON} {more} {flags}"), tmp_path, tmp_path)
+        return parse_recipe(made.recipe).model_dump(mode="json")
+
+    said_nothing, told = recipe(""), [*defaults(getattr(trl, config), trl.ModelConfig, trl.ScriptArguments)]
+    assert len(told) > 50
+    assert [f"--{flag} {words}" for flag, words in told if recipe(f"--{flag} {words}") != said_nothing] == []

@@ -1,0 +1,64 @@
+"""What the tables name is there: every field in the recipe classes, every other command and method in the project."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from alignment.flows.cli.main import app
+from alignment_core.errors import UserError
+from alignment_core.migrate import openrlhf, trl
+from alignment_core.migrate.openrlhf.names import NAMES
+from alignment_core.migrate.rules import Command
+from alignment_core.recipes import reference
+from alignment_core.recipes.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {**openrlhf.COMMANDS, **trl.COMMANDS}
+SENTENCES = {
+    rule
+    for command in COMMANDS.values()
+    for line in command.rules.values()
+    for rule in ([line] if isinstance(line, str) else [line.note])
+} | {*openrlhf.ELSEWHERE.values(), *trl.ELSEWHERE.values()}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_field_of_a_table_is_one_of_the_recipe_of_its_method(name: str):
+    command: Command = COMMANDS[name]
+    recipe = METHODS.load(command.method).recipe
+    named = {field for rule in command.rules.values() if not isinstance(rule, str) for field in rule.fields}
+    for place in {command.place(field) for field in (*named, *command.fixed)}:
+        assert reference.field_at(place)
+        assert place.split(".")[0] in recipe.model_fields, place
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_default_belongs_to_a_line_of_its_table(name: str):
+    command = COMMANDS[name]
+    assert [flag for flag in command.defaults if isinstance(command.rules.get(flag, ""), str)] == []
+
+
+def test_every_dotted_name_stands_for_a_flag_of_some_table():
+    known = {flag for command in openrlhf.COMMANDS.values() for flag in command.rules}
+    assert set(NAMES.values()) <= known
+
+
+@pytest.mark.parametrize("sentence", sorted(SENTENCES))
+def test_what_a_sentence_sends_people_to_is_there(sentence: str):
+    align: Any = typer.main.get_command(app)
+    for said in re.findall(r"`align ([a-z-]+(?: [a-z-]+)?)", sentence):
+        first, _, second = said.partition(" ")
+        assert first in align.commands
+        assert not second or second in getattr(align.commands[first], "commands", {second: None}), said
+    for page in re.findall(r"docs/[\w/.-]+\.md", sentence):
+        assert (ROOT / page).exists()
+    for path in re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+)", sentence):
+        try:
+            reference.field_at(path)
+        except UserError:
+            reference.field_at(f"rl.{path}" if not path.startswith("lora") else f"sft.training.{path}")

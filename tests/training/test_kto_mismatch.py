@@ -1,0 +1,42 @@
+"""Which prompt is put before which completion where a baseline asks for mismatched pairs."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignment_core.errors import DataError
+from alignment_core.training.kto_mismatch import mismatched, partners
+
+
+def test_where_all_prompts_differ_each_takes_the_completion_of_the_next_row() -> None:
+    assert partners([[1], [2], [3]]) == [1, 2, 0]
+
+
+def test_no_row_meets_its_own_prompt_and_each_completion_is_taken_once() -> None:
+    prompts = [[letter] for letter in b"abacabdbcaed"]  # a four times, b three times, c and d twice, e once
+    found = partners(prompts)
+    assert sorted(found) == list(range(len(prompts)))
+    assert all(prompts[row] != prompts[partner] for row, partner in enumerate(found))
+    assert found == partners(prompts), "it follows from the rows alone"
+
+
+def test_a_prompt_of_more_than_half_of_the_rows_takes_others_completions_again() -> None:
+    prompts = [[1], [1], [1], [2], [1], [3]]
+    found = partners(prompts)
+    assert all(prompts[row] != prompts[partner] for row, partner in enumerate(found))
+    assert {found[row] for row in (0, 1, 2, 4)} == {3, 5}, "of both other rows"
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_of_one_prompt_are_refused_with_what_helps(rows: int) -> None:
+    with pytest.raises(
+        DataError, match=rf"all {rows} train rows have the same prompt.*add rows with other prompts, or"
+    ):
+        partners([[1, 2]] * rows)
+    with pytest.raises(DataError, match=rf"all {rows} test rows .*hold out more rows \(`test_rows`\)"):
+        partners([[1, 2]] * rows, "test")
+
+
+def test_a_mismatched_pair_is_never_longer_than_the_longest_row() -> None:
+    prompts, completions = [[1] * 6, [2]], [[3, 4], [5, 6, 7, 8]]  # rows of 8 and 5 tokens
+    assert mismatched(prompts, completions) == [[5, 6], [3, 4]]
