@@ -1,4 +1,4 @@
-"""``align chat``: talk with a model, or with two side by side, in the terminal."""
+"""``align chat``: chat with a model, or with two side by side, in the terminal."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 512,
     token_variable: Annotated[
-        str | None, typer.Option(help="Environment variable with the token that the server of a URL asks for.")
+        str | None, typer.Option(help="Environment variable with the token for the server of a URL.")
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Talk with a model; with two, both are asked the same. Answers are streamed, and every model has its own history."""
+    """Chat with a model, or send every message to two models. Answers are streamed; each model has its own history."""
     if len(models) > 2:
         raise UserError("talk with one model, or two side by side")
     token = os.environ.get(token_variable) if token_variable else None

@@ -1,4 +1,4 @@
-"""The command ``align check``: what a recipe would do, and what is wrong with it, before anything runs."""
+"""The command ``align check``: the stages of a recipe and its problems, before anything runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def check(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read the first rows of every data set, call every function on a few of them, and show which stages would run.
+    """Check a recipe without running it: read the first rows, call your functions on a few of them, and list the stages.
 
-    Exit code 2 if the recipe cannot run. Problems in rows that are not read here are reported by the run itself.
+    Exit code 2 if the recipe cannot run. Only the first rows are read; the run reports problems in later ones.
     """
     from alignment.flows.planning import plan
     from alignment.flows.shipped_recipes import file_of

@@ -1,4 +1,4 @@
-"""The commands about deployments: list those that are shipped, deploy your own recipe, watch a run to its end."""
+"""The commands about deployments: list the installed ones, deploy a recipe, watch a run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ def deploy(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Register a recipe, as it is now, as a deployment of the services' server, or replace it; without --cron its schedule
-    stays.
+    """Register a recipe as a deployment, or replace the deployment.
 
-    A file of Python, or a function in it (file.py:flow), is a Prefect flow of your own, which each run reads anew; --set then
-    sets its parameters.
+    The recipe is stored as it is now. Without --cron the schedule stays. A Python file, or a function in it (file.py:flow), is
+    a Prefect flow of your own, which every run loads anew; --set sets its parameters.
     """
     if timezone is not None and cron is None:
         raise UserError("--timezone is that of --cron: give both")
@@ -105,7 +104,7 @@ def deployments(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the recipes that come with the project and with plug-ins; `align up` registers each as a deployment.
+    """List the installed recipes, of this project and of plug-ins; `align up` registers each as a deployment.
 
     With --prefect-yaml and no distribution, only those of the project.
     """
@@ -140,9 +139,3 @@ def watch(run: RunArgument, as_json: JsonOption = False) -> None:
         out.print(f"run {run_id}: {ending.status}{why if ending.status != 'completed' else ''}", markup=False)
     if ending.status != "completed":
         raise typer.Exit(1)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``align``."""
-    for command in (deploy, deployments, watch):
-        app.command()(command)

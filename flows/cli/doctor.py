@@ -1,4 +1,4 @@
-"""The command ``align doctor``: whether this machine can run, before a run finds out."""
+"""The command ``align doctor``: check this machine before a run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Check versions, devices, memory, disks, ports, the store and credentials (never shown); exit 3 if one failed."""
+    """Check this machine: versions, devices, memory, disks, ports, store, credentials. Exit code 3 on a failure."""
     from alignment_core.doctor import as_object, examine
 
     findings = examine(store)
-    told = as_object(findings)
+    result = as_object(findings)
     if as_json:
-        print_json(told)
+        print_json(result)
     else:
-        for one in findings:
-            out.print(f"{one.name:<20}[{COLOURS[one.state]}]{one.state:<9}[/]", end="")
-            out.print(one.sentence, markup=False)
-    if told["status"] == "failed":
+        for finding in findings:
+            out.print(f"{finding.name:<20}[{COLOURS[finding.state]}]{finding.state:<9}[/]", end="")
+            out.print(finding.sentence, markup=False)
+    if result["status"] == "failed":
         raise typer.Exit(3)

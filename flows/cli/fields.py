@@ -1,4 +1,4 @@
-"""The command ``align fields``: what a recipe may say, from the recipes themselves."""
+"""The command ``align fields``: the reference of all recipe fields."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def generate(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer prompts with a model. The same command goes on where an earlier one was ended, and gives the same answers."""
+    """Write a model's answers to a file of prompts. An interrupted command continues when it is repeated."""
     from alignment_core.recipes.load import apply_overrides, parse_recipe, set_field
     from alignment_core.recipes.paths import written
 

@@ -59,9 +59,9 @@ def init(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at your rows, guess what they are for, and write a recipe to edit; then check it as `align check` does.
+    """Write a recipe for your rows: guess columns, method and settings, then check it as `align check` does.
 
-    Exit code 2 if nothing was written, or if what was written cannot run yet: the sentence says why.
+    Exit code 2 if nothing was written, or if the recipe cannot run yet.
     """
     if copied is not None:
         given = {"--data": data, "--model": model, "--method": method, "--eval-data": eval_data, "--column": column}

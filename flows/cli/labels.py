@@ -1,4 +1,4 @@
-"""``align labels``: pairs for people to label, and their labels into an inbox."""
+"""``align labels``: export pairs for human labelling, and import labels into an inbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.errors import DataError, UserError
 
 labels_app = typer.Typer(
-    no_args_is_help=True, help="Export pairs of completions for people to label, and import labels."
+    name="labels", no_args_is_help=True, help="Export pairs of completions for human labelling, and import the labels."
 )
 SHOWN = 20
 """Problems that are printed; --json has all of them."""
@@ -32,12 +32,12 @@ def export(
     as_format: Annotated[
         Literal["jsonl", "argilla"], typer.Option("--format", help="JSON Lines, or a list of Argilla's records.")
     ] = "jsonl",
-    most: Annotated[int | None, typer.Option("-n", min=1, help="At most so many pairs.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0,
+    most: Annotated[int | None, typer.Option("-n", min=1, help="Maximum number of pairs.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write pairs of completions of the same prompt: the best and the worst by reward, in an order that says nothing."""
+    """Write pairs of completions of one prompt, the best and the worst by reward, in random order."""
     from alignment_core.nights.labels import check_pairs, exported, pairs
     from alignment_core.rollout.schemas import read_rollouts, read_scores
 
@@ -63,7 +63,7 @@ def import_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read labels and put them into an inbox as preference rows. The same labels are put there once."""
+    """Read labels and add them to an inbox as preference rows. Labels that are there already are not added again."""
     from alignment_core.nights.labels import file_name, imported
 
     if not inbox.is_dir():

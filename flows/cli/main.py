@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Annotated
@@ -50,8 +50,8 @@ cli_transfer.register(cli_store.artifacts_app)
 cli_trust.register(cli_store.artifacts_app)
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"alignment {metadata.version('alignment')}")
         raise typer.Exit
 
@@ -59,32 +59,53 @@ def _say_version(asked: bool) -> None:
 @app.callback(help=__doc__)
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_say_version)
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Options in front of a command."""
 
 
-app.add_typer(cli_store.artifacts_app, name="artifacts")
-app.add_typer(cli_storage.store_app, name="store")
-app.add_typer(cli_store.tags_app, name="tags")
-app.add_typer(cli_labels.labels_app, name="labels")
-app.add_typer(cli_nights.nights_app, name="nights")
-for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):
-    app.command()(command)
-app.command()(cli_init.init)
-app.command()(cli_run.run)
-app.command()(cli_report.report)
-app.command()(cli_check.check)
-app.command()(cli_generate.generate)
-app.command()(cli_chat.chat)
-app.command()(cli_serve.serve)
-app.command()(cli_serve.serve_reward)
-app.command()(cli_fields.fields)
-app.command()(cli_migrate.migrate)
-cli_services.register(app)
-app.command()(cli_samples.samples)
-cli_deploy.register(app)
+PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Start": (cli_doctor.doctor, cli_init.init, cli_migrate.migrate, cli_fields.fields, cli_check.check),
+    "Run": (cli_run.run, cli_services.resume),
+    "Look": (
+        cli_services.status,
+        cli_deploy.watch,
+        cli_samples.samples,
+        cli_report.report,
+        cli_services.explain,
+        cli_store.lineage,
+        cli_store.diff,
+        cli_store.artifacts_app,
+    ),
+    "Serve": (
+        cli_store.promote,
+        cli_store.rollback,
+        cli_store.tags_app,
+        cli_chat.chat,
+        cli_generate.generate,
+        cli_serve.serve,
+        cli_serve.serve_reward,
+    ),
+    "Operate": (
+        cli_services.up,
+        cli_services.env,
+        cli_services.down,
+        cli_deploy.deployments,
+        cli_deploy.deploy,
+        cli_storage.store_app,
+        cli_nights.nights_app,
+        cli_labels.labels_app,
+    ),
+}
+"""The commands by panel of ``align --help``, in the order in which a user meets them."""
+
+for panel, commands in PANELS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command(rich_help_panel=panel)(command)
 
 
 @contextmanager

@@ -15,9 +15,7 @@ from alignment_core.errors import UserError
 def migrate(
     command: Annotated[
         str,
-        typer.Argument(
-            help="The command in quotes, a shell script that has it, a Python script that uses TRL, or - for standard input."
-        ),
+        typer.Argument(help="Command in quotes, shell script, Python script that uses TRL, or - for standard input."),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="YAML file to write. Default: print it.")
@@ -25,10 +23,10 @@ def migrate(
     force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the recipe of a command of OpenRLHF or TRL, and say what became of each of its flags.
+    """Convert an OpenRLHF or TRL command line to a recipe, and list how each flag was converted.
 
-    The launcher in front of it (deepspeed, torchrun, accelerate, ray job submit, …) may stay. A Python script is parsed, never
-    run; what cannot be read of it is listed with its line.
+    The launcher in front (deepspeed, torchrun, accelerate, ray job submit, …) may stay. A Python script is parsed, not run;
+    lines that cannot be read are listed.
     """
     from alignment_core import migrate
 

@@ -1,4 +1,4 @@
-"""``align nights``: what the nights of an inbox did with its rows, and the decision about rows that were given up."""
+"""``align nights``: the batches of an inbox, and the decision about batches that were given up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from alignment_core.artifacts import open_store
 from alignment_core.errors import UserError
 
 nights_app = typer.Typer(
-    no_args_is_help=True, help="Show the rows that nights took, and decide about rows that they gave up."
+    name="nights",
+    no_args_is_help=True,
+    help="List the batches of nightly runs, and return or discard batches that were given up.",
 )
 InboxArgument = Annotated[
     str, typer.Argument(metavar="INBOX", help="Name of the ledger: `nightly.inbox`, by default the recipe's name.")
@@ -27,11 +29,11 @@ def list_(
         str | None,
         typer.Argument(metavar="INBOX", help="Name of the ledger: `nightly.inbox`, by default the recipe's name."),
     ] = None,
-    given_up: Annotated[bool, typer.Option("--given-up", help="Only rows that no night takes any more.")] = False,
+    given_up: Annotated[bool, typer.Option("--given-up", help="Only batches that were given up.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the last outcome of every batch of rows, the oldest first; without INBOX, of every inbox in the store."""
+    """List the batches with their last outcome, the oldest first; without INBOX, of every inbox in the store."""
     from alignment_core.nights.ledger import GIVEN_UP, History, inboxes, summary
 
     opened = open_store(store, writes=False)
@@ -53,13 +55,13 @@ def list_(
 
 @nights_app.command("return")
 def return_(inbox: InboxArgument, batch: BatchArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Give rows that were given up to the next night again, with as many attempts as new rows have."""
+    """Return a batch that was given up to the next night, with as many attempts as a new one."""
     _decide(inbox, batch, "returned", store, as_json)
 
 
 @nights_app.command("discard")
 def discard(inbox: InboxArgument, batch: BatchArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Leave out rows that were given up, for good; they stay in the store."""
+    """Discard a batch that was given up, for good; its rows stay in the store."""
     _decide(inbox, batch, "discarded", store, as_json)
 
 

@@ -1,4 +1,4 @@
-"""The command ``align report``: one folder about a run, to attach to a question."""
+"""The command ``align report``: one folder about a run, to attach to a bug report."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder to write. Default: ./align-report-RUN.")
     ] = None,
-    samples: Annotated[
-        bool, typer.Option(help="Leave in what the report and the logs quote of rows and answers.")
-    ] = False,
+    samples: Annotated[bool, typer.Option(help="Keep the rows and answers that report and logs quote.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one folder about a run: its recipe, journal, logs, metrics, plots, versions, and what `align doctor` says.
+    """Write a folder for a bug report: a run's recipe, journal, logs, metrics, plots, versions, and `align doctor`.
 
-    Secrets, folders of home, names of the user and the machine, and texts of rows are cut out: it can be handed on.
+    Secrets, home folders, the names of user and machine, and the texts of rows are removed.
     """
     from alignment_core.reporting.bundle import write_bundle
 

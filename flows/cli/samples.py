@@ -30,7 +30,7 @@ def samples(
     count: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Show text: prompts, completions and rewards of a stage, pairs side by side, or one prompt before and after."""
+    """Show prompts, completions and rewards of a stage, pairs side by side, or answers before and after training."""
     from alignment_core.lineage.samples import compared, stages_with_text, without_comparison
     from alignment_core.lineage.samples import samples as of_stage
 

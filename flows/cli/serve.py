@@ -42,13 +42,11 @@ def serve(
     token: TokenOption = None,
     token_variable: TokenVariableOption = None,
     name: Annotated[str | None, typer.Option(help="What clients call the model. Default: as it is given here.")] = None,
-    options: Annotated[
-        list[str] | None, typer.Argument(help="Further options of vLLM's server, after --, as it has them.")
-    ] = None,
+    options: Annotated[list[str] | None, typer.Argument(help="Further options of vLLM's server, after --.")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a model over HTTP as OpenAI's API has it (chat, completions, models), until SIGTERM or Ctrl-C."""
+    """Serve a model over OpenAI's HTTP API (chat, completions, models) until SIGTERM or Ctrl-C."""
     secret = token_of(host, token, token_variable)
     _check_options(options or ())
     folder, shown = model_of(model, store)
@@ -161,7 +159,7 @@ def serve_reward(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a reward model over HTTP, as `urls` of recipes and OpenRLHF's remote reward models ask, until SIGTERM or Ctrl-C."""
+    """Serve a reward model over HTTP, for `urls` in recipes and OpenRLHF's remote reward models, until SIGTERM or Ctrl-C."""
     secret = token_of(host, token, token_variable)
     folder, shown = model_of(model, store, REWARD_MODELS)
     if not Path(folder).is_dir():

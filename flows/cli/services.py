@@ -1,4 +1,4 @@
-"""The commands about runs and services: up, down, status, runs, resume, explain."""
+"""The commands about services and runs: up, env, down, status, resume, explain."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def up(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a Prefect server, a worker and the reconciler in the background, with every deployment registered."""
+    """Start the Prefect server, a worker and the reconciler in the background, and register all deployments."""
     if max_runs is not None:
         os.environ[run_queue.VARIABLE] = str(max_runs)
     state = services.running()
@@ -88,7 +88,7 @@ def _sentence(text: str) -> str:
 
 
 def env(as_json: JsonOption = False) -> None:
-    """Print what a shell needs to talk to the server of `align up`: eval "$(align env)"."""
+    """Print the environment variables that connect a shell to the server of `align up`: eval "$(align env)"."""
     state = services.running()
     if state is None or state.phase != "ready":
         raise EnvironmentFault("no services are running; `align up` starts them")
@@ -101,8 +101,9 @@ def env(as_json: JsonOption = False) -> None:
 
 
 def down(as_json: JsonOption = False) -> None:
-    """Stop the services. Running flows save their work: those of the worker continue at the next `align up`, those of
-    `align run` with `align resume last`."""
+    """Stop the services. The worker's runs save their progress and continue at the next `align up`.
+
+    Runs that `align run` started continue with `align resume last`."""
     state = services.running()
     if state is not None:
         services.stop(state)
@@ -193,7 +194,7 @@ def resume(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Resume a run where it stopped; its old process is ended first if it still exists."""
+    """Resume a run where it stopped. Its old process is ended first if it is still alive."""
     record = journal.find(run)
     if from_stage is not None and not record.flow:  # which stages a flow of one's own submits it alone knows
         _check_from_stage(record, from_stage)
@@ -252,7 +253,7 @@ def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: b
 
 
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Show why each stage of a run ran or was cached: what changed since the nearest earlier run of the stage."""
+    """Show why each stage of a run ran or was cached: the changes since the most similar earlier run of the stage."""
     from alignment_core.lineage.explain import explain as explanations
 
     record = journal.find(run)
@@ -270,9 +271,3 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
         for change in one.elsewhere:
             out.print(f"      not in the key: {change}", markup=False)
     return None
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``align``."""
-    for command in (up, env, down, status, resume, explain):
-        app.command()(command)

@@ -1,4 +1,4 @@
-"""The commands ``align store``: which store this machine uses, and what its server is good for."""
+"""The commands ``align store``: choose the store of this machine, and test its server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from alignment_core.artifacts.group_access import open_to_group
 from alignment_core.artifacts.open import choose_store, chosen_store, default_store, folder_of
 from alignment_core.errors import UserError
 
-store_app = typer.Typer(no_args_is_help=True, help="Choose the artifact store of this machine, and try it.")
+store_app = typer.Typer(
+    name="store", no_args_is_help=True, help="Choose the artifact store of this machine, and test it."
+)
 
 
 @store_app.command("use")
@@ -23,7 +25,7 @@ def use(
     default: Annotated[bool, typer.Option("--default", help="Go back to $ALIGN_HOME/store.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Use a store from now on where no recipe, --store or $ALIGN_STORE names one; without STORE, show which it is."""
+    """Set the default store, for commands without --store, recipe or $ALIGN_STORE. Without STORE, show it."""
     if store and default:
         raise UserError("name a store, or give --default, not both")
     if store:
@@ -42,9 +44,9 @@ def use(
 
 @store_app.command("doctor")
 def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Try what a store relies on, and measure latency and throughput; exit 3 if the storage does not keep its promises.
+    """Test the guarantees that a store relies on, and measure latency and throughput. Exit code 3 if one fails.
 
-    In a folder that was given to a group, what this user has closed to it is opened, and what other users have to open is
+    In a folder shared with a group, this user's files are opened to the group, and files that other users must open are
     listed."""
     from alignment_core.doctor.storage import examine_storage
 

@@ -22,8 +22,10 @@ from alignment_core.credentials import cut
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.journal import in_use
 
-artifacts_app = typer.Typer(no_args_is_help=True, help="List, show, verify and delete artifacts.")
-tags_app = typer.Typer(no_args_is_help=True, help="List tags, the movable names of artifacts, and their history.")
+artifacts_app = typer.Typer(name="artifacts", no_args_is_help=True, help="List, show, verify and delete artifacts.")
+tags_app = typer.Typer(
+    name="tags", no_args_is_help=True, help="List tags, the movable names of artifacts, and their history."
+)
 
 
 @artifacts_app.command("ls")
@@ -119,9 +121,7 @@ def _path(store: Store, reference: Reference) -> str | None:
 
 @artifacts_app.command("gc")
 def artifacts_gc(
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Delete; otherwise only show what would be deleted.")
-    ] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete. Default: only list.")] = False,
     older_than: Annotated[float, typer.Option(min=0, help="Keep objects newer than this many seconds.")] = 3600.0,
     progress_days: Annotated[
         float | None,
@@ -144,7 +144,7 @@ def artifacts_gc(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what no tag and no stage record needs: leftovers of crashed publishers and of finished stages."""
+    """Find, and with --delete remove, objects that no tag and no stage record needs."""
     opened = open_store(store, writes=False)
     pruned = prune(opened, progress_days, rollouts_days, delete, in_use(), cache_days)
     report = collect(opened, delete, older_than)
@@ -183,12 +183,12 @@ def tags_history(name: str, store: StoreOption = None, as_json: JsonOption = Fal
 
 def lineage(
     reference: str,
-    up: Annotated[bool, typer.Option("--up", help="What it was made from (the default).")] = False,
-    down: Annotated[bool, typer.Option("--down", help="What was made from it.")] = False,
+    up: Annotated[bool, typer.Option("--up", help="Show its inputs (the default).")] = False,
+    down: Annotated[bool, typer.Option("--down", help="Show the artifacts made from it.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what an artifact was made from, or what was made from it, as a tree."""
+    """Show the inputs of an artifact, or the artifacts made from it, as a tree."""
     from alignment_core.lineage import Graph, text_tree, to_json
 
     opened = open_store(store, writes=False)
@@ -212,7 +212,7 @@ def promote(
     tag: TagOption = "policy/production",
     if_current: Annotated[
         str | None,
-        typer.Option("--if-current", help="What the tag must point to now: an artifact, or `none` for a new tag."),
+        typer.Option("--if-current", help="Artifact that the tag must point to now, or `none` for a new tag."),
     ] = None,
     reason: ReasonOption = "promoted by hand",
     attest: Annotated[
@@ -221,7 +221,7 @@ def promote(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a tag to an artifact, only if it still points to what --if-current says."""
+    """Move a tag to an artifact, if it still points to the one that --if-current names."""
     from alignment_core.artifacts.promotion import promote
     from alignment_core.attestation import attesting
 
@@ -246,7 +246,7 @@ def rollback(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a tag back to the artifact that it pointed to before; repeat to go further back."""
+    """Move a tag back to its previous artifact; repeat to go further back."""
     from alignment_core.artifacts.promotion import rollback
 
     _print_move(rollback(open_store(store), tag, number, reason), "rolled back", as_json)
