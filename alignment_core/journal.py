@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from pydantic import BaseModel, ConfigDict, ValidationError, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
 
 from alignment_core.credentials import cut
 from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
@@ -63,14 +63,6 @@ class StageLine(BaseModel):
     made_by: str = ""
     """The key of the record that has it, once it is done; with `reuse_across_versions` it may be another one than ``key``."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_one_output(cls, values: Any) -> Any:
-        """Journals of earlier versions name one reference; here it has the name of its kind."""
-        if isinstance(values, dict) and values.get("reference") and "outputs" not in values:
-            return {**values, "outputs": {values["reference"].partition("@")[0]: values["reference"]}}
-        return values
-
     @computed_field  # type: ignore[prop-decorator]
     @property
     def reference(self) -> str | None:
@@ -94,12 +86,10 @@ class RunRecord(ProcessId):
     """File and name of the flow of a user's own that it is, as ``/path/file.py:function``; empty for a recipe."""
     parameters: dict[str, Any] = {}
     """What that flow was called with."""
-    located: bool = False
-    """Whether the paths in its recipe are absolute. In journals of earlier versions they begin where the run was started."""
     deployed: bool = False
     """Whether a worker ran it; otherwise ``align run`` did."""
     server: str = ""
-    """Address of the Prefect API that it used; empty in journals of earlier versions."""
+    """Address of the Prefect API that it used; empty where none was set."""
     machine: str
     """Host name, for people: a container has another one each time."""
     started_at: str
@@ -250,7 +240,6 @@ def new_record(run_id: str, name: str, recipe: dict[str, Any], store: str, **mor
         machine=socket.gethostname(),
         **ProcessId.mine().model_dump(),
         started_at=now(),
-        located=True,
         **more,
     )
 

@@ -26,9 +26,9 @@ class ProcessId(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     pid: int
-    started: int = 0
+    started: int
     """Clock ticks from the machine's boot to the start of the process."""
-    boot: str = ""
+    boot: str
     """Of the machine, and the process namespace in it that ``pid`` belongs to: a container has its own."""
 
     @classmethod

@@ -23,7 +23,7 @@ from prefect.client.schemas.actions import (
     DeploymentUpdate,
     WorkPoolCreate,
 )
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName, WorkPoolFilter, WorkPoolFilterName
+from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -39,8 +39,6 @@ from alignment_core.home import align_home
 from alignment_core.recipes import BaseRecipe, parse_recipe
 
 FLOW = "alignment"
-EARLIER = "flows.alignment"
-"""Module of the entrypoints of version 0.1."""
 PAGE = 200
 
 
@@ -196,16 +194,6 @@ def _problem_of_file(deployment: DeploymentResponse, file: str, function: str) -
     return None if function in names else f"its entrypoint {path}:{function} does not exist"
 
 
-def take_over(client: SyncPrefectClient) -> None:
-    """Have the deployments that earlier versions registered, whose packages had other names, run what they are called now."""
-    for one in client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW]))):
-        module, _, function = (one.entrypoint or "").rpartition(".")
-        if module == EARLIER:
-            variables = {**(one.job_variables or {}), "working_dir": str(align_home())}
-            entrypoint = f"{deployment_flows.__name__}.{function}"
-            client.update_deployment(one.id, DeploymentUpdate(entrypoint=entrypoint, job_variables=variables))
-
-
 def create_pool(client: SyncPrefectClient, name: str, max_runs: int | None) -> int:
     """Create the pool unless it is there; how many runs it has at once. ``max_runs`` is what the user asks for, if anything."""
     template = ProcessWorker.get_default_base_job_template()
@@ -220,7 +208,6 @@ def main() -> int:
     name = sys.argv[1]
     with get_client(sync_client=True) as client:
         max_runs = create_pool(client, name, run_queue.max_runs_from(os.environ.get(run_queue.VARIABLE)))
-        take_over(client)
         print(json.dumps({"max_runs": max_runs, "problems": {**register_shipped(client), **problems(client, name)}}))
     return 0
 

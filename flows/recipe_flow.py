@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import flow
 from prefect.context import FlowRunContext
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from alignment.flows.preflight import COMMAND_LINE
 from alignment.flows.runs import run_recipe
-from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, apply_overrides, parse_recipe
 from alignment_core.recipes.methods import method_of
 from alignment_core.recipes.paths import written
@@ -49,14 +48,8 @@ def run_any(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, **
     named = os.environ.get(PATHS_BEGIN)
     folder = Path(named or Path.cwd())
     content = written(recipe.model_dump(mode="json"), folder, decided=bool(named))
-    refuse_unused = True
-    try:
-        parse_recipe(content, refuse_unused=True)
-    except UserError as error:  # it may have been kept by an earlier version
-        get_run_logger().warning("%s", error)
-        refuse_unused = False
     content = apply_overrides(content, overrides, folder)
-    return _run(parse_recipe(content, refuse_unused=refuse_unused), from_stage, **more)
+    return _run(parse_recipe(content, refuse_unused=True), from_stage, **more)
 
 
 def _run(recipe: BaseRecipe, from_stage: str | None, **more: Any) -> Any:

@@ -212,7 +212,7 @@ def test_an_error_that_quotes_a_value_crosses_to_the_flow_without_it(monkeypatch
     assert cut({"reason": SECRET, "api_key": "env:MY_KEY"}) == {"reason": "<removed>", "api_key": "env:MY_KEY"}
 
 
-def test_what_an_earlier_version_recorded_is_cut_before_it_is_shown_or_published() -> None:
+def test_secrets_in_stored_records_and_attestations_are_cut_before_they_are_shown_or_published() -> None:
     old = {"config": {"environment": {"options": {"api_key": SECRET}}}, "url": f"https://me:{SECRET}@h.example"}
     new = {"config": {"environment": {"options": {"api_key": "env:K"}}}, "url": "env:U"}
     assert SECRET not in str(changes(old, new))

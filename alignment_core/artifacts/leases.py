@@ -16,9 +16,8 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alignment_core.artifacts.backend import Backend, Object
 from alignment_core.artifacts.paths import COLLECTOR, LEASES, PUBLICATIONS
@@ -44,12 +43,6 @@ class Lease(BaseModel):
     renewals: int = Field(default=0, ge=0, description="how often it was renewed")
     token: str = Field(default="", description="differs from lease to lease, so that their versions do, too")
     ended: bool = Field(default=False, description="whether its holder is done, and what it protects is only young")
-
-    @field_validator("process", mode="before")
-    @classmethod
-    def _of_an_earlier_version(cls, value: Any) -> Any:
-        """That named a file below its ``ALIGN_HOME``, which tells nothing here: its lease is believed for its time to live."""
-        return ProcessId(pid=0) if isinstance(value, dict) and "home" in value else value
 
 
 class Held:

@@ -19,7 +19,6 @@ SNAPSHOTS = "snapshots/"  # what the progress of stages that are not finished co
 CACHE = "cache/"
 HOLDS = "holds/"  # locks of those who use what is in the cache: artifacts/cache.py
 TEMPORARY = "tmp/"
-RESULTS = "results/"  # what earlier versions had Prefect remember of tasks
 LEASES = "leases/"  # who publishes, collects or claims something right now: artifacts/leases.py
 PUBLICATIONS = f"{LEASES}publications/"
 RUNNING = f"{LEASES}stages/"
@@ -41,7 +40,6 @@ LAYOUT = (
     CACHE,
     HOLDS,
     TEMPORARY,
-    RESULTS,
     LEASES,
     USES,
     ATTACHMENTS,

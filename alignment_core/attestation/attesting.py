@@ -36,7 +36,7 @@ def attest(store: Store, reference: Reference) -> dict[str, bytes]:
 
 
 def without_secrets(data: bytes) -> bytes:
-    """An attestation that an earlier version made, as this one makes it."""
+    """An attestation as :func:`attest` writes it, whoever put it beside the artifact; unchanged where it holds no secret."""
     content = json.loads(data)
     return data if (cleaned := Cutter().plain(content)) == content else _json(cleaned)
 

@@ -38,8 +38,8 @@ def answered_calls(messages: Messages) -> list[dict[str, Any]]:
 
 
 def as_given(row: Mapping[str, Any]) -> str | Messages | None:
-    """What the prompt of a row, of prompts or of completions, was before the chat template; None where no template was applied,
-    where the prompt was cut, and in rows of earlier versions."""
+    """The prompt of a row (of prompts or of completions) before the chat template; None where no template was applied or the
+    prompt was truncated."""
     given = row.get("messages")
     return json.loads(given) if given else None
 

@@ -208,7 +208,7 @@ def load_stage(name: str) -> Stage[Any]:
 
 
 def shows_of(name: str) -> Mapping[str, str]:
-    """The key metrics of a stage; none of one that only an earlier version had, or that is installed no longer."""
+    """The key metrics of a stage; none of a stage that is not installed."""
     try:
         return load_stage(name).shows
     except UserError:

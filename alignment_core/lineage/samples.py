@@ -20,8 +20,6 @@ Row = dict[str, Any]
 """Texts and numbers by what they are: ``prompt``, ``completion``, ``reward``; or ``chosen``, ``rejected``; or ``text``."""
 
 SHARDS, DATA, STEPS = "shard-*.parquet", "train.parquet", "step-*.parquet"
-IN_RUN = f"trajectories/{STEPS}"
-"""Where the artifact of kind ``rl-run`` has them, which the stage ``rl`` of earlier versions made."""
 SHOWN = {
     "step": "step",
     "prompt_text": "prompt",
@@ -57,7 +55,7 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
         if scores:
             rows = [{**row, **score} for row, score in zip(rows, scores, strict=True)]
     else:
-        steps = sorted([*folder.glob(STEPS), *folder.glob(IN_RUN)])
+        steps = sorted(folder.glob(STEPS))
         if not steps:
             return spaced(of_data(folder / DATA), count)
         step, names = int(steps[-1].stem.removeprefix("step-")) + 1, _names_of_rewards(store, line)
@@ -128,7 +126,7 @@ def _has_text(store: Store, reference: Reference) -> bool:
     if store.is_pruned(reference):
         return False
     paths = [entry.path for entry in store.manifest(reference).files]
-    return any(fnmatchcase(path, pattern) for path in paths for pattern in (SHARDS, DATA, STEPS, IN_RUN))
+    return any(fnmatchcase(path, pattern) for path in paths for pattern in (SHARDS, DATA, STEPS))
 
 
 def _inputs(line: StageLine) -> dict[str, Reference]:
@@ -136,8 +134,7 @@ def _inputs(line: StageLine) -> dict[str, Reference]:
 
 
 def _given(score: Row, names: Sequence[str]) -> Row:
-    """The numbers that were given to a completion; what each reward gave, by its name, where there are several. Scores of
-    earlier versions do not say that."""
+    """The numbers that were given to a completion; what each reward gave, by its name, where there are several."""
     rewards = score.get("rewards") or ()
     names = names if len(names) == len(rewards) else [f"reward_{number}" for number in range(len(rewards))]
     by_name = dict(zip(names, rewards, strict=True)) if len(rewards) > 1 else None

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from alignment_core import journal
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
@@ -88,15 +88,6 @@ class Night(BaseModel):
     """Why nothing was promoted."""
     metrics: dict[str, dict[str, float]] = {}
     """Of ``candidate`` and ``production``, or ``start`` where there was none yet."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_an_earlier_version(cls, values: Any) -> Any:
-        """That gave rows up silently after four attempts, however these ended, and left their last outcome as the state."""
-        if isinstance(values, dict) and "failed_attempts" not in values:
-            tired = values.get("state") in ("failed", "conflict") and values.get("attempt", 0) >= MAX_FAILED_ATTEMPTS
-            return {**values, "state": GIVEN_UP} if tired else values
-        return values
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Config(BaseModel):
     def refuse_unused(self, names: Iterable[str], why: str, cure: str = "leave it out") -> None:
         """Raise ValueError for the first of these fields that somebody has set, as nothing would read it.
 
-        ``cure`` is what to do. Recipes and records that earlier versions kept pass.
+        ``cure`` is what to do. Recipes that were stored, such as those in records, pass.
         """
         for name in names if REFUSES_UNUSED.get() else ():
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):

@@ -52,7 +52,7 @@ class OneOf:
         raise ValueError(f"{self.what} needs exactly one of {self._listed()}; {has}{hint}")
 
     def _without_others(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-        """The content without fields of other kinds, which recipes that earlier versions kept hold with their defaults."""
+        """The content without fields of other kinds; raises ValueError where one of these is set."""
         own, left = self.kinds[kind].model_fields, dict(content)
         for key, other in self.kinds.items():
             for name in other.model_fields.keys() & left.keys() - own.keys():

@@ -133,7 +133,7 @@ def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None 
     """The absolute path of a value that is Written and a path (of its part ``text``), else the value itself.
 
     It is not normalised: what `..` means after a symbolic link, the file system knows. Raises ValueError for what cannot be
-    looked at, and for what lies in the working folder alone: that is where earlier versions looked.
+    accessed, and for a file that exists in the working folder alone, where a path of the command line would begin.
     """
     if not isinstance(value, Written):
         return value

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alignment_core import journal
-from alignment_core.artifacts import Provenance, Reference, Store
+from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.attachments import attachment
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult, shows_of
@@ -162,15 +162,14 @@ def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]
 def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[StageResult]) -> None:
     """A picture for each kind of stage whose key metrics were reported while it ran, of all its rounds."""
     kinds: dict[str, dict[str, Points]] = {}
-    done = {result.label: result for result in results}
     stages = {
         **{label: line.stage for label, line in journal.stages(run_id).items()},
         **{r.label: r.stage for r in results},
     }
     here = read_points(journal.folder_of(run_id))
-    made = store.recorded([result.key for result in results if result.state != "run"])
+    cached = {result.label: result.reference for result in results if result.state != "run"}
     for label, kind in stages.items():
-        points = _points(store, made, here, done[label]) if label in done else here.get(label)
+        points = _saved_points(store, cached[label]) if label in cached else here.get(label)
         if points:
             kinds.setdefault(kind, {})[label] = points
     pictures = {kind: over_steps(shows_of(kind), points) for kind, points in kinds.items()}
@@ -185,17 +184,12 @@ def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[Stag
                 report.say(*metric_table(last))
 
 
-def _points(store: Store, made: Mapping[str, Provenance], here: Mapping[str, Points], result: StageResult) -> Points:
-    """What a stage reported, in this run or where its result was made; results of earlier versions have their curves in the
-    journal of the run that made them."""
-    if (record := made.get(result.key)) is None:
-        return here.get(result.label, [])
+def _saved_points(store: Store, reference: Reference) -> Points:
+    """What the stage that made an artifact reported: its curve lies beside the artifact."""
     with suppress(OSError, AlignmentError):
-        if (saved := attachment(store, result.reference, CURVE)) is not None:
+        if (saved := attachment(store, reference, CURVE)) is not None:
             return points_of(Curve.from_bytes(saved))
-    if "prefect" not in record.run_ids:
-        return []
-    return read_points(journal.folder_of(record.run_ids["prefect"])).get(record.label, [])
+    return []
 
 
 def _text(report: RunReport, store: Store, run_id: str) -> None:

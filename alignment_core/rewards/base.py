@@ -18,8 +18,8 @@ from alignment_core.user_code.pool import Elsewhere
 
 Rows = Sequence[dict[str, Any]]
 """Completions. Each has `prompt_text`, `completion_text`, `label`, `task`, `source`, `group` (which prompt of the step it
-answers), `prompt_ids`, `completion_ids` (lists or arrays) and `finish_reason`, among others; but for those of earlier versions,
-also `messages`, `tools` and `columns` of the prompt, as JSON (see :mod:`alignment_core.data.kinds.prompts`)."""
+answers), `prompt_ids`, `completion_ids` (lists or arrays) and `finish_reason`, among others; also `messages`, `tools` and
+`columns` of the prompt, as JSON (see :mod:`alignment_core.data.kinds.prompts`)."""
 
 
 class Source(Protocol):

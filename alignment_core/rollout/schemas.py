@@ -49,7 +49,7 @@ def rollout_schema() -> pa.Schema:
 def score_schema() -> pa.Schema:
     """One row per completion, in the rollouts' order; what was not asked for, or has failed, is null.
 
-    ``rewards`` holds what each source gave, ``reward`` what came of it; scores of earlier versions have no ``rewards``.
+    ``rewards`` holds each source's reward, ``reward`` their combination.
     """
     import pyarrow as pa
 

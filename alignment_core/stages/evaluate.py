@@ -59,7 +59,7 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         verdicts = json.loads((context.inputs["verdicts"] / VERDICTS).read_text())
         per_prompt_values["judged_win_rate"] = np.array(list(verdicts["prompts"].values()))
         metrics["position_changed"] = verdicts["position_changed"]
-        if unjudged := verdicts.get("failed", 0):  # verdicts of earlier versions do not have it
+        if unjudged := verdicts["failed"]:
             metrics["unjudged_pairs"], metrics["pairs"] = unjudged, unjudged + verdicts["pairs"]
     if "lm_eval" in context.inputs:
         metrics |= json.loads((context.inputs["lm_eval"] / LM_EVAL).read_text())["metrics"]

@@ -46,7 +46,7 @@ def described(checkpoint: Path) -> dict[str, Any]:
 
 
 def curve_of(directory: Path, step: int) -> bytes:
-    """The metrics of the steps up to the checkpoint of ``step``; empty in checkpoints of earlier versions."""
+    """The metrics of the steps up to the checkpoint of ``step``; empty where none were reported by then."""
     try:
         return (folder_of(directory, step) / CURVE).read_bytes()
     except FileNotFoundError:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from alignment.flows import access, run_queue
-from alignment.flows.console import JsonOption, err, out, print_json
+from alignment.flows.console import JsonOption, out, print_json
 from alignment.flows.service import services
 from alignment_core import journal, network
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
-
-if TYPE_CHECKING:
-    from alignment_core.recipes import BaseRecipe
 
 RunArgument = Annotated[
     str, typer.Argument(help="Id of a run, its first digits, its name (the latest one), or `last`.")
@@ -203,10 +199,11 @@ def resume(
     if record.deployed:
         return _resume_deployed(record, from_stage, ended, as_json)
     from alignment.flows.cli.run import run_flow_here, run_here
+    from alignment_core.recipes import parse_recipe
 
     if record.flow:
         return run_flow_here(record.flow, record.parameters, from_stage, record, as_json)
-    recipe = _kept_recipe(record)
+    recipe = parse_recipe(record.recipe, f"the recipe of run {record.run_id}")
     chosen, resumes = from_stage or record.from_stage, None if from_stage else record
     return run_here(recipe, chosen, resumes, as_json, record.overrides)
 
@@ -220,25 +217,6 @@ def _check_from_stage(record: journal.RunRecord, from_stage: str) -> None:
     recipe = parse_recipe(record.recipe, f"the recipe of run {record.run_id}")
     planned = plan(recipe, open_store(record.store, writes=False))
     check_from_stage(from_stage, [stage.label for stage in planned.stages])
-
-
-def _kept_recipe(record: journal.RunRecord) -> BaseRecipe:
-    """The recipe of a run. Relative paths in one that an earlier version kept begin at the working folder, as they did."""
-    from alignment_core.recipes import parse_recipe
-    from alignment_core.recipes.paths import written
-
-    origin, here = f"the recipe of run {record.run_id}", Path.cwd()
-    recipe = parse_recipe(record.recipe, origin)
-    if record.located:
-        return recipe
-    located = parse_recipe(written(record.recipe, here), origin)
-    if located != recipe:
-        err.print(
-            f"{origin} contains relative paths, as recipes stored by earlier versions do: they are looked for in {here}; "
-            "if the run was started in another folder, resume it there",
-            markup=False,
-        )
-    return located
 
 
 def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: bool, as_json: bool) -> None:

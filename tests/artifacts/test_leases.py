@@ -78,18 +78,6 @@ def test_a_machine_that_lost_its_home_and_has_another_name_is_still_known(
     )
 
 
-def test_a_lease_of_an_earlier_version_lives_for_its_time_to_live(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.backend.put(PATH, b'{"owner": "run 7", "process": {"home": "boot-1-2", "name": "aa"}, "seconds": 60}')
-    assert store.leases.take(PATH) is None
-    now = time.time()
-    monkeypatch.setattr(store.backend, "now", lambda: now + 70)
-    held = store.leases.take(PATH)
-    assert held is not None
-    held.release()
-
-
 def test_a_child_does_not_keep_its_parent_alive(store: Store) -> None:
     """A holder that forks and dies leaves a child, which must not count as the holder."""
     ready, over = os.pipe(), os.pipe()

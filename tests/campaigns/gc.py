@@ -282,6 +282,6 @@ def _ruled_by(schedule: Schedule) -> ExitStack:
     for module in ("store", "content", "index"):
         stack.enter_context(patch(f"{modules}.{module}.ThreadPoolExecutor", _InTurn))
     stack.enter_context(patch(f"{modules}.leases._pauses", lambda: iter(lambda: 0.0, None)))
-    stack.enter_context(patch.object(ProcessId, "mine", lambda: ProcessId(pid=1, boot=schedule.me)))
+    stack.enter_context(patch.object(ProcessId, "mine", lambda: ProcessId(pid=1, started=1, boot=schedule.me)))
     stack.enter_context(patch.object(ProcessId, "lives", lambda process: process.boot not in schedule.dead))
     return stack

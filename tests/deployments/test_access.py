@@ -134,7 +134,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def killed_services(home: Path, port: int) -> None:
     """What services leave behind that ended without a word."""
     up.issue("token")
-    state = up.State(pid=1, url=access.url_of(port), database=up.SQLITE, phase="ready")
+    state = up.State(pid=1, started=1, boot="", url=access.url_of(port), database=up.SQLITE, phase="ready")
     (home / "services" / "state.json").write_text(state.model_dump_json())
     (home / "services" / "lock").touch()  # held by nobody
 

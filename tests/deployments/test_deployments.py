@@ -88,8 +88,8 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
 
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
         ppo = client.read_deployment_by_name("alignment/ppo")
-        earlier = [{"prefect.deployments.steps.set_working_directory": {"directory": "/gone"}}]  # as there were once
-        of_a_file = DeploymentUpdate(entrypoint="flows/deployment_flows.py:deployed_ppo", pull_steps=earlier)
+        steps = [{"prefect.deployments.steps.set_working_directory": {"directory": "/gone"}}]
+        of_a_file = DeploymentUpdate(entrypoint="flows/deployment_flows.py:deployed_ppo", pull_steps=steps)
         client.update_deployment(ppo.id, of_a_file)
         assert "/gone/flows/deployed.py:deployed_ppo does not load" in deployments.problems(client, "alignment")["ppo"]
         deployments.register_shipped(client)  # as `align up` does
@@ -103,19 +103,13 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
         assert mine.job_variables["env"]["ALIGN_PATHS_BEGIN"] == str(tmp_path), "those of a run's overrides"
         assert [one.schedule.timezone for one in mine.schedules] == ["Europe/Berlin"]
 
-        kept_by_an_earlier_version = DeploymentUpdate(
-            entrypoint="flows.alignment.run_sft", job_variables={"working_dir": "/gone"}
-        )
-        client.update_deployment(mine.id, kept_by_an_earlier_version)  # as version 0.1 registered it
+        client.update_deployment(mine.id, DeploymentUpdate(entrypoint="flows.alignment.run_sft"))
         assert "No module named 'flows.alignment'" in deployments.problems(client, "alignment")["mine"]
-        deployments.take_over(client)
-        assert deployments.problems(client, "alignment") == {}
+        client.update_deployment(mine.id, DeploymentUpdate(entrypoint=mine.entrypoint))
 
         tmp_path.rename(tmp_path.with_name("moved"))
         assert deployments.problems(client, "alignment") == {}
-        client.update_deployment(
-            mine.id, DeploymentUpdate(job_variables={"working_dir": "/gone"})
-        )  # as there were once
+        client.update_deployment(mine.id, DeploymentUpdate(job_variables={"working_dir": "/gone"}))
         assert deployments.problems(client, "alignment") == {"mine": "its folder /gone is gone"}
         client.delete_deployment(mine.id)
 

@@ -15,7 +15,6 @@ from alignment_core.checks.plan import Plan
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
 from alignment_core.execution.key import key_of
-from alignment_core.journal import StageLine
 from tests.artifacts.conftest import age
 from tests.stages.calls import offer, run_alone
 
@@ -137,12 +136,3 @@ def test_a_task_takes_the_chosen_output_out_of_what_it_waited_for(run: Any) -> N
         "default": result.outputs["policy"],
         "given": result.outputs["trajectories"],
     }
-
-
-def test_a_journal_of_an_earlier_version_names_one_output() -> None:
-    told = {"label": "rl", "stage": "rl", "key": "k", "key_parts": {}, "state": "run", "at": ""}
-    old = "rl-run@sha256:" + "1" * 64
-    line = StageLine.model_validate({**told, "reference": old})
-    assert (line.outputs, line.reference) == ({"rl-run": old}, old)
-    assert StageLine.model_validate({**told, "reference": None}).outputs == {}
-    assert StageLine.model_validate(line.model_dump()) == line

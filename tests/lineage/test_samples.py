@@ -129,11 +129,8 @@ def test_one_prompt_is_shown_before_and_after(made: Made) -> None:
     assert rows[1] == {"prompt": "say 2", "label": "2", "sft": "sft 2 0", "round-1": "round-1 2 0"}
 
 
-def test_trajectories_are_found_among_the_outputs_and_in_what_earlier_versions_made(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trajectories_are_found_among_the_outputs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"prompt_text": "say 1", "completion_text": "1", "reward": 0.5}
-    made.stage("old", "rl", "rl-run", [row], "trajectories/step-000000.parquet")
     made.stage("steps", "rl", "trajectories", [row], "step-000000.parquet")
     trajectories, policy = (lines()[label].reference for label in ("steps", "model"))
     news = {"stage": "rl", "key": "1" * 64, "key_parts": {"inputs": {}}}
@@ -142,7 +139,7 @@ def test_trajectories_are_found_among_the_outputs_and_in_what_earlier_versions_m
     fetch = made.store.fetch
     monkeypatch.setattr(made.store, "fetch", lambda one: fetched.append(str(one)) or fetch(one))
     shown = [{"step": 1, "prompt": "say 1", "completion": "1", "reward": 0.5}]
-    assert samples(made.store, lines(), "rl", 1) == samples(made.store, lines(), "old", 1) == shown
+    assert samples(made.store, lines(), "rl", 1) == shown
     assert policy not in fetched, "weights need not come here for that"
 
 

@@ -6,7 +6,6 @@ of orderly stops, outages, wrong recipes and lost races does not.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -268,13 +267,6 @@ def test_the_ledgers_of_a_store_are_found_by_their_names(store, recipe, drop):
     for name in ("b", "a"):
         whole_night(Ledger(store, recipe(inbox=name)), "mon")
     assert inboxes(store) == ["a", "b"]
-
-
-def test_rows_that_an_earlier_version_gave_up_in_silence_are_listed_as_given_up():
-    """Its entries have no `failed_attempts`; after four attempts it took the rows no more, whatever their outcome."""
-    entry = {"night": "thu", "state": "failed", "attempt": 4, "rows": 1}
-    assert Night.model_validate_json(json.dumps(entry)).state == "given_up"
-    assert Night.model_validate_json(json.dumps({**entry, "attempt": 3})).state == "failed"
 
 
 # ------------------------------------------------------------------ attempts that overlap

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from prefect.logging import disable_run_logger
 
 from alignment.flows import deployment_flows, deployments
-from alignment.flows.cli.services import _kept_recipe
 from alignment.flows.planning import plan
 from alignment.flows.recipe_flow import run_any
 from alignment.flows.shipped_recipes import FOLDER, shipped
@@ -21,14 +19,12 @@ from alignment_core.artifacts import open_store
 from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
 from alignment_core.home import align_home
-from alignment_core.journal import new_record
 from alignment_core.nights.inbox import read_inbox
 from alignment_core.recipes import BaseRecipe, DataSource, folder_of, load_recipe, parse_recipe
 from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.recipes.methods.rl import RlRecipe
 from alignment_core.stages.base_model import pin_model
-from alignment_core.stages.rl import RlStageConfig
-from alignment_core.user_code.functions import function_content, load_function
+from alignment_core.user_code.functions import load_function
 
 RECIPE = {
     "method": "sft",
@@ -148,28 +144,6 @@ def test_functions_of_rl_begin_at_the_file_and_options_of_others_stay(load, tmp_
     own = rl({"name": "world.py:World", "options": {"map": "t.py:f"}}).rl.environment
     assert own is not None
     assert (own.name, own.options) == (f"{home}/world.py:World", {"map": "t.py:f"})
-    kept = rl({**tools, "name": f"alignment_core.{'rollout'}.tools:Tools"}).rl.environment
-    assert kept == recipe.rl.environment  # where it lay before
-
-
-@pytest.mark.parametrize(
-    ("field", "name"),
-    [
-        ("name", "examples:SecondQuestion"),
-        ("name", "tools:Tools"),
-        ("agent", "verifiers_environments:rollout"),
-    ],
-)
-def test_environments_of_ours_are_found_by_the_names_of_earlier_versions(load, field, name):
-    before = {field: f"alignment_core.{'rollout'}.{name}"}
-    section = {"prompts": "p.jsonl", "rewards": [{"environment": True}], "environment": before}
-    content = load(method="rl", sft=None, evaluation=None, rl=section).model_dump(mode="json")
-    content["rl"]["environment"] |= before  # as that version kept it
-    for found in parse_recipe(content).rl, RlStageConfig(section=content["rl"]).section:  # type: ignore[attr-defined]
-        now = getattr(found.environment, field)
-        assert now == f"alignment_core.environments.{name}"
-        assert load_function(now, field).__name__ == name.partition(":")[2]
-        assert function_content(now, field)["name"] == name.partition(":")[2]
 
 
 def test_a_recipe_that_is_kept_means_the_same_from_any_folder(load, tmp_path, monkeypatch):
@@ -314,16 +288,13 @@ UNUSED: dict[str, Any] = {
 }
 
 
-def test_fields_that_nothing_reads_are_refused_to_who_writes_them_and_pass_in_what_was_kept(tmp_path, monkeypatch):
+def test_fields_that_nothing_reads_are_refused_in_a_file_and_in_a_deployment_and_pass_in_a_stored_recipe(tmp_path):
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(UNUSED))
     with pytest.raises(UserError, match="has no effect"):
         load_recipe(tmp_path / "old.yaml")
-    kept = parse_recipe(UNUSED)
-    ran: list[BaseRecipe] = []
-    monkeypatch.setattr("alignment.flows.recipe_flow.run_recipe", lambda recipe, *_: ran.append(recipe))
-    with disable_run_logger():
-        run_any(kept, ["seed=2"], None)
-    assert ran[0] == kept.model_copy(update={"seed": 2})
+    stored = parse_recipe(UNUSED)
+    with pytest.raises(UserError, match="has no effect"):
+        run_any(stored, ["seed=2"], None)
     del UNUSED["rl"]["training"], UNUSED["rl"]["prompts"]["mixing"]
     with pytest.raises(UserError, match="`max_steps` has no effect"):
         run_any(parse_recipe(UNUSED), ["rl.training.max_steps=50"], None)
@@ -369,15 +340,3 @@ def test_a_deployment_outlives_the_folder_of_its_recipe(load, tmp_path, monkeypa
     run_any(parse_recipe(registered["parameters"]["recipe"]), ["evaluation.verifier=other.py:f"], None)
     assert ran[0].evaluation.verifier == f"{tmp_path}/recipes/other.py:f", "where the paths of overrides begin"
     assert ran[0].sft.data.sources[1].path == "org/rows", "it was a name when the recipe was deployed"
-
-
-def test_a_run_of_an_earlier_version_resumes_with_the_paths_of_the_working_folder(tmp_path, monkeypatch, capsys):
-    (tmp_path / "base").mkdir()
-    monkeypatch.chdir(tmp_path)
-    record = new_record("r", "one", RECIPE, "store")
-    assert _kept_recipe(record).model.name == "base", "a name in what is kept today"
-    assert not capsys.readouterr().err
-    recipe: Any = _kept_recipe(record.model_copy(update={"located": False}))
-    assert recipe.model.name == f"{tmp_path}/base"
-    assert recipe.sft.data.sources[0].path == f"{tmp_path}/rows.jsonl"
-    assert "contains relative paths" in capsys.readouterr().err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import alignment_core.recipes
@@ -277,14 +275,3 @@ def test_fields_that_nothing_would_read_are_refused(load, overrides, says):
     assert alignment_core.recipes.parse_recipe(loaded.model_dump(mode="json")) == loaded, (
         "defaults that are written out are none"
     )
-
-
-def test_a_reward_as_earlier_versions_kept_it_is_what_it_was(load):
-    empty = {"reward_model": None, "function": None, "urls": [], "environment": False, "batch_size": 32}
-    kept = {"verifier": "checks.py:right", **empty, "token_variable": None, "weight": 0.5}
-    recipes: list[Any] = [
-        alignment_core.recipes.parse_recipe({**RL, "rl": {"prompts": "prompts.jsonl", "rewards": [reward]}})
-        for reward in (kept, {"verifier": "checks.py:right", "weight": 0.5})
-    ]
-    assert recipes[0] == recipes[1]
-    assert type(recipes[0].rl.rewards[0]).__name__ == "VerifierReward"

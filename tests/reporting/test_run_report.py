@@ -40,17 +40,20 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def made(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float) -> StageResult:
-    """A stage that run ``run_id`` made, and three of its reports."""
+    """A stage that run ``run_id`` made, and three of its reports, which lie in the run's folder and beside the artifact."""
     folder = tmp_path / "made" / label
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(label)
     draft = ProvenanceDraft(key=digest_of(label), stage="sft", label=label, run_ids={"prefect": run_id})
     reference = store.publish(folder, "model", draft)
     folder_of(run_id).mkdir(parents=True, exist_ok=True)
-    file = MetricsFile(folder_of(run_id))
+    file, curve = MetricsFile(folder_of(run_id)), Curve()
     for step in (1, 2, 3):
-        file.progress(label, Progress(step, 3, "steps", {"loss": 1 / step, "grad_norm": 1.0}))
+        reported = {"loss": 1 / step, "grad_norm": 1.0}
+        file.progress(label, Progress(step, 3, "steps", reported))
+        curve.add(step, "steps", reported)
     file.ended(True)
+    attach(store, reference, {CURVE: curve.to_bytes()})
     return result(label, **metrics).model_copy(update={"outputs": {"model": reference}, "key": draft.key})
 
 
@@ -75,11 +78,6 @@ def test_a_result_that_was_made_in_another_home_has_its_curve(store: Store, tmp_
     one = made(store, tmp_path, "sft", EARLIER, loss=0.3)
     shutil.rmtree(folder_of(EARLIER))
     cached = one.model_copy(update={"state": "cached"})
-    assert "curves-sft.svg" not in run_report(store, "small", NOW, [cached], {}).pictures
-    curve = Curve()
-    for step in (1, 2, 3):
-        curve.add(step, "steps", {"loss": 1 / step})
-    attach(store, one.reference, {CURVE: curve.to_bytes()})
     assert ">loss<" in run_report(store, "small", NOW, [cached], {}).pictures["curves-sft.svg"]
 
 
@@ -220,7 +218,7 @@ def test_a_run_that_failed_leaves_what_came_of_it_and_how_it_goes_on(store: Stor
     assert "http://127.0.0.1/x.png" not in re.findall('src="([^"]*)"', report.html)
 
 
-def test_a_stage_that_only_an_earlier_version_had_is_reported_by_its_label(store: Store, tmp_path: Path) -> None:
+def test_a_stage_that_is_not_installed_is_reported_by_its_label(store: Store, tmp_path: Path) -> None:
     made(store, tmp_path, "rl/policy", EARLIER)
     with Journal(new_record(NOW, "small", {}, store.uri)).open() as journal:
         journal.stage("rl/policy", "running", stage="part", key=digest_of("rl/policy"), key_parts={"inputs": {}})

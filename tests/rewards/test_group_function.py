@@ -377,9 +377,7 @@ def test_our_functions_get_messages_as_a_list_and_columns_by_name(forms: str) ->
     assert (seen["messages"], seen["solution"], seen["steps"]) == (CHAT, "4", [1, 2])
     assert (seen["prompt"], seen["completion"], "columns" in seen) == ("<user>2+2=", "4", False)
     rewards(f"{forms}:own", rows("4"))
-    assert json.loads(Path(forms).with_suffix(".json").read_text())["messages"] is None, (
-        "as in rows of earlier versions"
-    )
+    assert json.loads(Path(forms).with_suffix(".json").read_text())["messages"] is None, "no template was applied"
 
 
 def test_what_trl_functions_log_is_shown_with_the_rewards(forms: str) -> None:

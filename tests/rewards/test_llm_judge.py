@@ -108,7 +108,7 @@ def test_the_form_of_a_request_is_part_of_the_key_only_where_it_is_given(serve: 
     server = serve(lambda asked: completion("Score: 10"))
     plain, other = reward(server), reward(server, max_tokens_field="max_completion_tokens", temperature=None)
     (one,), (two,) = content([plain], "rl.rewards"), content([other], "rl.rewards")
-    assert not {"max_tokens_field", "temperature"} & one.keys(), "keys of earlier versions stay"
+    assert not {"max_tokens_field", "temperature"} & one.keys(), "defaults are not part of the key"
     assert (two["max_tokens_field"], two["temperature"]) == ("max_completion_tokens", None)
 
 

@@ -52,13 +52,6 @@ class EnvironmentConfig(Config):
     the policy's turns that the environment sees. With `false` it sees all those that the policy sampled; the token that ends
     a turn is never shown."""
 
-    @field_validator("name", "agent")
-    @classmethod
-    def _where_ours_are_now(cls, name: str | None) -> str | None:
-        """Environments lay in the package `rollout` before; recipes and deployments that were kept name them there."""
-        before = f"{PACKAGE}.rollout."
-        return f"{PACKAGE}.environments.{name.removeprefix(before)}" if name and name.startswith(before) else name
-
     @field_validator("options")
     @classmethod
     def _functions_of_ours(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
