@@ -338,7 +338,7 @@ def _raised(number: int, error: Exception, field: str) -> bytes:
     if isinstance(error, Failed):
         return _line(call=number, failed=[error.reason, str(error)])
     how = HOW.get(field.rpartition(".")[2]) if does_not_take(error, "_serve", "call") else None
-    hint = f"; {how} (docs/recipes.md#rewards)" if how else ""
+    hint = f"; {how} (docs/recipes/rewards.md)" if how else ""
     return _line(call=number, failed=["raised", f"failed: {raised(error)}{hint}"])
 
 

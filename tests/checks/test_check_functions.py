@@ -69,7 +69,7 @@ def test_a_function_is_called_on_real_rows_and_one_that_always_fails_is_named_wi
 def test_a_function_that_always_returns_none_is_a_problem_where_none_is_a_failure(
     store, rows, tmp_path, missing, is_failure
 ):
-    """The meanings of ``missing`` are those of docs/recipes.md. A run would end at its first step."""
+    """The meanings of ``missing`` are those of docs/recipes/rewards.md. A run would end at its first step."""
     (tmp_path / "calls.py").write_text(CALLS)
     problems = look(store, rl(rows, {"function": f"{tmp_path}/calls.py:silent", "missing": missing})).problems
     assert len(problems) == is_failure

@@ -1,7 +1,7 @@
 """How a night ends decides whether its rows are suspected: only what the rows may have caused counts towards giving them up.
 
-The right counts come from the rule in docs/recipes.md: four attempts that died or failed in training give rows up; any number
-of orderly stops, outages, wrong recipes and lost races does not.
+The right counts come from the rule in docs/recipes/nights.md: four attempts that died or failed in training give rows up; any
+number of orderly stops, outages, wrong recipes and lost races does not.
 """
 
 from __future__ import annotations

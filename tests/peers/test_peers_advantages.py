@@ -1,4 +1,4 @@
-"""What a step's rewards are made into, by the rows of the table in docs/recipes.md, against the peers' estimators."""
+"""Advantages of a step's rewards, by the rows of the table in docs/recipes/reinforcement-learning.md, against the peers'."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from trl import DPOConfig, GRPOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = (DOCS / "recipes.md").read_text().split("## Names")[1]
+NAMES = (DOCS / "names.md").read_text()
 ROWS = [[cell.strip() for cell in line.split("|")[1:4]] for line in NAMES.splitlines() if line.startswith("| ")][1:]
 
 

@@ -233,7 +233,7 @@ ELSEWHERE = {
     "batch_inference --eval_task rm": "is no recipe: `iterative-dpo`, `rejection-sampling` and `evaluate` score the answers "
     "that they sample, with `rewards: [{reward_model: MODEL}]`",
     "lora_combiner": "needs no run: write `model: {name: BASE, adapter: ADAPTER}` where a recipe names the model "
-    "(docs/recipes.md, LoRA); whole models are averaged by the recipe `merge`",
+    "(docs/recipes/training.md, LoRA); whole models are averaged by the recipe `merge`",
     "serve_rm": "is `align serve-reward MODEL`",
     "interactive_chat": "is `align chat MODEL`",
     "train_ppo": "is the trainer of earlier releases without Ray: give the command for train_ppo_ray",

@@ -198,7 +198,7 @@ def environment(words: Words, job: Job) -> Any:
     """`--agent_func_path`: a file that has to be written anew, as the interface is another."""
     job.remarks.append(
         "`rl.environment.name` needs a class `Environment` with `reset` and `step` in place of OpenRLHF's `AgentExecutor` "
-        "(docs/recipes.md, Environments)."
+        "(docs/recipes/environments.md)."
     )
     return {"name": code([f"{as_text(words, job)}:Environment"], job)}, [{"environment": True}]
 

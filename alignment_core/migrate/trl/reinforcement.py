@@ -82,7 +82,7 @@ RL: dict[str, Rule] = {
         "arguments of vLLM.",
     ),
     **everywhere("vllm_structured_outputs_regex chat_template_kwargs", "does not exist here."),
-    "max_tool_calling_iterations": "`rl.environment`, with `Tools`, has `max_turns` (docs/recipes.md, Environments).",
+    "max_tool_calling_iterations": "`rl.environment`, with `Tools`, has `max_turns` (docs/recipes/environments.md).",
 }
 
 OF_GRPO: dict[str, Rule] = {
