@@ -23,16 +23,17 @@ def parameters(shape: dict[str, Any]) -> int:
     A new model has no ``vocab_size`` before its tokenizer is made, so that its embeddings count as nothing.
 
     V·H for the embedding, once more if the head is not tied; in each layer H·d·(2·n + 2·k) for n query and k key-value heads
-    of size d, and 3·H·I for the MLP.
+    of size d, and 3·H·I for each expert, or for the MLP of a dense model.
     """
-    hidden, layers, heads, inner = (
-        shape.get(name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    )
+    shape = shape.get("text_config") or shape
+    experts = shape.get("num_local_experts") or shape.get("num_experts") or 1
+    inner = (shape.get("moe_intermediate_size") if experts > 1 else None) or shape.get("intermediate_size")
+    hidden, layers, heads = (shape.get(name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     if not (hidden and layers and heads and inner):
         return 0
     size, shared = shape.get("head_dim") or hidden // heads, shape.get("num_key_value_heads") or heads
     embeddings = (shape.get("vocab_size") or 0) * hidden * (1 if shape.get("tie_word_embeddings") else 2)
-    return int(embeddings + layers * (hidden * size * 2 * (heads + shared) + 3 * hidden * inner))
+    return int(embeddings + layers * (hidden * size * 2 * (heads + shared) + 3 * hidden * inner * experts))
 
 
 def bytes_needed(todo: list[PlannedStage], count: int, resources: ResourcesConfig) -> int:

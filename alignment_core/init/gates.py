@@ -1,4 +1,4 @@
-"""The promotion of a first recipe: its tag, and gates on what the recipe measures."""
+"""The promotion of a first recipe: its tag, and gates on the metrics that the recipe measures."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ TAG = "the name of the result in the store"
 
 
 def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]:
-    """The section `promotion`. Every gate asks for no more than to be better than chance, or no worse than before."""
-    found, content = [], plain(sections)
+    """The section `promotion`. Its gates require a result better than chance, or no worse than the tag's."""
+    gates, content = [], plain(sections)
+    evaluation = content.get("evaluation")
     if method == "dpo" and _holds_out(content["dpo"]):
-        found.append(Said({"metric": "test_margin", "min": 0.0001}, "on held-out pairs it prefers the better answers"))
+        gates.append(Said({"metric": "test_margin", "min": 0.0001}, "prefers the better answers of held-out pairs"))
     if method == "kto" and _holds_out(content["kto"]):
-        found.append(Said({"metric": "test_accuracy", "min": 0.5}, "on held-out answers it tells good from bad"))
+        gates.append(Said({"metric": "test_accuracy", "min": 0.5}, "tells good from bad held-out answers"))
+    judge = "reward functions" if evaluation and "rewards" in evaluation else None
     if _holds_out(content.get("reward_model", {})):
+        judge = "reward model"
         gate = {"metric": "reward_model_accuracy", "min": 0.55}
-        found.append(Said(gate, "a reward model that knows no better than chance teaches nothing"))
-        if "evaluation" in content and "verifier" not in content["evaluation"]:
-            found.append(Said({"metric": "win_rate", "min": 0.5}, "by the reward model, against the start"))
-    if "rewards" in content.get("evaluation", {}) and "verifier" not in content["evaluation"]:
-        found.append(Said({"metric": "win_rate", "min": 0.5}, "by the reward functions, against the start"))
-    if "verifier" in content.get("evaluation", {}):
-        found.append(Said({"metric": "accuracy", "min_gain": 0}, "no worse than what the tag points to"))
-    if not found:
+        gates.append(Said(gate, "a reward model that is no better than chance teaches nothing"))
+    if evaluation is not None and "verifier" in evaluation:
+        gates.append(Said({"metric": "accuracy", "min_gain": 0}, "no worse than the model with the tag"))
+    elif evaluation is not None and judge:
+        gates.append(Said({"metric": "win_rate", "min": 0.5}, f"against the initial policy, by the {judge}"))
+    if not gates:
         return {"tag": Said(tag, f"{TAG}; add `gates` that it must pass")}
-    return {"tag": Said(tag, TAG), "gates": found}
+    return {"tag": Said(tag, TAG), "gates": gates}
 
 
 def _holds_out(section: dict[str, Any]) -> bool:
     data = section.get("data", {})
-    return bool(data.get("test_rows")) or any(one.get("held_out") for one in data.get("sources", ()))
+    return bool(data.get("test_rows")) or any(source.get("held_out") for source in data.get("sources", ()))

@@ -1,4 +1,4 @@
-"""What of this machine decides a first recipe: GPUs or not, and how much memory a model may take."""
+"""The GPUs and the memory of this machine, which decide precision, batch and LoRA of a first recipe."""
 
 from __future__ import annotations
 
@@ -15,33 +15,31 @@ from alignment_core.doctor.machine import SECONDS
 from alignment_core.machine_memory import cgroup_limit
 from alignment_core.processes import inherited
 
-FULL_BYTES = 16
-"""Of memory for each parameter that is trained: weights, gradient, and AdamW's moments (with fp32 copies in bf16)."""
-SHARE = 0.6
-"""Of the memory that these may take; activations and engines need the rest."""
+BYTES_PER_PARAMETER = 16
+"""Memory of full training: weights, gradients and AdamW's moments (with fp32 copies in bf16)."""
+TRAINING_SHARE = 0.6
+"""Share of the memory for these; activations and engines need the rest."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices that trainers would use."""
+    """The devices for training."""
 
     gpus: int
     memory: int
-    """Bytes, of all GPUs or of this computer."""
+    """Bytes, of all GPUs or else of this computer."""
 
     @property
     def words(self) -> str:
-        """For people."""
-        place = f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} with" if self.gpus else "no GPU,"
-        return f"{place} {self.memory / 2**30:.0f} GiB of memory"
+        gpus = f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} with" if self.gpus else "no GPU,"
+        return f"{gpus} {self.memory / 2**30:.0f} GiB of memory"
 
-    def holds(self, parameters: int, bytes_each: float = FULL_BYTES) -> bool:
-        """Whether training so many parameters fits, at so many bytes for each."""
-        return parameters * bytes_each <= SHARE * self.memory
+    def holds(self, parameters: int) -> bool:
+        """Whether full training of a model with so many parameters fits."""
+        return parameters * BYTES_PER_PARAMETER <= TRAINING_SHARE * self.memory
 
 
 def this_machine() -> Machine:
-    """The GPUs, if torch is built for them, else the processors."""
     if sizes := _gpus():
         return Machine(len(sizes), sum(sizes))
     total = psutil.virtual_memory().total
@@ -49,7 +47,7 @@ def this_machine() -> Machine:
 
 
 def _gpus() -> list[int]:
-    """Bytes of each GPU, as the driver says; torch is not imported."""
+    """Bytes of each GPU, from the driver: importing torch would take seconds."""
     with suppress(metadata.PackageNotFoundError):
         if metadata.version("torch").endswith("+cpu"):
             return []
@@ -63,11 +61,11 @@ def _gpus() -> list[int]:
 
 
 def _visible(sizes: list[int]) -> list[int]:
-    """Those of the GPUs that CUDA_VISIBLE_DEVICES leaves."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
+    """The GPUs in CUDA_VISIBLE_DEVICES."""
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
         return sizes
-    chosen = [one.strip() for one in named.split(",") if one.strip() not in ("", "-1")]
-    if all(one.isdigit() for one in chosen):
-        return [sizes[int(one)] for one in chosen if int(one) < len(sizes)]
-    return sizes[: len(chosen)]  # by their names, of which nobody knows the memory here
+    names = [name.strip() for name in variable.split(",") if name.strip() not in ("", "-1")]
+    if all(name.isdigit() for name in names):
+        return [sizes[int(name)] for name in names if int(name) < len(sizes)]
+    return sizes[: len(names)]  # UUIDs: which of the sizes are theirs is unknown here

@@ -1,4 +1,4 @@
-"""What columns are called that play a role: other people's names for the roles of our formats of rows."""
+"""Other names of columns for the roles of our formats of rows."""
 
 from __future__ import annotations
 
@@ -35,29 +35,28 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
         "margin": "score_margin score_diff",
     }.items()
 }
-"""By role, or by format and role where the role means something else in that format. The likelier name comes first."""
+"""By role, or by format and role where the role has another meaning in that format. The likelier name comes first."""
 CONTEXT = ("input", "context")
-"""Columns that belong into the prompt beside an ``instruction`` or ``question``, as in Alpaca's rows."""
-VERDICTS = OTHER_NAMES["unpaired.label"]
+"""Columns that belong into the prompt beside an `instruction` or `question`, as in Alpaca's rows."""
 
 
 def names(format: str, role: str) -> tuple[str, ...]:
-    """What the column of a role may be called, the likeliest first."""
+    """The names that the column of a role may have, the likeliest first."""
     return (role, *OTHER_NAMES.get(f"{format}.{role}", OTHER_NAMES.get(role, ())))
 
 
 def called(wanted: Iterable[str], columns: Iterable[str]) -> list[str]:
-    """Those of the ``columns`` that are called so, in the order of ``wanted``; case and separators do not count."""
+    """Columns with one of the ``wanted`` names, in their order; case and separators do not count."""
     by_name: dict[str, str] = {}
     for column in columns:
-        by_name.setdefault(_plain(column), column)
-    found = []
+        by_name.setdefault(_normalized(column), column)
+    matches = []
     for name in wanted:
         head, dot, rest = name.partition(".")
-        if _plain(head) in by_name:
-            found.append(f"{by_name[_plain(head)]}{dot}{rest}")
-    return list(dict.fromkeys(found))
+        if _normalized(head) in by_name:
+            matches.append(f"{by_name[_normalized(head)]}{dot}{rest}")
+    return list(dict.fromkeys(matches))
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower()

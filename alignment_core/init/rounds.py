@@ -1,4 +1,4 @@
-"""Rounds of sampling, scoring and training, as two methods have them: what scores is a verifier, or a reward model."""
+"""The sections of methods that repeat sampling, scoring and training; a verifier scores, or a reward model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from alignment_core.init.text import Said
 def rounds(
     facts: Profile, method: str, field: str, rates: tuple[float, float], verified: dict[str, Any]
 ) -> dict[str, Any]:
-    """Sections of the method with this ``field``, with learning ``rates`` of a trained and of a new model; ``verified`` is what
-    its selection says beside, where a verifier scores."""
+    """The sections. ``rates`` are the learning rates of a trained and of a new model; ``verified`` are further fields of
+    `selection` if a verifier scores."""
     pairs = facts.reading.kind == "preferences"
     verifier = None if pairs else check_verified(facts, method)
     room = answer_room(facts, least=32 if facts.model.is_scratch else 128)
@@ -36,8 +36,11 @@ def rounds(
     }
     judged = evaluation(facts)
     if verifier and not judged:
-        sampled = {**generation(1, room), **decoding(scored=True)}
-        judged = {"evaluation": {"prompts": prompts(facts, facts.sources, room), "generation": sampled}}
-        judged["evaluation"]["verifier"] = verifier
-    judge = {"reward_model": {"data": data(facts), "training": training(facts, 1e-5, 1e-3)}} if pairs else {}
-    return {**judge, field: section, **judged}
+        section_of_verifier = {
+            "prompts": prompts(facts, facts.sources, room),
+            "generation": {**generation(1, room), **decoding(scored=True)},
+            "verifier": verifier,
+        }
+        judged = {"evaluation": section_of_verifier}
+    reward_model = {"reward_model": {"data": data(facts), "training": training(facts, 1e-5, 1e-3)}} if pairs else {}
+    return {**reward_model, field: section, **judged}

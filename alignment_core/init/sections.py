@@ -1,169 +1,158 @@
-"""The sections that several methods begin with, with the numbers that the facts suggest and a comment beside each."""
+"""The sections that several methods share, with numbers from the rows, the model and the machine, and comments."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from alignment_core.errors import UserError
 from alignment_core.init.base import Profile
-from alignment_core.init.lengths import MOST_CUT, ROUND, rounded, share
-from alignment_core.init.machine import FULL_BYTES
+from alignment_core.init.machine import BYTES_PER_PARAMETER
 from alignment_core.init.text import Said
 
-LONGEST_ON_GPU, LONGEST_ON_CPU, UNMEASURED = 4096, 2048, 1024
-"""Tokens that a row of a first recipe may have."""
+MULTIPLE = 32
+"""Limits in tokens are multiples of it."""
+LONGEST_ON_GPU = 4096
+LONGEST_ON_CPU = 2048
+LONGEST_UNMEASURED = 1024
+"""Limits of a row in tokens; the last one for rows that were not measured."""
 ANSWER = 200
-"""Tokens of an answer where nobody measured any."""
-LEAST_BYTES = 3
-"""Of memory for each parameter with LoRA in bf16, whose weights stay as they are; twice as many in fp32."""
-FASTER_WITH_LORA = 10
-"""Adapters learn with a learning rate so many times as high."""
+"""Tokens of an answer if none were measured."""
+MOST_DROPPED = 0.05
+"""Share of rows above the limit that are dropped; of more rows the end is cut off."""
+LORA_RATE = 10
+"""Factor of the learning rate for adapters."""
 
 
 def longest_row(facts: Profile) -> int:
-    """The most tokens that a row may have here."""
+    """The limit of a row in tokens."""
     most = LONGEST_ON_GPU if facts.machine.gpus else LONGEST_ON_CPU
-    most = most if facts.lengths.rows else UNMEASURED
+    most = most if facts.lengths.rows else LONGEST_UNMEASURED
     return min(most, facts.model.context or most)
 
 
 def data(facts: Profile, documents: bool = False) -> dict[str, Any]:
-    """The rows to train on, and which of them are held out."""
-    sources = facts.all_sources
-    found: dict[str, Any] = {"sources": sources, **_max_length(facts, documents)}
+    """The rows to train on, and the held-out ones."""
+    section: dict[str, Any] = {"sources": facts.all_sources, **_max_length(facts, documents)}
     if facts.test_rows:
-        found["test_rows"] = Said(facts.test_rows, "held out to measure on, no prompt of theirs is trained on")
-    return found
+        section["test_rows"] = Said(facts.test_rows, "held out; their prompts are not trained on")
+    return section
 
 
 def _max_length(facts: Profile, documents: bool) -> dict[str, Any]:
-    lengths, most = facts.lengths, longest_row(facts)
-    if not lengths.rows:
+    lengths, most = facts.lengths.rows, longest_row(facts)
+    if not lengths:
         return {"max_length": Said(most, "tokens; the rows were not measured")}
-    seen = f"the longest of {len(lengths.rows):,} that were measured has {lengths.longest}"
+    longest = lengths[-1]
+    measured = f"the longest of {len(lengths):,} that were measured has {longest}"
     if documents:
-        return {"max_length": Said(min(rounded(lengths.longest), most), f"tokens; longer texts become blocks; {seen}")}
-    if lengths.longest <= most:
-        return {"max_length": Said(min(rounded(lengths.longest * 1.1), most), f"tokens of a row; {seen}")}
-    longer = lengths.longer(most)
-    fate = "cut" if longer > MOST_CUT else "dropped"
-    comment = f"tokens of a row; {max(longer, 0.001):.1%} have more and are {fate}: {seen}"
-    return {"max_length": Said(most, comment), **({"overlong": "truncate"} if fate == "cut" else {})}
+        comment = f"tokens; longer texts become blocks; {measured}"
+        return {"max_length": Said(min(_rounded(longest), most), comment)}
+    if longest <= most:
+        return {"max_length": Said(min(_rounded(longest * 1.1), most), f"tokens of a row; {measured}")}
+    longer = sum(length > most for length in lengths) / len(lengths)
+    truncate = longer > MOST_DROPPED
+    effect = "truncated" if truncate else "dropped"
+    comment = f"tokens of a row; {max(longer, 0.001):.1%} have more and are {effect}: {measured}"
+    return {"max_length": Said(most, comment), **({"overlong": "truncate"} if truncate else {})}
 
 
-def answer_room(facts: Profile, least: int = ROUND) -> int:
-    """Tokens that a policy's answers may have: what the rows' own have, and what the model takes."""
-    own = share(facts.lengths.answers, 0.95) if facts.lengths.rows else ANSWER
-    wanted = rounded(max(least, 1.25 * own))
-    wanted = min(wanted, 1024 if facts.machine.gpus else 256)
+def answer_room(facts: Profile, least: int = MULTIPLE) -> int:
+    """The limit of a policy's answers in tokens: a quarter above the rows' own, as far as the model takes them."""
+    own = _quantile(facts.lengths.answers, 0.95) if facts.lengths.rows else ANSWER
+    wanted = min(_rounded(max(least, 1.25 * own)), 1024 if facts.machine.gpus else 256)
     return min(wanted, max(16, (facts.model.context or longest_row(facts)) // 2))
 
 
+def _quantile(ascending: Sequence[int], share: float) -> int:
+    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else 0
+
+
+def _rounded(length: float) -> int:
+    """The next multiple of :data:`MULTIPLE`."""
+    return max(MULTIPLE, -(-int(length) // MULTIPLE) * MULTIPLE)
+
+
 def prompts(facts: Profile, sources: list[dict[str, Any]], room: int) -> dict[str, Any]:
-    """Prompts that leave so many tokens for the answer."""
+    """Prompts that leave ``room`` tokens for the answer."""
     most = max(16, longest_row(facts) - room)
     longest = facts.lengths.prompts[-1] if facts.lengths.prompts else most
-    return {"sources": sources, "max_length": Said(min(rounded(longest * 1.1), most), "tokens of a prompt")}
+    return {"sources": sources, "max_length": Said(min(_rounded(longest * 1.1), most), "tokens of a prompt")}
 
 
-def training(
-    facts: Profile, learning_rate: float, scratch: float, epochs: bool = True, rows: int = 1
-) -> dict[str, Any]:
-    """Optimiser and schedule. ``scratch`` is the learning rate of a new model; each row counts as so many ``rows``."""
-    count, found = facts.rows.count, dict[str, Any]()
+def training(facts: Profile, learning_rate: float, scratch: float, epochs: bool = True) -> dict[str, Any]:
+    """Optimiser and schedule. ``scratch`` is the learning rate of a new model."""
+    count, section = facts.rows.count, dict[str, Any]()
     if epochs:
-        found["num_train_epochs"] = 1 if count >= 10_000 else 2 if count >= 1_000 else 3
+        section["num_train_epochs"] = 1 if count >= 10_000 else 2 if count >= 1_000 else 3
     size = 64 if count >= 10_000 else 32 if count >= 1_000 else 16 if count >= 200 else 8
-    found["batch_size"] = Said(size * rows, f"rows in a step; there are {facts.rows.words}")
+    section["batch_size"] = Said(size, f"rows in a step; there are {facts.rows.words}")
     lora = _lora(facts)
-    rate = scratch if facts.model.is_scratch else learning_rate * (FASTER_WITH_LORA if lora else 1)
-    found["learning_rate"] = Said(rate, _rate_comment(facts, lora, learning_rate))
-    found["warmup_ratio"] = 0.05
-    return {**found, **lora, **precision(facts)}
-
-
-def precision(facts: Profile) -> dict[str, Any]:
-    """bf16 where there is a GPU."""
-    return {"bf16": Said(True, f"this machine has {facts.machine.words}")} if facts.machine.gpus else {}
-
-
-def _rate_comment(facts: Profile, lora: dict[str, Any], usual: float) -> str:
     if facts.model.is_scratch:
-        return f"a new model learns fast; about {usual:g} for one that is trained already"
-    return "about ten times that of full training" if lora else "lower it if the loss jumps"
-
-
-def needs_lora(facts: Profile) -> bool:
-    """Whether training all of the model's weights would not fit into this machine's memory."""
-    return facts.model.parameters is not None and not facts.machine.holds(facts.model.parameters)
+        section["learning_rate"] = Said(scratch, f"of a new model; about {learning_rate:g} for a trained one")
+    elif lora:
+        section["learning_rate"] = Said(learning_rate * LORA_RATE, "about ten times that of full training")
+    else:
+        section["learning_rate"] = Said(learning_rate, "lower it if the loss jumps")
+    precision = {"bf16": Said(True, f"this machine has {facts.machine.words}")} if facts.machine.gpus else {}
+    return {**section, "warmup_ratio": 0.05, **lora, **precision}
 
 
 def _lora(facts: Profile) -> dict[str, Any]:
-    if not needs_lora(facts):
+    """Adapters, if full training does not fit into this machine's memory."""
+    if facts.model.parameters is None or facts.machine.holds(facts.model.parameters):
         return {}
-    needed = (facts.model.parameters or 0) * FULL_BYTES / 2**30
-    why = f"all weights would need {needed:.0f} GiB; {facts.machine.words} here"
-    return {"lora": Said({"r": 16, "lora_alpha": 32}, why)}
-
-
-def memory_warning(facts: Profile) -> str | None:
-    """A sentence where not even adapters fit."""
-    each = LEAST_BYTES if facts.machine.gpus else 2 * LEAST_BYTES
-    if facts.model.parameters is None or facts.machine.holds(facts.model.parameters, each):
-        return None
-    return (
-        f"{facts.model.name} has {facts.model.size}: with {facts.machine.words} not even LoRA is likely to fit; take a smaller "
-        "model, `lora.load_in_4bit`, or a larger machine"
-    )
+    needed = facts.model.parameters * BYTES_PER_PARAMETER / 2**30
+    comment = f"training all weights needs {needed:.0f} GiB; {facts.machine.words} here"
+    return {"lora": Said({"r": 16, "lora_alpha": 32}, comment)}
 
 
 def evaluation(facts: Profile, answers: int = 1, verifier: bool = True) -> dict[str, Any]:
-    """Held-out prompts, answered by the policy before and after; nothing where none are held out."""
+    """The policy's answers to held-out prompts, before and after training; empty if there are none."""
     if not facts.prompts:
         return {}
     room, most = answer_room(facts), 200 if facts.machine.gpus or facts.model.is_scratch else 64
-    asked = prompts(facts, [{**one, "rows": most} for one in facts.prompts], room)
-    found: dict[str, Any] = {"prompts": asked, "generation": generation(answers, room)}
+    held_out = prompts(facts, [{**source, "rows": most} for source in facts.prompts], room)
+    section: dict[str, Any] = {"prompts": held_out, "generation": generation(answers, room)}
     if facts.rewards:
-        found["rewards"] = reward_list(facts)
+        section["rewards"] = reward_list(facts)
     if verifier and facts.verifier:
-        found["verifier"] = Said(facts.verifier, "says which answers are right, by the label")
-    found["generation"] |= decoding("verifier" in found or "rewards" in found)
-    return {"evaluation": found}
+        section["verifier"] = Said(facts.verifier, "compares answers with the label")
+    section["generation"] |= decoding("verifier" in section or "rewards" in section)
+    return {"evaluation": section}
 
 
 def reward_list(facts: Profile) -> list[Any]:
-    """The reward functions that somebody named; their sum counts."""
+    """The user's reward functions; their sum counts."""
     return [{"function": name} for name in facts.rewards]
 
 
 def decoding(scored: bool) -> dict[str, Any]:
-    """The temperature of an evaluation: answers that are ``scored`` are the likeliest ones; otherwise only the KL to the start
-    is measured, which needs samples."""
+    """The temperature of an evaluation: greedy for scored answers; otherwise 1, as the KL is estimated from samples."""
     if scored:
         return {
-            "temperature": Said(0, "greedy: the likeliest answer; 1 samples, and measures the KL to the start, too")
+            "temperature": Said(0, "greedy: the likeliest answer; with 1, samples, and the KL to the start is measured")
         }
     return {"temperature": Said(1, "sampled, so that the KL to the start is measured; 0 is greedy")}
 
 
 def generation(answers: int, room: int) -> dict[str, Any]:
-    """How policies are sampled."""
+    """Sampling of policies."""
     return {"num_generations": answers, "max_completion_length": Said(room, "tokens of an answer")}
 
 
 def steps(facts: Profile, per_step: int) -> int:
-    """Steps that use each prompt about twice, and at most 200 to begin with."""
+    """Steps that use each prompt about twice, at most 200."""
     return max(10, min(200, 2 * facts.rows.count // per_step))
 
 
 def check_verified(facts: Profile, method: str) -> str:
-    """The verifier. Raises UserError where the rows have no label that one of ours understands."""
+    """The verifier. Raises UserError if the rows have no label that a verifier understands."""
     if facts.verifier is not None:
         return facts.verifier
     column = facts.reading.columns.get("label")
-    what = f"`{column}` is no number, formula or test of a program" if column else "no column holds a right answer"
+    reason = f"`{column}` is no number, formula or test of a program" if column else "no column holds a right answer"
     raise UserError(
-        f"method {method}: nothing says which answers are right, as {what}: name the column with --column label=NAME"
+        f"method {method}: its answers cannot be verified: {reason}; name the column with --column label=NAME"
         + (", or a reward function of yours with --reward file.py:function" if method == "rl" else "")
     )

@@ -1,4 +1,4 @@
-"""The text of a recipe: YAML with a comment beside the fields that users change first."""
+"""The text of a recipe: YAML with comments beside values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Said:
-    """A value, and what to say of it."""
+    """A value, and the comment beside it."""
 
     value: Any
     comment: str
 
 
 def plain(content: Any) -> Any:
-    """The values alone."""
+    """The content without comments."""
     if isinstance(content, Said):
         return plain(content.value)
     if isinstance(content, dict):
@@ -30,38 +30,34 @@ def plain(content: Any) -> Any:
 
 
 def written(content: dict[str, Any], head: str) -> str:
-    """A recipe of these sections, with ``head`` as the comment at its beginning."""
+    """The YAML text of a recipe, which begins with ``head`` as a comment."""
     lines = [f"# {line}" for line in textwrap.wrap(head, WIDTH - 2)]
     for name, value in content.items():
-        found = list(_field(name, value, ""))
-        lines += ["", *found] if len(found) > 1 else found
+        section = list(_field(name, value, ""))
+        lines += ["", *section] if len(section) > 1 else section
     return "\n".join(lines) + "\n"
 
 
 def _field(name: str, value: Any, indent: str) -> Iterator[str]:
-    comment = f"  # {value.comment}" if isinstance(value, Said) else ""
-    value = value.value if isinstance(value, Said) else value
-    if isinstance(value, dict) and value and (indent == "" or _has_comments(value) or len(_flow(value)) > WIDTH - 20):
+    value, comment = _split(value)
+    if isinstance(value, dict) and value:
         yield f"{indent}{name}:{comment}"
-        for inner, one in value.items():
-            yield from _field(inner, one, f"{indent}  ")
-    elif isinstance(value, list) and any(isinstance(one, dict) for one in map(plain, value)):
+        for inner, item in value.items():
+            yield from _field(inner, item, f"{indent}  ")
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in plain(value)):
         yield f"{indent}{name}:{comment}"
-        for one in value:
-            said = f"  # {one.comment}" if isinstance(one, Said) else ""
-            yield f"{indent}  - {_flow(plain(one))}{said}"
+        for item in value:
+            yield f"{indent}  - {_flow(item)}{_split(item)[1]}"
     else:
-        yield f"{indent}{name}: {_flow(plain(value))}{comment}"
+        yield f"{indent}{name}: {_flow(value)}{comment}"
 
 
-def _has_comments(value: Any) -> bool:
-    if isinstance(value, Said):
-        return True
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(_has_comments, inner))
+def _split(value: Any) -> tuple[Any, str]:
+    return (value.value, f"  # {value.comment}") if isinstance(value, Said) else (value, "")
 
 
 def _flow(value: Any) -> str:
+    """The value on one line."""
     text: str = yaml.safe_dump(
         plain(value), default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False
     )

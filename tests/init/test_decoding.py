@@ -31,8 +31,8 @@ def write(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Writ
     def of_rows(rows: list[dict[str, Any]], method: str) -> tuple[dict[str, Any], str]:
         file = tmp_path / "rows.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        wish = InitRequest(str(file), tmp_path / "recipe.yaml", model="scratch", method=method)
-        text = recipe.start(wish, store, lambda _, answers: answers[0], lambda _: None, Machine(0, 16 << 30)).text
+        request = InitRequest(str(file), tmp_path / "recipe.yaml", model="scratch", method=method)
+        text = recipe.draft(request, store, lambda _: None, Machine(0, 16 << 30)).text
         return yaml.safe_load(text), text
 
     return of_rows

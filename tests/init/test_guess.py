@@ -17,9 +17,11 @@ from alignment_core.init.verifying import ends_with_final, is_final, verifier_of
 from tests.init.rows_of_kinds import ROWS, N, jsonl
 
 
-def guessed(folder: Path, content: list[dict[str, Any]], **wish: Any) -> tuple[str, ColumnMapping]:
+def guessed(folder: Path, content: list[dict[str, Any]], **options: Any) -> tuple[str, ColumnMapping]:
     file = jsonl(folder / "rows.jsonl", content)
-    method, _, reading = recipe.method_for(InitRequest(str(file), folder / "recipe.yaml", **wish), rows.find(str(file)))
+    method, _, reading = recipe.choose_method(
+        InitRequest(str(file), folder / "recipe.yaml", **options), rows.find(str(file))
+    )
     return method, reading
 
 
@@ -38,23 +40,16 @@ def test_every_role_with_other_names_is_one_of_a_format(role: str) -> None:
     assert not format or format in kinds.formats()
 
 
-def test_of_two_likely_columns_the_likelier_is_taken_and_the_other_named(tmp_path: Path) -> None:
-    content = [{"prompt": f"q {n}", "reply": f"long answer {n}", "response": f"a {n}"} for n in N]
-    _, reading = guessed(tmp_path, content)
-    assert reading.columns["completion"] == "response"
-    assert reading.others == {"completion": ["reply"]}
-
-
-def test_a_column_that_is_called_as_its_role_is_no_question(tmp_path: Path) -> None:
-    content = [{"prompt": f"q {n}", "completion": f"a {n}", "response": f"b {n}"} for n in N]
-    assert guessed(tmp_path, content)[1].others == {}
+@pytest.mark.parametrize(("likelier", "other"), [("response", "reply"), ("completion", "response")])
+def test_of_two_likely_columns_the_likelier_is_taken(likelier: str, other: str, tmp_path: Path) -> None:
+    content = [{"prompt": f"q {n}", other: f"long answer {n}", likelier: f"a {n}"} for n in N]
+    assert guessed(tmp_path, content)[1].columns["completion"] == likelier
 
 
 def test_a_column_that_the_user_names_is_taken(tmp_path: Path) -> None:
     content = [{"prompt": f"q {n}", "answer": f"long answer {n}", "response": f"a {n}"} for n in N]
     _, reading = guessed(tmp_path, content, columns={"completion": "answer"})
     assert reading.columns == {"prompt": "prompt", "completion": "answer"}
-    assert reading.others == {}
     odd = [{"Frage": f"q {n}", "Antwort": f"a {n}"} for n in N]
     method, reading = guessed(tmp_path, odd, columns={"prompt": "Frage", "completion": "Antwort"})
     assert (method, reading.columns) == ("sft", {"prompt": "Frage", "completion": "Antwort"})
@@ -110,7 +105,10 @@ def test_a_method_that_cannot_be_begun_says_why(method: str, sentence: str, tmp_
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"a": 1, "b": 2}, "nobody can tell what its rows are: the first has a, b; name them with --column ROLE=NAME"),
+        (
+            {"a": 1, "b": 2},
+            "the kind of its rows is unknown: the first has a, b; name the columns with --column ROLE=NAME",
+        ),
         ({}, "the first has no columns"),
         ({"conversations": [{"from": "narrator", "value": "hi"}]}, "`conversations[0].from` is 'narrator'"),
     ],

@@ -33,17 +33,17 @@ def test_every_kind_of_rows_that_has_prompts_is_read_as_init_reads_it_for_genera
     monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
     monkeypatch.setattr("alignment_core.init.lengths.ask", answers_to)
     path = jsonl(tmp_path / "rows.jsonl", ROWS[name][2])
-    wish = InitRequest(str(path), tmp_path / "recipe.yaml", "scratch", "generate")
+    request = InitRequest(str(path), tmp_path / "recipe.yaml", "scratch", "generate")
     try:
-        made = recipe.start(wish, store, lambda _, answers: answers[0], lambda _: None, Machine(0, 16 << 30))
+        result = recipe.draft(request, store, lambda _: None, Machine(0, 16 << 30))
     except UserError:
         with pytest.raises(UserError):
             prompts_of(str(path))
         return
-    (source,) = made.recipe["generate"]["prompts"]["sources"]
+    (source,) = result.recipe["generate"]["prompts"]["sources"]
     data, _ = prompts_of(str(path))
     template = data.pop("prompt_template", None)
-    assert template == made.recipe["generate"]["prompts"].get("prompt_template")
+    assert template == result.recipe["generate"]["prompts"].get("prompt_template")
     for one in (source, data):  # a right answer that is only guessed is nothing that is asked
         one["columns"] = {role: column for role, column in one.get("columns", {}).items() if role != "label"}
     assert Path(data.pop("path")) == path
@@ -105,8 +105,8 @@ def test_the_cure_for_rows_without_a_prompt_is_one_that_generate_takes(tmp_path:
 def test_a_hub_name_whose_columns_are_given_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """`align generate MODEL acme/asked --set generate.prompts.columns.prompt=text` reads the data set of the Hub."""
 
-    def of_hub(named: str, keep_apart: bool) -> rows.Rows:
-        return rows.Rows(named, [{"path": named, "split": "test"}], [{"text": "Say it."}], 1, True, [], [], [], [])
+    def of_hub(name: str) -> rows.Rows:
+        return rows.Rows(name, [{"path": name, "split": "test"}], [{"text": "Say it."}], 1, True, [])
 
     monkeypatch.setattr(rows, "_of_hub", of_hub)
     data, notes = _data("acme/asked", ["generate.prompts.columns.prompt=text"])

@@ -16,6 +16,7 @@ from alignment_core.checks.rows import answers_to
 from alignment_core.errors import UserError
 from alignment_core.init import recipe, reward_functions
 from alignment_core.init.guess import ColumnMapping
+from alignment_core.init.held_out import held_out_file
 from alignment_core.init.machine import Machine
 from alignment_core.init.recipe import InitRequest, InitResult
 from alignment_core.recipes import load_recipe
@@ -56,17 +57,16 @@ def run(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "recipes").mkdir()
     monkeypatch.chdir(tmp_path)
 
-    def start(*rewards: str, **wish: Any) -> InitResult:
+    def draft(*rewards: str, **options: Any) -> InitResult:
         output = tmp_path / "recipes" / "recipe.yaml"
-        asked = InitRequest(
-            str(jsonl(Path("prompts.jsonl"), ROWS)), output, **{"model": "scratch", "rewards": rewards, **wish}
-        )
-        found = recipe.start(asked, store, lambda _, answers: answers[0], lambda _: None, Machine(0, 16 << 30))
-        output.write_text(found.text)
-        jsonl(recipe.held_out_file(output), found.held_out)
-        return found
+        file = jsonl(Path("prompts.jsonl"), ROWS)
+        request = InitRequest(str(file), output, **{"model": "scratch", "rewards": rewards, **options})
+        result = recipe.draft(request, store, lambda _: None, Machine(0, 16 << 30))
+        output.write_text(result.text)
+        jsonl(held_out_file(output), result.held_out)
+        return result
 
-    return start
+    return draft
 
 
 def test_prompts_alone_and_a_function_become_a_recipe_that_passes_its_checks(run: Run, store: Store) -> None:
@@ -122,10 +122,8 @@ def test_rl_without_a_right_answer_names_the_option(run: Run) -> None:
         run(method="rl")
 
 
-def test_columns_are_kept_that_the_functions_name_and_that_every_row_has(run: Run) -> None:
-    reading = ColumnMapping("prompts", "prompts", {"prompt": "prompt"})
-    on_topic, ours = ["code/rewards.py:on_topic"], ["code/rewards.py:ours"]
-    assert reward_functions.columns_for(on_topic, ROWS, reading) == ["topic"]
-    assert reward_functions.columns_for(ours, ROWS, reading) == ["topic", "note"]
-    assert reward_functions.columns_for(ours, [*ROWS, {"prompt": "?", "topic": "sky"}], reading) == ["topic"]
-    assert reward_functions.columns_for(ours, [{"prompt": "?", "label": "1", "completion": "x"}], reading) == []
+def test_columns_that_every_row_has_are_kept_for_the_functions() -> None:
+    mapping = ColumnMapping("prompts", "prompts", {"prompt": "prompt"})
+    assert reward_functions.columns_for(ROWS, mapping) == ["topic", "note"]
+    assert reward_functions.columns_for([*ROWS, {"prompt": "?", "topic": "sky"}], mapping) == ["topic"]
+    assert reward_functions.columns_for([{"prompt": "?", "label": "1", "completion": "x"}], mapping) == []

@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.data import kinds
 from alignment_core.errors import UserError
 from alignment_core.init import rows
+from alignment_core.init.guess import ColumnMapping
+from alignment_core.init.held_out import some_to_hold_out
 from tests.init.rows_of_kinds import jsonl
 
 CONTENT = [{"prompt": f"q {n}", "completion": f"a {n}"} for n in range(30)]
+MAPPING = ColumnMapping("demonstrations", "prompt_completion", {"prompt": "prompt", "completion": "completion"})
 
 
 def parquet(path: Path) -> Path:
@@ -57,7 +59,7 @@ def listed(path: Path) -> Path:
 )
 def test_rows_of_any_file_are_read(name: str, write: Callable[[Path], Path], tmp_path: Path) -> None:
     found = rows.find(str(write(tmp_path / name)))
-    assert (found.first, found.count, found.whole) == (CONTENT, 30, True)
+    assert (found.first, found.count, found.all_counted) == (CONTENT, 30, True)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +105,11 @@ def test_a_name_that_means_nothing_is_refused_without_a_word_about_recipes(
 def test_a_long_file_is_counted_to_some_point_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "COUNTED", 20)
     found = rows.find(str(jsonl(tmp_path / "rows.jsonl", CONTENT)))
-    assert (found.count, found.whole, found.words) == (20, False, "more than 20 rows")
+    assert (found.count, found.all_counted, found.words) == (20, False, "more than 20 rows")
 
 
 def test_large_rows_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "MOST_BYTES", 150)
+    monkeypatch.setattr(rows, "FIRST_BYTES", 150)
     found = rows.find(str(jsonl(tmp_path / "rows.jsonl", [{"text": "x" * 90}] * 30)))
     assert (len(found.first), found.count) == (2, 30)
 
@@ -124,11 +126,10 @@ def test_a_folder_of_splits_comes_with_rows_to_measure_on(tmp_path: Path) -> Non
         jsonl(tmp_path / f"{name}.jsonl", [{"text": name}])
     found = rows.find(str(tmp_path))
     assert (found.first, found.count) == ([{"text": "train"}], 1)
-    assert found.tests == [{"path": str(tmp_path), "split": "test"}]
-    assert rows.find(str(tmp_path), keep_apart=False).tests == []
+    assert found.test_sources == [{"path": str(tmp_path), "split": "test"}]
 
 
-def test_what_is_meant_in_a_folder(tmp_path: Path) -> None:
+def test_files_of_rows_in_a_folder_are_candidates(tmp_path: Path) -> None:
     assert rows.candidates(tmp_path) == []
     (tmp_path / "README.txt").write_text("read me")
     assert rows.candidates(tmp_path) == ["README.txt"]
@@ -138,32 +139,27 @@ def test_what_is_meant_in_a_folder(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", CONTENT)
     assert rows.candidates(tmp_path) == ["train.jsonl"]
     jsonl(tmp_path / "test.jsonl", CONTENT)
-    assert rows.candidates(tmp_path) == ["."]
-    jsonl(tmp_path / "more.jsonl", CONTENT)
-    assert rows.candidates(tmp_path) == ["more.jsonl", "test.jsonl", "train.jsonl"]
+    assert rows.candidates(tmp_path) == ["test.jsonl", "train.jsonl"]
 
 
-def test_a_folder_of_texts_is_one_candidate(tmp_path: Path) -> None:
+def test_each_text_of_a_folder_is_a_row(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
-    assert rows.candidates(tmp_path) == ["."]
     assert rows.find(str(tmp_path)).first == [{"text": "a.txt"}, {"text": "b.txt"}]
 
 
-def test_all_rows_of_a_prompt_are_kept_apart_and_more_rows_move_few(tmp_path: Path) -> None:
+def test_all_rows_of_a_prompt_are_held_out_and_more_rows_move_few(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "rows.jsonl", [row for row in CONTENT for _ in range(2)])
-    kind = kinds.load("demonstrations")
-    kept = rows.some_to_hold_out([{"path": str(file)}], kind, "prompt_completion", 4)
+    kept = some_to_hold_out(rows.find(str(file)).first, MAPPING, 4)
     assert len(kept) == 8
     assert len({row["prompt"] for row in kept}) == 4
     jsonl(file, [row for row in [*CONTENT, {"prompt": "new", "completion": "a"}] for _ in range(2)])
-    again = rows.some_to_hold_out([{"path": str(file)}], kind, "prompt_completion", 4)
+    again = some_to_hold_out(rows.find(str(file)).first, MAPPING, 4)
     assert len({row["prompt"] for row in kept} & {row["prompt"] for row in again}) >= 3
 
 
-def test_nothing_is_kept_apart_of_copies_of_one_prompt(tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "rows.jsonl", CONTENT[:1] * 30)
-    assert rows.some_to_hold_out([{"path": str(file)}], kinds.load("demonstrations"), "prompt_completion", 4) == []
+def test_nothing_is_held_out_of_copies_of_one_prompt() -> None:
+    assert some_to_hold_out(CONTENT[:1] * 30, MAPPING, 4) == []
 
 
 def test_of_a_folder_with_splits_of_its_own_one_is_chosen_and_named(tmp_path: Path) -> None:
@@ -173,7 +169,7 @@ def test_of_a_folder_with_splits_of_its_own_one_is_chosen_and_named(tmp_path: Pa
     parquet(tmp_path / "more.parquet")
     found = rows.find(str(tmp_path))
     assert found.sources == [{"path": str(tmp_path), "split": "train_prefs"}]
-    assert found.tests == []
+    assert found.test_sources == []
     assert found.notes == [
         "`split: train_prefs` is read, of test_gen, test_sft, train_prefs, train_sft: set another in the recipe",
         "left out of the folder, as `datasets` does: more.parquet",
@@ -197,7 +193,7 @@ def test_the_split_to_measure_on_is_of_the_kind_that_is_trained(
     assert rows.split_to_test(splits, train) == test
 
 
-def test_conversations_that_begin_alike_are_held_out_together(tmp_path: Path) -> None:
+def test_conversations_that_begin_alike_are_held_out_together() -> None:
     """Eight conversations each begin with one of ten questions; no first answer of a held-out one is left to train on."""
 
     def chat(number: int) -> dict[str, list[dict[str, str]]]:
@@ -210,17 +206,14 @@ def test_conversations_that_begin_alike_are_held_out_together(tmp_path: Path) ->
         return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
     every = [chat(number) for number in range(80)]
-    path = jsonl(tmp_path / "rows.jsonl", every)
-    kept = rows.some_to_hold_out([{"path": str(path)}], kinds.load("demonstrations"), "messages", 8)
+    kept = some_to_hold_out(every, ColumnMapping("demonstrations", "messages", {"messages": "messages"}), 8)
     first = {row["messages"][0]["content"] for row in kept}
     assert (len(kept), len(first)) == (16, 2)  # a fifth of the groups at most
     assert not first & {row["messages"][0]["content"] for row in every if row not in kept}
 
 
-def test_a_working_folder_is_not_searched_for_splits_that_nothing_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be a home or a project, with a README.md about something else."""
+def test_folders_below_a_working_folder_are_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder may be a home or a project, with a README.md about something else."""
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"prompt": "a"}\n')
     (tmp_path / "README.md").write_text("---\nconfigs: 3\n---\n")

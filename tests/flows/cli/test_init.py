@@ -82,8 +82,8 @@ def test_as_a_process_without_a_terminal_it_does_the_same(folder: Path, tmp_path
     assert not (tmp_path / "home" / "store").exists(), "a look at a store does not make one"
 
 
-def at_a_terminal(home: Path, answer: str, *arguments: str) -> str:
-    """What `align init` says where somebody sits who types ``answer``."""
+def in_a_terminal(home: Path, answer: str, *arguments: str, code: int = 0) -> str:
+    """The output of `align init` in a terminal, in which ``answer`` is typed."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "ALIGN_HOME": str(home), "TERM": "dumb", "COLUMNS": "200"}
     with subprocess.Popen(
@@ -102,24 +102,23 @@ def at_a_terminal(home: Path, answer: str, *arguments: str) -> str:
         except OSError:  # a terminal whose other end is gone
             pass
     os.close(ours)
-    assert process.returncode == 0, said.decode()
+    assert process.returncode == code, said.decode()
     return said.decode()
 
 
-@pytest.mark.parametrize(("answer", "column"), [("", "response"), ("reply", "reply")])
-def test_at_a_terminal_it_asks_which_of_two_likely_columns_is_meant(
-    answer: str, column: str, folder: Path, tmp_path: Path
+@pytest.mark.parametrize(("answer", "method"), [("", "continued-pretraining"), ("rows.jsonl", "sft")])
+def test_in_a_terminal_the_user_chooses_one_of_several_files(
+    answer: str, method: str, folder: Path, tmp_path: Path
 ) -> None:
-    jsonl(folder / "rows.jsonl", [{"prompt": f"q {n}", "reply": f"r {n}", "response": f"a {n}"} for n in range(30)])
-    said = at_a_terminal(tmp_path / "home", answer)
-    assert "which column is the completion? (response, reply) [response]:" in said
-    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
-    assert recipe["sft"]["data"]["sources"][0]["columns"] == {"completion": column}
+    jsonl(folder / "other.jsonl", ROWS["text"][2])
+    shown = in_a_terminal(tmp_path / "home", answer)
+    assert "which rows? (other.jsonl, rows.jsonl, or . for all) [other.jsonl]:" in shown
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["method"] == method
 
 
-def test_with_yes_it_asks_nothing_there_either(folder: Path, tmp_path: Path) -> None:
-    jsonl(folder / "rows.jsonl", [{"prompt": f"q {n}", "reply": f"r {n}", "response": f"a {n}"} for n in range(30)])
-    assert "which column" not in at_a_terminal(tmp_path / "home", "reply", "--yes")
+def test_with_yes_no_question_is_asked(folder: Path, tmp_path: Path) -> None:
+    jsonl(folder / "other.jsonl", ROWS["text"][2])
+    assert "there are several files with rows" in in_a_terminal(tmp_path / "home", "", "--yes", code=2)
 
 
 def test_several_files_are_listed_and_one_may_be_named(align: Align, folder: Path) -> None:
@@ -201,7 +200,7 @@ def test_a_hub_that_does_not_answer_leaves_a_recipe_and_says_so_once(
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
     found = parsed(align("init", "--json"), 2)
     assert found["model"]["name"] == "Qwen/Qwen2.5-0.5B-Instruct"
-    assert "the store has no policy/production" in found["model"]["why"]
+    assert "--model policy/production" in found["model"]["why"]
     assert "HF_HUB_OFFLINE is set" in found["problems"][0]
     assert found["warnings"] == []
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"] == "Qwen/Qwen2.5-0.5B-Instruct"
