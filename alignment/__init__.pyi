@@ -50,8 +50,8 @@ from alignment_core.errors import UserError as UserError
 from alignment_core.execution.base import Stage as Stage
 from alignment_core.execution.base import StageConfig as StageConfig
 from alignment_core.execution.base import StageContext as StageContext
-from alignment_core.execution.training_loop import TRAINING_PACKAGES as TRAINING_PACKAGES
-from alignment_core.execution.training_loop import train as train
+from alignment_core.execution.packages import TRAINING_PACKAGES as TRAINING_PACKAGES
+from alignment_core.execution.training_stages import train as train
 from alignment_core.recipes.base import Config as Config
 from alignment_core.recipes.load import load_recipe as load_recipe
 from alignment_core.recipes.load import parse_recipe as parse_recipe

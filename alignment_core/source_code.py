@@ -27,13 +27,6 @@ PARSING = threading.RLock()
 ATTEMPTS = 5
 READS_ITSELF = (b"__doc__", b"getdoc", b"getsource", b"getcomments")
 """Where source mentions one of these, it may compute with its own text."""
-ACTORS = {
-    "trainers": ("alignment_core.training.trainers",),
-    "engines": ("alignment_core.inference.engines",),
-    "engines_and_trainers": ("alignment_core.training.trainers", "alignment_core.inference.engines"),
-    "judges": ("alignment_core.rewards.scoring_actors",),
-}
-"""Modules of the actors that a stage uses, by the method of ``context.machines`` that it calls for them."""
 NEVER_COMPUTES = (
     # what is needed to run any stage, but decides no result
     "alignment_core.credentials",
@@ -250,8 +243,6 @@ def _imports(tree: ast.Module, package: str, top: str) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Attribute) and node.attr in MODULE_OF and getattr(node.value, "id", "") in facades:
             yield MODULE_OF[node.attr]
-        elif isinstance(node, ast.Attribute) and node.attr in ACTORS and _called(node.value) == "machines":
-            yield from ACTORS[node.attr]
         elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
             yield from (
                 one.value for one in node.args[:1] if isinstance(one, ast.Constant) and isinstance(one.value, str)

@@ -11,7 +11,7 @@ from typing import Any
 
 from alignment_core.canonical import digest_of_file
 from alignment_core.cluster.device import Place
-from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.ray_cluster import other_nodes
 from alignment_core.errors import EnvironmentFault
 
@@ -66,10 +66,10 @@ def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
     if not nodes:
         return
     addresses = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    group: ActorGroup[Node] = ActorGroup(ray, "nodes", [Place(node=node) for node in nodes], [{}] * len(nodes))
+    group: ActorGroup[Node] = ActorGroup(ray, "nodes", [Place(node=node) for node in nodes], [{}] * len(nodes), timeout)
     try:
-        group.make(NODE, [{}] * len(nodes), timeout)
-        theirs = group.all(call(Node.installed), timeout)
+        group.make(NODE, [{}] * len(nodes))
+        theirs = group.all(Node.installed)
     finally:
         group.kill()
     mine, wrong = _only(installed(), packages), []

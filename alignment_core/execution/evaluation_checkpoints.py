@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from alignment_core.recipes.sections.training import TrainingConfig
 
 
-class Looks:
+class EvaluationCheckpoints:
     """Each look is a file of the progress, and the best checkpoint a folder beside them, whole or absent.
 
     A run that goes on from an earlier step forgets the looks after it, and takes them again. So a folder goes only when a
@@ -30,17 +30,17 @@ class Looks:
         self._progress, self._total, self._before = progress, total, before
         self._every, self._name = training.eval_steps, training.metric_for_best_model
         self._patience = training.early_stopping_patience
-        self.taken: dict[int, dict[str, float]] = {}
+        self.metrics: dict[int, dict[str, float]] = {}
         """The metrics of the held-out rows by step, in their order."""
         for file in sorted(progress.glob("look-*.json")):
             if (number := int(file.stem.removeprefix("look-"))) <= step:
-                self.taken[number] = json.loads(file.read_text())
+                self.metrics[number] = json.loads(file.read_text())
             else:
                 file.unlink()
 
     def is_due(self, step: int) -> bool:
         """Whether to look after so many steps."""
-        if step in self.taken:
+        if step in self.metrics:
             return False
         if step == 0:
             return self._before
@@ -50,7 +50,7 @@ class Looks:
         """The step up to which nothing is due."""
         return min(self._total, step - step % self._every + self._every) if self._every else self._total
 
-    def take(self, step: int, metrics: dict[str, float], export: Callable[[Path], None]) -> None:
+    def add(self, step: int, metrics: dict[str, float], export: Callable[[Path], None]) -> None:
         """Note what was measured after so many steps; the checkpoint stays if it is the best so far.
 
         Raises UserError if the metric that decides it is not there.
@@ -60,7 +60,8 @@ class Looks:
                 f"training.metric_for_best_model: {self._name!r} is not measured on held-out rows; there are "
                 f"{', '.join(sorted(metrics))}"
             )
-        before, self.taken[step] = self.best, metrics
+        before = self.best
+        self.metrics[step] = metrics
         if self.best != before:
             partial = self._folder(step).with_suffix(".partial")
             export(partial)
@@ -73,7 +74,7 @@ class Looks:
         if self._name is None:
             return None
         sign = 1 if higher_is_better(self._name) else -1
-        values = {step: sign * metrics[self._name] for step, metrics in self.taken.items() if step}
+        values = {step: sign * metrics[self._name] for step, metrics in self.metrics.items() if step}
         values = {step: value for step, value in values.items() if value == value}  # a number
         return max(values, key=values.__getitem__, default=None)
 
@@ -82,7 +83,7 @@ class Looks:
         """Whether so many looks in a row were no better that training ends."""
         if self._patience is None or self.best is None:
             return False
-        return list(self.taken)[::-1].index(self.best) >= self._patience
+        return list(self.metrics)[::-1].index(self.best) >= self._patience
 
     def checkpointed(self) -> None:
         """A checkpoint of the progress was written: what is not the best now is never asked for again."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from alignment_core.cluster.actor import call
 from alignment_core.errors import Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.files import write_whole
@@ -21,7 +22,7 @@ from alignment_core.models.model_ref import Model
 if TYPE_CHECKING:
     from alignment_core.models.loading import Head
     from alignment_core.rewards.base import Scores
-    from alignment_core.training.trainers import Trainers
+    from alignment_core.training.ranks import TrainerActors
 
 
 class ForwardPasses:
@@ -33,7 +34,7 @@ class ForwardPasses:
     def __init__(self, context: StageContext, block: int) -> None:
         """``block``: completions of a block, which is what one rank has at a time and what a kill may cost."""
         self.context, self.block, self._alone = context, block, threading.Lock()
-        self._trainers: Trainers | None = None
+        self._trainers: TrainerActors | None = None
         self.over = threading.Event()
         """Set once nobody waits for scores any more."""
 
@@ -68,8 +69,9 @@ class ForwardPasses:
         distribution over tokens; ``longest`` is ``max_model_len`` of the engine that sampled the completions, for rotary
         positions that depend on it. Raises Stopped at the end of the block that is under way when ``over`` is set.
         """
-        from alignment_core.training.forward import ForwardJob
-        from alignment_core.training.forward_ranks import ForwardRanks
+        from alignment_core.training.forward import Forward, ForwardJob
+        from alignment_core.training.rank_folders import bring
+        from alignment_core.training.ranks import open_job
 
         assert self._trainers is not None, "the trainers are not held"
         context = self.context
@@ -82,11 +84,11 @@ class ForwardPasses:
         with self._alone:
             _check(over)
             started = time.monotonic()
-            self._trainers.give(model.path)  # it may be what this stage has just made
+            bring(self._trainers.group, model.path)  # this stage may have just written it
             job = ForwardJob(model, head, bf16, verdicts, temperature, longest)
-            ranks = ForwardRanks(self._trainers, job, context.resources)
+            ranks = open_job(self._trainers, job, context.resources)
             context.report(len(values), len(blocks), "blocks")
-            for number, result in ranks.run(left):
+            for number, result in ranks.spread((number, call(Forward.run, block)) for number, block in left):
                 write_whole(files[number], partial(np.save, arr=result))
                 values[number] = result
                 _check(over)

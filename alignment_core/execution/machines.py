@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.actor import Call, call
 from alignment_core.cluster.device import Device, Place, cpu_model
-from alignment_core.cluster.group import ActorGroup, Call, call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.nodes import check_nodes
 from alignment_core.errors import AlignmentError, DeadlineExceeded
 from alignment_core.execution.machine_queue import MachineQueue
@@ -23,8 +24,7 @@ from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.scoring_actors import Judges
-from alignment_core.training.trainers import Trainers
-from alignment_core.training.worker import TrainWorker
+from alignment_core.training.ranks import TrainerActors, join
 from alignment_core.user_code.nodes import POOL, NodePool, Nodes
 from alignment_core.user_code.pool import PoolJob
 
@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 COMPARED = ("torch", "transformers", "deepspeed", "vllm", "ray", "datasets", "numpy", "pyarrow", "peft", "safetensors")
 """Packages that every node of a cluster must have in the same version."""
-TRAINER = "alignment_core.training.worker:TrainWorker"
 ENGINE, ENGINE_IMPORTS = "alignment_core.inference.engine:Engine", "alignment_core.inference.engine:prepare"
 SERVES = "[align] {group} serve {label}"
 """Printed when a stage takes a group, so that a reader of the log knows for whom its actors speak from there on."""
@@ -64,7 +63,7 @@ class WarmMachines:
         self._ray: Any = None
         self._gpus: Any = None
         self._device: Device | None = None
-        self._trainers: ActorGroup[TrainWorker] | None = None
+        self._trainers: ActorGroup[Any] | None = None
         self._engines: ActorGroup[Engine] | None = None
         self._engines_shape: tuple[str, int] | None = None
         """What the engines hold; none while they have no model yet."""
@@ -111,7 +110,7 @@ class WarmMachines:
             yield give_way
 
     @contextmanager
-    def trainers(self, ticket: Ticket = FIRST) -> Iterator[Trainers]:
+    def trainers(self, ticket: Ticket = FIRST) -> Iterator[TrainerActors]:
         """The trainer ranks, for the caller alone. A group in which an actor died is replaced at the next call."""
         with self._taken(ticket, trainers=True), self._serving_trainers(ticket) as trainers:
             yield trainers
@@ -125,7 +124,7 @@ class WarmMachines:
     @contextmanager
     def engines_and_trainers(
         self, request: EngineRequest, ticket: Ticket = FIRST
-    ) -> Iterator[tuple[Engines, Trainers]]:
+    ) -> Iterator[tuple[Engines, TrainerActors]]:
         """Both, for the caller alone."""
         with (
             self._taken(ticket, engines=True, trainers=True),
@@ -149,18 +148,17 @@ class WarmMachines:
             yield
 
     @contextmanager
-    def _serving_trainers(self, ticket: Ticket) -> Iterator[Trainers]:
+    def _serving_trainers(self, ticket: Ticket) -> Iterator[TrainerActors]:
         with self._still.hold(ticket):
             started = time.monotonic()
             _say_whom_it_serves("trainers", ticket)
             with ticket.starting("the trainers"):
                 group = self._ready_trainers()
-            trainers = Trainers(group, self._timeout)
             try:
-                yield trainers
-                trainers.close()
+                yield TrainerActors(group, self.device)
+                group.drop()
             except BaseException as error:
-                if not _stays_warm(group, error, call(TrainWorker.close)):
+                if not _stays_warm(group, error):
                     group.kill()
                     self._trainers = None
                 raise
@@ -177,9 +175,9 @@ class WarmMachines:
             group = self._ready_engines(request, alone)
         sleep = self.device.engines_give_way(self.resources)
         try:
-            yield Engines(group, self._timeout)
+            yield Engines(group)
             if sleep:
-                group.all(call(Engine.let_go, sleep), self._timeout)
+                group.all(Engine.let_go, sleep)
         except BaseException as error:
             if not _stays_warm(group, error, call(Engine.let_go, sleep)):
                 self._end_engines()
@@ -246,7 +244,7 @@ class WarmMachines:
         if self._queue is None and self._gpus is not None and self._deferring and not self._users:
             self._give_up()
 
-    def _ready_trainers(self) -> ActorGroup[TrainWorker]:
+    def _ready_trainers(self) -> ActorGroup[Any]:
         if self._trainers is None:
             self._trainers = self._start_trainers()
         return self._trainers
@@ -289,15 +287,15 @@ class WarmMachines:
         nodes = ray_cluster.here_first(self._ray)
         return [replace(place, node=nodes[index % len(nodes)]) for index, place in enumerate(places)]
 
-    def _start_trainers(self) -> ActorGroup[TrainWorker]:
+    def _start_trainers(self) -> ActorGroup[Any]:
         world = self.device.trainers(self.resources)
         places = self._over_nodes([self.device.trainer_place(rank) for rank in range(world)])
         environment = self.device.trainer_environment(self.resources)
-        group: ActorGroup[TrainWorker] = ActorGroup(self._ray, "trainers", places, [environment] * world, self._gpus)
+        group: ActorGroup[Any] = self._group("trainers", places, [environment] * world)
         with _killed_on_failure(group):
-            rendezvous = group.rendezvous(self.temporary, self._timeout)
+            rendezvous = group.rendezvous(self.temporary)
             shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
-            group.make(TRAINER, [{"rank": rank, **shared} for rank in range(world)], self._timeout)
+            group.run(join, [{"rank": rank, **shared} for rank in range(world)])
         return group
 
     @contextmanager
@@ -307,11 +305,11 @@ class WarmMachines:
             [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
         )
         environment = self.device.trainer_environment(self.resources)
-        group: ActorGroup[Forward] = ActorGroup(self._ray, name, places, [environment] * len(places), self._gpus)
+        group: ActorGroup[Forward] = self._group(name, places, [environment] * len(places))
         try:
             arguments = {"resources": resources, "device": self.device}
-            group.make(job.open, [arguments] * group.size, self._timeout)
-            yield Judges(group, self._timeout)
+            group.make(job.open, [arguments] * group.size)
+            yield Judges(group)
         finally:
             group.kill()
 
@@ -321,9 +319,9 @@ class WarmMachines:
         if not nodes:
             return None
         places = [Place(node=node) for node in nodes]
-        group: ActorGroup[NodePool] = ActorGroup(self._ray, "rewards", places, [{}] * len(places))
+        group: ActorGroup[NodePool] = self._group("rewards", places, [{}] * len(places))
         with _killed_on_failure(group):
-            group.make(POOL, [{"job": job}] * group.size, self._timeout)
+            group.make(POOL, [{"job": job}] * group.size)
         return Nodes(group, self._timeout)
 
     def _serves(self, shape: tuple[str, int]) -> bool:
@@ -335,7 +333,10 @@ class WarmMachines:
         device, resources = self.device, self.resources
         places = self._over_nodes([device.engine_place(index, resources) for index in range(device.engines(resources))])
         environments = [device.engine_environment(resources, place) for place in places]
-        return ActorGroup(self._ray, "engines", places, environments, self._gpus)
+        return self._group("engines", places, environments)
+
+    def _group(self, name: str, places: list[Place], environments: list[dict[str, str]]) -> ActorGroup[Any]:
+        return ActorGroup(self._ray, name, places, environments, self._timeout, self._gpus)
 
     def _ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
         """Engines of this architecture; those that start, start in the context ``alone``, with the policy."""
@@ -353,7 +354,7 @@ class WarmMachines:
             }
             try:
                 with alone:
-                    self._engines.make(ENGINE, [arguments] * self._engines.size, self._timeout)
+                    self._engines.make(ENGINE, [arguments] * self._engines.size)
             except BaseException:
                 self._end_engines()
                 raise
@@ -384,11 +385,11 @@ def _say_whom_it_serves(group: str, ticket: Ticket) -> None:
     print(SERVES.format(group=group, label=ticket.label), flush=True)
 
 
-def _stays_warm(group: ActorGroup[T], error: BaseException, let_go: Call[T, object]) -> bool:
+def _stays_warm(group: ActorGroup[T], error: BaseException, reset: Call[T, object] | None = None) -> bool:
     """Whether the next stage may use these actors, though the one that had them ended in this error: somebody else's, such as
     a reward's or that of the other group. A deadline that has passed ends all that the stage had."""
     somebody_elses = isinstance(error, AlignmentError) and not isinstance(error, DeadlineExceeded)
-    return somebody_elses and group.lets_go(let_go)
+    return somebody_elses and group.reset(reset)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ FIRST = "first.json"
 """In the progress folder: an attempt that goes on after a crash has not seen the first steps."""
 
 
-class Course:
+class MetricWindow:
     """Means over the first and the last tenth of ``total`` steps, at least one step each, by an attempt that has taken
     ``done`` of them before."""
 

@@ -1,13 +1,15 @@
-"""Packages that count for a stage where its settings ask for them."""
+"""Packages that count for the keys of stages that train."""
 
 from __future__ import annotations
 
 from alignment_core.models.quantization import check_installed
 from alignment_core.recipes import TrainingConfig
 
+TRAINING_PACKAGES = ("deepspeed", "jinja2", "torch", "transformers")
+
 
 def packages_of(training: TrainingConfig) -> tuple[str, ...]:
-    """What a training with these settings follows from beside them. Raises UserError for what is not installed."""
+    """Further packages that a training with these settings depends on. Raises UserError if one is not installed."""
     if training.in_4bit:
         check_installed()
         return ("bitsandbytes", "peft")

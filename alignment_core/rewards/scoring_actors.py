@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.cluster.actor import call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import UserError
 from alignment_core.models.microbatch import Pair
 from alignment_core.models.model_ref import Model
@@ -45,9 +46,8 @@ def in_actors(machines: Machines, resources: ResourcesConfig) -> OpensScores:
 class Judges:
     """Actors that hold a reward model each, as their caller sees them, each call with its deadline."""
 
-    def __init__(self, group: ActorGroup[Forward], timeout: float) -> None:
-        """``timeout``: seconds for one call."""
-        self.group, self.timeout = group, timeout
+    def __init__(self, group: ActorGroup[Forward]) -> None:
+        self.group = group
 
     def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]:
         """The score of each pair, in blocks that are spread over the actors."""
@@ -55,7 +55,7 @@ class Judges:
 
         blocks = {first: pairs[first : first + BLOCK] for first in range(0, len(pairs), BLOCK)}
         calls = ((first, call(Forward.run, block)) for first, block in blocks.items())
-        found = dict(self.group.spread(calls, self.timeout))
+        found = dict(self.group.spread(calls))
         values: list[float] = np.concatenate([found[first] for first in blocks]).tolist()
         return values
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.packages import packages_of
-from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, train
+from alignment_core.execution.packages import TRAINING_PACKAGES, packages_of
+from alignment_core.execution.training_stages import TRAINED, train
 from alignment_core.recipes import DpoLossConfig, TrainingConfig
 
 

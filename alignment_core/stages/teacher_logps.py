@@ -87,8 +87,10 @@ def _of_rollouts(context: StageContext) -> pa.Table:
 
 def _said(context: StageContext, config: TeacherLogpsConfig, trainers: Any, split: str, table: pa.Table) -> list[Any]:
     """What the teacher says of each row; finished blocks are kept in the stage's progress."""
+    from alignment_core.cluster.actor import call
     from alignment_core.training.methods.sft import Sft
-    from alignment_core.training.teacher import TeacherJob, TeacherRanks
+    from alignment_core.training.ranks import open_job
+    from alignment_core.training.teacher import Teacher, TeacherJob
 
     rows = Sft().rows(table)
     blocks = [rows[first : first + BLOCK] for first in range(0, len(rows), BLOCK)]
@@ -96,8 +98,9 @@ def _said(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spli
     left = [(number, block) for number, block in enumerate(blocks) if not files[number].is_file()]
     done = len(blocks) - len(left)
     if left:
-        ranks = TeacherRanks(trainers, TeacherJob(context.model("model"), config.top_k, config.bf16), context.resources)
-        for number, said in ranks.run(left):
+        job = TeacherJob(context.model("model"), config.top_k, config.bf16)
+        ranks = open_job(trainers, job, context.resources)
+        for number, said in ranks.spread((number, call(Teacher.run, block)) for number, block in left):
             ids, logps = (np.concatenate([one[place] for one in said]) for place in (0, 1))
             write_whole(files[number], partial(np.savez, ids=ids, logps=logps))
             done += 1

@@ -35,11 +35,11 @@ from alignment_core.models.saving import save_checkpoint
 from alignment_core.models.stop_tokens import stop_at_turn_end
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import cut, pack
+from alignment_core.training.collectives import from_rank_0, sum_over_ranks, unanimous
 from alignment_core.training.ema import WeightAverage
 from alignment_core.training.engine import fill_gradients, make_engine
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
 from alignment_core.training.portable_checkpoint import Portable
-from alignment_core.training.ranks import from_rank_0, sum_over_ranks, unanimous
 
 Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """Output of the model and its micro-batch → the loss summed over it, and sums of metrics of which one is ``loss``."""

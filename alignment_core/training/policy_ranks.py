@@ -8,57 +8,61 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.cluster.actor import call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.models.weight_transfer import Bucket, Share
+from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.learner import StepReport
-from alignment_core.training.policy_trainer import PolicyTrainer
-from alignment_core.training.resumable import ResumableJob
+from alignment_core.training.policy_trainer import PolicyTrainer, RlJob
+from alignment_core.training.rank_folders import write
+from alignment_core.training.ranks import TrainerActors, open_job
+from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_data import StepData
-from alignment_core.training.worker import TrainWorker
 
 U = TypeVar("U")
 
 
-class PolicyRanks(ResumableJob[PolicyTrainer]):
+class PolicyRanks:
     """Training on a policy's own samples; each method is that of :class:`PolicyTrainer`, on all ranks."""
+
+    def __init__(self, trainers: TrainerActors, job: RlJob, resources: ResourcesConfig) -> None:
+        self.group = open_job(trainers, job, resources)
 
     def prepare(self, progress: Path) -> dict[str, Any]:
         """Resume from the newest complete checkpoint in ``progress``; where the run stands."""
-        return self._resume(progress, PolicyTrainer.layout, PolicyTrainer.prepare)
+        return resume(self.group, progress)
 
     def take(self, data: StepData) -> None:
         """The completions of the next update, which every rank keeps until then."""
-        self.group.all(call(TrainWorker.do, call(PolicyTrainer.take, data)), self.timeout, large=True)
+        self.group.all(PolicyTrainer.take, data)
 
     def forward(self, old: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         """Add numbers to the data that take a forward pass; those that are ``wanted``, [K] by name."""
-        return self._first(PolicyTrainer.forward, old, wanted)
+        return self.group.all(PolicyTrainer.forward, old, wanted)[0]
 
     def update(self, numbers: Mapping[str, np.ndarray], kl_coefficient: float) -> list[dict[str, StepReport]]:
         """All optimiser steps on the data with further ``numbers``; for each rank, a report for each learner."""
-        asked = call(TrainWorker.do, call(PolicyTrainer.update, numbers, kl_coefficient))
-        return self.group.all(asked, self.timeout, large=True)
+        return self.group.all(PolicyTrainer.update, numbers, kl_coefficient)
 
     def buckets(self) -> list[Share]:
         """Which of the policy's weights travel together."""
-        return self._first(PolicyTrainer.buckets)
+        return self.group.all(PolicyTrainer.buckets)[0]
 
     def send(
         self, shares: Sequence[Share], to: ActorGroup[U], receive: Callable[[U, Bucket], object], merge: bool = True
     ) -> None:
         """These weights, adapters merged in or left out, from rank 0 to the method ``receive`` of all actors of ``to``."""
-        calls = (call(TrainWorker.do, call(PolicyTrainer.bucket, share, merge)) for share in shares)
-        self.group.relay(calls, to, receive, self.timeout)
+        self.group.relay((call(PolicyTrainer.bucket, share, merge) for share in shares), to, receive)
 
     def send_adapter(self, to: ActorGroup[U], receive: Callable[[U, dict[str, bytes]], object]) -> None:
         """The policy's adapter from rank 0 to the method ``receive`` of all actors of ``to``."""
-        self.group.relay([call(TrainWorker.do, call(PolicyTrainer.adapter))], to, receive, self.timeout)
+        self.group.relay([call(PolicyTrainer.adapter)], to, receive)
 
     def export(self, name: str, directory: Path, adapter: Path | None = None) -> None:
         """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, with LoRA its adapter."""
         folders = [directory, adapter] if adapter else [directory]
-        self._write(folders, PolicyTrainer.export, name, directory, adapter)
+        write(self.group, folders, PolicyTrainer.export, name, directory, adapter)
 
     def save_progress(self, progress: Path, driver: dict[str, Any], curve: bytes = b"") -> None:
         """Write a checkpoint of this step, with what the driver wants back and the metrics of the steps so far."""
-        self._checkpoint(progress, curve, PolicyTrainer.describe, PolicyTrainer.save, driver=driver)
+        save_progress(self.group, progress, curve, driver=driver)

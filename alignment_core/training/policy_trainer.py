@@ -38,10 +38,10 @@ from alignment_core.models.weight_transfer import Bucket, Share
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.checkpoints import described
+from alignment_core.training.collectives import sum_over_ranks
 from alignment_core.training.learner import Learner, ModelSource, StepReport, Term
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.pretraining import Pretraining
-from alignment_core.training.ranks import sum_over_ranks
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.step_data import StepData
 

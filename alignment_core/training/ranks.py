@@ -1,35 +1,69 @@
-"""What trainer ranks exchange besides gradients, so that all of them decide alike."""
+"""The trainer ranks: how their processes join one process group, and how they are given a job."""
 
 from __future__ import annotations
 
-import torch
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from alignment_core.cluster.device import Device
+from alignment_core.cluster.group import ActorGroup
+from alignment_core.imports import uncollected
+from alignment_core.memory import memory_explained
+from alignment_core.recipes import ResourcesConfig
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-def agree(flag: bool, device: str) -> bool:
-    """Rank 0's answer, on every rank."""
-    if torch.distributed.get_world_size() == 1:
-        return flag
-    answer = torch.tensor([int(flag)], device=device)
-    torch.distributed.broadcast(answer, 0)
-    return bool(answer.item())
+class Job(Protocol[T_co]):
+    """What ranks are to do: plain data that travels to every rank."""
+
+    def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> T_co:
+        """The object that does it on one rank, made on every rank at once."""
 
 
-def from_rank_0(text: str | None, device: str) -> str | None:
-    """Rank 0's text, on every rank."""
-    texts = [text]
-    if torch.distributed.get_world_size() > 1:
-        torch.distributed.broadcast_object_list(texts, 0, device=torch.device(device))
-    return texts[0]
+@dataclass(frozen=True)
+class TrainerActors:
+    """Actors whose processes are the trainer ranks, all in one process group."""
+
+    group: ActorGroup[Any]
+    device: Device
 
 
-def unanimous(flag: bool, device: str) -> bool:
-    """Whether all ranks give the same answer."""
-    counts = sum_over_ranks(torch.tensor([int(flag), 1], device=device))
-    return int(counts[0]) in (0, int(counts[1]))
+def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -> ActorGroup[T]:
+    """Give every rank the object of a job, in place of the job before.
+
+    Calls of the object, and this one, raise OutOfMemory where smaller micro-batches may help.
+    """
+    group: ActorGroup[T] = trainers.group
+    shared = {"resources": resources, "device": trainers.device, "world": group.size}
+    guard = partial(memory_explained, resources.max_tokens_per_microbatch)
+    group.make(job.open, [{"rank": rank, **shared} for rank in range(group.size)], guard)
+    return group
 
 
-def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The same sums on every rank, on the device of ``values``."""
-    if torch.distributed.get_world_size() > 1:
-        torch.distributed.all_reduce(values)
-    return values
+def join(rank: int, world: int, rendezvous: str, resources: ResourcesConfig, device: Device) -> None:
+    """Make this process one of ``world`` ranks of a process group, for as long as it lives."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(device.local_rank(rank)))
+    os.environ.update(LOCAL_SIZE=str(world))
+    with uncollected():
+        import deepspeed
+        import torch
+        import transformers
+        from transformers import AutoModelForCausalLM  # noqa: F401 (transformers would import it while the first stage waits)
+    torch.set_num_threads(resources.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    # DeepSpeed would compile this operator for 39 s in every process, and it leaks shared memory.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        device.backend,
+        init_method=rendezvous,
+        rank=rank,
+        world_size=world,
+        auto_mpi_discovery=False,
+        timeout=timedelta(seconds=resources.wait_timeout_seconds),
+    )

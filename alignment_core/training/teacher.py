@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from alignment_core.cluster.device import Device
-from alignment_core.cluster.group import call
 from alignment_core.memory import memory_explained
 from alignment_core.models.microbatch import Row
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
-from alignment_core.training.trainers import OpenJob
 
 Said = tuple[np.ndarray, np.ndarray]
 """Token ids (int32) and their log-probabilities in nats (float32), each [targets, C]."""
@@ -66,11 +64,3 @@ class Teacher:
             pieces = zip(np.split(ids_KC.astype(np.int32), ends), np.split(logps_KC, ends), strict=True)
             said |= {row.number: piece for row, piece in zip(part, pieces, strict=True)}
         return [said[row.number] for row in rows]
-
-
-class TeacherRanks(OpenJob[Teacher]):
-    """The teacher on all ranks, as the stage calls it."""
-
-    def run(self, blocks: Iterable[tuple[int, Sequence[Row]]]) -> Iterator[tuple[int, list[Said]]]:
-        """:meth:`Teacher.run` for each numbered block; numbers and values as they come."""
-        return self._spread((number, call(Teacher.run, rows)) for number, rows in blocks)

@@ -27,10 +27,10 @@ from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.checkpoints import described
+from alignment_core.training.collectives import agree, sum_over_ranks
 from alignment_core.training.learner import Learner, Loss, MetricSums, ModelSource, StepReport, Term
 from alignment_core.training.methods.base import BatchMethod, Method
 from alignment_core.training.moving_reference import MovingReference
-from alignment_core.training.ranks import agree, sum_over_ranks
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.training_rows import Rows, rows_before, shuffles, training_rows

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from alignment_core.cluster.group import ActorGroup, Call, call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import InfrastructureError, Stopped
 from alignment_core.user_code.pool import FunctionPool, PoolJob
 
@@ -18,6 +18,7 @@ TIMEOUTS = 4
 """That a call may take: its process's start and its answer, both a second time where the process ends."""
 
 R = TypeVar("R")
+P = ParamSpec("P")
 
 
 class NodePool:
@@ -50,17 +51,19 @@ class Node:
 
     def answers(self, calls: Sequence[list[Any]], waiting: deque[int]) -> Generator[tuple[int, Any]]:
         """Take what waits, in batches, until nothing does."""
-        most, seconds = self._ask(call(NodePool.batch), self._timeout)
+        most, seconds = self._ask(self._timeout, NodePool.batch)
         while numbers := _taken(waiting, most):
-            asked = call(NodePool.answers, [calls[number] for number in numbers])
-            for position, answer in self._ask(asked, self._timeout + seconds * len(numbers)):
+            deadline = self._timeout + seconds * len(numbers)
+            for position, answer in self._ask(deadline, NodePool.answers, [calls[number] for number in numbers]):
                 yield numbers[position], answer
 
-    def _ask(self, asked: Call[NodePool, R], timeout: float) -> R:
+    def _ask(
+        self, timeout: float, method: Callable[Concatenate[NodePool, P], R], /, *arguments: P.args, **named: P.kwargs
+    ) -> R:
         """Raises Stopped once this is closed, as the actor is killed then."""
         try:
             if not self._closed:
-                return self._group.one(self._index, asked, timeout)
+                return self._group.one_within(timeout, self._index, method, *arguments, **named)
         except InfrastructureError:
             if not self._closed:
                 raise

@@ -23,19 +23,18 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
 
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
-    from alignment_core.cluster.group import call
     from alignment_core.models.model_ref import Model
     from alignment_core.recipes import DpoLossConfig, TrainingConfig
     from alignment_core.training.forward import ForwardJob
     from alignment_core.training.methods.dpo import Dpo
     from alignment_core.training.methods.sft import Sft
-    from alignment_core.training.trainer import Trainer, TrainJob
-    from alignment_core.training.worker import TrainWorker
+    from alignment_core.training.ranks import join
+    from alignment_core.training.trainer import TrainJob
 
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=model.parent))
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
     device = Device.detect("cpu")
-    worker = TrainWorker(0, 1, f"file://{folder}/meet", RESOURCES, device)
+    join(0, 1, f"file://{folder}/meet", RESOURCES, device)
     training = TrainingConfig(batch_size=BATCH, num_train_epochs=1000, lr_scheduler_type="constant")
     policy = Model(model, Reference("model", "0" * 64))
     method: Any = Sft()
@@ -53,12 +52,12 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
         }
         pq.write_table(pa.table(table), logps)
     train_data = folder / "train.parquet"
-    worker.open(TrainJob(method, policy, logps, train_data, None, training, 0), RESOURCES)
-    worker.do(call(Trainer.prepare, None))
+    trainer = TrainJob(method, policy, logps, train_data, None, training, 0).open(RESOURCES, device, 0, 1)
+    trainer.prepare(None)
     while True:
         if pairs:
             laps.timed("reference", reference.run)(pairs)
-        laps.timed("training", worker.do)(call(Trainer.train, len(rows) // BATCH, 1e9))
+        laps.timed("training", trainer.train)(len(rows) // BATCH, 1e9)
         laps.over()
 
 

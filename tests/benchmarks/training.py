@@ -34,7 +34,6 @@ def main() -> None:
 
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
-    from alignment_core.cluster.group import call
     from alignment_core.models.loading import load_model
     from alignment_core.models.model_ref import Model
     from alignment_core.models.packed import PackedModel, run_packed
@@ -42,8 +41,8 @@ def main() -> None:
     from alignment_core.recipes import ResourcesConfig, ScratchModel, TrainingConfig
     from alignment_core.training.batches import batch_of_step, cut, pack
     from alignment_core.training.methods.sft import Sft
-    from alignment_core.training.trainer import Trainer, TrainJob
-    from alignment_core.training.worker import TrainWorker
+    from alignment_core.training.ranks import join
+    from alignment_core.training.trainer import TrainJob
 
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     shape = ScratchModel(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8)
@@ -55,7 +54,7 @@ def main() -> None:
 
     resources = ResourcesConfig(trainers=1, max_tokens_per_microbatch=TOKENS)
     device = Device.detect("cpu")
-    worker = TrainWorker(0, 1, f"file://{folder}/meet", resources, device)
+    join(0, 1, f"file://{folder}/meet", resources, device)
     training = TrainingConfig(batch_size=8, num_train_epochs=1000)
     job = TrainJob(
         Sft(),
@@ -66,8 +65,8 @@ def main() -> None:
         training,
         0,
     )
-    worker.open(job, resources)
-    worker.do(call(Trainer.prepare, None))
+    trainer = job.open(resources, device, 0, 1)
+    trainer.prepare(None)
 
     model = PackedModel(load_model(str(folder / "model"), "lm", torch.float32), "lm").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -102,7 +101,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    ours: Callable[[], Any] = lambda: worker.do(call(Trainer.train, STEPS, 1e9))  # noqa: E731
+    ours: Callable[[], Any] = lambda: trainer.train(STEPS, 1e9)  # noqa: E731
     seconds = alternate({"trainer": ours, "bare": bare, "padded": padded})
     tokens = statistics.mean(lengths) * 8 * STEPS
     print(

@@ -81,10 +81,10 @@ from alignment_core.cluster.device import Place
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import InfrastructureError
 ray = ray_cluster.connect(Path(os.environ["FOLDER"]))
-group = ActorGroup(ray, "trainers", [Place()], [{}])
+group = ActorGroup(ray, "trainers", [Place()], [{}], 60)
 try:
     while True:
-        group.rendezvous(Path("nowhere"), 60)
+        group.rendezvous(Path("nowhere"))
         time.sleep(0.1)
 except InfrastructureError as error:
     print(json.dumps(str(error)))

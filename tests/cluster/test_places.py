@@ -23,7 +23,7 @@ SCRIPT = """
 import json, sys
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
-from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.recipes import ResourcesConfig
 from tests.cluster.visible import Visible
 
@@ -40,9 +40,9 @@ for case, wanted in json.loads(sys.argv[2]).items():
         ("trainers", [device.trainer_place(rank) for rank in range(device.trainers(resources))]),
         ("engines", [device.engine_place(index, resources) for index in range(device.engines(resources))]),
     ):
-        groups.append(ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], gpus))
-        groups[-1].make("tests.cluster.visible:Visible", [{}] * len(places), 60)
-        found[case][role] = groups[-1].all(call(Visible.look), 60)
+        groups.append(ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], 60, gpus))
+        groups[-1].make("tests.cluster.visible:Visible", [{}] * len(places))
+        found[case][role] = groups[-1].all(Visible.look)
     for group in groups:
         group.kill()
     ray.util.remove_placement_group(gpus)

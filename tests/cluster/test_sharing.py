@@ -18,7 +18,7 @@ import json, sys, threading, time
 from pathlib import Path
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Place
-from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import InfrastructureError
 from tests.cluster.visible import Mortal
 
@@ -35,9 +35,9 @@ def waits(reason):
 second = ray_cluster.reserve_gpus(ray, 1, waits)
 
 print("[align] trainers serve sft", flush=True)
-group = ActorGroup(ray, "trainers", [Place(), Place()], [{}, {}])
-group.make("tests.cluster.visible:Mortal", [{}, {}], 60)
-group.all(call(Mortal.speak), 60)
+group = ActorGroup(ray, "trainers", [Place(), Place()], [{}, {}], 60)
+group.make("tests.cluster.visible:Mortal", [{}, {}])
+group.all(Mortal.speak)
 
 def hear(words, times):
     deadline = time.monotonic() + 60
@@ -47,7 +47,7 @@ def hear(words, times):
 hear("I speak", 2)
 before = ray_cluster.actor_processes()
 try:
-    group.one(1, call(Mortal.die), 60)
+    group.one(1, Mortal.die)
 except InfrastructureError:
     hear("Fatal Python error: Aborted", 1)  # the host gives it a second
 group.kill()

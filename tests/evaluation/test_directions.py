@@ -12,7 +12,7 @@ from alignment.tasks import sweep
 from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.evaluation.gates import refusals
 from alignment_core.evaluation.lm_eval_process import metrics_of
-from alignment_core.execution.evaluation_checkpoints import Looks
+from alignment_core.execution.evaluation_checkpoints import EvaluationCheckpoints
 from alignment_core.recipes import Gate, TrainingConfig
 
 ROOT = Path(__file__).parents[2]
@@ -63,9 +63,11 @@ def test_lm_eval_says_the_direction_of_its_metrics() -> None:
 
 
 def test_the_best_checkpoint_of_a_distillation_has_the_lowest_divergence(tmp_path: Path) -> None:
-    looks = Looks(tmp_path, TrainingConfig(eval_steps=1, metric_for_best_model="kl", early_stopping_patience=2), 0, 4)
+    looks = EvaluationCheckpoints(
+        tmp_path, TrainingConfig(eval_steps=1, metric_for_best_model="kl", early_stopping_patience=2), 0, 4
+    )
     for step, kl in enumerate((0.9, 0.2, 0.5, 0.7), start=1):
-        looks.take(step, {"kl": kl}, lambda folder: folder.mkdir())
+        looks.add(step, {"kl": kl}, lambda folder: folder.mkdir())
     assert looks.best == 2
     assert looks.stop, "two looks in a row were no better"
 

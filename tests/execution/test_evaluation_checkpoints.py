@@ -15,27 +15,27 @@ import transformers
 from alignment_core.errors import UserError
 from alignment_core.execution import training_loop
 from alignment_core.execution.base import StageResult
-from alignment_core.execution.evaluation_checkpoints import Looks
+from alignment_core.execution.evaluation_checkpoints import EvaluationCheckpoints
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from tests.execution.test_failures import demonstrations, sft_call
 from tests.stages.killing import Killer, store_with
 
 
-def looks(progress: Path, step: int = 0, **training: Any) -> Looks:
+def looks(progress: Path, step: int = 0, **training: Any) -> EvaluationCheckpoints:
     fields = {"eval_steps": 2, "metric_for_best_model": "loss", **training}
-    return Looks(progress, TrainingConfig(**fields), step, total=9)
+    return EvaluationCheckpoints(progress, TrainingConfig(**fields), step, total=9)
 
 
-def take(looks: Looks, step: int, **metrics: float) -> None:
+def take(looks: EvaluationCheckpoints, step: int, **metrics: float) -> None:
     def export(folder: Path) -> None:
         folder.mkdir()
         (folder / "weights").write_text(str(step))
 
-    looks.take(step, metrics, export)
+    looks.add(step, metrics, export)
 
 
-def result(looks: Looks, folder: Path) -> str:
+def result(looks: EvaluationCheckpoints, folder: Path) -> str:
     looks.link_best(folder)
     return (folder / "weights").read_text()
 
@@ -51,13 +51,15 @@ def test_they_are_due_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None
 
 
 def test_a_look_before_the_first_step_is_no_candidate(tmp_path: Path) -> None:
-    found = Looks(tmp_path, TrainingConfig(eval_steps=2, metric_for_best_model="loss"), 0, 9, before=True)
+    found = EvaluationCheckpoints(
+        tmp_path, TrainingConfig(eval_steps=2, metric_for_best_model="loss"), 0, 9, before=True
+    )
     assert found.is_due(0)
     take(found, 0, loss=0.1)
     assert (found.is_due(0), found.best, found.stop) == (False, None, False)
     take(found, 2, loss=1.0)
     assert found.best == 2
-    assert list(looks(tmp_path, step=3).taken) == [0, 2]
+    assert list(looks(tmp_path, step=3).metrics) == [0, 2]
 
 
 @pytest.mark.parametrize(("name", "best"), [("loss", 4), ("nll", 6), ("accuracy", 2), ("margin", 8)])
@@ -95,7 +97,7 @@ def test_a_restart_forgets_later_looks_and_finds_the_best_of_its_checkpoint(tmp_
     found.checkpointed()  # after step 4 or 5
     take(found, 6, loss=1.0)
     again = looks(tmp_path, step=5)
-    assert (list(again.taken), again.best, result(again, tmp_path / "result")) == ([2, 4], 2, "2")
+    assert (list(again.metrics), again.best, result(again, tmp_path / "result")) == ([2, 4], 2, "2")
     take(again, 6, loss=1.0)
     again.checkpointed()
     assert [folder.name for folder in tmp_path.glob("best-*")] == ["best-00000006"]

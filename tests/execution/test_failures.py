@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.cluster.group import call
 from alignment_core.errors import DeadlineExceeded, NumericError
-from alignment_core.execution import training_loop
+from alignment_core.execution import training_loop, training_stages
 from alignment_core.execution.base import Stage, StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.models.model_ref import Model
@@ -24,9 +23,9 @@ from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.sft import SftStageConfig
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.ranks import open_job
+from alignment_core.training.resumable import resume
 from alignment_core.training.trainer import Trainer, TrainJob
-from alignment_core.training.trainer_ranks import TrainerRanks
-from alignment_core.training.worker import TrainWorker
 from tests.execution.greedy import Greedy
 from tests.stages.calls import offer
 from tests.stages.killing import Killer, store_with
@@ -127,10 +126,9 @@ def test_a_collective_that_waits_for_a_peer_is_ended_by_its_deadline_and_says_wh
 
     def train_on_one_rank_of_two() -> None:
         with machines(2).trainers() as trainers:
-            ranks = TrainerRanks(trainers, job, resources)
-            ranks.prepare(tmp_path)
-            asked = call(TrainWorker.do, call(Trainer.train, 1, 0.0))
-            ranks.group.one(0, asked, timeout=3)  # rank 1 is never asked, so rank 0 waits for its gradients
+            ranks = open_job(trainers, job, resources)
+            resume(ranks, tmp_path)
+            ranks.one_within(3, 0, Trainer.train, 1, 0.0)  # rank 1 is not called, so rank 0 waits for its gradients
 
     with pytest.raises(DeadlineExceeded, match=says):
         train_on_one_rank_of_two()
@@ -162,7 +160,7 @@ def test_a_diverging_stage_names_all_rows_keeps_its_checkpoint_and_publishes_not
 def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller_and_trains_the_same(
     machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = lambda context, config: training_loop.train(context, Greedy(), config.training)  # noqa: E731
+    run = lambda context, config: training_stages.train(context, Greedy(), config.training)  # noqa: E731
     offer(monkeypatch, Stage("greedy", 1, {"model": "model"}, SftStageConfig, run))
     store, model, data = store_with(tmp_path, tiny_model(), demonstrations())
     lavish = resources.model_copy(update={"max_tokens_per_microbatch": 128})

@@ -35,13 +35,16 @@ class Group:
         self.killed = threading.Event()
         self.asked: list[str] = []
 
-    def all(self, asked: Any, *_: Any) -> None:
-        self.asked.append(f"{asked} {asked.arguments}")
+    def all(self, method: Any, *arguments: Any) -> None:
+        self.asked.append(f"{method.__name__} {arguments}")
 
     def make(self, *_: Any) -> None: ...
 
-    def lets_go(self, asked: Any) -> bool:
-        self.all(asked)
+    def drop(self) -> None: ...
+
+    def reset(self, requested: Any = None) -> bool:
+        if requested is not None:
+            self.asked.append(f"{requested.method} {requested.arguments}")
         return True
 
     def kill(self) -> None:

@@ -47,7 +47,7 @@ class Group:
 
     def all(self, *_: Any) -> None: ...
 
-    make = kill = all
+    make = drop = kill = all
 
 
 class Script:

@@ -71,9 +71,9 @@ def edited(file: Path, edit: Callable[[str], str]) -> Iterator[None]:
 
 # ---------------------------------------------------------------- what is in a key
 
-TRAINER = {"training.trainer", "training.worker", "training.learner", "models.loading", "losses.logprobs"}
+TRAINER = {"training.trainer", "training.ranks", "training.learner", "models.loading", "losses.logprobs"}
 ENGINE = {"inference.engine", "inference.weights"}
-"""Modules of the actors that a stage uses, which no stage imports itself: as docs/design.md describes them."""
+"""Modules that run in the actors of a stage: as docs/design.md describes them."""
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ ENGINE = {"inference.engine", "inference.weights"}
         ("dpo", {"training.methods.dpo", "losses.preference", *TRAINER}, {"losses.kto", "losses.policy", *ENGINE}),
         ("kto", {"training.methods.kto", "losses.kto", *TRAINER}, {"losses.preference", "losses.policy", *ENGINE}),
         ("generate", {"rollout.schemas", *ENGINE}, {"training.trainer", "training.learner"}),
-        ("rl", {"losses.policy", "losses.advantages", "rewards.scoring_actors", "training.worker", *ENGINE}, {"losses.kto"}),
+        ("rl", {"losses.policy", "losses.advantages", "rewards.scoring_actors", "training.ranks", *ENGINE}, {"losses.kto"}),
         ("evaluate", {"evaluation.statistics"}, {"models.loading", *TRAINER, *ENGINE}),
     ],
 )  # fmt: skip
@@ -156,7 +156,8 @@ def test_the_key_of_a_plugin_follows_its_imports_which_are_not_executed(
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "stage.py").write_text(
-        "def run(context, config):\n    from my_stages import loss\n    context.machines.trainers(1)\n"
+        "def run(context, config):\n    from my_stages import loss\n"
+        "    from alignment_core.training.ranks import open_job\n"
     )
     (package / "loss.py").write_text("raise RuntimeError('imported')\n")
     (package / "kind.py").write_text("from my_stages import helper\nfrom alignment_core import canonical, journal\n")
@@ -172,7 +173,7 @@ def test_the_key_of_a_plugin_follows_its_imports_which_are_not_executed(
     assert {name for name in keyed if name.startswith("my_stages")} == {
         f"my_stages.{name}" for name in ("stage", "loss", "kind", "helper")
     }
-    assert {f"alignment_core.{name}" for name in ("training.worker", "training.trainers")} <= keyed, "of the actors"
+    assert {f"alignment_core.{name}" for name in ("training.ranks", "memory")} <= keyed, "of the actors"
     assert "alignment_core.training.methods.sft" not in keyed
 
 
@@ -193,11 +194,11 @@ def test_comments_docstrings_texts_of_errors_and_of_logs_change_no_stage(copied:
     with (
         edited(core / "training/trainer.py", lambda source: "# A comment.\n" + source.replace('"""', '"""Edited. ', 1)),
         edited(
-            core / "execution/training_loop.py", lambda source: source.replace("holds no training rows", "is empty")
+            core / "execution/training_stages.py", lambda source: source.replace("holds no training rows", "is empty")
         ),
         edited(core / "data/context.py", lambda source: source.replace("so rows are not checked", "so be it")),
     ):
-        assert "is empty" in (core / "execution/training_loop.py").read_text()
+        assert "is empty" in (core / "execution/training_stages.py").read_text()
         assert "so be it" in (core / "data/context.py").read_text()
         assert codes(folder) == before
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 
-from alignment_core.cluster.group import call
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest
 from alignment_core.models import weight_transfer
@@ -52,6 +51,6 @@ def test_new_weights_of_a_mixture_give_their_own_log_probabilities(name: str, ma
         sender = weight_transfer.Sender(trained, rank=0, zero_stage=0)
         engine.begin_update()
         for share in weight_transfer.plan(trained, 20_000):
-            engine.group.all(call(Engine.take_bucket, sender.bucket(share)), 60.0)
+            engine.group.all(Engine.take_bucket, sender.bucket(share))
         engine.end_update(str(POLICY["a"]), 1)
         assert parity(engine, models, "a") < 1e-4

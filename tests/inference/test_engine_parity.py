@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.cluster.group import call
 from alignment_core.inference.engine import Engine, Request
 from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models import weight_transfer
@@ -184,7 +183,7 @@ def send(engine: Engines, model: Any, name: str, version: int) -> None:
     plan, sender = weight_transfer.plan(model, size=50_000), weight_transfer.Sender(model, rank=0, zero_stage=0)
     assert max(share.parts for share in plan) == 2, "the embedding takes two"
     for share in reversed(plan):
-        engine.group.one(0, call(Engine.take_bucket, sender.bucket(share)), engine.timeout)
+        engine.group.one(0, Engine.take_bucket, sender.bucket(share))
     engine.end_update(str(POLICY[name]), version)
 
 
@@ -206,7 +205,7 @@ def test_an_engine_that_sleeps_holds_nothing_until_new_weights_wake_it(
     update(engine, models, "b", version=1)
     assert asleep(engine) == (False, set())
     assert parity(engine, models, "b") < 1e-4
-    engine.group.all(call(Engine.let_go, True), engine.timeout)  # as after a stage, on GPUs that it shares
+    engine.group.all(Engine.let_go, True)  # as after a stage, on GPUs that it shares
     assert asleep(engine) == (True, {"weights", "kv_cache"})
     assert load(engine, models, "a") > 0
     assert parity(engine, models, "a") < 1e-4
@@ -229,7 +228,7 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Engines, models: dict
     names = tuple(name for share in weight_transfer.plan(model) for name in share.names if "layers.1.mlp" not in name)
     engine.begin_update()
     bucket = weight_transfer.Sender(model, rank=0, zero_stage=0).bucket(weight_transfer.Share(names))
-    engine.group.one(0, call(Engine.take_bucket, bucket), engine.timeout)
+    engine.group.one(0, Engine.take_bucket, bucket)
     says = r"had no weights for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):
         engine.end_update(str(POLICY["b"]), 1)

@@ -21,12 +21,12 @@ ROWS: list[dict[str, Any]] = [
 class Scores:
     """In place of actors: no reward model gives NaN when it is asked to."""
 
-    def spread(self, calls: Any, timeout: float) -> list[Any]:
+    def spread(self, calls: Any) -> list[Any]:
         return [(first, np.array([1.0, np.nan, -np.inf, 4.0])[: len(asked.arguments[0])]) for first, asked in calls]
 
 
 def test_what_a_reward_model_gives_that_is_not_finite_is_left_out_and_counted_over_all_calls() -> None:
-    account, judge = Account("the reward model", 0.5, "rl.rewards.0.max_failed"), Judge(Judges(Scores(), 1.0))  # type: ignore[arg-type]
+    account, judge = Account("the reward model", 0.5, "rl.rewards.0.max_failed"), Judge(Judges(Scores()))  # type: ignore[arg-type]
     for _ in range(2):
         assert numbers(account.settle(ROWS, judge(ROWS))) == [1.0, None, None, 4.0]
     assert account.failed == {"bad_number": 4}

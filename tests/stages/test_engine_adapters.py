@@ -11,7 +11,6 @@ import pytest
 import transformers
 
 from alignment_core.artifacts import Reference
-from alignment_core.cluster.group import call
 from alignment_core.errors import UserError
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine
@@ -53,7 +52,7 @@ def give(engines: Engines, model: Any, lora: LoraConfig, folder: Path, version: 
     save_adapter(model, model.state_dict(), lora, None, "model", folder / "adapter")
     save_checkpoint(model, None, folder / "merged", merged(model, model.state_dict()))
     files = {file.name: file.read_bytes() for file in (folder / "adapter").iterdir()}
-    engines.group.one(0, call(Engine.take_adapter, files), engines.timeout)
+    engines.group.one(0, Engine.take_adapter, files)
     engines.use_adapter(f"{POLICY['a']}+{version}", version)
 
 
@@ -75,7 +74,7 @@ def test_each_adapter_and_then_other_weights_give_their_own_log_probabilities(
         model = adapted(a, LoraConfig(r=4), seed=1)
         sender = weight_transfer.Sender(model, rank=0, zero_stage=0)
         for share in weight_transfer.plan(model, size=50_000):
-            engines.group.one(0, call(Engine.take_bucket, sender.bucket(share, merge=False)), engines.timeout)
+            engines.group.one(0, Engine.take_bucket, sender.bucket(share, merge=False))
         engines.end_update(str(POLICY["a"]), 0)
         assert difference(engines, a) < 1e-4
         give(engines, model, LoraConfig(r=4), tmp_path / "again", 1)

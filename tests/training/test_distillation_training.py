@@ -20,6 +20,7 @@ from alignment_core.stages import teacher_logps
 from alignment_core.stages.teacher_logps import TeacherLogpsConfig
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.methods.distillation import Distillation
+from alignment_core.training.resumable import save_progress
 from tests.flows.test_dpo import Runs
 from tests.stages.killing import store_with
 from tests.training.test_batch_invariance import padded_forward
@@ -113,7 +114,7 @@ def test_ranks_sharding_and_micro_batches_change_nothing_and_a_resumed_job_ends_
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, progress)
         train(ranks, 3)
-        ranks.save_progress(progress)
+        save_progress(ranks, progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks = open_job(group, machines(1), job, progress)

@@ -20,6 +20,7 @@ from alignment_core.recipes import DpoLossConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.trainer import Trainer
 from tests.stages.calls import ROOT
 from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import export, open_job, train
@@ -48,7 +49,7 @@ def test_dpo_of_a_policy_that_is_its_own_reference_has_a_loss_of_ln_2(
         ranks = open_job(group, machines(1), job, tmp_path / "progress", **resources)
         for _ in range(2):
             (report,) = train(ranks, 1)
-            ranks.evaluate()  # and back into training mode
+            ranks.all(Trainer.evaluate)  # and back into training mode
             assert report.sums["loss"] / report.normaliser == pytest.approx(math.log(2), abs=1e-5)
         stored = json.loads((export(ranks, tmp_path / "model").parent / "config.json").read_text())
     assert stored["attention_dropout"] == 0.3, "the model that comes out says what the one that went in said"
@@ -71,7 +72,7 @@ def losses_of(ranks: Any) -> list[dict[str, float]]:
     """Sums of the first two steps, each after a pass over held-out rows, which is in evaluation mode."""
     found = []
     for _ in range(2):
-        ranks.evaluate()
+        ranks.all(Trainer.evaluate)
         (report,) = train(ranks, 1)
         found.append(dict(report.sums))
     return found
@@ -103,20 +104,21 @@ COUNTING = """
 import json, pickle, sys
 from alignment_core.cluster.device import Device
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.training.worker import TrainWorker
+from alignment_core.training.ranks import join
 
 folder, checkpointing = sys.argv[1:]
 resources = ResourcesConfig(device="cpu", trainers=1, threads=1, gradient_checkpointing=checkpointing == "True")
-worker = TrainWorker(0, 1, f"file://{folder}/meet", resources, Device.detect("cpu"))
+device = Device.detect("cpu")
+join(0, 1, f"file://{folder}/meet", resources, device)
 with open(f"{folder}/job", "rb") as file:
-    worker.open(pickle.load(file), resources)
+    trainer = pickle.load(file).open(resources, device, 0, 1)
 calls, found = [], []
-worker.job.learner.packed.model.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
+trainer.learner.packed.model.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
 for _ in range(2):
     calls.clear()
-    worker.job.train(1, 3600.0)
+    trainer.train(1, 3600.0)
     found.append(len(calls))
-    worker.job.evaluate()
+    trainer.evaluate()
 print(json.dumps(found))
 """
 """How often the first layer is computed in each of two steps of one micro-batch, with an evaluation between them."""

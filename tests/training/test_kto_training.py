@@ -22,6 +22,7 @@ from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.base import BatchMethod
 from alignment_core.training.methods.kto import Kto
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.trainer import Trainer
 from tests.training.conftest import random_ids
 from tests.training.test_batch_invariance import assert_equal, loss_and_gradient, padded_logps
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
@@ -158,7 +159,7 @@ def test_ranks_sharding_and_micro_batches_change_neither_the_baseline_nor_the_tr
         with machines(world).trainers() as group:
             progress, cut = tmp_path / f"{stage}.progress", {"zero_stage": stage, "max_tokens_per_microbatch": tokens}
             ranks = open_job(group, machines(world), job, progress, **cut)
-            told.append((averages(train(ranks, 3)), averages(ranks.evaluate())))
+            told.append((averages(train(ranks, 3)), averages(ranks.all(Trainer.evaluate))))
             weights.append(load_file(export(ranks, tmp_path / str(stage))))
     assert all(greatest_difference(weights[0], other) < 1e-5 for other in weights[1:])
     before = load_file(job.model.path / "model.safetensors")

@@ -19,8 +19,9 @@ from alignment_core.training.batches import batch_of_step
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.resumable import save_progress
 from tests.training.test_policy_ranks import Policy, sampled
-from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train, trained
 
 pytestmark = pytest.mark.slow
 
@@ -138,11 +139,11 @@ def test_a_resumed_job_ends_in_the_same_bytes_from_a_checkpoint_of_what_trains(
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
         train(ranks, 3)
-        ranks.save_progress(progress)
+        save_progress(ranks, progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
-        ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
-        assert ranks.state["step"] == 3
+        ranks, state = opened(group, machines(2), job, progress, zero_stage=zero_stage)
+        assert state["step"] == 3
         train(ranks, 3)
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
     size = sum(file.stat().st_size for file in (progress / "step-00000003").rglob("*") if file.is_file())

@@ -33,7 +33,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from alignment_core.cluster.device import Device
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.training.worker import TrainWorker
+from alignment_core.training.ranks import join
 
 class Reads(TorchDispatchMode):
     "Counts how often our code reads a number out of a tensor."
@@ -46,12 +46,14 @@ class Reads(TorchDispatchMode):
 
 folder = sys.argv[1]
 resources = ResourcesConfig(device="cpu", trainers=1, threads=1, zero_stage=0)
-worker = TrainWorker(0, 1, f"file://{folder}/meet", resources, Device.detect("cpu"))
+device = Device.detect("cpu")
+join(0, 1, f"file://{folder}/meet", resources, device)
 found = {}
 for tokens in (16, 4096):
     with open(f"{folder}/job", "rb") as file:
-        worker.open(pickle.load(file), resources.model_copy(update={"max_tokens_per_microbatch": tokens}))
-    for name, take in (("train", lambda: worker.job.train(1, 3600.0)), ("evaluate", worker.job.evaluate)):
+        cut = resources.model_copy(update={"max_tokens_per_microbatch": tokens})
+        trainer = pickle.load(file).open(cut, device, 0, 1)
+    for name, take in (("train", lambda: trainer.train(1, 3600.0)), ("evaluate", trainer.evaluate)):
         Reads.count = 0
         with Reads():
             take()

@@ -22,8 +22,10 @@ from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.moving_reference import REFERENCE
 from alignment_core.training.portable_checkpoint import FIRST
+from alignment_core.training.resumable import save_progress
+from alignment_core.training.trainer import Trainer
 from tests.training.conftest import MODEL
-from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train, trained
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,7 @@ def test_it_is_mixed_with_the_policy_every_so_often(make_job: Any, machines: Any
             policy = load_file(export(ranks, tmp_path / f"step-{step}"))
             if step % 2 == 0:
                 expected = {name: torch.lerp(one, policy[name], 0.25) for name, one in expected.items()}
-        ranks.save_progress(tmp_path / "progress")
+        save_progress(ranks, tmp_path / "progress")
     found = load_file(tmp_path / "progress" / "step-00000004" / REFERENCE)
     assert all(torch.equal(found[f"{name}"], expected[name]) for name in found)
     assert len(found) == len(expected)
@@ -77,7 +79,7 @@ def test_a_reference_in_bf16_goes_all_of_a_small_part_of_the_way(
         ranks = open_job(group, machines(world), job, tmp_path / "progress", zero_stage=zero_stage, progress="store")
         for step in range(1, 7):
             train(ranks, 1)
-            ranks.save_progress(tmp_path / "progress")
+            save_progress(ranks, tmp_path / "progress")
             stored = load_file(tmp_path / "progress" / f"step-{step:08d}" / FIRST)
             policy = {n.removeprefix("weights.model."): one for n, one in stored.items() if n.startswith("weights.")}
             expected = {name: torch.lerp(one, policy[name], 0.005) for name, one in expected.items()}
@@ -122,11 +124,11 @@ def test_a_resumed_job_ends_in_the_same_bytes(
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
         train(ranks, 3)
-        ranks.save_progress(progress)
+        save_progress(ranks, progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
-        ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
-        assert ranks.state["step"] == 3
+        ranks, state = opened(group, machines(2), job, progress, zero_stage=zero_stage)
+        assert state["step"] == 3
         train(ranks, 3)
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
 
@@ -157,7 +159,7 @@ def test_held_out_metrics_compare_with_the_reference_as_training_begins(
             folder = tmp_path / f"{mixup}-{every}"
             ranks = open_job(group, machines(2), following(job, mixup, every), folder)
             train(ranks, 1)
-            ranks.save_progress(folder)
+            save_progress(ranks, folder)
             losses.append(held_out_loss(ranks))
             losses.append(held_out_loss(open_job(group, machines(2), following(job, mixup, every), folder)))
         trained_model = export(ranks, tmp_path / "policy").parent
@@ -173,5 +175,5 @@ def test_held_out_metrics_compare_with_the_reference_as_training_begins(
 
 
 def held_out_loss(ranks: Any) -> float:
-    reports = ranks.evaluate()
+    reports = ranks.all(Trainer.evaluate)
     return sum(report.sums["loss"] for report in reports) / sum(report.normaliser for report in reports)

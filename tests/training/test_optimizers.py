@@ -15,7 +15,8 @@ from alignment_core.recipes import TrainingConfig, parse_recipe
 from alignment_core.recipes.base import REFUSES_UNUSED
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.optimizers import MuonAndAdamW, make_optimizer
-from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained
+from alignment_core.training.resumable import save_progress
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train, trained
 
 
 class Small(torch.nn.Module):
@@ -87,11 +88,11 @@ def test_a_resumed_job_ends_in_the_same_bytes_whatever_the_ranks(
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, progress, zero_stage=0)
         train(ranks, 3)
-        ranks.save_progress(progress)
+        save_progress(ranks, progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
-        ranks = open_job(group, machines(1), job, progress, zero_stage=0)
-        assert ranks.state["step"] == 3
+        ranks, state = opened(group, machines(1), job, progress, zero_stage=0)
+        assert state["step"] == 3
         train(ranks, 3)
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
     before = load_file(job.model.path / "model.safetensors")

@@ -16,8 +16,8 @@ from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.policy_trainer import RlJob
+from alignment_core.training.ranks import TrainerActors
 from alignment_core.training.step_data import StepData
-from alignment_core.training.trainers import Trainers
 from tests.training.conftest import MODEL, random_ids
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
 
@@ -48,7 +48,7 @@ class Policy:
 
     def __init__(
         self,
-        trainers: Trainers,
+        trainers: TrainerActors,
         machines: Any,
         model: Path,
         folder: Path,

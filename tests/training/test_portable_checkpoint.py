@@ -14,8 +14,9 @@ from alignment_core.artifacts.stored_progress import PLAIN, settled
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.resumable import save_progress
 from tests.training.test_policy_ranks import Policy, sampled
-from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train
 
 STORED: dict[str, Any] = {"progress": "store"}
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
@@ -38,12 +39,12 @@ def test_the_same_ranks_go_on_to_the_same_bytes(
     with machines(ranks_of).trainers() as group:
         ranks = open_job(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
         train(ranks, 3)
-        ranks.save_progress(tmp_path / "progress")
+        save_progress(ranks, tmp_path / "progress")
         assert {Path(path).suffix for path in settled(tmp_path / "progress")} <= PLAIN
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
-        ranks = open_job(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
-        assert ranks.state["step"] == 3
+        ranks, state = opened(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
+        assert state["step"] == 3
         train(ranks, 3)
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
 
@@ -57,12 +58,12 @@ def test_other_ranks_and_stages_go_on_to_the_same_weights_up_to_rounding(
     for name, layout in (("whole", before), ("resumed", after)):
         ranks_of, resources = LAYOUTS[layout]
         with machines(ranks_of).trainers() as group:
-            ranks = open_job(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
+            ranks, state = opened(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
             if name == "whole":
                 train(ranks, 3)
-                ranks.save_progress(tmp_path / "progress")
+                save_progress(ranks, tmp_path / "progress")
             else:
-                assert ranks.state["step"] == 3
+                assert state["step"] == 3
             train(ranks, 3)
             results[name] = load_file(export(ranks, tmp_path / name))
     start = load_file(job.model.path / "model.safetensors")
@@ -76,7 +77,7 @@ def test_every_optimiser_goes_on_to_the_same_bytes(name: str, make_job: Any, mac
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, tmp_path / "progress", zero_stage=0, **STORED)
         train(ranks, 3)
-        ranks.save_progress(tmp_path / "progress")
+        save_progress(ranks, tmp_path / "progress")
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks = open_job(group, machines(1), job, tmp_path / "progress", zero_stage=0, **STORED)

@@ -25,7 +25,7 @@ from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.step_data import StepData
 from tests.training.conftest import MODEL
-from tests.training.test_trainer_ranks import Opened, export, greatest_difference, open_job, train
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
 
 
 def sampled(preferences: pa.Table) -> list[Row]:
@@ -130,4 +130,4 @@ def test_a_model_without_routers_is_refused(make_job: Any, machines: Any, tmp_pa
             UserError, match=r"training\.router_aux_loss_coef: a llama model has no routers .* leave it at 0"
         ),
     ):
-        Opened(group, machines(1), job, tmp_path / "progress")
+        open_job(group, machines(1), job, tmp_path / "progress")

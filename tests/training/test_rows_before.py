@@ -16,6 +16,7 @@ from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.training.kto_mismatch import mismatched
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.kto import Kto
+from alignment_core.training.trainer import Trainer
 from alignment_core.training.training_rows import rows_before, training_rows
 from tests.training.test_trainer_ranks import open_job, train
 
@@ -59,6 +60,6 @@ def test_held_out_rows_of_a_changing_beta_take_one_pass(make_job: Any, machines:
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, tmp_path / "progress", max_tokens_per_microbatch=10_000)
         train(ranks, 1)
-        (report,) = ranks.evaluate()
+        (report,) = ranks.all(Trainer.evaluate)
     assert report.normaliser == 14
     assert np.isfinite(report.sums["loss"])

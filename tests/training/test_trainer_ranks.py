@@ -17,7 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment_core.cluster.group import call
+from alignment_core.cluster.actor import call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import DataError, EnvironmentFault, NumericError, UserError
 from alignment_core.host.protocol import describe, rebuild
 from alignment_core.models.model_ref import Model
@@ -29,35 +30,39 @@ from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.rank_folders import write
+from alignment_core.training.ranks import TrainerActors
+from alignment_core.training.ranks import open_job as open_on
+from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.trainer import Trainer, TrainJob
-from alignment_core.training.trainer_ranks import TrainerRanks
-from alignment_core.training.trainers import Trainers
-from alignment_core.training.worker import TrainWorker
 from tests.training.conftest import MODEL, reference_logps
 
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
 CHANGING = DynamicDpo(DpoLossConfig(beta=0.3, final_beta=0.6, beta_alpha=0.6, beta_margin=1.0))
 
 
-class Opened(TrainerRanks):
-    """A job on the ranks, where its progress left it; ``state`` says where that is."""
-
-    def __init__(self, trainers: Trainers, machines: Any, job: TrainJob, folder: Path, **resources: Any) -> None:
-        super().__init__(trainers, job, machines.resources.model_copy(update=resources))
-        self.state = self.prepare(folder)
+Ranks = ActorGroup[Trainer]
 
 
-def open_job(trainers: Trainers, machines: Any, job: TrainJob, folder: Path, **resources: Any) -> Opened:
+def opened(
+    trainers: TrainerActors, machines: Any, job: TrainJob, folder: Path, **resources: Any
+) -> tuple[Ranks, dict[str, Any]]:
+    """A job on the ranks, continued from its progress, and where it stands."""
     folder.mkdir(exist_ok=True)
-    return Opened(trainers, machines, job, folder, **resources)
+    ranks = open_on(trainers, job, machines.resources.model_copy(update=resources))
+    return ranks, resume(ranks, folder)
 
 
-def train(ranks: TrainerRanks, steps: int) -> list[StepReport]:
-    return ranks.train(steps, 3600.0)
+def open_job(trainers: TrainerActors, machines: Any, job: TrainJob, folder: Path, **resources: Any) -> Ranks:
+    return opened(trainers, machines, job, folder, **resources)[0]
 
 
-def export(ranks: TrainerRanks, directory: Path) -> Path:
-    ranks.export(directory)
+def train(ranks: Ranks, steps: int) -> list[StepReport]:
+    return ranks.all(Trainer.train, steps, 3600.0)
+
+
+def export(ranks: Ranks, directory: Path) -> Path:
+    write(ranks, [directory], Trainer.export, directory)
     return directory / "model.safetensors"
 
 
@@ -65,7 +70,7 @@ def trained(machines: Any, job: TrainJob, output: Path, steps: int = 3, **resour
     """The weights after so many steps of a new job."""
     with machines.trainers() as group:
         ranks = open_job(group, machines, job, output.with_suffix(".progress"), **resources)
-        assert [report.steps for report in train(ranks, steps)] == [steps] * group.size
+        assert [report.steps for report in train(ranks, steps)] == [steps] * ranks.size
         return load_file(export(ranks, output))
 
 
@@ -118,9 +123,9 @@ def test_further_options_of_deepspeed_are_taken_or_refused(make_job: Any, machin
 
 
 def test_of_a_job_that_is_over_nothing_is_left_in_memory(make_job: Any, machines: Any, tmp_path: Path) -> None:
-    def remember(cell: Any) -> None:
-        learner = cell.object.job.learner
-        cell.remembered = [weakref.ref(one) for one in (learner.engine, *learner.packed.parameters())]
+    def remember(actor: Any) -> None:
+        learner = actor.object.learner
+        actor.remembered = [weakref.ref(one) for one in (learner.engine, *learner.packed.parameters())]
 
     jobs = [(DPO, 2), (Sft(), 3), (RewardModel(), 3), (Sft(), 0)]
     for number, (method, zero_stage) in enumerate(jobs):
@@ -129,7 +134,7 @@ def test_of_a_job_that_is_over_nothing_is_left_in_memory(make_job: Any, machines
             train(ranks, 3)
             (actor,) = machines(1)._trainers.actors
             machines(1)._ray.get(actor.__ray_call__.remote(remember))
-        left = actor.__ray_call__.remote(lambda cell: sum(one() is not None for one in cell.remembered))
+        left = actor.__ray_call__.remote(lambda actor: sum(one() is not None for one in actor.remembered))
         assert machines(1)._ray.get(left) == 0, f"of the job number {number}"
 
 
@@ -174,7 +179,7 @@ def test_the_reported_loss_and_norm_do_not_depend_on_ranks_or_sharding(
         with machines(world).trainers() as group:
             ranks = open_job(group, machines(world), job, tmp_path / str(world), zero_stage=stage)
             reports = train(ranks, 2)
-            held_out = ranks.evaluate()
+            held_out = ranks.all(Trainer.evaluate)
             losses.append(
                 [
                     sum(report.sums["loss"] for report in part) / sum(report.normaliser for report in part)
@@ -214,12 +219,12 @@ def test_a_resumed_job_ends_in_the_same_bytes(offload: bool, make_job: Any, mach
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, offload_optimizer=offload)
         train(ranks, 3)
-        ranks.save_progress(progress)  # on the way; the run goes on to its end
+        save_progress(ranks, progress)  # on the way; the run goes on to its end
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
 
-        ranks = open_job(group, machines(2), job, progress, offload_optimizer=offload)
-        assert ranks.state["step"] == 3
+        ranks, state = opened(group, machines(2), job, progress, offload_optimizer=offload)
+        assert state["step"] == 3
         assert [report.steps for report in train(ranks, 100)] == [3, 3]
         resumed = export(ranks, tmp_path / "resumed").read_bytes()
     assert resumed == whole
@@ -233,7 +238,7 @@ def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, m
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks = open_job(old, machines(2), job, progress)
         train(ranks, 3)
-        ranks.save_progress(progress)
+        save_progress(ranks, progress)
     shutil.copytree(job.model.path, tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"none")
     without_model = dataclasses.replace(job, model=Model(tmp_path / "broken", MODEL))
@@ -241,8 +246,8 @@ def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, m
         open_job(old, machines(2), without_model, progress)
     with machines(2).trainers() as new:
         assert new.group is not old.group
-        ranks = open_job(new, machines(2), job, progress)
-        assert ranks.state["step"] == 3
+        ranks, state = opened(new, machines(2), job, progress)
+        assert state["step"] == 3
         train(ranks, 3)
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
 
@@ -253,31 +258,30 @@ def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machine
         ranks = open_job(group, machines(2), job, progress)
         for _ in range(2):
             train(ranks, 1)
-            ranks.save_progress(progress)
+            save_progress(ranks, progress)
         assert newest_progress(progress) == progress / "step-00000002"
 
         (progress / "step-00000002" / "complete.json").unlink()  # as if killed while it was written
-        ranks = open_job(group, machines(2), job, progress)
-        assert ranks.state["step"] == 1
+        ranks, state = opened(group, machines(2), job, progress)
+        assert state["step"] == 1
         written = (progress / "step-00000001" / "complete.json").stat()
-        ranks.save_progress(progress)  # nothing new: the only good one is not touched
+        save_progress(ranks, progress)  # nothing new: the only good one is not touched
         assert (progress / "step-00000001" / "complete.json").stat() == written
-        other = open_job(group, machines(2), job, progress, zero_stage=2)
-        assert other.state["step"] == 0, "written by another ZeRO stage"
+        _, state = opened(group, machines(2), job, progress, zero_stage=2)
+        assert state["step"] == 0, "written by another ZeRO stage"
 
 
-def errors_of_ranks(ranks: TrainerRanks, steps: int) -> list[BaseException | None]:
+def errors_of_ranks(ranks: Ranks, steps: int) -> list[BaseException | None]:
     """What `train` raises on each rank; fails if a rank does not answer."""
-    group, asked = ranks.group, call(TrainWorker.do, call(Trainer.train, steps, 3600.0))
-    calls = [actor.call.remote(asked) for actor in group.actors]
-    _, hanging = group.ray.wait(calls, num_returns=len(calls), timeout=60)
+    calls = [actor.call.remote(call(Trainer.train, steps, 3600.0)) for actor in ranks.actors]
+    _, hanging = ranks.ray.wait(calls, num_returns=len(calls), timeout=60)
     assert not hanging
     errors: list[BaseException | None] = []
     for one in calls:
         try:
-            group.ray.get(one)
+            ranks.ray.get(one)
             errors.append(None)
-        except group.ray.exceptions.RayTaskError as error:
+        except ranks.ray.exceptions.RayTaskError as error:
             errors.append(error.cause)
     return errors
 
@@ -292,9 +296,9 @@ def test_a_diverging_job_is_a_numeric_error_on_every_rank(
         errors = errors_of_ranks(ranks, 6)
         assert [type(error) for error in errors] == [NumericError, NumericError]
         assert "is not finite at step 1 of 6" in str(errors[0])  # step 0 made the weights as large as the rate
-        for save in (ranks.save_progress, ranks.export):
+        for save in (save_progress, export):
             with pytest.raises(NumericError, match=r"step 1 failed half-way: the half-updated weights are not saved"):
-                save(tmp_path / "bad")
+                save(ranks, tmp_path / "bad")
         assert not (tmp_path / "bad").exists()
 
         # all ranks left the step together, so the actors serve the next job
@@ -330,8 +334,8 @@ def test_a_checkpoint_for_which_the_disk_has_no_room_is_said_and_counts_for_noth
     disk.mkdir()
     with ExitStack() as stack:
         group = stack.enter_context(machines(1).trainers())
-        ranks = open_job(group, machines(1), make_job(Sft()), tmp_path / "progress")
-        parameters = ranks.state["parameters"]
+        ranks, state = opened(group, machines(1), make_job(Sft()), tmp_path / "progress")
+        parameters = state["parameters"]
         options = f"size={bytes_per_parameter * parameters}"  # this one takes 16 a parameter
         mount = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], capture_output=True, check=False)
         if mount.returncode:
@@ -343,18 +347,18 @@ def test_a_checkpoint_for_which_the_disk_has_no_room_is_said_and_counts_for_noth
             export(ranks, disk / "model")
         (disk / "other").unlink()
         with pytest.raises(Exception) as caught:  # noqa: PT011 (what the flow would see of it is what counts)
-            ranks.save_progress(disk)
+            save_progress(ranks, disk)
         error = rebuild(describe(caught.value))
         assert isinstance(error, EnvironmentFault)
         assert re.search(says, str(error))
         assert newest_progress(disk) is None
 
         subprocess.run(["mount", "-o", "remount,size=16m", disk], check=True)
-        ranks.save_progress(disk)
+        save_progress(ranks, disk)
         assert newest_progress(disk) == disk / "step-00000001"
 
 
 def test_rank_zero_stops_all_ranks_when_its_time_is_over(make_job: Any, machines: Any, tmp_path: Path) -> None:
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), make_job(Sft()), tmp_path / "progress")
-        assert [report.steps for report in ranks.train(6, 0.0)] == [1, 1]
+        assert [report.steps for report in ranks.all(Trainer.train, 6, 0.0)] == [1, 1]

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-from alignment_core.cluster.group import Call
 from alignment_core.errors import InfrastructureError, Stopped, UserError
 from alignment_core.rewards.verify import Verifier
 from alignment_core.user_code.errors import Failed
@@ -194,12 +193,12 @@ def node(file: Path, ended: bool = False) -> Iterator[tuple[Node, list[tuple[str
     class Group:
         size = 1
 
-        def one(self, index: int, what: Call[NodePool, Any], timeout: float) -> Any:
-            asked.append((what.method, timeout))
-            if ended and what.method == "answers":
+        def one_within(self, timeout: float, index: int, method: Any, *arguments: Any) -> Any:
+            asked.append((method.__name__, timeout))
+            if ended and method is NodePool.answers:
                 of.close()
                 raise InfrastructureError("rewards: an actor died")
-            return what.of(inside)
+            return method(inside, *arguments)
 
     group: Any = Group()
     of = Node(group, 0, 100.0)

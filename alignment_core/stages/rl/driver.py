@@ -12,7 +12,7 @@ from typing import Any
 from alignment_core.environments.episode import version_of
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
-from alignment_core.execution.metric_window import Course, unmoved
+from alignment_core.execution.metric_window import MetricWindow, unmoved
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import Engines
@@ -74,7 +74,7 @@ class Driver:
             self._restore(state["driver"])
             context.resume_curve(curve_of(context.progress, step), step)
             metrics = context.curve.metrics_after(step)
-        course, differ = Course(context.progress, step, section.steps), step > 0
+        window, differ = MetricWindow(context.progress, step, section.steps), step > 0
         if self.best:
             self.best.resume(state["driver"].get("best"), state["driver"].get("looked", 0))
         metrics |= self._follow(step, self._best_at(step))
@@ -85,7 +85,7 @@ class Driver:
             step += 1
             differ |= metrics["reward_deviation"] > 0
             shown = {name: value for name, value in metrics.items() if name in SHOWS or name.startswith("reward")}
-            course.add(step, shown)
+            window.add(step, shown)
             context.curve.add(step, "steps", metrics)  # before the checkpoints, which hold the curve
             best = self._best_at(step)
             if step < section.steps or best:
@@ -101,7 +101,7 @@ class Driver:
         self._export()
         self.trajectories.settle()
         told = {"warnings": warnings} if (warnings := self._warnings(differ)) else {}
-        return {**metrics, **course.metrics(), **told, "steps": section.steps, "parameters": state["parameters"]}
+        return {**metrics, **window.metrics(), **told, "steps": section.steps, "parameters": state["parameters"]}
 
     def _export(self) -> None:
         """Write the models."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
-from alignment_core.training.ranks import agree, unanimous
+from alignment_core.training.collectives import agree, unanimous
 
 
 def _rank(rank: int, meet: str, answers: list[bool]) -> None:

@@ -1,0 +1,72 @@
+"""Stages that train on fixed data: their common function and outputs.
+
+Modules of stages import this one, also where nothing is trained, so torch is imported in :func:`train` only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import DataError, UserError
+from alignment_core.execution.base import StageContext
+from alignment_core.execution.metric_window import unmoved
+from alignment_core.models.saving import ADAPTER
+
+if TYPE_CHECKING:
+    from alignment_core.recipes import TrainingConfig
+    from alignment_core.recipes.sections.preference import ReferenceSyncConfig
+    from alignment_core.training.methods.base import Method
+
+LAST = "last"
+"""Output of the last checkpoint, where the best one is another."""
+TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter"}
+"""The outputs of a stage that trains a policy; ``adapter`` of one with LoRA."""
+
+
+def train(
+    context: StageContext,
+    method: Method,
+    training: TrainingConfig,
+    model: str = "model",
+    test_before: bool = False,
+    sync: ReferenceSyncConfig | None = None,
+    dropout: bool = False,
+) -> dict[str, Any]:
+    """Train the input of role ``model`` on the input ``data``; returns metrics.
+
+    A method that needs a reference compares with the input ``reference_logps``, which the stage of this name makes of the same
+    data. Raises DataError if rows that the training takes are missing in it. With ``test_before`` the metrics of held-out rows
+    before the first step are returned as ``test_<name>.first``. With ``sync`` the reference is the input ``reference``, or the
+    model itself, and follows the policy. With ``dropout`` the model's own dropout is on.
+    """
+    from alignment_core.execution.training_loop import run_job
+    from alignment_core.training.trainer import TrainJob
+
+    fixed = method.needs_reference and sync is None
+    if fixed and "reference_logps" not in context.inputs:
+        raise UserError(
+            "the method compares with a reference: give its stage the input reference_logps, which the stage of this name "
+            "makes (alignment.tasks.training.reference_logps)"
+        )
+    data = context.inputs["data"]
+    if not (data / "train.parquet").is_file():
+        raise DataError("the data set holds no training rows")
+    job = TrainJob(
+        method=method,
+        model=context.model(model),
+        reference_logps=context.inputs["reference_logps"] / "logps.parquet" if fixed else None,
+        train_data=data / "train.parquet",
+        test_data=data / "test.parquet" if (data / "test.parquet").is_file() else None,
+        training=training,
+        seed=context.seed,
+        reference=context.model("reference") if "reference" in context.inputs else None,
+        sync=sync,
+        scratch=context.progress,
+        dropout=dropout,
+    )
+    if training.eval_steps and job.test_data is None:
+        raise UserError("training.eval_steps: the data holds out no rows; set its `test_rows`, or leave the field out")
+    metrics = run_job(context, job, test_before, context.outputs.get(LAST))
+    if warnings := unmoved(context.inputs[model], context.output):
+        metrics["warnings"] = warnings
+    return metrics
