@@ -1,7 +1,7 @@
-"""Who may talk to the Prefect servers that we start: whoever holds the token of this start of the server.
+"""Access to the Prefect servers that we start: a token per start of the server, and a password for its pages.
 
-A token lives as long as the process that holds the server's port. Whoever listens there afterwards may be a stranger, and
-what a client tells him by mistake is worth nothing any more.
+A token is valid while the process that holds the server's port lives. Another user's process may listen there afterwards; a
+token that a client sends to it by mistake is worthless by then.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 OLDER_DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
 LOOPBACK = ("localhost", "::1", "0.0.0.0")
 OF_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
-"""Beginnings of the variables that may hold a password of the database."""
+"""Prefixes of the variables that may hold the database password."""
 
 
 def new_token() -> str:
-    """A password that nobody guesses."""
+    """A random token."""
     return secrets.token_urlsafe(32)
 
 
 def url_of(port: int) -> str:
-    """Address of a server's API."""
+    """The address of a server's API."""
     return f"http://127.0.0.1:{port}/api"
 
 
-def same_server(one: str, other: str) -> bool:
-    """Whether two addresses of APIs are of one server: this machine's own names are one."""
-    return _normal(one) == _normal(other)
+def same_server(url: str, other: str) -> bool:
+    """Whether two API addresses belong to one server; all names of this machine are equal."""
+    return _normal(url) == _normal(other)
 
 
 def _normal(url: str) -> tuple[str, str, int | None, str]:
@@ -48,12 +48,12 @@ def _normal(url: str) -> tuple[str, str, int | None, str]:
 
 
 def of_client(url: str, token: str) -> dict[str, str]:
-    """Settings of a process that talks to the server."""
+    """Environment variables of a client process."""
     return {URL: url, TOKEN: token}
 
 
 def of_server(port: int, token: str) -> dict[str, str]:
-    """Settings of a server's process: it answers who knows the token, and web pages of its own alone."""
+    """Environment variables of a server process: it requires the token, and rejects requests from pages of other origins."""
     return {
         "PREFECT_SERVER_API_AUTH_STRING": token,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
@@ -61,7 +61,7 @@ def of_server(port: int, token: str) -> dict[str, str]:
 
 
 def headers() -> dict[str, str]:
-    """What a request to the server that the environment names has to show."""
+    """Headers that authorize a request to the server in the environment."""
     token, key = os.environ.get(TOKEN), os.environ.get("PREFECT_API_KEY")
     if token:
         return {"authorization": f"Basic {b64encode(token.encode()).decode()}"}
@@ -69,40 +69,40 @@ def headers() -> dict[str, str]:
 
 
 PASSWORD = "ALIGN_SERVER_PASSWORD"
-"""Variable of a server with pages: what a person shows there instead of the token."""
+"""Variable with the password that people enter on the server's pages instead of the token."""
 LEAST_PASSWORD = 8
 OF_PAGES = {"PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true"}
-"""Of a server with pages: a request that changes something has to show that a page of its own made it."""
+"""Requests that change something need a CSRF token of one of the server's pages."""
 
 
 def split(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What any process may know, and what the server alone has to know of the database."""
+    """Split into variables for every process, and those of the database, for the server only."""
     database = {name: value for name, value in environment.items() if name.startswith(OF_DATABASE)}
     return {name: value for name, value in environment.items() if name not in database}, database
 
 
 def shown_database(settings: Mapping[str, str]) -> str | None:
-    """The database that a server's settings name, without its password; None is Prefect's own default, SQLite."""
+    """The database in a server's settings, without password; None for Prefect's default, SQLite."""
     url = settings.get(DATABASE) or settings.get(OLDER_DATABASE)
     if url is None:
-        return settings.get("PREFECT_SERVER_DATABASE_HOST")  # somebody gives its parts
+        return settings.get("PREFECT_SERVER_DATABASE_HOST")  # the parts of the URL may be given one by one
     parts = urlsplit(url)
     host = parts.hostname or ""
     return urlunsplit(parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host, query=""))
 
 
 def lost_server(error: BaseException | None) -> str | None:
-    """What to tell about an error that means: the server of the run is away, or does not know its token any more."""
+    """A sentence for an error that means that the run's server is gone or no longer accepts its token; else None."""
     import httpx
 
     while error is not None:
         refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403)
         lost = isinstance(error, httpx.TransportError) or (refused and TOKEN in os.environ)
         if lost and _address(error).startswith(os.environ.get(URL, "none")):
-            what = "no longer accepts this run's token" if refused else "no longer answers"
-            why = "when the process behind `align up` ends, its token becomes invalid"
+            problem = "no longer accepts this run's token" if refused else "no longer answers"
+            reason = "when the process behind `align up` ends, its token becomes invalid"
             return (
-                f"the Prefect server at {os.environ[URL]} {what} ({why}); finished stages are kept, and `align resume "
+                f"the Prefect server at {os.environ[URL]} {problem} ({reason}); finished stages are kept, and `align resume "
                 "last` continues with whatever server is running then"
             )
         error = error.__cause__
@@ -110,7 +110,7 @@ def lost_server(error: BaseException | None) -> str | None:
 
 
 def unreachable(error: BaseException | None) -> str | None:
-    """What to tell about an error that means: the server that PREFECT_API_URL names cannot be reached."""
+    """A sentence for an error that means that the server in PREFECT_API_URL cannot be reached; else None."""
     import httpx
 
     while error is not None:
@@ -121,15 +121,15 @@ def unreachable(error: BaseException | None) -> str | None:
 
 
 def _address(error: Any) -> str:
-    """What a request was about that httpx could not send, or got no good answer to."""
+    """The URL of the failed request; "" if the error has none."""
     try:
         return str(error.request.url)
-    except RuntimeError:  # it does not know
+    except RuntimeError:  # httpx raises it for an error without a request
         return ""
 
 
 def write(file: Path, token: str) -> None:
-    """Keep a token where this user's processes find it, and nobody else."""
+    """Write a token to a file that only this user can read."""
     partial = file.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
@@ -138,25 +138,25 @@ def write(file: Path, token: str) -> None:
 
 
 def password(file: Path) -> str:
-    """The password that a file holds, which only this user may read from now on; a new one where it is not there.
+    """The password in a file, which becomes readable for this user only. A missing file gets a new password.
 
-    Raises UserError for one that is too short.
+    Raises UserError for a password that is too short.
     """
-    kept = (read(file) or "").strip()
-    if not kept:
-        kept = secrets.token_urlsafe(16)
-        write(file, kept)
-    if len(kept) < LEAST_PASSWORD:
+    secret = (read(file) or "").strip()
+    if not secret:
+        secret = secrets.token_urlsafe(16)
+        write(file, secret)
+    if len(secret) < LEAST_PASSWORD:
         raise UserError(
             f"{file}: the password must have {LEAST_PASSWORD} characters or more; delete the file for a new one"
         )
     with suppress(OSError):
         file.chmod(0o600)
-    return kept
+    return secret
 
 
 def read(file: Path) -> str | None:
-    """The token that ``write`` kept, if there is one."""
+    """The content of a token file, if it exists."""
     with suppress(OSError):
         return file.read_text()
     return None

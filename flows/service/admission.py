@@ -1,4 +1,4 @@
-"""Which due runs a worker takes up: it keeps the places of runs that crashed and are about to resume."""
+"""The due runs that a worker may start: slots of crashed runs that are about to resume stay reserved."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from alignment.flows.service.reconcile import FLOW, may_resume, resumes_by_itsel
 async def admitted(
     client: PrefectClient, limit: int | None, due: Sequence[WorkerFlowRunResponse]
 ) -> list[WorkerFlowRunResponse]:
-    """Of runs that are due, those that a worker takes up now: runs that resume first, and no others in the places of runs that
-    crashed and are about to resume."""
-    resumed = [one for one in due if one.flow_run.run_count]
-    others = [one for one in due if not one.flow_run.run_count]
-    if others and limit is not None:
+    """Due runs that may start now: resumed runs first, then new ones as far as crashed runs that are about to resume leave
+    slots."""
+    resumed = [response for response in due if response.flow_run.run_count]
+    new = [response for response in due if not response.flow_run.run_count]
+    if new and limit is not None:
         reserved = 0
-        ours = FlowFilter(name=FlowFilterName(any_=[FLOW]))  # those that a reconciler resumes
-        newest_first = FlowRunSort.EXPECTED_START_TIME_DESC  # in what order the reconciler looks at them
+        ours = FlowFilter(name=FlowFilterName(any_=[FLOW]))  # the reconciler resumes no others
+        newest_first = FlowRunSort.EXPECTED_START_TIME_DESC  # the reconciler reads the same page of runs
         crashed = await client.read_flow_runs(**in_pool("CRASHED"), flow_filter=ours, sort=newest_first, limit=SHOWN)
-        for run in filter(may_resume, crashed):  # a pool may hold hundreds of old ones: their states are not asked for
+        for run in filter(may_resume, crashed):  # a pool may hold hundreds of old ones, whose states are not read
             reserved += resumes_by_itself(run, await client.read_flow_run_states(run.id))
         if reserved:
             active = len(await client.read_flow_runs(**in_pool(*ACTIVE), limit=SHOWN))
-            others = others[: max(limit - active - len(resumed) - reserved, 0)]
-    return [*resumed, *others]
+            new = new[: max(limit - active - len(resumed) - reserved, 0)]
+    return [*resumed, *new]

@@ -1,4 +1,4 @@
-"""Prefect's settings for a run without a server of its own: everything below ALIGN_HOME, nothing phones home."""
+"""Prefect's settings: all files below ALIGN_HOME, no telemetry."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import os
 from alignment_core.home import align_home
 
 WORKERS = ("APILogWorker", "EventsWorker")
-"""Prefect's background senders: their loggers are named after their classes, so that Prefect's own level does not reach them,
-and at the end of a run they tell the terminal how many items they still have to send."""
+"""Loggers of Prefect's background senders. They are outside Prefect's logging level, and print to the terminal at the end of a
+run."""
 UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "CANCELLATION_CLEANUP", "FOREMAN", "PAUSE_EXPIRATIONS", "TRIGGERS")
 
 
 def prepare() -> None:
-    """Set what Prefect reads when it is imported; the user's own settings win. Call before ``import prefect``."""
+    """Set Prefect's environment variables, unless the user has set them. Call before ``import prefect``, which reads them."""
     quiet = "PREFECT_LOGGING_LEVEL" not in os.environ
     settings = {
         **at_home(),
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
-        "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",  # these two go to the API; see quiet_console
+        "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",  # for the API, see quiet_console
         "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "INFO",
         "PREFECT_LOGGING_TO_API_ENABLED": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
@@ -34,7 +34,7 @@ def prepare() -> None:
 
 
 def at_home() -> dict[str, str]:
-    """What keeps Prefect's files below ALIGN_HOME, and Prefect from telling anybody about them."""
+    """Settings for files below ALIGN_HOME and no telemetry."""
     home = align_home() / "prefect"
     return {
         "PREFECT_HOME": str(home),
@@ -47,7 +47,7 @@ def at_home() -> dict[str, str]:
 
 
 def quiet_console() -> None:
-    """Let the logs of flow and task runs reach Prefect's API only: what they tell, the live display shows."""
+    """Keep the logs of flow and task runs off the terminal, where the live display shows their content."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).propagate = False
     for name in WORKERS:

@@ -1,4 +1,4 @@
-"""Following a run to its end, across crashes and resumptions, also while its server is away."""
+"""Follow a run to its end, across crashes, resumptions and outages of its server."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from alignment_core.execution.cost import times
 LOOK_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
 PATIENCE_SECONDS = 300.0
-"""A crashed run that nothing has resumed for this long stays as it is."""
+"""A crashed run that was not resumed for so long has ended."""
 ENDS = {"COMPLETED": "completed", "FAILED": "failed", "CANCELLED": "cancelled"}
 GONE_SECONDS = 10.0
-"""How long services that do not run, and a server that has never answered, are waited for."""
-LATER = (408, 429)
-"""Answers of a server that has no time now."""
+"""Patience for services that are not running, and for a server that has never answered."""
+RETRY_LATER = (408, 429)
+"""Status codes of an overloaded server."""
 Say = Callable[[str], None]
 
 
 class _State(BaseModel):
-    """Of a run, as the server has it."""
+    """The state of a run on the server."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,7 +40,7 @@ class _State(BaseModel):
 
 
 class _Run(BaseModel):
-    """What the server says of a run."""
+    """A run on the server."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -60,22 +60,23 @@ class Ending(BaseModel):
 
 
 def last() -> str:
-    """The run that was asked for last: of those that this machine's journal has and those that the services' server has,
-    where a worker may not have begun it. Raises UserError if there is none."""
-    begun = journal.runs()
+    """The id of the latest run in this machine's journal or on the services' server, where it may not have begun yet. Raises
+    UserError if there is none."""
+    records = journal.runs()
     services.use_if_running()
     url = os.environ.get(access.URL)
-    asked = _asked_for_last() if url else None
-    if asked is None:
+    on_server = _last_on_server() if url else None
+    if on_server is None:
         return journal.find(journal.LAST).run_id
-    elsewhere = [one for one in begun if not access.same_server(one.server or "", url or "")]
-    if elsewhere and datetime.fromisoformat(elsewhere[-1].started_at) > asked[0]:
+    due, run_id = on_server
+    elsewhere = [record for record in records if not access.same_server(record.server or "", url or "")]
+    if elsewhere and datetime.fromisoformat(elsewhere[-1].started_at) > due:
         return elsewhere[-1].run_id
-    return asked[1]
+    return run_id
 
 
-def _asked_for_last() -> tuple[datetime, str] | None:
-    """When the newest run that is due at the server was due, and its id; None where there is none, or no answer."""
+def _last_on_server() -> tuple[datetime, str] | None:
+    """The due time and id of the latest due run on the server; None if there is none, or no answer."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterExpectedStartTime
     from prefect.client.schemas.sorting import FlowRunSort
@@ -96,36 +97,40 @@ def _asked_for_last() -> tuple[datetime, str] | None:
 
 
 def follow(run_id: str, say: Say) -> Ending:
-    """Wait for the end of a run, and say what happens meanwhile. Raises EnvironmentFault if nobody knows the run,
-    the server does not let this process look at it, or no server is there and the run does not go on without one."""
-    stages, states = _Stages(run_id, say), _States(run_id, say)
+    """Wait for the end of a run, and report its states and stages. Raises EnvironmentFault if the run is unknown, if the server
+    rejects this process, or if there is no server and the run does not continue without one."""
+    stages = _Stages(run_id, say)
+    states = _States(run_id, say)
     while True:
         services.use_if_running()
         ending = states.look()
-        stages.look()  # afterwards: what a run did last it writes down before its end
+        stages.look()  # after the state: a run writes its last stages down before it ends
         if ending is not None:
             return ending
         time.sleep(LOOK_SECONDS)
 
 
 class _States:
-    """Says each state of a run, as its server or, of a run without one, this machine's journal has it."""
+    """Reports each state of a run, from its server or, for a run without one, from this machine's journal."""
 
     def __init__(self, run_id: str, say: Say) -> None:
-        self._run_id, self._say = run_id, say
-        self._said = ""
+        self._run_id = run_id
+        self._say = say
+        self._last_text = ""
         self._crashed_at: float | None = None
         self._away_since: float | None = None
         self._answered = False
 
     def look(self) -> Ending | None:
-        """How the run ended, once it has."""
+        """The ending of the run, once it has ended."""
+        run, refused = None, None
         try:
-            run, refused = _ask(self._run_id), None
+            run = _read_run(self._run_id)
         except EnvironmentFault as error:
-            run, refused = None, error
+            refused = error
         if run is not None:
-            self._away_since, self._answered = None, True
+            self._away_since = None
+            self._answered = True
             return self._on_server(run)
         record = _record(self._run_id)
         if record is not None and not record.deployed:
@@ -135,23 +140,23 @@ class _States:
         return self._wait_for_the_server(record)
 
     def _wait_for_the_server(self, record: journal.RunRecord | None) -> Ending | None:
-        """Say that it is away; how the run ended, if this machine's journal knows.
+        """Report the outage; return the ending if this machine's journal has it.
 
-        Raises EnvironmentFault once the server has been away for too long while no process runs the run.
+        Raises EnvironmentFault after a long outage during which no process of the run is alive.
         """
         url, now = os.environ.get(access.URL), time.monotonic()
         gone = not url or (_is_of_the_services(url) and services.running() is None)
         patience = PATIENCE_SECONDS if self._answered and not gone else GONE_SECONDS
-        what = "no services are running" if gone else f"{url} does not answer"
+        outage = "no services are running" if gone else f"{url} does not answer"
         alive = record is not None and journal.is_alive(record)
         if gone and record is not None and record.status in ENDS.values():
             return _ended(record)
-        self._news(f"{what}; {'the run continues' if alive else f'waiting for {patience:g} s'}")
+        self._report(f"{outage}; {'the run continues' if alive else f'waiting for {patience:g} s'}")
         self._away_since = None if alive else self._away_since or now
         if self._away_since is not None and now - self._away_since >= patience:
             status = f" (its status here is {journal.status_of(record)})" if record else ""
             raise EnvironmentFault(
-                f"{what}, so that nothing continues run {self._run_id}{status}: `align up` starts the services, and `align "
+                f"{outage}, so that nothing continues run {self._run_id}{status}: `align up` starts the services, and `align "
                 "watch` follows it again"
             )
         return None
@@ -161,7 +166,7 @@ class _States:
         attempt = f", attempt {run.run_count}" if run.run_count > 1 else ""
         queue = run_queue.read() if state.type == "SCHEDULED" else None
         why = (queue.reason(self._run_id) if queue else None) or state.message
-        if self._news(f"{state.name}{attempt}{': ' + why if why else ''}"):
+        if self._report(f"{state.name}{attempt}{': ' + why if why else ''}"):
             self._crashed_at = time.monotonic() if state.type == "CRASHED" else None
         status = ENDS.get(state.type)
         if self._crashed_at is not None:
@@ -171,17 +176,17 @@ class _States:
             return None
         return Ending(run_id=self._run_id, status=status, attempt=run.run_count, message=state.message)
 
-    def _news(self, text: str) -> bool:
-        """Say what was not said last."""
-        if text == self._said:
+    def _report(self, text: str) -> bool:
+        """Report a text that differs from the last one."""
+        if text == self._last_text:
             return False
-        self._said = text
+        self._last_text = text
         self._say(text)
         return True
 
 
-def _ask(run_id: str) -> _Run | None:
-    """What the server says; None while there is none. Raises EnvironmentFault if waiting for an answer is no use."""
+def _read_run(run_id: str) -> _Run | None:
+    """The run on the server; None during an outage. Raises EnvironmentFault for answers that waiting does not change."""
     url = os.environ.get(access.URL)
     if not url:
         return None
@@ -189,7 +194,7 @@ def _ask(run_id: str) -> _Run | None:
         answer = httpx.get(f"{url}/flow_runs/{run_id}", headers=access.headers(), timeout=10)
     except httpx.HTTPError:
         return None
-    if answer.is_server_error or answer.status_code in LATER:
+    if answer.is_server_error or answer.status_code in RETRY_LATER:
         return None
     if answer.status_code in (401, 403):
         raise EnvironmentFault(
@@ -206,13 +211,13 @@ def _ask(run_id: str) -> _Run | None:
 
 
 def _is_of_the_services(url: str) -> bool:
-    """Whether this is where the services of this ALIGN_HOME are, or were last."""
-    known = services.latest()
-    return known is not None and access.same_server(known.url, url)
+    """Whether this is the address of the last services of this ALIGN_HOME."""
+    state = services.latest()
+    return state is not None and access.same_server(state.url, url)
 
 
 def _record(run_id: str) -> journal.RunRecord | None:
-    """What is known here of the run. Raises EnvironmentFault if that is nothing, and there is no server to ask."""
+    """This machine's record of the run. Raises EnvironmentFault if there is none, and no server either."""
     try:
         return journal.read(run_id)
     except NotFound:
@@ -223,16 +228,17 @@ def _record(run_id: str) -> journal.RunRecord | None:
 
 
 def _ended(record: journal.RunRecord) -> Ending:
-    """How a run ended that nothing takes up by itself."""
+    """The ending of a run without automatic resumption."""
     status = "crashed" if record.status == "running" else record.status
     return Ending(run_id=record.run_id, status=status, attempt=record.attempt, message=record.error)
 
 
 class _Stages:
-    """Says what is new about the stages of a run, as far as this machine's journal knows."""
+    """Reports changes of a run's stages, from this machine's journal."""
 
     def __init__(self, run_id: str, say: Say) -> None:
-        self._run_id, self._say = run_id, say
+        self._run_id = run_id
+        self._say = say
         self._known: dict[str, tuple[str, str]] = {}
         self._restarts: dict[str, int] = {}
         self._progress_at = 0.0

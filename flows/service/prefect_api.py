@@ -1,7 +1,7 @@
-"""Prefect's API for a run that has no server to talk to: one of its own, on loopback, that ends with this process.
+"""A Prefect server for a run without one: on loopback, ending with this process.
 
-Prefect would start such a server by itself, but only after its own import, with the server's code imported here as well,
-and would leave it behind when this process is killed.
+Prefect can start such a server by itself, but only after its own import, with the server's code imported in this process, and
+the server survives when this process is killed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from alignment_core.host.subprocess_tree import Supervised, fresh_folder
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05
 KEEP_ALIVE_SECONDS = 24 * 3600
-"""Idle connections stay open: Prefect's client meets a closed one with an error, and tries again only after 2 seconds."""
+"""Idle connections stay open: on a closed one Prefect's client fails, and retries only after 2 seconds."""
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-"""What Prefect itself sets for the temporary servers that it starts."""
+"""Prefect sets these for its own temporary servers."""
 
 
 def server_command(listener: int, log_level: str) -> list[str]:
-    """Prefect's server on a socket that listens already: early requests wait."""
+    """The command of Prefect's server on a listening socket, so that early requests wait instead of failing."""
     application = [
         "-m",
         "alignment.flows.service.prefect_server",
@@ -42,14 +42,14 @@ def server_command(listener: int, log_level: str) -> list[str]:
 
 
 def answers(url: str, seconds: float) -> bool:
-    """Whether a server at this address says, within so many seconds, that it is well."""
+    """Whether the server at this address reports its health within ``seconds``."""
     with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=seconds) as answer:
         return bool(answer.status == 200)
     return False
 
 
 class PrefectApi:
-    """The server, starting or started. Its database lies below ALIGN_HOME and outlives it; its token does not."""
+    """A running server. Its database below ALIGN_HOME outlives it, its token does not."""
 
     def __init__(self) -> None:
         home = align_home()
@@ -66,7 +66,7 @@ class PrefectApi:
             )
 
     def wait(self) -> None:
-        """Until it answers. Raises EnvironmentFault if it does not start."""
+        """Wait until the server answers. Raises EnvironmentFault if it does not start."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.server.process.poll() is None:
             if answers(self.url, START_SECONDS):
@@ -76,11 +76,10 @@ class PrefectApi:
 
 
 def start_prefect_api() -> PrefectApi | None:
-    """A server for this process, unless ``PREFECT_API_URL`` names one. Call it before ``import prefect``.
+    """Start a server for this process, unless ``PREFECT_API_URL`` names one. Call it before ``import prefect``.
 
-    What the environment says of the database is told this server alone, and forgotten here in any case.
-    It ends at the exit of the interpreter, after Prefect has sent its last logs and events: what is registered first
-    is called last.
+    Only the server gets the database variables; they are removed from this process in any case. The server ends at the exit of
+    the interpreter, after Prefect has sent its last logs and events, because exit handlers run in reverse order.
     """
     api = None
     if not os.environ.get(access.URL):

@@ -1,8 +1,8 @@
-"""``python -m alignment.flows.service.prefect_server …``: uvicorn; Prefect's server is imported in three quarters of the time.
+"""``python -m alignment.flows.service.prefect_server …``: uvicorn and Prefect's server, with a faster import.
 
-On SQLite some transactions of Prefect's background tasks read first and write then; SQLite refuses that where another one
-has written between, and the task tries again. Prefect leaves such records out of its log, but of loggers that its tasks'
-library no longer uses: here they are left out of the one that it does.
+On SQLite, transactions of Prefect's background tasks that read and then write fail if another one has written in between, and
+are retried. Prefect filters these errors from its log, but on loggers that the tasks' library no longer uses; here the filter
+is added to the current one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Making Prefect's view match reality: runs whose process died are marked as crashed, and resumed where they stopped.
+"""The reconciler, ``python -m alignment.flows.service.reconcile``: it marks dead runs as crashed, and resumes crashed runs.
 
-A machine that dies says nothing to the server, and its runs would stay Running for ever.
-``python -m alignment.flows.service.reconcile`` looks at them every few seconds. A run of this machine since its last boot is
-dead when the lock of its journal is free; any other one when its heartbeat is missed, too. Crashed runs of deployments are
-scheduled again, a bounded number of times and after growing pauses.
+Prefect does not notice the end of a flow process or a machine; such a run stays Running forever. A run that began on this
+machine since its last boot is dead if the lock of its journal is free; any other run if its heartbeats are missing as
+well. Crashed runs of deployments are scheduled again, a limited number of times and after growing pauses.
 """
 
 from __future__ import annotations
@@ -42,29 +41,28 @@ from alignment_core.errors import NotFound, UserError
 FLOW = "alignment"
 EVERY_SECONDS = 5.0
 SILENCE_SECONDS = 120.0
-"""A run that did not begin on this machine since its last boot is dead after so long without a heartbeat; prefect.yaml asks
-for one every 30."""
+"""Without a heartbeat for so long, a run that did not begin on this machine since its last boot is dead. Deployments send
+one every 30 seconds (prefect.yaml)."""
 MOST_RESUMPTIONS = 4
-"""How often a run is resumed automatically before somebody has to resume it by hand."""
+"""Automatic resumptions of a run; afterwards it has to be resumed by hand."""
 OUTAGE_SECONDS = 15.0
-"""A server that takes so long to answer was away."""
+"""A request that takes so long has waited for the end of an outage."""
 FIRST_PAUSE_SECONDS, PAUSE_GROWTH = 3.0, 4.0
-"""From a crash to the first resumption, by when the worker has said what it has to say; each later pause is so many times
-as long: 3, 12, 48, 192 seconds."""
+"""Pauses before resumptions: 3, 12, 48, 192 seconds. The first one lets the worker report the crash."""
 RESUME_WITHIN = timedelta(days=1)
-"""Older crashes are left alone: somebody has seen them by now."""
+"""Older crashes are not resumed: a person has seen them by then."""
 RESUMING = "Resuming"
 SKIPPED = "Skipped"
-"""State of a scheduled run that waited until the next one was due."""
+"""State of a scheduled run that was still waiting when the next one of its schedule became due."""
 STOPPED = "it was told to stop, and did"
-"""Why a run goes on that did not crash: such an attempt counts for nothing."""
+"""Ending of the message of a resumption after an orderly stop, which does not count as a crash."""
 BY_HAND = ("AwaitingRetry", "ResumingByHand")
-"""States with which a person lets a run go on: `prefect flow-run retry`, and `align resume`."""
+"""States of resumptions by a person: `prefect flow-run retry`, and `align resume`."""
 PAGE = 200
 
 
 class Action(BaseModel):
-    """What was done about a run."""
+    """An action of the reconciler on a run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -81,16 +79,16 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class _Crash:
-    """A crash that this process has seen."""
+    """A crash that this reconciler has seen."""
 
     state: UUID
     seen: float
     resumptions: int
-    """How often the run had gone on by itself before."""
+    """Automatic resumptions before this crash."""
     left: bool
-    """Whether the run is left alone from now on."""
+    """Whether the run is not resumed any more."""
     stopped: bool
-    """Whether it had saved its work when it was told to end, by ``align down`` say: that is no crash of its own."""
+    """Whether the attempt was stopped in order, for example by ``align down``."""
 
     @property
     def due(self) -> float:
@@ -98,18 +96,19 @@ class _Crash:
 
 
 class Reconciler:
-    """What was seen of the runs so far. All waits are measured here: clocks of several machines differ, and are set."""
+    """The state of the runs between two looks. All waits use this process's clock: clocks of machines differ, and can be
+    set."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._suspects: dict[UUID, UUID] = {}
-        """Runs that looked dead, and their state then: their worker may be about to say what became of them."""
+        """Runs that looked dead at the last look, with their state: their worker may be about to report it."""
         self._signs: dict[UUID, tuple[_Sign, float]] = {}
-        """The last sign of life of each run that only its heartbeat tells of, and when it was first seen here."""
+        """The last sign of life of each run without a local process, and when it was first seen here."""
         self._crashes: dict[UUID, _Crash] = {}
 
     def look(self, client: SyncPrefectClient) -> list[Action]:
-        """Look once at all runs and set right what is not; a run is marked when it looks dead for the second time."""
+        """Mark, resume and skip runs once. A run is marked when it looks dead at two looks in a row."""
         return [*self._mark_dead(client), *self._resume_crashed(client), *_skip_superseded(client)]
 
     def _mark_dead(self, client: SyncPrefectClient) -> Iterator[Action]:
@@ -128,12 +127,12 @@ class Reconciler:
             yield Action(run_id=str(run.id), name=run.name, did=did, why=why)
 
     def _death(self, client: SyncPrefectClient, run: FlowRun) -> str | None:
-        """Why a run is held for dead; None while it may live."""
+        """Why a run is considered dead; None if it may be alive."""
         with suppress(NotFound):
             record = journal.read(str(run.id))
             if journal.is_alive(record):
                 return None
-            local = record.is_of_this_boot()  # whether another machine holds the lock is not always seen here
+            local = record.is_of_this_boot()  # locks of other machines are not always visible here
             if local and record.run_count == run.run_count and run.state and not run.state.is_pending():
                 return f"its process {record.pid} is gone"  # otherwise a later attempt may be starting
         sign, now = self._answered(lambda: _sign(client, run)), self._clock()
@@ -142,16 +141,16 @@ class Reconciler:
         silence = now - self._signs[run.id][1]
         return f"no sign of life for {silence:.0f} s" if silence > SILENCE_SECONDS else None
 
-    def _answered(self, ask: Callable[[], _Answer]) -> _Answer:
-        """What the server answers; Prefect's client waits for the end of an outage."""
-        asked = self._clock()
-        answer = ask()
-        if self._clock() - asked > OUTAGE_SECONDS:
+    def _answered(self, request: Callable[[], _Answer]) -> _Answer:
+        """The result of a request, in which Prefect's client may wait for the end of an outage."""
+        started = self._clock()
+        answer = request()
+        if self._clock() - started > OUTAGE_SECONDS:
             self.outage()
         return answer
 
     def outage(self) -> None:
-        """Count the silence of all runs from now: while the server was away, no heartbeat arrived."""
+        """Restart the count of silence for all runs: during an outage no heartbeat arrives."""
         self._signs.clear()
 
     def _resume_crashed(self, client: SyncPrefectClient) -> Iterator[Action]:
@@ -180,8 +179,8 @@ class Reconciler:
 
 
 def _skip_superseded(client: SyncPrefectClient) -> Iterator[Action]:
-    """Skip due runs of a schedule of which a later one is due, too: a schedule that is faster than its runs would queue ever
-    more of them."""
+    """Skip due runs of a schedule if a later one is due as well: otherwise a schedule that is faster than its runs fills the
+    queue."""
     due: dict[str, FlowRun] = {}
     now = datetime.now(UTC)
     for run in _runs(client, StateType.SCHEDULED, due_before=now):  # the latest first
@@ -204,18 +203,18 @@ def _in_order(states: Sequence[State]) -> list[State]:
 
 
 def may_resume(run: FlowRun) -> bool:
-    """Whether a crashed run is recent and of a deployment, so that a reconciler resumes it unless it has done so too often."""
+    """Whether a crashed run is recent and of a deployment: the reconciler resumes no others."""
     return run.deployment_id is not None and run.state is not None and not _is_old(run.state)
 
 
 def resumes_by_itself(run: FlowRun, states: Sequence[State]) -> bool:
-    """Whether a reconciler is going to resume a crashed run, given all its states."""
+    """Whether the reconciler is going to resume a crashed run, given all its states."""
     return may_resume(run) and _resumptions(_in_order(states)) < MOST_RESUMPTIONS
 
 
 def _resumptions(states: Sequence[State]) -> int:
-    """How often the run went on by itself after a crash since a person last let it. Prefect's ``run_count`` would not do:
-    it leaves out attempts that died before they were Running."""
+    """Automatic resumptions since the last one by a person. Prefect's ``run_count`` leaves out attempts that died before
+    they were Running."""
     count = 0
     for state in states:
         crashed = state.name == RESUMING and not (state.message or "").endswith(STOPPED)
@@ -224,10 +223,10 @@ def _resumptions(states: Sequence[State]) -> int:
 
 
 def _was_stopped(run: FlowRun, states: Sequence[State]) -> bool:
-    """Whether the attempt that the last of ``states`` is about ended in order, as far as this machine's journal knows."""
+    """Whether the last attempt was stopped in order, according to this machine's journal."""
     began = next((state for state in reversed(states) if state.is_running() or state.name == RESUMING), None)
     if began is None or not began.is_running():
-        return False  # it died before it was Running: what the journal knows is about an earlier attempt
+        return False  # it died before it was Running; the journal is that of an earlier attempt
     with suppress(NotFound):
         record = journal.read(str(run.id))
         return record.status == "stopped" and record.run_count == run.run_count
@@ -235,27 +234,27 @@ def _was_stopped(run: FlowRun, states: Sequence[State]) -> bool:
 
 
 def mark(client: SyncPrefectClient, run: FlowRun, why: str) -> None:
-    """Give a run whose process is dead the state that says so."""
+    """Mark a dead run as crashed, or as cancelled if it was being cancelled."""
     cancelling = run.state is not None and run.state.is_cancelling()
-    say: Any = Cancelled if cancelling else Crashed
-    client.set_flow_run_state(run.id, say(message=f"Marked: {why}"), force=True)
+    new_state: Any = Cancelled if cancelling else Crashed
+    client.set_flow_run_state(run.id, new_state(message=f"Marked: {why}"), force=True)
     clear_page(client, run.id, why)
 
 
 def _sign(client: SyncPrefectClient, run: FlowRun) -> _Sign:
-    """What changes while the run lives: its state, and how many heartbeats were heard; their times say little, because
-    each machine has its own clock."""
-    resource, always = (
-        {"id": [f"prefect.flow-run.{run.id}"]},
-        {"since": "1970-01-01T00:00Z", "until": "9000-01-01T00:00Z"},
-    )
-    asked = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": resource, "occurred": always}
-    heard = client._client.post("/events/filter", json={"filter": asked, "limit": 1}).json()
-    return run.state.id if run.state else None, heard["total"]
+    """A value that changes while the run is alive: its state and its number of heartbeats. Their times are of no use, as each
+    machine has its own clock."""
+    events_filter = {
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "resource": {"id": [f"prefect.flow-run.{run.id}"]},
+        "occurred": {"since": "1970-01-01T00:00Z", "until": "9000-01-01T00:00Z"},
+    }
+    heartbeats = client._client.post("/events/filter", json={"filter": events_filter, "limit": 1}).json()
+    return run.state.id if run.state else None, heartbeats["total"]
 
 
 def _still_ends(run: FlowRun) -> bool:
-    """Whether the crashed process is still there, saving its work."""
+    """Whether the process of a crashed run is still alive and saving its progress."""
     try:
         return journal.is_alive(journal.read(str(run.id)))
     except NotFound:
@@ -263,14 +262,14 @@ def _still_ends(run: FlowRun) -> bool:
 
 
 def schedule_again(client: SyncPrefectClient, run: FlowRun, why: str, name: str = RESUMING) -> None:
-    """Let a worker take the run up again, before all that were due after it; its finished stages are cached."""
+    """Schedule the run again, before all runs that were due after it; its finished stages are cached."""
     due = run.expected_start_time or datetime.now(UTC)
     state: State = Scheduled(scheduled_time=due, name=name, message=f"Goes on: {why}")
     client.set_flow_run_state(run.id, state, force=True)
 
 
 def mark_if_open(run_id: str, why: str) -> None:
-    """Mark a run whose process is dead, unless the server knows that it ended or does not know it at all."""
+    """Mark a dead run, unless its state on the server is final or the server does not have it."""
     with get_client(sync_client=True) as client, suppress(prefect.exceptions.ObjectNotFound):
         run = client.read_flow_run(UUID(run_id))
         if run.state is not None and not run.state.is_final():
@@ -278,9 +277,9 @@ def mark_if_open(run_id: str, why: str) -> None:
 
 
 def resume_now(run_id: str, from_stage: str | None, why: str) -> str:
-    """Let a worker take up a deployment's run whose process is dead; the id of the run that goes on.
+    """Schedule a dead run of a deployment again, and return its id.
 
-    With ``from_stage`` that is a new run of the same deployment, which finds all other stages cached.
+    With ``from_stage``, a new run of the deployment is created instead, whose other stages are cached.
     """
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(UUID(run_id))
@@ -289,7 +288,7 @@ def resume_now(run_id: str, from_stage: str | None, why: str) -> str:
         mark_if_open(run_id, why)
         if from_stage is None:
             state = client.read_flow_run(run.id).state
-            if state is None or state.is_final():  # otherwise the reconciler was faster
+            if state is None or state.is_final():  # otherwise the reconciler has resumed it already
                 schedule_again(client, run, "asked for by `align resume`", BY_HAND[-1])
             return run_id
         form = client.read_deployment(run.deployment_id).parameter_openapi_schema or {}
@@ -315,7 +314,7 @@ def _runs(client: SyncPrefectClient, *types: StateType, due_before: datetime | N
 
 
 def main() -> int:
-    """Entry point: look, act, say what was done, wait; for ever."""
+    """Entry point: reconcile every few seconds, and log each action."""
     reconciler = Reconciler()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What ``align up`` starts, seen from the commands: starting it, what it says of itself, pointing a process at it, its end."""
+"""The services of ``align up`` for other processes: start, state, settings of clients, stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SQLITE = "sqlite"
 START_SECONDS = 180.0
 STOP_SECONDS = 120.0
 LEAST_FREE_BYTES = 8 << 20
-"""Without so much room on the disk the services do not start: neither their database nor their logs would take a line."""
+"""Free disk space that a start needs, for the database and the logs."""
 
 
 class ServiceState(BaseModel):
@@ -40,7 +40,7 @@ class ServiceState(BaseModel):
 
 
 class State(ProcessId):
-    """What the background process says of itself."""
+    """The state file of the background process."""
 
     url: str
     database: str
@@ -49,41 +49,41 @@ class State(ProcessId):
     """``starting``, ``ready``, ``stopping``, ``stopped`` or ``failed``."""
     services: tuple[ServiceState, ...] = ()
     problems: dict[str, str] = {}
-    """Why a deployment cannot run, by its name."""
+    """Reasons why deployments cannot run, by deployment."""
     max_runs: int | None = None
-    """Runs of the work pool at once, when the services became ready."""
+    """Concurrency limit of the work pool when the services became ready."""
     error: str | None = None
 
 
 def folder() -> Path:
-    """Where the background process keeps its lock, its state and the logs of the services."""
+    """The folder with the lock, the state and the logs of the services."""
     return align_home() / "services"
 
 
 def log_of(service: str) -> Path:
-    """Where the output of a service goes."""
+    """The log file of a service."""
     return folder() / f"{service}.log"
 
 
 def token_file() -> Path:
-    """Holds what the server asks for (see :mod:`alignment.flows.access`) while the background process lives."""
+    """The file with the server's token (see :mod:`alignment.flows.access`) while the background process lives."""
     return folder() / "token"
 
 
 def password_file() -> Path:
-    """Holds the password for the server's pages, which stays the same."""
+    """The file with the password for the server's pages."""
     return folder() / "password"
 
 
 def issue(token: str) -> None:
-    """Begin to use a token, and remember for good that it was one of ours."""
+    """Write the token file, and record the token's digest for good: see :func:`use_if_running`."""
     with _issued_file().open("a") as file:
         file.write(_digest(token) + "\n")
     access.write(token_file(), token)
 
 
 def _issued_file() -> Path:
-    """Holds the SHA-256 of every token that the services of this ALIGN_HOME ever had, one a line."""
+    """The file with the SHA-256 of every token of this ALIGN_HOME, one a line."""
     return folder() / "issued"
 
 
@@ -98,7 +98,7 @@ def _digest(token: str) -> str:
 
 
 def running() -> State | None:
-    """The services of this ALIGN_HOME, if their process lives."""
+    """The state of the services of this ALIGN_HOME; None if their process is dead."""
     state = latest()
     with suppress(OSError):
         return state if is_locked(folder() / "lock") else None
@@ -106,20 +106,20 @@ def running() -> State | None:
 
 
 def latest() -> State | None:
-    """What the last background process of this ALIGN_HOME said of itself."""
+    """The state of the last background process of this ALIGN_HOME, alive or dead."""
     with suppress(OSError, ValidationError):
         return State.model_validate_json((folder() / "state.json").read_text())
     return None
 
 
 def use_if_running() -> None:
-    """Point this process at the services' server, if they run, unless the user named another one.
+    """Set the variables of the services' server in this process, unless the user has named another server.
 
-    If they do not, whoever answers at their address to one of their tokens is a stranger: this process forgets both. A
-    server of the user's own at the same address has another token, or none.
+    If the services are down, a process that listens at their address is not ours: this process drops the address if its
+    token is one of ours. A server of the user's own at the same address has another token, or none.
     """
-    known, named = latest(), os.environ.get(access.URL)
-    if known is None or named not in (None, known.url):
+    last, url = latest(), os.environ.get(access.URL)
+    if last is None or url not in (None, last.url):
         return
     state, token = running(), access.read(token_file())
     if state is not None and state.phase == "ready" and token is not None:
@@ -130,16 +130,16 @@ def use_if_running() -> None:
 
 
 def environment(port: int) -> dict[str, str]:
-    """What the services inherit; the user's own settings win. Nothing of the database: the server alone knows it.
+    """The environment of the services, without that of the database, which only the server gets. The user's settings win.
 
-    They, and the runs, import nothing from the folder that they are in: it may have folders named like our packages.
+    Services and runs import nothing from their working folder, which may have folders named like our packages.
     """
     settings = {
         **at_home(),
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_CLIENT_MAX_RETRIES": "9",
         "PREFECT_CLI_PROMPT": "false",
-        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # or its database grows for ever
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # otherwise the database grows forever
     }
     users, _ = access.split(os.environ)
     ours = {access.URL: access.url_of(port), "ALIGN_HOME": str(align_home()), **SAFE_PATH}
@@ -147,9 +147,9 @@ def environment(port: int) -> dict[str, str]:
 
 
 def database_settings(url: str | None) -> dict[str, str]:
-    """What the server has to know of the database that the user asks for. Raises UserError if it was another one before.
+    """The server's variables for the database. Raises UserError if the services have used another one.
 
-    ``url`` is ``sqlite`` for one below ALIGN_HOME; none leaves it to the user's environment.
+    ``url`` may be ``sqlite``, for a file below ALIGN_HOME; None leaves the choice to the user's environment.
     """
     _, settings = access.split(os.environ)
     if url == SQLITE:
@@ -166,12 +166,12 @@ def database_settings(url: str | None) -> dict[str, str]:
 
 
 def database_file() -> Path:
-    """Holds what database the services had when they were last ready, without its password."""
+    """The file with the last database of the services, without its password."""
     return folder() / "database"
 
 
 def command(port: int) -> list[str]:
-    """The background process."""
+    """The command of the background process."""
     return [sys.executable, "-m", "alignment.flows.service.supervisor", str(port)]
 
 
@@ -182,7 +182,7 @@ def _prepare() -> None:
 
 
 def start(port: int, database: str | None) -> State:
-    """Start the background process and wait until all is ready. Raises EnvironmentFault with what went wrong."""
+    """Start the background process and wait until all services are ready. Raises EnvironmentFault with the reason if not."""
     settings = database_settings(database)
     _prepare()
     log = log_of("services")
@@ -197,7 +197,7 @@ def start(port: int, database: str | None) -> State:
             env=environment(port),
         )
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin:  # it ended at once, and says why
+    with suppress(BrokenPipeError), process.stdin:  # it has ended, and its state has the reason
         process.stdin.write(json.dumps(settings).encode())
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
@@ -214,7 +214,7 @@ def start(port: int, database: str | None) -> State:
 
 
 def become(port: int, database: str | None) -> NoReturn:
-    """Turn this process into the background process: for a service manager, which wants to see it in the foreground."""
+    """Replace this process by the background process, for service managers that expect a foreground process."""
     settings = database_settings(database)
     _prepare()
     reads, writes = os.pipe()
@@ -227,7 +227,7 @@ def become(port: int, database: str | None) -> NoReturn:
 
 
 def stop(state: State) -> None:
-    """End the background process and wait for it. Raises EnvironmentFault if it does not end."""
+    """Stop the background process and wait for its end. Raises EnvironmentFault if it does not end."""
     process = state.find()
     if process is not None:
         process.terminate()
@@ -239,5 +239,5 @@ def stop(state: State) -> None:
 
 
 def stop_seconds(recipe: Mapping[str, Any]) -> float:
-    """What the recipe of a run gives its stages to save their work."""
+    """Seconds that a run's stages have to save their progress."""
     return float(recipe["resources"]["stop_seconds"])

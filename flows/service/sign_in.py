@@ -1,9 +1,9 @@
-"""How a person signs in to the pages of Prefect's server: a page of our own, and a password that stays the same.
+"""Sign-in to the pages of Prefect's server: our own page, with a password that does not change.
 
-Prefect's own login page greets with two errors before anything is typed, and knows only the server's token, which is a new one
-at each start. Here a page of Prefect's that finds no valid password in the browser leads to ours, and a request with the
-password counts as one with the token. Processes go on to use the token: what they tell a stranger who took the port of services
-that died is worth nothing at the next start.
+Prefect's login page shows two errors before any input, and accepts only the server's token, which changes with each start. Here
+a page of Prefect's without a valid password in the browser redirects to our page, and a request with the password is accepted
+like one with the token. Processes use the token: if they send it to another user's process that has taken the port of dead
+services, it is worthless at the next start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GUARD = """<script>
   location.replace("/sign-in?next=" + encodeURIComponent(here));
 })();
 </script>"""
-"""Stands in each page before Prefect's own scripts, which keep the password under this name, encoded as in the header."""
+"""Runs in each page before Prefect's scripts, which store the password under this name, encoded as in the header."""
 SIGN_IN = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -86,24 +86,26 @@ document.getElementById("form").addEventListener("submit", async (event) => {
 
 
 def credentials(secret: str) -> bytes:
-    """The header with which a request shows it."""
+    """The authorization header for a secret."""
     return b"Basic " + b64encode(secret.encode())
 
 
 class SignIn:
-    """An ASGI application with our page before ``application``, whose requests may show ``password`` instead of ``token``."""
+    """ASGI middleware that serves the sign-in page, and accepts ``password`` in place of ``token``."""
 
     def __init__(self, application: Application, token: str, password: str) -> None:
         self._application = application
-        self._token, self._password = credentials(token), credentials(password)
+        self._token = credentials(token)
+        self._password = credentials(password)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._application(scope, receive, send)
         headers = [
-            (name, self._known(value) if name == b"authorization" else value) for name, value in scope["headers"]
+            (name, self._token_for(value) if name == b"authorization" else value) for name, value in scope["headers"]
         ]
-        path, reads = scope["path"], scope["method"] in ("GET", "HEAD")
+        path = scope["path"]
+        reads = scope["method"] in ("GET", "HEAD")
         if reads and path == PAGE:
             return await _answer(send, SIGN_IN.encode())
         if reads and not path.startswith("/api/"):
@@ -112,12 +114,12 @@ class SignIn:
             send = _Guarded(send)
         return await self._application({**scope, "headers": headers}, receive, send)
 
-    def _known(self, value: bytes) -> bytes:
+    def _token_for(self, value: bytes) -> bytes:
         return self._token if hmac.compare_digest(value, self._password) else value
 
 
 class _Guarded:
-    """Sends an answer on; one that is a page gets the guard."""
+    """Forwards an answer; pages get the :data:`GUARD`."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -134,7 +136,7 @@ class _Guarded:
         self._page.append(message)
         if message.get("more_body"):
             return None
-        body = b"".join(one.get("body", b"") for one in self._page[1:])
+        body = b"".join(part.get("body", b"") for part in self._page[1:])
         self._page = []
         return await _answer(self._send, body.replace(b"<script", GUARD.encode() + b"<script", 1))
 

@@ -1,8 +1,8 @@
-"""The process behind ``align up``, ``python -m alignment.flows.service.supervisor PORT``: it keeps all services running.
+"""The background process of ``align up``, ``python -m alignment.flows.service.supervisor PORT``: it keeps all services running.
 
-It holds the server's port as long as it lives: whatever becomes of the server, nobody else can answer there. What it must
-know of the database it reads from its standard input, and tells the server alone. Its end, in any way, ends everything
-below it; runs that are under way save their work first and go on when the services are started again.
+It holds the server's port for its whole life, so that no other process can answer there while the server is down. It reads the
+variables of the database from standard input, and gives them to the server only. When it ends, in any way, everything below it
+ends; active runs save their progress first, and continue when the services start again.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from alignment_core.host.subprocess_tree import Supervised, fresh_folder
 from alignment_core.processes import ProcessId, lock
 
 RUN_SECONDS = 60.0
-"""What a worker's runs have to save their work when the services are stopped."""
-TELL_SECONDS = 30.0
-"""What a run that has saved its work has to tell the server so."""
+"""Time for the worker's runs to save their progress when the services stop."""
+REPORT_SECONDS = 30.0
+"""Time for a stopped run to report its state to the server."""
 LONGEST_BACKOFF_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0
-"""A service that ran for so long begins again with the shortest pause when it dies."""
+"""After so long a life, a service restarts with the shortest pause again."""
 PORT_SECONDS = 20.0
-"""How long the server of services that were killed may hold their port."""
+"""How long the server of killed services may still hold the port."""
 LONGEST_LOG_BYTES = 64 << 20
 
 
 def trim(log: Path) -> None:
-    """Begin a long log anew: its service goes on writing to the end of the same file.
+    """Truncate a long log, whose service continues to append to the same file.
 
-    What it held is kept beside it, unless the disk has no room for that.
+    A copy is kept beside it, unless the disk is full.
     """
     if log.exists() and log.stat().st_size > LONGEST_LOG_BYTES:
         old = log.with_suffix(".old.log")
@@ -74,7 +74,7 @@ def trim(log: Path) -> None:
 
 
 class _Service:
-    """One command that is started again when it dies."""
+    """A command that is restarted when it ends."""
 
     def __init__(
         self,
@@ -86,10 +86,15 @@ class _Service:
         inherited: Sequence[int] = (),
         restart: bool = False,
     ) -> None:
-        """``secrets`` are variables that no other service has; ``inherited`` are open files that it goes on with; ``restart``
-        keeps what it started when it ends by itself, and starts it again beside that."""
-        self.name, self.command, self.grace, self.orphan_grace = name, command, grace, orphan_grace
-        self.secrets, self.inherited, self.restart = secrets, inherited, restart
+        """``secrets`` are variables for this service only; ``inherited`` are open file descriptors. With ``restart``, processes
+        that the service started survive its own end, and it is restarted beside them."""
+        self.name = name
+        self.command = command
+        self.grace = grace
+        self.orphan_grace = orphan_grace
+        self.secrets = secrets
+        self.inherited = inherited
+        self.restart = restart
         self._restarts = 0
         self._pause = 0.5
         self._again_at = 0.0
@@ -111,9 +116,9 @@ class _Service:
         self._began = time.monotonic()
 
     def keep_running(self) -> None:
-        """Start it again if it died, after a pause that grows while it keeps dying; keep its log within bounds.
+        """Restart the command if it has ended, after a pause that doubles with each failure; truncate a long log.
 
-        What the machine refuses (a full disk takes no log) is tried again later.
+        Failures of the machine, such as a full disk, are retried later.
         """
         with suppress(OSError):
             trim(log_of(self.name))
@@ -123,19 +128,19 @@ class _Service:
             self._running = None
             if time.monotonic() - self._began > HEALTHY_SECONDS:
                 self._pause = 0.5
-            self._later("ended")
+            self._schedule_restart("ended")
         if self._running is None and time.monotonic() >= self._again_at:
             try:
                 self.begin()
             except OSError as error:
-                self._later(f"does not start: {error}")
+                self._schedule_restart(f"does not start: {error}")
             else:
                 self._restarts += 1
 
-    def _later(self, what: str) -> None:
+    def _schedule_restart(self, reason: str) -> None:
         self._pause = min(self._pause * 2, LONGEST_BACKOFF_SECONDS)
         self._again_at = time.monotonic() + self._pause
-        say(f"{self.name} {what}; it restarts in {self._pause:g} s")
+        say(f"{self.name} {reason}; it restarts in {self._pause:g} s")
 
     def close(self) -> None:
         if self._running is not None:
@@ -143,7 +148,7 @@ class _Service:
 
     @property
     def restarts(self) -> int:
-        """How often the command was started again, by its supervisor or with a new one."""
+        """Number of restarts, by the subprocess's own supervisor and by this process."""
         return self._restarts + (self._running.restarts if self._running else 0)
 
     @property
@@ -153,12 +158,13 @@ class _Service:
 
 
 class Services:
-    """The server, the worker and the reconciler; runs until it is told to stop."""
+    """The server, the worker and the reconciler."""
 
     def __init__(self, port: int, database: Mapping[str, str]) -> None:
-        self.port, self.url = port, access.url_of(port)
+        self.port = port
+        self.url = access.url_of(port)
         self.database = access.shown_database(database) or f"{SQLITE}, {align_home() / 'prefect' / 'prefect.db'}"
-        self._of_database = database
+        self._database_variables = database
         self.services: tuple[_Service, ...] = ()
         self.problems: dict[str, str] = {}
         self.max_runs: int | None = None
@@ -167,26 +173,25 @@ class Services:
         self._written: State | None = None
 
     def run(self) -> None:
-        """Start everything in order, then keep it running. Raises EnvironmentFault if the start fails."""
+        """Start the services in order and keep them running until ``stopping`` is set. Raises EnvironmentFault if the
+        start fails."""
         patience = PORT_SECONDS if _were_killed_at(self.url) else 0.0
-        token_file().unlink(missing_ok=True)  # what the ones before said is over, and the port may take its time
+        token_file().unlink(missing_ok=True)  # of earlier services; waiting for the port may take a while
         self._write("starting")
         self._listener = _listen(self.port, patience)
         token = access.new_token()
         issue(token)
         os.environ.update(access.of_client(self.url, token))
-        fd, secrets = (
-            self._listener.fileno(),
-            {
-                **self._of_database,
-                **access.of_server(self.port, token),
-                **access.OF_PAGES,
-                access.PASSWORD: access.password(password_file()),
-            },
-        )
+        fd = self._listener.fileno()
+        secrets = {
+            **self._database_variables,
+            **access.of_server(self.port, token),
+            **access.OF_PAGES,
+            access.PASSWORD: access.password(password_file()),
+        }
         server = _Service("server", server_command(fd, "warning"), secrets=secrets, inherited=[fd])
-        take_runs = [sys.executable, "-m", "alignment.flows.service.prefect_worker", "--pool", POOL]
-        worker = _Service("worker", take_runs, RUN_SECONDS, RUN_SECONDS, restart=True)
+        worker_command = [sys.executable, "-m", "alignment.flows.service.prefect_worker", "--pool", POOL]
+        worker = _Service("worker", worker_command, RUN_SECONDS, RUN_SECONDS, restart=True)
         reconciler = _Service("reconciler", [sys.executable, "-m", "alignment.flows.service.reconcile"])
         self.services = (server, worker, reconciler)
         self._write("starting")
@@ -207,8 +212,8 @@ class Services:
             self._write("ready")
 
     def close(self, error: str | None = None) -> None:
-        """End everything: the runs under way save their work and say so, before the worker, which kills what it started when
-        it ends, and the server, which is told; the reconciler, which would resume them, goes first."""
+        """Stop the services in order. The reconciler goes first, as it would resume the stopped runs. Then the runs save their
+        progress and report to the server, before the worker, whose end kills its runs, and the server."""
         self._write("stopping", error)
         if self.services:
             server, worker, reconciler = self.services
@@ -241,7 +246,7 @@ class Services:
             error=error,
         )
         if state != self._written:
-            with suppress(OSError):  # a full disk: the next look writes it
+            with suppress(OSError):  # a full disk: the next call writes it
                 partial = folder() / "state.partial"
                 partial.write_text(state.model_dump_json(indent=2))
                 os.replace(partial, folder() / "state.json")
@@ -249,10 +254,9 @@ class Services:
 
 
 def _register() -> tuple[int, dict[str, str]]:
-    """Register the shipped deployments; how many runs the pool has at once, and why any deployment of it cannot run, by its
-    name."""
-    register = [sys.executable, "-m", "alignment.flows.deployments", POOL]
-    done = subprocess.run(register, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    """Register the installed deployments. Returns the pool's concurrency limit, and why deployments cannot run, by name."""
+    command = [sys.executable, "-m", "alignment.flows.deployments", POOL]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EnvironmentFault(f"the deployments were not registered: {(done.stderr or done.stdout)[-500:]}")
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -263,7 +267,7 @@ def _register() -> tuple[int, dict[str, str]]:
 
 
 def _end_runs(url: str) -> None:
-    """Ask every run of the worker, and every other one that uses this server, to save its work and end."""
+    """Stop every run of the worker, and every other run that uses this server, after it has saved its progress."""
     threads = [
         threading.Thread(target=_end_run, args=(record,))
         for record in journal.runs()
@@ -280,8 +284,8 @@ def _end_run(record: journal.RunRecord) -> None:
         journal.end_process(record, stop_seconds(record.recipe))
     except AlignmentError as error:
         say(str(error))
-    deadline = time.monotonic() + TELL_SECONDS
-    while _lives(record) and time.monotonic() < deadline:  # its journal is closed; it tells the server how it ended
+    deadline = time.monotonic() + REPORT_SECONDS
+    while _lives(record) and time.monotonic() < deadline:  # it reports its state to the server
         time.sleep(0.1)
 
 
@@ -293,13 +297,13 @@ def _lives(record: journal.RunRecord) -> bool:
 
 
 def _were_killed_at(url: str) -> bool:
-    """Whether the services before these had this address and did not end by themselves."""
-    before = latest()
-    return before is not None and before.url == url and before.phase in ("starting", "ready")
+    """Whether earlier services at this address were killed."""
+    state = latest()
+    return state is not None and state.url == url and state.phase in ("starting", "ready")
 
 
 def _listen(port: int, patience: float) -> socket.socket:
-    """Hold the server's port. Raises EnvironmentFault if somebody else still does after so many seconds."""
+    """Bind the server's port. Raises EnvironmentFault if it is still taken after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -314,8 +318,8 @@ def _listen(port: int, patience: float) -> socket.socket:
 def main() -> int:
     """Entry point of the background process."""
     database = json.loads(sys.stdin.read() or "{}")
-    held = (folder() / "lock").open("ab")  # until this process ends
-    if not lock(held):
+    lock_file = (folder() / "lock").open("ab")  # open, and so locked, until this process ends
+    if not lock(lock_file):
         say("other services of this ALIGN_HOME are already running")
         return EnvironmentFault.exit_code
     services = Services(int(sys.argv[1]), database)

@@ -1,4 +1,4 @@
-"""An outage of the database of Prefect's server: clients are told to try again, and no run ends with the worker."""
+"""An outage of the database of Prefect's server: clients retry, and no run ends with the worker."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_fails_before_a_route_is_reached_is_retried_too(method: str, error:
         async def application(scope: Any, receive: Any, send: Any) -> None:
             await failing({**scope, "error": error}, receive, send)
 
-        wrapped = retry_503.TriesAgain(retry_503.AnswersBusy(application), (0.0,))
+        wrapped = retry_503.Retry503(retry_503.Answer503(application), (0.0,))
         transport: Any = httpx.ASGITransport(app=wrapped, raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, "/api/flow_runs/filter")
@@ -139,7 +139,7 @@ def test_a_worker_with_an_error_exits_before_prefect_ends_its_runs(
 
     monkeypatch.setattr(ProcessWorker, "__aexit__", leave)
     monkeypatch.setattr(prefect_worker.os, "_exit", gone)
-    prefect_worker._keep_runs()
+    prefect_worker._keep_runs_on_errors()
     call: Callable[..., object] = ProcessWorker.__aexit__
     with contextlib.suppress(SystemExit):
         asyncio.run(call(None, type(ending) if ending else None, ending, None))  # type: ignore[arg-type]

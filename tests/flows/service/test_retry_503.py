@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from alignment.flows.service.retry_503 import TriesAgain
+from alignment.flows.service.retry_503 import Retry503
 
 
 class Busy:
@@ -41,7 +41,7 @@ def test_a_change_is_tried_again_a_few_times(method: str, times: int, answer: tu
     busy = Busy(times)
 
     async def ask() -> httpx.Response:
-        transport: Any = httpx.ASGITransport(app=TriesAgain(busy, (0.0, 0.0)), raise_app_exceptions=False)  # type: ignore[arg-type]
+        transport: Any = httpx.ASGITransport(app=Retry503(busy, (0.0, 0.0)), raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, "/create", content="run")
 
