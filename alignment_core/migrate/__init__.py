@@ -2,6 +2,6 @@
 
 from alignment_core.migrate.command_line import read
 from alignment_core.migrate.recipe import Migration, migrate
-from alignment_core.migrate.trl.script import read as read_script
+from alignment_core.migrate.script import read as read_script
 
 __all__ = ["Migration", "migrate", "read", "read_script"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alignment_core.migrate import Migration, migrate, read
-from alignment_core.migrate.rules import PLAIN
+from alignment_core.migrate.convert import PLAIN
 
 Migrate = Callable[[str], Migration]
 DPO = "train_dpo --pretrain acme/base --dataset rows.jsonl"
@@ -289,12 +289,12 @@ REFUSED = [
     (f"python -m openrlhf.cli.{DPO} --max_epochs 0.5", "--max_epochs", "no whole number"),
     (f"python -m openrlhf.cli.{DPO} --max_epochs many", "--max_epochs", "is no number"),
     (f"python -m openrlhf.cli.{DPO} --param_dtype fp16", "--param_dtype", "`bf16`"),
-    (f"python -m openrlhf.cli.{DPO} --ring_attn_size 2", "--ring_attn_size", "does not exist here"),
+    (f"python -m openrlhf.cli.{DPO} --ring_attn_size 2", "--ring_attn_size", "not supported"),
     (f"python -m openrlhf.cli.{DPO} --input_template 'Q: {{}}'", "--input_template", "--prompt_key"),
     (f"python -m openrlhf.cli.{PPO} --advantage_estimator rloo --value_clip 0.2", "--value_clip", "gae alone"),
     (f"python -m openrlhf.cli.{PPO} --top_p 0.9", "--top_p", "policy itself"),
     (f"python -m openrlhf.cli.{PPO} --critic.adam.betas 0.9 0.99", "--critic.adam.betas", "`rl.training`"),
-    (f"trl dpo {TRL} --loss_type aot", "--loss_type", "does not exist here"),
+    (f"trl dpo {TRL} --loss_type aot", "--loss_type", "not supported"),
     (f"trl sft {TRL} --warmup_steps 20", "--warmup_steps", "`warmup_ratio`"),
     (f"trl sft {TRL} --num_train_epochs 0.5", "--num_train_epochs", "`max_steps`"),
     (f"trl sft {TRL} --eval_steps 5", "--eval_steps", "--eval_strategy"),

@@ -12,8 +12,8 @@ import typer.main
 from alignment.flows.cli.main import app
 from alignment_core.errors import UserError
 from alignment_core.migrate import openrlhf, trl
-from alignment_core.migrate.openrlhf.names import NAMES
-from alignment_core.migrate.rules import Command
+from alignment_core.migrate.openrlhf import NAMES
+from alignment_core.migrate.tables import Command
 from alignment_core.recipes import reference
 from alignment_core.recipes.methods import METHODS
 

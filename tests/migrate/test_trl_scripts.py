@@ -273,12 +273,12 @@ def test_a_function_of_a_script_that_calls_its_training_without_a_check_of_the_n
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x = 1", r"train\.py: no trainer in it that is read, which are SFTTrainer"),
+        ("x = 1", r"train\.py: it uses none of the supported trainers SFTTrainer"),
         (
             "from trl import GKDTrainer\nGKDTrainer(model='a')",
-            r"GKDTrainer in line 2 is another one \(docs/migrating\.md\)",
+            r"GKDTrainer in line 2 is not supported \(docs/migrating\.md\)",
         ),
-        ("SFTTrainer('a')\nDPOTrainer('b')", r"2 trainers in it \(SFTTrainer in line 1, DPOTrainer in line 2\)"),
+        ("SFTTrainer('a')\nDPOTrainer('b')", r"it uses 2 trainers \(SFTTrainer in line 1, DPOTrainer in line 2\)"),
         ("x = (", r"train\.py: cannot be read as Python"),
     ],
 )

@@ -1,14 +1,13 @@
-"""Values of a Python script as its source writes them; nothing of it is run."""
+"""Values of a Python script as its source has them. The script is parsed, and never run."""
 
 from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from alignment_core.migrate.rules import SECRET
+from alignment_core.migrate.convert import SECRET
 
 SHOWN = 60
 """Characters of an expression that a message shows."""
@@ -19,16 +18,17 @@ _OPERATORS = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | _COMPREHENSIONS
 _CONDITIONAL = ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try | ast.Match
 
 
 class Unreadable(Exception):
-    """A part of a script that has no value unless it is run; the message says which, and why."""
+    """A part of a script without a value in the source; the message names it and says why."""
 
     def __init__(self, node: ast.AST, why: str) -> None:
         super().__init__(why)
-        self.line: int = getattr(node, "lineno", 0)
+        self.lineno: int = getattr(node, "lineno", 0)
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Binding:
     """A place where a name gets a value."""
 
     scope: ast.AST
-    """The function in which it is, or the module."""
+    """The function that contains it, or the module."""
     end: int
     """Last line of the statement."""
     value: ast.expr | None
-    """None if it is no plain assignment, or happens under a condition."""
+    """None unless it is a plain assignment under no condition."""
 
 
 class Source:
@@ -49,35 +49,34 @@ class Source:
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
         self.imported: dict[str, tuple[str, str | None]] = {}
-        """By the name in the script: the module, and what of it is imported (None: the module itself)."""
+        """By the name in the script: the module, and its attribute that is imported (None: the module itself)."""
         self.defined: dict[str, ast.stmt] = {}
         """Functions and classes of the module itself."""
         self.used: set[str] = set()
         """Names whose values were looked up."""
+        self.notes: dict[str, int] = {}
+        """Sentences about parts that are not read, with their lines."""
         self._bindings: dict[str, list[Binding]] = {}
         self._scopes: dict[ast.AST, ast.AST] = {}
-        """Of names that are read."""
         self._collect(tree, tree, False)
+
+    def note(self, place: ast.AST | Unreadable, sentence: str) -> None:
+        """Note that a part of the script is not read."""
+        self.notes.setdefault(sentence, getattr(place, "lineno", 0))
 
     def _collect(self, node: ast.AST, scope: ast.AST, conditional: bool) -> None:
         for child in ast.iter_child_nodes(node):
             inner = child if isinstance(child, _SCOPES) else scope
-            if isinstance(child, ast.Name):
-                self._scopes[child] = scope
             if isinstance(child, ast.Import | ast.ImportFrom):
                 self._import(child)
-            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                if scope is self.tree:
-                    self.defined[child.name] = child
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and scope is self.tree:
+                self.defined[child.name] = child
             elif isinstance(child, ast.arg):
-                self._bind(child.arg, scope, child, None)
-            elif isinstance(child, ast.Assign) and len(child.targets) == 1 and isinstance(child.targets[0], ast.Name):
-                self._bind(child.targets[0].id, scope, child, None if conditional else child.value)
-            elif isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
-                self._bind(child.target.id, scope, child, None if conditional else child.value)
-            elif isinstance(child, ast.stmt):
-                for name in _stored(child):
-                    self._bind(name, scope, child, None)
+                self._bind(child.arg, Binding(scope, child.lineno, None))
+            elif isinstance(child, ast.Name):
+                self._scopes[child] = scope
+                if isinstance(child.ctx, ast.Store):
+                    self._bind(child.id, _binding(child, node, scope, conditional))
             is_conditional = isinstance(child, _CONDITIONAL) and not is_main_guard(child)
             self._collect(child, inner, (conditional or is_conditional) and inner is scope)
 
@@ -88,8 +87,8 @@ class Source:
             else:
                 self.imported[alias.asname or alias.name.partition(".")[0]] = (alias.name, None)
 
-    def _bind(self, name: str, scope: ast.AST, node: Any, value: ast.expr | None) -> None:
-        self._bindings.setdefault(name, []).append(Binding(scope, node.end_lineno or node.lineno, value))
+    def _bind(self, name: str, binding: Binding) -> None:
+        self._bindings.setdefault(name, []).append(binding)
 
     def resolved(self, node: ast.expr) -> ast.expr:
         """The expression that a name stands for, and any other expression as it is. Raises Unreadable."""
@@ -100,18 +99,20 @@ class Source:
         if not bindings:
             return node
         scope = self._scopes.get(node, self.tree)
-        before = [one for one in bindings if one.scope is scope and one.end < node.lineno]
-        if not any(one.scope is scope for one in bindings):  # of the module, which a function reads when it is called
-            before = [one for one in bindings if one.scope is self.tree]
+        before = [binding for binding in bindings if binding.scope is scope and binding.end < node.lineno]
+        if not any(
+            binding.scope is scope for binding in bindings
+        ):  # of the module, which is read when the function is called
+            before = [binding for binding in bindings if binding.scope is self.tree]
         if not before or (before[0].scope is not scope and len(before) > 1):
             raise Unreadable(node, f"`{node.id}` has no value that is written in one place")
-        last = max(before, key=lambda one: one.end)
+        last = max(before, key=lambda binding: binding.end)
         if last.value is None:
             raise Unreadable(node, f"`{node.id}` depends on what the script does")
         return self.resolved(last.value)
 
     def called(self, node: ast.expr) -> str:
-        """The name of what a call calls, as its module has it: ``SFTTrainer`` of ``trl.SFTTrainer(…)``, an alias undone."""
+        """The name of a called function, without module and alias: ``SFTTrainer`` of ``trl.SFTTrainer(…)``."""
         if isinstance(node, ast.Call):
             node = node.func
         if isinstance(node, ast.Attribute):
@@ -120,43 +121,83 @@ class Source:
             return self.imported.get(node.id, ("", None))[1] or node.id
         return ""
 
+    def arguments(self, call: ast.Call, positions: tuple[str, ...] = ()) -> dict[str, ast.expr]:
+        """The arguments of a call by name, with a note for those whose name is not in the source."""
+        name = self.called(call)
+        nodes: dict[str, ast.expr] = {}
+        for number, node in enumerate(call.args):
+            if number < len(positions) and not isinstance(node, ast.Starred):
+                nodes[positions[number]] = node
+            else:
+                self.note(node, f"`{shown(node)}` of {name} has no name: its meaning is not read")
+        for keyword in call.keywords:
+            try:
+                nodes |= {keyword.arg: keyword.value} if keyword.arg else self.items(keyword.value)
+            except Unreadable:
+                self.note(keyword.value, f"`**{shown(keyword.value)}` of {name} is not read")
+        return nodes
+
+    def items(self, node: ast.expr) -> dict[str, ast.expr]:
+        """The items of a dict, or the arguments of a call such as ``dict(…)``. Raises Unreadable."""
+        node = self.resolved(node)
+        if isinstance(node, ast.Call):
+            return self.arguments(node)
+        if not isinstance(node, ast.Dict):
+            raise self.unreadable(node)
+        return {str(self.value(key)): value for key, value in zip(node.keys, node.values, strict=True) if key}
+
     def value(self, node: ast.expr) -> Any:
         """The plain value of an expression. Raises Unreadable."""
         node = self.resolved(node)
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return [self.value(one) for one in node.elts]
+            return [self.value(item) for item in node.elts]
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
-            return {self.value(key): self.value(one) for key, one in zip(node.keys, node.values, strict=True) if key}
+            return {self.value(key): self.value(item) for key, item in zip(node.keys, node.values, strict=True) if key}
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self.value(node.operand)
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             left, right = self.value(node.left), self.value(node.right)
-            if all(isinstance(one, int | float) for one in (left, right)) or isinstance(node.op, ast.Add):
+            if isinstance(node.op, ast.Add) or all(isinstance(side, int | float) for side in (left, right)):
                 try:
                     return _OPERATORS[type(node.op)](left, right)
                 except (TypeError, ArithmeticError):
                     raise self.unreadable(node) from None
         if isinstance(node, ast.JoinedStr):
-            return "".join(str(self.value(one)) for one in node.values)
+            return "".join(str(self.value(part)) for part in node.values)
         if isinstance(node, ast.FormattedValue) and node.format_spec is None and node.conversion == -1:
             return self.value(node.value)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch":  # a number format, as torch.bfloat16
             return node.attr
         raise self.unreadable(node)
 
+    def text(self, node: ast.expr) -> str:
+        """The text that an expression stands for. Raises Unreadable."""
+        value = self.value(node)
+        if not isinstance(value, str):
+            raise self.unreadable(node)
+        return value
+
     def unreadable(self, node: ast.AST) -> Unreadable:
-        """That an expression has no value that can be read."""
+        """The exception for an expression without a value in the source."""
         return Unreadable(node, f"`{shown(node)}` has a value only when the script runs")
+
+
+def _binding(name: ast.Name, statement: ast.AST, scope: ast.AST, conditional: bool) -> Binding:
+    """What a name gets in the syntax around it: a value if that is an assignment to this name alone."""
+    is_plain = isinstance(statement, ast.AnnAssign) or (
+        isinstance(statement, ast.Assign) and len(statement.targets) == 1
+    )
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or not is_plain:
+        return Binding(scope, name.lineno, None)
+    return Binding(scope, statement.end_lineno or name.lineno, None if conditional else statement.value)
 
 
 def is_main_guard(node: ast.AST) -> bool:
     """Whether a statement is ``if __name__ == "__main__":``."""
-    return isinstance(node, ast.If) and ast.unparse(node.test).replace("'", '"') in (
-        '__name__ == "__main__"',
-        '"__main__" == __name__',
-    )
+    guards = ("__name__ == '__main__'", "'__main__' == __name__")
+    return isinstance(node, ast.If) and ast.unparse(node.test) in guards
 
 
 def shown(node: ast.AST) -> str:
@@ -166,24 +207,12 @@ def shown(node: ast.AST) -> str:
 
 
 def argument(name: str, node: ast.AST) -> str:
-    """An argument as a message shows it: without its value where that may be a secret."""
+    """An argument as a message shows it: without its value if that may be a secret."""
     return name if SECRET.search(name) else f"{name}={shown(node)}"
 
 
 def root(node: ast.AST) -> str:
-    """The name with which a dotted or indexed expression begins; empty if it begins otherwise."""
+    """The name at the beginning of a dotted or indexed expression; empty if it begins otherwise."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _stored(statement: ast.AST) -> Iterator[str]:
-    """The names that a statement gives values, but for those of the statements and comprehensions in it."""
-    for part in ast.iter_child_nodes(statement):
-        if isinstance(part, ast.expr | ast.withitem):
-            inner = {
-                name for one in ast.walk(part) if isinstance(one, ast.comprehension) for name in ast.walk(one.target)
-            }
-            for one in ast.walk(part):
-                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one not in inner:
-                    yield one.id

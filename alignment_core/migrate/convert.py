@@ -1,0 +1,247 @@
+"""The flags of a command, and conversions of their words into values of a recipe that OpenRLHF and TRL share.
+
+A conversion takes the words of a flag and all flags of the command. It returns the value of the flag's fields: a tuple for
+several fields, None to set nothing. It raises NoCounterpart, or a ValueError or the like for a word that is no value of it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from alignment_core.recipes.paths import CodePath, ModelPath, RowsPath, Written, is_written_as_path
+
+Words = Sequence[str]
+
+SECRET = re.compile(r"use_wandb|wandb[._]key|(?:hf|hub|auth|access)_token|^token$|api_key|password|secret")
+"""Flags whose words stay out of the recipe."""
+
+PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""The chat template of rows that are to be read as they are."""
+
+
+class NoCounterpart(Exception):
+    """A recipe has nothing for this flag, or for this value of it; the message says why in a sentence."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of a command, under the names of its table."""
+
+    given: Mapping[str, Words]
+    defaults: Mapping[str, str | Words]
+    """Of the framework, for flags that are not given; a text is split into words."""
+    processes: int | None
+    """How many the launcher starts; None if it does not say."""
+    folder: Path = field(default_factory=Path.cwd)
+    """To which paths of the command are relative."""
+    target: Path = field(default_factory=Path.cwd)
+    """The recipe's own folder, to which its paths are relative."""
+    remarks: list[str] = field(default_factory=list)
+    """What the user has to know or do, in sentences; conversions add to it."""
+
+    def words(self, flag: str) -> Words:
+        """The words of a flag, or of its default; none if it has neither."""
+        default = self.defaults.get(flag, "")
+        return self.given.get(flag, default.split() if isinstance(default, str) else default)
+
+    def text(self, flag: str) -> str:
+        """The words of a flag as one text."""
+        return " ".join(self.words(flag))
+
+    def on(self, flag: str) -> bool:
+        """Whether a switch is on."""
+        return (flag in self.given or flag in self.defaults) and is_on(self.words(flag))
+
+    def number(self, flag: str, default: float = 0) -> float:
+        """The number after a flag. Raises NoCounterpart if it is none."""
+        text = self.text(flag)
+        return number([text], self) if text and text.lower() != "none" else default
+
+
+Converter = Callable[[Words, Flags], Any]
+
+
+def is_on(words: Words) -> bool:
+    """Whether a switch is on: given alone, or with a word that means so."""
+    return not words or words[0].lower() not in ("false", "no", "off", "0", "none")
+
+
+def word(words: Words, flags: Flags) -> Any:
+    """The word itself, which the recipe's field reads; a flag without a word is on."""
+    return True if not words else words[0] if len(words) == 1 else [*words]
+
+
+def words(words: Words, flags: Flags) -> list[str]:
+    """All words, as a list."""
+    return [*words]
+
+
+def text(words: Words, flags: Flags) -> str:
+    """All words, as one text."""
+    return " ".join(words)
+
+
+def nothing(words: Words, flags: Flags) -> None:
+    """For a flag that the field of another one already contains."""
+
+
+def switch(words: Words, flags: Flags, *values: str) -> Any:
+    """A switch, or the value for on and perhaps that for off."""
+    on, off = (*values, None)[:2] if values else (True, False)
+    return on if is_on(words) else off
+
+
+def empty(words: Words, flags: Flags) -> dict[str, Any] | None:
+    """A section with its defaults, if a switch is on."""
+    return {} if is_on(words) else None
+
+
+def number(words: Words, flags: Flags) -> float:
+    """A number. Raises NoCounterpart for another word."""
+    try:
+        return float(words[0])
+    except (IndexError, ValueError):
+        raise NoCounterpart(f"{' '.join(words) or 'nothing'} is no number.") from None
+
+
+def whole(words: Words, flags: Flags) -> int:
+    """A whole number, which may be written as 3.0 or 1e3. Raises NoCounterpart for another."""
+    value = number(words, flags)
+    if value != int(value):
+        raise NoCounterpart(f"{value:g} is no whole number, which is required here; `max_steps` ends training earlier.")
+    return int(value)
+
+
+def positive(words: Words, flags: Flags) -> int | None:
+    """A whole number above 0; -1, 0 and None stand for no limit."""
+    value = whole(words, flags) if not _is_none(words) else 0
+    return value if value > 0 else None
+
+
+def positive_number(words: Words, flags: Flags) -> float | None:
+    """A number above 0; 0 and None switch it off."""
+    return None if _is_none(words) else number(words, flags) or None
+
+
+def numbers(words: Words, flags: Flags) -> list[float]:
+    """Several numbers for one field."""
+    return [number([one], flags) for one in words]
+
+
+def pair(words: Words, flags: Flags) -> Any:
+    """Two numbers, one for each of two fields."""
+    return (*numbers(words[:2], flags),)
+
+
+def bounds(words: Words, flags: Flags) -> Any:
+    """A lower and an upper bound, or the upper one alone."""
+    return pair(words, flags) if len(words) > 1 else (None, number(words, flags))
+
+
+def neutral(words: Words, flags: Flags, value: str) -> float:
+    """A sampling parameter that has to keep its neutral value in reinforcement learning. Raises NoCounterpart."""
+    if words[0].lower() != "none" and number(words, flags) != float(value):
+        raise NoCounterpart("samples have to come from the policy itself, so this keeps its neutral value.")
+    return float(value)
+
+
+def column(words: Words, flags: Flags, role: str) -> dict[str, str] | None:
+    """The name of a column; nothing is needed if it is named like its role."""
+    return None if [*words] in ([role], []) else {role: words[0]}
+
+
+def model(words: Words, flags: Flags) -> str:
+    """A model's name or folder."""
+    return _moved(" ".join(words), flags, ModelPath)
+
+
+def code(text: str, flags: Flags) -> str:
+    """``file.py:name`` or ``module:name``."""
+    return _moved(text, flags, CodePath)
+
+
+def rows(text: str, flags: Flags) -> str:
+    """A file or folder of rows, or a data set's name."""
+    return _moved(text, flags, RowsPath)
+
+
+def folder(words: Words, flags: Flags) -> str:
+    """A folder, relative to the recipe's."""
+    path = " ".join(words)
+    return path if "://" in path or Path(path).is_absolute() else _relative(path, flags)
+
+
+def name(words: Words, flags: Flags) -> str:
+    """The name of a run, in the characters that names may have. Raises NoCounterpart if none is left."""
+    kept = re.sub(r"[^a-z0-9._-]+", "-", " ".join(words).lower()).strip("-._")
+    if not kept:
+        raise NoCounterpart("it has no letter or digit that a name may have here.")
+    return kept
+
+
+def target_modules(words: Words, flags: Flags) -> Any:
+    """Names of layers, or the one name that stands for all."""
+    return "all-linear" if [*words] == ["all-linear"] else [*words]
+
+
+def warmup(words: Words, flags: Flags) -> float:
+    """Steps of warm-up: below 1 a fraction of all steps, else a number of them. Raises NoCounterpart."""
+    value = number(words, flags)
+    if "constant" in (flags.text("lr_scheduler"), flags.text("lr_scheduler_type")):
+        raise NoCounterpart("the schedule constant has no warm-up.")
+    if value < 1:
+        return value
+    if (total := flags.number("max_steps")) > 0:
+        return round(value / total, 6)
+    raise NoCounterpart(
+        "a number of steps: give it as a fraction of all steps, `warmup_ratio` of the training section."
+    )
+
+
+def steps(count: float, per_step: float, epochs: float) -> int:
+    """The number of steps over so many prompts."""
+    return math.ceil(count * epochs / max(per_step, 1))
+
+
+def steps_of_rows(count: float | None, per_step: float, epochs: float, flags: Flags) -> int | None:
+    """The same, or a remark that leaves `rl.steps` to the user if the number of prompts is not known."""
+    if count is not None:
+        return steps(count, per_step, epochs)
+    flags.remarks.append(
+        f"Set `rl.steps` to rows × {epochs:g} ÷ {per_step:g}: the number of prompts is not known here."
+    )
+    return None
+
+
+def count_rows(text: str, flags: Flags) -> int | None:
+    """The number of rows of a JSON Lines file; None for anything else, or if it does not exist."""
+    path = flags.folder / Path(text).expanduser()
+    if path.suffix != ".jsonl" or not path.is_file():
+        return None
+    with path.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+def _is_none(words: Words) -> bool:
+    return bool(words) and words[0].lower() == "none"
+
+
+def _moved(text: str, flags: Flags, kind: Any) -> str:
+    """A path of the command relative to the recipe's folder; a name stays as it is."""
+    place = str(TypeAdapter(kind).validate_python(Written(text, flags.folder, flags.folder)))
+    return text if place == text else _relative(text, flags)
+
+
+def _relative(text: str, flags: Flags) -> str:
+    if text.startswith("~") or flags.folder.resolve() == flags.target.resolve():
+        return text
+    relative = os.path.relpath(flags.folder.resolve() / text, flags.target.resolve())
+    return f"./{relative}" if is_written_as_path(text) and not is_written_as_path(relative) else relative

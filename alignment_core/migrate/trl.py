@@ -1,0 +1,309 @@
+"""TRL's flags: conversions of their words beside the shared ones, and the files that `--config` names."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from alignment_core.errors import UserError
+from alignment_core.migrate import convert, tables
+from alignment_core.migrate.convert import Flags, NoCounterpart, Words, code, count_rows, is_on, model, number, rows
+from alignment_core.recipes.sections.preference import LossType
+from alignment_core.source_code import spec_of
+
+OF_TEMPLATES = (
+    "TRL applies the chat template only to rows of messages; here it is applied to plain text, too, if the tokenizer has one: "
+    "set `chat_template` of the data to leave such rows as they are (docs/tutorials/from-trl.md)."
+)
+OF_MESSAGES = (
+    "In rows of `messages` TRL trains on every token; here on the assistant's turns, as with --assistant_only_loss."
+)
+OWN = "trl.rewards"
+"""The module of TRL's own rewards, which `--reward_funcs` names without it."""
+MODEL_REWARD = "model:"
+"""Prefix of a model's name among the words of `--reward_funcs`, where a script has it there."""
+
+
+def variant(program: str, given: Mapping[str, Words]) -> str:
+    """The table of a program, which a flag may decide."""
+    return "sft --dataset_text_field" if program == "sft" and "dataset_text_field" in given else program
+
+
+def canonical(flag: str, rules: Mapping[str, Any]) -> str:
+    """The name of a flag in a table, which is the flag itself."""
+    return flag
+
+
+def spellings(rules: Mapping[str, Any]) -> Sequence[str]:
+    """Every name of a flag, for hints."""
+    return [*rules]
+
+
+def defaults(command: tables.Command, given: Mapping[str, Words], remarks: list[str]) -> dict[str, str | Words]:
+    """TRL's defaults for a command."""
+    remarks.append(OF_TEMPLATES)
+    if command.method == "sft" and not is_on(given.get("assistant_only_loss", ["false"])):
+        remarks.append(OF_MESSAGES)
+    half = is_on(given.get("fp16", ["false"]))
+    return {flag: words for flag, words in command.defaults.items() if flag != "bf16" or not half}
+
+
+def with_file(given: Mapping[str, Words], folder: Path) -> dict[str, Words]:
+    """The flags with those of the file that `--config` names, and with `--no_x` as `--x false`. Raises UserError."""
+    flags: dict[str, Words] = {}
+    if words := given.get("config"):
+        try:
+            content = yaml.safe_load((folder / words[0]).read_text())
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise UserError(f"--config {words[0]}: cannot be read as YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(content, dict):
+            raise UserError(f"--config {words[0]}: a mapping of flags is needed")
+        flags = {str(flag): _as_words(value) for flag, value in content.items() if value is not None}
+    for flag, words in given.items():
+        if flag != "config":
+            flags[flag.removeprefix("no_")] = ["false"] if flag.startswith("no_") else words
+    return flags
+
+
+def _as_words(value: Any) -> list[str]:
+    if isinstance(value, list) and not any(isinstance(item, dict) for item in value):
+        return [str(item) for item in value]
+    return [yaml.safe_dump(value) if isinstance(value, list) else str(value)]
+
+
+def _processes(flags: Flags) -> int:
+    """Processes that train; one, with a remark, if the launcher does not say."""
+    if flags.processes is None:
+        flags.remarks.append(
+            "Batches are counted for one GPU, because the command does not say how many there are: multiply `batch_size` by it."
+        )
+    return flags.processes or 1
+
+
+def batch_size(words: Words, flags: Flags) -> int:
+    """Rows per optimizer step: per device × accumulation × processes."""
+    accumulation = flags.number("gradient_accumulation_steps", 1)
+    return int(flags.number("per_device_train_batch_size", 8) * accumulation) * _processes(flags)
+
+
+def _completions(flags: Flags) -> int:
+    """Completions per sampling round."""
+    if size := flags.number("generation_batch_size"):
+        return int(size)
+    rounds = flags.number("steps_per_generation") or flags.number("gradient_accumulation_steps", 1)
+    return int(flags.number("per_device_train_batch_size", 8) * rounds) * _processes(flags)
+
+
+def prompts_per_step(words: Words, flags: Flags) -> int:
+    """Prompts per step: completions per sampling round ÷ completions per prompt."""
+    return max(1, _completions(flags) // int(flags.number("num_generations", 8)))
+
+
+def rl_steps(words: Words, flags: Flags) -> int | None:
+    """Steps of sampling: from the optimizer steps of `--max_steps`, or from the epochs if the rows can be counted."""
+    iterations = max(1, int(flags.number("num_iterations", 1)))
+    updates = max(1, _completions(flags) // max(1, batch_size(words, flags))) * iterations
+    limit = flags.number("max_steps")
+    if limit > 0:
+        return convert.steps(limit, updates, 1)
+    count = count_rows(flags.text("dataset_name"), flags)
+    return convert.steps_of_rows(count, prompts_per_step(words, flags), flags.number("num_train_epochs", 3), flags)
+
+
+def sources(words: Words, flags: Flags) -> list[dict[str, Any]]:
+    """`--dataset_name`."""
+    return [{"path": rows(" ".join(words), flags)}]
+
+
+def mixture(words: Words, flags: Flags) -> list[dict[str, Any]]:
+    """`datasets` of a configuration file. Raises NoCounterpart unless they are a list of mappings."""
+    datasets = yaml.safe_load(" ".join(words))
+    if not isinstance(datasets, list) or not all(isinstance(dataset, dict) for dataset in datasets):
+        raise NoCounterpart("a list of mappings is needed, each with `path`.")
+    described: list[dict[str, Any]] = []
+    for dataset in datasets:
+        files = dataset.get("data_files") or dataset.get("path")
+        files = [*files.values()] if isinstance(files, dict) else files if isinstance(files, list) else [files]
+        fields = {"subset": dataset.get("name"), "split": dataset.get("split"), "weight": dataset.get("fraction")}
+        fields = {field: value for field, value in fields.items() if value is not None}
+        described += [{"path": rows(str(path), flags), **fields} for path in files]
+        if rest := dataset.keys() - {"path", "data_files", "name", "split", "fraction"}:
+            flags.remarks.append(f"`{files[0]}`: {', '.join(sorted(rest))} of `datasets` is not in the recipe.")
+    return described
+
+
+def _are_files(flags: Flags) -> bool:
+    """Whether `--dataset_name` is a file or folder, which has no splits."""
+    return bool(flags.text("dataset_name")) and (flags.folder / Path(flags.text("dataset_name")).expanduser()).exists()
+
+
+def held_out(words: Words, flags: Flags) -> list[dict[str, Any]]:
+    """The split for evaluation during training. Raises NoCounterpart if there is none."""
+    if words and words[0] == "no":
+        raise NoCounterpart("it is the default.")
+    if _are_files(flags):
+        raise NoCounterpart(
+            "the rows are files: add held-out ones as a source with `held_out: true`, or set `test_rows`."
+        )
+    split = flags.text("dataset_test_split") or "test"
+    subset = {"subset": flags.text("dataset_config")} if flags.text("dataset_config") else {}
+    return [{"path": rows(flags.text("dataset_name"), flags), **subset, "split": split, "held_out": True}]
+
+
+def measured(words: Words, flags: Flags, function: str) -> Any:
+    """Another conversion, of a flag that has an effect only with evaluation during training. Raises NoCounterpart."""
+    if flags.text("eval_strategy") in ("", "no"):
+        raise NoCounterpart("without --eval_strategy nothing is evaluated during training.")
+    if _are_files(flags):
+        raise NoCounterpart("no rows are held out: see --eval_strategy.")
+    return CONVERSIONS[function](words, flags)
+
+
+def eval_steps(words: Words, flags: Flags) -> int:
+    """`--eval_steps`, a number of steps. Raises NoCounterpart for a fraction."""
+    if number(words, flags) < 1:
+        raise NoCounterpart("a fraction of all steps: give `eval_steps` as a number of them.")
+    return convert.whole(words, flags)
+
+
+def metric(words: Words, flags: Flags) -> str:
+    """`--metric_for_best_model`, which may have a prefix."""
+    return " ".join(words).removeprefix("eval_")
+
+
+def max_steps(words: Words, flags: Flags) -> int | None:
+    """`--max_steps`, which replaces the epochs in TRL."""
+    value = convert.positive(words, flags)
+    if value and "num_train_epochs" not in flags.given:
+        flags.remarks.append(
+            "Training ends after `max_steps` or `num_train_epochs`, whichever comes first; TRL repeats the rows until "
+            "`max_steps`: increase the epochs if there are too few rows."
+        )
+    return value
+
+
+def trackers(words: Words, flags: Flags) -> Any:
+    """`--report_to`: W&B and TensorBoard."""
+    wandb, tensorboard = ({name, "all"} & {*words} for name in ("wandb", "tensorboard"))
+    return {"project": "trl"} if wandb else None, True if tensorboard else None
+
+
+def adapters(words: Words, flags: Flags) -> dict[str, Any] | None:
+    """`--use_peft`."""
+    if is_on(words) and "lora_target_modules" not in flags.given:
+        flags.remarks.append(
+            "LoRA is applied to all linear layers here; TRL leaves the choice to PEFT, which takes `q_proj` and `v_proj` for "
+            "most models: set `target_modules` of `lora` for those."
+        )
+    return convert.empty(words, flags)
+
+
+def chat_template(words: Words, flags: Flags) -> str:
+    """The text of a file with a chat template. Raises NoCounterpart if there is no such file."""
+    path = flags.folder / " ".join(words)
+    if not path.is_file():
+        raise NoCounterpart("no file with a Jinja template: put the template's text into `model.chat_template`.")
+    return path.read_text()
+
+
+def losses(words: Words, flags: Flags) -> Any:
+    """`--loss_type` of DPO: one loss, or several with `--loss_weights`; `sft` among them is the weight of the nll."""
+    known = (*typing.get_args(LossType), "sft")
+    if unknown := [word for word in words if word not in known]:
+        raise NoCounterpart(f"{', '.join(unknown)} is not supported; the losses are {', '.join(known[:-1])}.")
+    weights = [float(weight) for weight in flags.words("loss_weights")] or [1.0] * len(words)
+    weighted = dict(zip(words, weights, strict=False))
+    likelihood = weighted.pop("sft", None)
+    if [*weighted.values()] == [1.0]:
+        return next(iter(weighted)), None, likelihood
+    return None, weighted, likelihood
+
+
+def reward_functions(words: Words, flags: Flags) -> list[dict[str, Any]]:
+    """`--reward_funcs`: TRL's own by name, or `module.function`, or in a script `file.py:function`. Raises NoCounterpart."""
+    if "get_soft_overlong_punishment" in words:
+        raise NoCounterpart("get_soft_overlong_punishment is `rl.shaping: {overlong_buffer: 256}`, not a reward.")
+    weights = [float(weight) for weight in flags.words("reward_weights")]
+    if flags.text("reward_model_name_or_path"):
+        weights = weights[1:]
+    if any(_module_of(name) == OWN for name in words) and _is_missing(OWN):
+        flags.remarks.append(
+            "TRL's own rewards need its package: `pip install trl`; `{verifier: math}` compares answers without it."
+        )
+    rewards: list[dict[str, Any]] = []
+    for position, name in enumerate(words):
+        weight = {"weight": weights[position]} if position < len(weights) else {}
+        if name.startswith(MODEL_REWARD):
+            rewards.append({"reward_model": model([name.removeprefix(MODEL_REWARD)], flags), **weight})
+        else:
+            rewards.append({"function": code(_function(name, flags), flags), **weight})
+    return rewards
+
+
+def _function(name: str, flags: Flags) -> str:
+    """A function as a recipe names it. TRL also imports modules from the working folder, which is not on Python's path here:
+    then the file is named, also if the module does not exist anywhere."""
+    module, function = _module_of(name), re.split("[.:]", name)[-1]
+    file = Path(*module.split(".")).with_suffix(".py")
+    if module.endswith(".py") or module == OWN or not ((flags.folder / file).is_file() or _is_missing(module)):
+        return f"{module}:{function}"
+    return f"{file}:{function}"
+
+
+def _module_of(name: str) -> str:
+    """The module or file of a function that `--reward_funcs` names."""
+    return name.rpartition(":" if ":" in name else ".")[0] or OWN
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return spec_of(module) is None
+    except (ImportError, ValueError):
+        return True
+
+
+def reward_model(words: Words, flags: Flags) -> list[dict[str, Any]]:
+    """`--reward_model_name_or_path`, the first of the rewards."""
+    weights = flags.words("reward_weights")
+    return [{"reward_model": model(words, flags), **({"weight": float(weights[0])} if weights else {})}]
+
+
+def epsilon(words: Words, flags: Flags) -> Any:
+    """`--epsilon`: both bounds, unless `--epsilon_high` sets the upper one. CISPO has no lower one."""
+    value = number(words, flags)
+    if flags.text("loss_type") == "cispo":
+        return 1.0, None
+    return value, None if "epsilon_high" in flags.given else value
+
+
+def epsilon_high(words: Words, flags: Flags) -> float | None:
+    """`--epsilon_high`, which for CISPO is the bound itself and not its distance from 1."""
+    value = convert.positive_number(words, flags)
+    return value if value is None or flags.text("loss_type") != "cispo" else max(0.0, value - 1)
+
+
+def sapo_temperatures(words: Words, flags: Flags) -> list[float]:
+    """Both temperatures of SAPO, with its paper's values as defaults."""
+    return [flags.number("sapo_temperature_pos", 1.0), flags.number("sapo_temperature_neg", 1.05)]
+
+
+def unbiased_gradient(words: Words, flags: Flags) -> bool | None:
+    """`--use_bias_correction_kl`, which has an effect only with a KL penalty."""
+    return True if is_on(words) and flags.number("beta") else None
+
+
+def refresh_every(words: Words, flags: Flags) -> int:
+    """`--ref_model_sync_steps` of reinforcement learning, where the policy replaces the reference. Raises NoCounterpart."""
+    if flags.number("ref_model_mixup_alpha", 0.6) != 1:
+        raise NoCounterpart("a mixture is not supported: `rl.kl.refresh_every` replaces the reference by the policy.")
+    return convert.whole(words, flags)
+
+
+CONVERSIONS = {**vars(convert), **globals()}
+TABLES = tables.load("trl", CONVERSIONS)
+COMMANDS, ELSEWHERE = TABLES.commands, TABLES.elsewhere
