@@ -43,6 +43,7 @@ NEVER_COMPUTES = (
     "alignment_core.execution.runner",
     "alignment_core.execution.stopwatch",
     "alignment_core.execution.scheduling",
+    "alignment_core.execution.warm_actors",
     "alignment_core.home",
     "alignment_core.imports",
     "alignment_core.journal",

@@ -202,7 +202,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             seed=call.seed,
             code_version=code_version(),
             packages=_packages(),
-            hardware=request.machines.hardware(request.resources if measured["device_seconds"] else None),
+            hardware=request.machines.actors.hardware(request.resources if measured["device_seconds"] else None),
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
             seconds=measured["seconds"],

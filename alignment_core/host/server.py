@@ -55,7 +55,7 @@ class Server:
     def serve(self) -> None:
         """Until the flow closes the channel."""
         try:
-            self.machines.connect()
+            self.machines.actors.connect()
         except AlignmentError:
             traceback.print_exc()  # every stage tries again, and its failure tells the flow why
         else:

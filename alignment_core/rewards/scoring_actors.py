@@ -26,19 +26,19 @@ BLOCK = 256
 """Completions per forward call of one actor: what a kill may cost, so not many."""
 
 
-class Machines(Protocol):
-    """What hands out actors; see :mod:`alignment_core.execution.machines`."""
+class StartsJudges(Protocol):
+    """See :class:`alignment_core.execution.warm_actors.WarmActors`."""
 
     def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> AbstractContextManager[Scores]: ...
 
 
-def in_actors(machines: Machines, resources: ResourcesConfig) -> OpensScores:
+def in_actors(actors: StartsJudges, resources: ResourcesConfig) -> OpensScores:
     """How a reward model is opened in actors of its own, beside the trainers or engines that the caller holds."""
 
     def opened(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> AbstractContextManager[Scores]:
         from alignment_core.training.forward import ForwardJob
 
-        return machines.judges(name, ForwardJob(model, "lm" if verdicts else "score", verdicts=verdicts), resources)
+        return actors.judges(name, ForwardJob(model, "lm" if verdicts else "score", verdicts=verdicts), resources)
 
     return opened
 

@@ -97,7 +97,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
             resources.reward_timeout_seconds,
             most,
             processes=resources.reward_processes,
-            elsewhere=context.machines.elsewhere,
+            elsewhere=context.machines.actors.elsewhere,
         )
     rows = [
         {
@@ -136,7 +136,7 @@ def _sources(
         tokenizer=context.model("tokenizer").tokenizer(),
         policy=context.references["tokenizer"].short,
         prompts=list(prompts.values()),
-        elsewhere=context.machines.elsewhere,
+        elsewhere=context.machines.actors.elsewhere,
         scores=passes.scores,
         starting=context.ticket.starting,
         warnings=warnings,

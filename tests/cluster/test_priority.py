@@ -15,7 +15,7 @@ from alignment_core.cluster.group import ActorGroup
 def test_actors_run_at_the_priority_of_the_process_that_started_them(machines: Any) -> None:
     """Ray starts actors at nice 15 by default. Linux weighs nice 0 with 1024 and nice 15 with 36 (``sched_prio_to_weight`` in
     the kernel), so that beside one other busy process such an actor has 36 / 1060 = 3 % of a core instead of a half."""
-    group: ActorGroup[Any] = ActorGroup(machines(1).connect(), "actors", [Place()], [{}], 60)
+    group: ActorGroup[Any] = ActorGroup(machines(1).actors.connect(), "actors", [Place()], [{}], 60)
     try:
         niceness = group.ray.get(group.actors[0].__ray_call__.remote(lambda _: os.nice(0)))
         assert niceness == os.nice(0)

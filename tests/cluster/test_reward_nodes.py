@@ -34,7 +34,7 @@ from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.pool import FunctionPool
 
 machines = WarmMachines(ResourcesConfig(wait_timeout_seconds=120), Path(sys.argv[1]))
-pool = FunctionPool(sys.argv[2] + ":meet", 60.0, "rl.rewards.0.function", 2, elsewhere=machines.elsewhere)
+pool = FunctionPool(sys.argv[2] + ":meet", 60.0, "rl.rewards.0.function", 2, elsewhere=machines.actors.elsewhere)
 found = dict(pool.answers([[n] for n in range(40)]))
 failed = {n: [one.reason, str(one)] for n, one in found.items() if isinstance(one, Failed)}
 processes = [int(one.stem) for one in Path(sys.argv[2]).parent.glob("*.here")]

@@ -119,7 +119,7 @@ def run(machines: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.Monk
         (folder := tmp_path / name / "both").mkdir()
         pq.write_table(table.slice(4), folder / "train.parquet")
         pq.write_table(table.slice(0, 4), folder / "test.parquet")
-        killer = Killer(machines(2), "_trainers", kill_at)
+        killer = Killer(machines(2), "trainers", kill_at)
         call = sft_call(model, store.publish(folder, "dataset"), num_train_epochs=4, learning_rate=1e-2, **training)
         return run_stage(StageRequest(store, call, machines(2), resources, killer)), killer.done, store
 

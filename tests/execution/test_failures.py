@@ -67,7 +67,7 @@ def test_training_survives_the_death_of_a_rank_and_ends_in_the_same_digest(
 ) -> None:
     def run(name: str, kill_at: int) -> tuple[StageResult, list[float]]:
         store, model, data = store_with(tmp_path / name, tiny_model(), demonstrations())
-        killer = Killer(machines(2), "_trainers", kill_at)
+        killer = Killer(machines(2), "trainers", kill_at)
         return run_stage(StageRequest(store, sft_call(model, data), machines(2), resources, killer)), killer.done
 
     whole, steps = run("whole", kill_at=-1)
@@ -97,7 +97,7 @@ def test_generation_survives_the_death_of_an_engine_and_keeps_its_finished_shard
     def run(name: str, kill_at: int) -> tuple[StageResult, list[float]]:
         store, model, data = store_with(tmp_path / name, tiny_model(), rows)
         call = StageCall(stage="generate", label="samples", config=config, inputs={"policy": model, "prompts": data})
-        killer = Killer(machines(2), "_engines", kill_at)
+        killer = Killer(machines(2), "engines", kill_at)
         return run_stage(StageRequest(store, call, machines(2), resources, killer)), killer.done
 
     whole, _ = run("whole", kill_at=-1)

@@ -14,7 +14,7 @@ from alignment_core.artifacts import Reference
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, cpu_model
 from alignment_core.errors import DataError
-from alignment_core.execution import machines as module
+from alignment_core.execution import warm_actors
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.scheduling import RunName, Ticket
@@ -61,13 +61,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
     """A run on GPUs, on a machine that it shares."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
-    monkeypatch.setattr(module, "architecture_digest", lambda _: "one")
+    monkeypatch.setattr(warm_actors, "architecture_digest", lambda _: "one")
     machines = WarmMachines(ResourcesConfig(trainers=2, engines=2), tmp_path, tmp_path / "locks")
-    machines._device = Device("cuda", 2)
-    monkeypatch.setattr(machines, "connect", lambda: None)
+    machines.actors._device = Device("cuda", 2)
+    monkeypatch.setattr(machines.actors, "connect", lambda: None)
     monkeypatch.setattr(machines, "_reserve", lambda _: None)
-    monkeypatch.setattr(machines, "_start_trainers", Group)
-    monkeypatch.setattr(machines, "_engine_actors", Group)
+    monkeypatch.setattr(machines.actors, "_start_trainers", Group)
+    monkeypatch.setattr(machines.actors, "_engine_actors", Group)
     return machines
 
 
@@ -91,8 +91,8 @@ def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMach
 def test_engines_that_share_gpus_sleep_after_every_stage(
     run: WarmMachines, tmp_path: Path, placement: Any, sleep: bool, fails: bool
 ) -> None:
-    run.resources = run.resources.model_copy(update={"placement": placement})
-    run._device = Device("cuda", 4)
+    run.actors.resources = run.resources.model_copy(update={"placement": placement})
+    run.actors._device = Device("cuda", 4)
     with contextlib.suppress(DataError), run.engines(EngineRequest(Model(tmp_path, POLICY), 64)) as engines:
         if fails:
             raise DataError("a bad row")
@@ -161,10 +161,10 @@ def test_the_record_says_on_what_a_stage_ran_and_what_of_it_changes_rounding(
     run: WarmMachines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "gpu_models", lambda _: ["H100"])
-    alone = run.hardware()
+    alone = run.actors.hardware()
     assert alone == {"machine": platform.machine(), "cpu": cpu_model(), "device": "cuda", "devices": 2, "gpu": "H100"}
     halved = run.resources.model_copy(update={"max_tokens_per_microbatch": 512})
-    assert run.hardware(halved) == alone | {
+    assert run.actors.hardware(halved) == alone | {
         "trainers": 2,
         "engines": 2,
         "tensor_parallel_size": 1,

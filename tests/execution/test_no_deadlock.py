@@ -18,8 +18,7 @@ from alignment_core.artifacts import Reference, open_store
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
-from alignment_core.execution import machine_queue, scheduling
-from alignment_core.execution import machines as module
+from alignment_core.execution import machine_queue, scheduling, warm_actors
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import _claimed
@@ -91,19 +90,15 @@ def new_run(
     made: list[WarmMachines] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
-    monkeypatch.setattr(module, "architecture_digest", lambda _: "one")
+    monkeypatch.setattr(warm_actors, "architecture_digest", lambda _: "one")
     monkeypatch.setattr(machine_queue, "POLL_SECONDS", 0.001)
 
     def make(device: Literal["cpu", "cuda"]) -> WarmMachines:
         machines = WarmMachines(ResourcesConfig(), tmp_path, tmp_path / "locks")
-        machines._device = Device(device, 1)
-        for name, fake in (
-            ("connect", lambda: None),
-            ("_reserve", lambda _: None),
-            ("_start_trainers", Group),
-            ("_engine_actors", Group),
-        ):
-            monkeypatch.setattr(machines, name, fake)
+        machines.actors._device = Device(device, 1)
+        monkeypatch.setattr(machines, "_reserve", lambda _: None)
+        for name, fake in (("connect", lambda: None), ("_start_trainers", Group), ("_engine_actors", Group)):
+            monkeypatch.setattr(machines.actors, name, fake)
         made.append(machines)
         return machines
 
@@ -210,15 +205,15 @@ def test_runs_on_a_cluster_keep_no_gpus_while_they_wait_for_each_others_stages(
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
     ours, theirs = (WarmMachines(ResourcesConfig(), tmp_path) for _ in range(2))
     for machines in (ours, theirs):
-        machines._device, machines._ray = Device("cuda", 1), SimpleNamespace(util=gpu)
-        monkeypatch.setattr(machines, "_start_trainers", Group)
+        machines.actors._device, machines.actors.ray = Device("cuda", 1), SimpleNamespace(util=gpu)
+        monkeypatch.setattr(machines.actors, "_start_trainers", Group)
     with ours.trainers():
         pass  # and the run keeps its GPU for the next stage
 
     def stage(machines: WarmMachines) -> None:
         with _claimed(store, "0" * 64, machines, FIRST), machines.trainers():
             pass
-        machines._end_actors()  # the end of the run
+        machines.actors.end_actors()  # the end of the run
 
     stages = [threading.Thread(target=stage, args=(machines,), daemon=True) for machines in (theirs, ours)]
     stages[0].start()

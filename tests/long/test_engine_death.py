@@ -20,7 +20,7 @@ def test_after_the_death_of_an_engine_the_policy_is_that_of_an_undisturbed_run(
     section: Section, machines: Any, run: RunRl
 ) -> None:
     _, first = run(section, "whole")
-    killer = Killer(machines(2), "_engines", at=1)
+    killer = Killer(machines(2), "engines", at=1)
     _, killed = run(section, "killed", reporter=killer)
     assert killed.cost["restarts"] == 1
     assert killed.outputs == first.outputs

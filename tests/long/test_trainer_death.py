@@ -18,4 +18,4 @@ pytestmark = pytest.mark.slow
 def test_after_the_death_of_a_trainer_no_prompt_is_lost_or_taken_twice(
     section: Section, machines: Any, run: RunRl
 ) -> None:
-    check_that_nothing_is_lost_by_a_death("_trainers", section, machines, run)
+    check_that_nothing_is_lost_by_a_death("trainers", section, machines, run)

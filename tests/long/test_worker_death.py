@@ -26,7 +26,7 @@ class WorkerKiller:
 
     def __call__(self, done: float, *_: Any) -> None:
         if done == 1 and not self.killed:
-            group = self.machines._engines
+            group = self.machines.actors.engines
             engine = group.ray.get(group.actors[0].__ray_call__.remote(lambda _: os.getpid()))
             workers = [one for one in psutil.Process(engine).children() if "Worker_TP" in " ".join(one.cmdline())]
             assert len(workers) == 2

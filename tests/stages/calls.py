@@ -18,6 +18,7 @@ from alignment_core.execution.base import STAGES, Stage, StageCall, StageResult
 from alignment_core.execution.key import StageKey
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.execution.warm_actors import WarmActors
 from alignment_core.recipes import ResourcesConfig
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,11 @@ class HostAlone(WarmMachines):
 
     def __init__(self) -> None:
         super().__init__(ResourcesConfig(), Path("nowhere"))
+        self.actors = NoActors(ResourcesConfig(), Path("nowhere"))
+
+
+class NoActors(WarmActors):
+    """Of a host that starts no Ray."""
 
     def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
         return {}

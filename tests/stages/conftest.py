@@ -37,12 +37,12 @@ def actors(machines: Any) -> Callable[[], dict[str, list[int]]]:
     """The processes of the trainers and engines that are there, by what they are."""
 
     def find() -> dict[str, list[int]]:
-        groups = {"trainers": machines(2)._trainers, "engines": machines(2)._engines}
+        groups = {"trainers": machines(2).actors.trainers, "engines": machines(2).actors.engines}
         asked = {
             name: [one.__ray_call__.remote(lambda _: os.getpid()) for one in group.actors]
             for name, group in groups.items()
             if group
         }
-        return {name: machines(2)._ray.get(pids) for name, pids in asked.items()}
+        return {name: machines(2).actors.ray.get(pids) for name, pids in asked.items()}
 
     return find

@@ -67,7 +67,7 @@ def test_held_out_perplexity_before_and_after_is_that_of_the_models_and_a_kill_c
             stage="continued_pretraining", label="continued-pretraining", config={"training": training}, inputs=inputs
         )
         resources = ResourcesConfig(max_tokens_per_microbatch=96, progress_seconds=1e-3, zero_stage=3)
-        killer = Killer(machines(2), "_trainers", kill_at)
+        killer = Killer(machines(2), "trainers", kill_at)
         result = run_stage(StageRequest(store, call, machines(2), resources, killer))
         return result, result.metrics, store.fetch(result.reference)
 

@@ -34,11 +34,11 @@ PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 5], list(range(40))]
 @pytest.fixture(scope="module")
 def takes_adapters(machines: Any) -> Iterator[WarmMachines]:
     """Machines like those of the other tests, whose engines take adapters."""
-    machines(2).connect()
+    machines(2).actors.connect()
     resources = machines(2).resources.model_copy(update={"max_lora_rank": 8})
-    made = WarmMachines(resources, machines(2).temporary)
+    made = WarmMachines(resources, machines(2).actors.temporary)
     yield made
-    made._end_actors()
+    made.actors.end_actors()
 
 
 def difference(engines: Engines, model: Path) -> float:
@@ -132,7 +132,7 @@ def test_a_policy_learns_the_same_whichever_way_engines_get_it(
         np.testing.assert_allclose(one["rollout_logps"], other["rollout_logps"], atol=1e-4)
 
 
-@pytest.mark.parametrize("dies", ["_engines", "_trainers"])
+@pytest.mark.parametrize("dies", ["engines", "trainers"])
 def test_a_killed_run_goes_on_with_the_adapter_beside_the_weights_that_it_had(
     dies: str, section: Section, takes_adapters: WarmMachines, tiny_model: Any, tmp_path: Path
 ) -> None:

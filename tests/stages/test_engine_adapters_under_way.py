@@ -28,11 +28,11 @@ STOP = 263
 
 @pytest.fixture(scope="module")
 def takes_adapters(machines: Any) -> Iterator[WarmMachines]:
-    machines(2).connect()
+    machines(2).actors.connect()
     resources = machines(2).resources.model_copy(update={"max_lora_rank": 8})
-    made = WarmMachines(resources, machines(2).temporary)
+    made = WarmMachines(resources, machines(2).actors.temporary)
     yield made
-    made._end_actors()
+    made.actors.end_actors()
 
 
 def expected_logps(folder: Path, prompt: list[int], completion: Completion) -> np.ndarray:

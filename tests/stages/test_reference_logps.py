@@ -139,7 +139,7 @@ def test_the_death_of_a_rank_costs_the_blocks_under_way_and_changes_no_number(
 ) -> None:
     def run(name: str, kill_at: int) -> tuple[StageResult, list[float]]:
         store, model, data = store_with(tmp_path / name, tiny_model(), pairs)
-        killer = Killer(machines(2), "_trainers", kill_at)
+        killer = Killer(machines(2), "trainers", kill_at)
         return compute(store, {"model": model, "data": data}, machines(2), killer), killer.done
 
     whole, blocks = run("whole", kill_at=-1)

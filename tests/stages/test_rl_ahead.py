@@ -83,7 +83,7 @@ def test_after_the_death_of_an_engine_no_prompt_is_lost_or_taken_twice(
     section: Section, machines: Any, run: RunRl
 ) -> None:
     """`make test-long` kills a trainer."""
-    check_that_nothing_is_lost_by_a_death("_engines", section, machines, run)
+    check_that_nothing_is_lost_by_a_death("engines", section, machines, run)
 
 
 def test_what_breaks_behind_the_trainers_back_ends_the_run(section: Section, tmp_path: Path, run: RunRl) -> None:

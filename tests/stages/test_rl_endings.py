@@ -235,7 +235,7 @@ def hang(machines: Any) -> Iterator[Callable[[], None]]:
     hanging: list[psutil.Process] = []
 
     def hang() -> None:
-        engines = machines(2)._engines
+        engines = machines(2).actors.engines
         pid = engines.ray.get(engines.actors[0].__ray_call__.remote(lambda _: os.getpid()))
         hanging.append(psutil.Process(pid))
         os.kill(pid, signal.SIGSTOP)

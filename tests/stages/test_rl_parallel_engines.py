@@ -26,9 +26,9 @@ def resources() -> ResourcesConfig:
 def parallel(machines: Any, resources: ResourcesConfig) -> Iterator[Any]:
     """Machines of their own, over the Ray of the others."""
     others = machines(1)
-    one = type(others)(resources, others.temporary)
+    one = type(others)(resources, others.actors.temporary)
     yield one
-    one._end_actors()
+    one.actors.end_actors()
 
 
 def run_in_parallel(

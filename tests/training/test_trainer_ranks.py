@@ -132,10 +132,10 @@ def test_of_a_job_that_is_over_nothing_is_left_in_memory(make_job: Any, machines
         with machines(1).trainers() as group:
             ranks = open_job(group, machines(1), make_job(method), tmp_path / str(number), zero_stage=zero_stage)
             train(ranks, 3)
-            (actor,) = machines(1)._trainers.actors
-            machines(1)._ray.get(actor.__ray_call__.remote(remember))
+            (actor,) = machines(1).actors.trainers.actors
+            machines(1).actors.ray.get(actor.__ray_call__.remote(remember))
         left = actor.__ray_call__.remote(lambda actor: sum(one() is not None for one in actor.remembered))
-        assert machines(1)._ray.get(left) == 0, f"of the job number {number}"
+        assert machines(1).actors.ray.get(left) == 0, f"of the job number {number}"
 
 
 @pytest.mark.parametrize("zero_stage", [1, 3])

@@ -105,8 +105,8 @@ def _sources(
         policy=context.references["policy"].short,
         prompts=prompts,
         warnings=warnings,
-        elsewhere=context.machines.elsewhere,
-        scores=in_actors(context.machines, context.resources),
+        elsewhere=context.machines.actors.elsewhere,
+        scores=in_actors(context.machines.actors, context.resources),
         starting=context.ticket.starting,
     )
     models = {number: context.model(f"reward-{number}") for number, one in enumerate(section.rewards) if one.model}

@@ -1,0 +1,238 @@
+"""The actors of one run over Ray: started on first use, kept warm from stage to stage, ended together."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Device, Place, cpu_model
+from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.nodes import check_nodes
+from alignment_core.inference.engine import Engine
+from alignment_core.inference.engines import EngineRequest
+from alignment_core.models.saving import architecture_digest
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.rewards.scoring_actors import Judges
+from alignment_core.training.ranks import join
+from alignment_core.user_code.nodes import POOL, NodePool, Nodes
+from alignment_core.user_code.pool import PoolJob
+
+if TYPE_CHECKING:
+    from alignment_core.training.forward import Forward, ForwardJob
+
+COMPARED = ("torch", "transformers", "deepspeed", "vllm", "ray", "datasets", "numpy", "pyarrow", "peft", "safetensors")
+"""Packages that every node of a cluster must have in the same version."""
+ENGINE = "alignment_core.inference.engine:Engine"
+ENGINE_IMPORTS = "alignment_core.inference.engine:prepare"
+
+
+class WarmActors:
+    """Connects to Ray, and starts and ends groups of actors. :class:`~.machines.WarmMachines` decides who uses them when."""
+
+    def __init__(self, resources: ResourcesConfig, temporary: Path) -> None:
+        self.resources = resources
+        self.temporary = temporary
+        self.ray: Any = None
+        self.gpus: Any = None
+        """The placement group of this run's GPUs, once it has some."""
+        self.trainers: ActorGroup[Any] | None = None
+        self.engines: ActorGroup[Engine] | None = None
+        self._engines_shape: tuple[str, int] | None = None
+        """Architecture and sequence length of the engines; None while they have no model yet."""
+        self._connecting = threading.Lock()
+        self._device: Device | None = None
+
+    def connect(self) -> Any:
+        """Connect to Ray, or start it; returns the ``ray`` module.
+
+        Call it first from the main thread, while no other thread runs: Ray forks, and a fork beside a thread that holds a lock
+        (imports do) may hang.
+        """
+        with self._connecting:
+            if self._device is None:
+                self.ray = ray_cluster.connect(self.temporary)
+                device = Device.detect(self.resources.device, ray_cluster.gpus(self.ray), ray_cluster.is_private())
+                device.gpus_needed(self.resources)  # raises now if there are too few
+                if not ray_cluster.is_private():
+                    check_nodes(self.ray, COMPARED, self.resources.wait_timeout_seconds)
+                self._device = device
+            return self.ray
+
+    @property
+    def device(self) -> Device:
+        """What the actors run on."""
+        self.connect()
+        assert self._device is not None
+        return self._device
+
+    @property
+    def gpus_needed(self) -> int:
+        """GPUs of this run; 0 on a CPU."""
+        return self.device.gpus_needed(self.resources)
+
+    @property
+    def engines_give_way(self) -> bool:
+        """Whether engines free their GPUs' memory whenever they do not sample."""
+        return self.device.engines_give_way(self.resources)
+
+    def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
+        """Where a stage ran, as provenance records it; with its ``resources``, if it used trainers or engines."""
+        hardware: dict[str, Any] = {"machine": platform.machine(), "cpu": cpu_model()}
+        hardware |= {"device": self.device.kind, "devices": self.device.count}
+        if self.device.kind == "cuda":
+            hardware["gpu"] = ", ".join(ray_cluster.gpu_models(self.ray))
+        return hardware | (self.device.rounding(resources) if resources else {})
+
+    def reserve(self, waits: Callable[[str | None], None]) -> None:
+        """Get this run's GPUs from Ray, if it has none yet. ``waits`` is that of a ticket."""
+        if self.gpus is None:
+            self.gpus = ray_cluster.reserve_gpus(self.ray, self.gpus_needed, waits)
+
+    # ---------------------------------------------------------------- groups
+
+    def ready_trainers(self) -> ActorGroup[Any]:
+        """The trainer ranks, in one process group."""
+        if self.trainers is None:
+            self.trainers = self._start_trainers()
+        return self.trainers
+
+    def ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
+        """Engines of this architecture; those that start, start in the context ``alone``, with the policy."""
+        shape = (architecture_digest(request.policy.path), request.max_model_len)
+        if self._engines_shape and not self._engines_serve(shape):
+            self.end_engines()
+        if self.engines is None:
+            self.engines = self._engine_actors()
+        if self._engines_shape is None:
+            arguments = {
+                "policy": request.policy,
+                "max_model_len": request.max_model_len,
+                "resources": self.resources,
+                "device": self.device,
+            }
+            try:
+                with alone:
+                    self.engines.make(ENGINE, [arguments] * self.engines.size)
+            except BaseException:
+                self.end_engines()
+                raise
+            self._engines_shape = shape
+        return self.engines
+
+    def prepare_engines(self) -> None:
+        """Start the engines' processes and their imports, without a model."""
+        if self.engines is None:
+            self.engines = self._engine_actors()
+            self.engines.prepare(ENGINE_IMPORTS)
+
+    @contextmanager
+    def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
+        """Actors of a reward model, for as long as the caller needs them; hold trainers or engines while you do."""
+        places = self._over_nodes(
+            [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
+        )
+        environment = self.device.trainer_environment(self.resources)
+        group: ActorGroup[Forward] = self._group(name, places, [environment] * len(places))
+        try:
+            arguments = {"resources": resources, "device": self.device}
+            group.make(job.open, [arguments] * group.size)
+            yield Judges(group)
+        finally:
+            group.kill()
+
+    def elsewhere(self, job: PoolJob) -> Nodes | None:
+        """Pools of a user's function on the cluster's other nodes; None on one machine."""
+        nodes = [] if ray_cluster.is_private() else ray_cluster.other_nodes(self.connect())
+        if not nodes:
+            return None
+        group: ActorGroup[NodePool] = self._group("rewards", [Place(node=node) for node in nodes], [{}] * len(nodes))
+        with _killed_on_failure(group):
+            group.make(POOL, [{"job": job}] * group.size)
+        return Nodes(group, group.timeout)
+
+    def _start_trainers(self) -> ActorGroup[Any]:
+        world = self.device.trainers(self.resources)
+        places = self._over_nodes([self.device.trainer_place(rank) for rank in range(world)])
+        environment = self.device.trainer_environment(self.resources)
+        group = self._group("trainers", places, [environment] * world)
+        with _killed_on_failure(group):
+            rendezvous = group.rendezvous(self.temporary)
+            shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
+            group.run(join, [{"rank": rank, **shared} for rank in range(world)])
+        return group
+
+    def _engine_actors(self) -> ActorGroup[Engine]:
+        device, resources = self.device, self.resources
+        places = self._over_nodes([device.engine_place(index, resources) for index in range(device.engines(resources))])
+        environments = [device.engine_environment(resources, place) for place in places]
+        return self._group("engines", places, environments)
+
+    def _engines_serve(self, shape: tuple[str, int]) -> bool:
+        """Whether the running engines have this architecture and room for sequences of this length."""
+        assert self._engines_shape is not None
+        return self._engines_shape[0] == shape[0] and self._engines_shape[1] >= shape[1]
+
+    def _group(self, name: str, places: list[Place], environments: list[dict[str, str]]) -> ActorGroup[Any]:
+        return ActorGroup(self.ray, name, places, environments, self.resources.wait_timeout_seconds, self.gpus)
+
+    def _over_nodes(self, places: list[Place]) -> list[Place]:
+        """On a cluster without GPUs: over its nodes in turn, this one first."""
+        if ray_cluster.is_private() or self.device.kind != "cpu":
+            return places
+        nodes = ray_cluster.here_first(self.ray)
+        return [replace(place, node=nodes[index % len(nodes)]) for index, place in enumerate(places)]
+
+    # ---------------------------------------------------------------- the end
+
+    def end_trainers(self) -> None:
+        """End the trainers' processes; the next stage that needs trainers starts new ones."""
+        if self.trainers is not None:
+            self.trainers.kill()
+            self.trainers = None
+
+    def end_engines(self) -> None:
+        """End the engines' processes; the next stage that needs engines starts new ones."""
+        if self.engines is not None:
+            self.engines.kill()
+            self.engines = None
+            self._engines_shape = None
+
+    def end_actors(self) -> None:
+        """End all actors, and give the GPUs back to Ray."""
+        self.end_trainers()
+        self.end_engines()
+        if self.gpus is not None:
+            self.ray.util.remove_placement_group(self.gpus)
+            self.gpus = None
+
+    def release_devices(self) -> None:
+        """Leave the GPUs to another run, with all their memory. On a CPU, idle actors do not disturb other runs and stay."""
+        if self._device is None or self._device.kind == "cpu":
+            return
+        processes = ray_cluster.actor_processes()
+        self.end_actors()
+        ray_cluster.wait_for_the_end(processes)
+
+    def close(self) -> None:
+        """End all actors, and Ray if this process started it. May be called again."""
+        if self.ray is not None:
+            self.end_actors()
+            self.ray.shutdown()
+            self.ray = None
+            self._device = None
+
+
+@contextmanager
+def _killed_on_failure(group: ActorGroup[Any]) -> Iterator[None]:
+    """Kill a group that did not start as a whole: its ranks that did would wait for the others."""
+    try:
+        yield
+    except BaseException:
+        group.kill()
+        raise
