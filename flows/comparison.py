@@ -42,7 +42,7 @@ def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
     section, own = recipe.promotion, (outputs.final, outputs.baseline, outputs.report)
     if outputs.evaluations is None:
         return Compared(outputs.replaces, *own)
-    current = store.tag(section.tag) if section else None
+    current = store.tags.get(section.tag) if section else None
     if section is None or current is None or outputs.policy is None:
         return Compared(current, *own)
     candidate = artifact(outputs.policy)
@@ -78,7 +78,7 @@ def _tested(store: Store, made: Any) -> dict[str, float]:
     if made is None:
         return {}
     reference = made if isinstance(made, Reference) else made.artifact()
-    measured = [record.metrics for record in store.provenance(reference)]
+    measured = [record.metrics for record in store.records.makers(reference)]
     measured += [] if isinstance(made, Reference) else [made.result().metrics]
     return {
         name.removeprefix("test_"): value
@@ -90,4 +90,4 @@ def _tested(store: Store, made: Any) -> dict[str, float]:
 
 def named_before(store: Store, tag: str, policy: Reference) -> bool:
     """Whether the tag names the policy, or has named it."""
-    return any(move.to == policy for move in store.tag_history(tag))
+    return any(move.to == policy for move in store.tags.history(tag))

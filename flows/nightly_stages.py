@@ -18,7 +18,7 @@ from alignment_core.recipes.methods.nightly import NightlyRecipe
 def planned(recipe: NightlyRecipe) -> Outputs:
     """The stages of a night that finds rows, for who wants to see them before."""
     arriving = PlannedStage("the night's rows", "rows", StageConfig(), {}, "runs")
-    return compose(recipe, CURRENT.get().store.tag(recipe.promotion.tag), arriving, number=0)
+    return compose(recipe, CURRENT.get().store.tags.get(recipe.promotion.tag), arriving, number=0)
 
 
 def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | None, number: int) -> Outputs:

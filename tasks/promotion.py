@@ -32,7 +32,7 @@ def promote(
     """
     store, logger = CURRENT.get().store, get_run_logger()
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
-    history = store.tag_history(section.tag)
+    history = store.tags.history(section.tag)
     if expected == policy:
         vouch(store, section, policy)  # the recipe may ask for more than when the tag moved
         return {**outcome, "state": "unchanged", "reasons": []}
@@ -50,10 +50,10 @@ def promote(
     vouch(store, section, policy)
     passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
     try:
-        store.move_tag(section.tag, policy, expected, reason=f"gates passed: {passed}")
+        store.tags.move(section.tag, policy, expected, reason=f"gates passed: {passed}")
     except Conflict as conflict:
         # A run that was killed after it had promoted comes here again.
-        if not any(move.to == policy and move.previous == expected for move in store.tag_history(section.tag)):
+        if not any(move.to == policy and move.previous == expected for move in store.tags.history(section.tag)):
             logger.warning("not promoted: %s", conflict)
             return {**outcome, "state": "conflict", "reasons": [str(conflict)]}
     return {**outcome, "state": "promoted", "reasons": []}
@@ -70,7 +70,7 @@ def publish(section: PromotionConfig, policy: Reference) -> dict[str, Any]:
 
     assert section.publish, "the recipe asks for it"
     store = CURRENT.get().store
-    if (current := store.tag(section.tag)) != policy:
+    if (current := store.tags.get(section.tag)) != policy:
         reason = f"{section.tag} points to {current.short if current else 'nothing'} by now"
         return {"repo": section.publish, "state": "superseded", "reasons": [reason]}
     try:

@@ -10,7 +10,7 @@ from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.retention import prune
 from alignment_core.artifacts.store import Store
-from alignment_core.artifacts.tags import TagMove
+from alignment_core.artifacts.tag_history import TagMove
 from alignment_core.artifacts.workspace import Workspace
 
 __all__ = [

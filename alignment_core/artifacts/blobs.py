@@ -24,7 +24,7 @@ _STREAMED = 1 << 20
 """Bytes of a blob that come from a server in one piece, and are hashed on their way."""
 
 
-class Content:
+class Blobs:
     """Blobs by digest.
 
     A reader that finds a blob corrupt marks it as suspect instead of deleting it: then ``is_intact`` says no, the

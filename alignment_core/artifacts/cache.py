@@ -12,10 +12,12 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from alignment_core.artifacts.blobs import Blobs
 from alignment_core.artifacts.folder import FolderBackend, may_write
 from alignment_core.artifacts.manifest import Manifest
 from alignment_core.artifacts.os_errors import explained
@@ -30,21 +32,25 @@ from alignment_core.artifacts.workspace import (
     open_lock,
     time_and_size,
 )
-from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.errors import EnvironmentFault, StoreError, UserError
 
 log = logging.getLogger(__name__)
 
 BOUND = "ALIGN_CACHE_GIB"
 LARGE = 100 << 20
 """Bytes of an artifact whose second copy on a disk is worth a warning."""
+_ATTEMPTS = 5  # another process may evict or discard the folder at the same moment
+_THREADS = 8
 _warned: set[str] = set()
 
 
 class Cache:
-    """What this machine has of a store's artifacts, each a folder named by its digest."""
+    """Verified copies of a store's artifacts on this machine, each a folder named by its digest."""
 
-    def __init__(self, workspace: Workspace, bounded: bool) -> None:
-        self.workspace, self.bounded = workspace, bounded
+    def __init__(self, blobs: Blobs, workspace: Workspace, bounded: bool) -> None:
+        self.blobs = blobs
+        self.workspace = workspace
+        self.bounded = bounded
 
     def folder(self, digest: str) -> Path:
         """Where the artifact is, or would be."""
@@ -60,6 +66,20 @@ class Cache:
                     until.callback(lock.close)
                     return
                 lock.close()  # it was evicted a moment ago
+
+    def fetch(self, manifest: Manifest) -> Path:
+        """The folder with an artifact's files, every byte verified. Raises as :meth:`Blobs.get` does."""
+        folder = self.folder(manifest.digest)
+        for _ in range(_ATTEMPTS):
+            if folder.is_dir():
+                if self._is_whole(manifest, folder):
+                    self._copy_writable_links(manifest)
+                    with contextlib.suppress(OSError):  # whoever may only read this cache does not collect it either
+                        os.utime(folder)  # for the collector and for evictions
+                    return folder
+                self.workspace.discard(folder)
+            self._materialise(manifest, folder)
+        raise StoreError(f"{folder} changed while it was read: is something else writing to the cache?")
 
     def make_room(self, size: int) -> None:
         """Evict until so many bytes more fit into the bound and onto the disk, or nothing is left that may go."""
@@ -95,6 +115,39 @@ class Cache:
             return True
         return False
 
+    def _materialise(self, manifest: Manifest, folder: Path) -> None:
+        """Build the verified folder under a temporary name and move it into place in one step."""
+        self.make_room(manifest.size)
+        with self.workspace.scratch() as scratch:
+            fresh = scratch / "artifact"
+            with explained("write", fresh):
+                make_like_parent(self.workspace.cache)
+                for entry in manifest.files:
+                    (fresh / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(lambda e: self.blobs.get(manifest.reference.short, e, fresh / e.path), manifest.files))
+            adopt_tree(fresh, folder)
+        if isinstance(self.blobs.backend, FolderBackend) and not self.bounded and manifest.size >= LARGE:
+            warn_of_copy(self.blobs.backend, manifest)
+
+    def _is_whole(self, manifest: Manifest, folder: Path) -> bool:
+        """Whether a folder holds exactly the manifest's files."""
+        if set(files_below(folder)) != {entry.path for entry in manifest.files}:
+            return False
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return not any(list(pool.map(lambda e: self.blobs.problem(e, folder / e.path), manifest.files)))
+
+    def _copy_writable_links(self, manifest: Manifest) -> None:
+        """Make copies of files in the cache through which this user could write into the store; on a full disk they stay."""
+        links = self.writable_links(manifest.digest)
+        for entry in manifest.files:
+            if entry.path in links:
+                with contextlib.suppress(OSError, EnvironmentFault), self.workspace.scratch() as scratch:
+                    shutil.copyfile(self.folder(manifest.digest) / entry.path, scratch / "file")
+                    (scratch / "file").chmod(0o444)
+                    if self.blobs.problem(entry, scratch / "file") is None:
+                        self._replace(manifest.digest, entry.path, scratch / "file")
+
     def writable_links(self, digest: str) -> list[str]:
         """The files of an artifact that are those of the store itself, linked for another user, and into which this user,
         such as root, may write."""
@@ -102,7 +155,7 @@ class Cache:
         linked = [] if self.bounded else [path for path, found in files_below(folder).items() if found.st_nlink > 1]
         return [path for path in linked if may_write(folder / path)]
 
-    def replace(self, digest: str, path: str, copy: Path) -> None:
+    def _replace(self, digest: str, path: str, copy: Path) -> None:
         """Put a copy in the place of a file of an artifact; whoever reads that meanwhile finds the same bytes there."""
         opened = os.open(self.folder(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

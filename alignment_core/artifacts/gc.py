@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.leases import Held
+from alignment_core.artifacts.manifest import manifest_at
 from alignment_core.artifacts.paths import (
     ATTACHMENTS,
     BLOBS,
@@ -193,9 +193,9 @@ class _Collection:
                     self._collect_tree("temporary", tree, delete)
 
     def _roots(self) -> set[str]:
-        references = {move.to for move in tags.all_moves(self.store.backend)}
+        references = {move.to for move in self.store.tags.moves()}
         for found in self.store.backend.list(STAGES):
-            record = self.store.record_at(found.path)
+            record = self.store.records.read(found.path)
             references |= {*record.outputs.values(), *record.inputs.values()}
         return {reference.digest for reference in references}
 
@@ -203,14 +203,14 @@ class _Collection:
         self.kept += 1
         self.kept_digests.add(digest)
         try:
-            kept_blobs |= {blob_path(entry.sha256) for entry in self.store.manifest_at(digest).files}
+            kept_blobs |= {blob_path(entry.sha256) for entry in manifest_at(self.store.backend, digest).files}
         except (Corrupt, NotFound):
             if must_read:
                 raise
 
     def _is_finished(self, name: str) -> bool:
         try:
-            record = self.store.find(name) if self.store.backend.stat(stage_path(name)) is not None else None
+            record = self.store.records.find(name) if self.store.backend.stat(stage_path(name)) is not None else None
             return record is not None and not any(map(self.store.is_pruned, record.outputs.values()))
         except UserError:
             return False

@@ -20,7 +20,7 @@ from alignment_core.artifacts.manifest import Manifest, parse_manifest
 from alignment_core.artifacts.paths import MANIFESTS, STAGES, TAGS, parse_tag_path
 from alignment_core.artifacts.provenance import Provenance, parse_record
 from alignment_core.artifacts.reference import Reference
-from alignment_core.artifacts.tags import TagMove, parse_move
+from alignment_core.artifacts.tag_history import TagMove, parse_move
 from alignment_core.artifacts.workspace import local_name
 from alignment_core.errors import Corrupt, NotFound
 from alignment_core.home import align_home

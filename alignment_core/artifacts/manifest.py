@@ -13,10 +13,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.paths import check_path, manifest_path
 from alignment_core.artifacts.reference import DIGEST, KIND, Reference
 from alignment_core.canonical import canonical_json, digest_of, digest_of_file
-from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, UserError, one_line
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, NotFound, UserError, one_line
 
 
 class FileEntry(BaseModel):
@@ -92,6 +93,24 @@ def entries_of(directory: Path, paths: Iterable[str]) -> tuple[FileEntry, ...]:
 
     with ThreadPoolExecutor() as pool:
         return tuple(pool.map(entry_of, paths))
+
+
+def read_manifest(backend: Backend, reference: Reference) -> Manifest:
+    """The manifest of an artifact. Raises NotFound or Corrupt."""
+    manifest = manifest_at(backend, reference.digest)
+    if manifest.kind != reference.kind:
+        raise NotFound(f"{backend.uri} has no {reference.short}: that digest is a {manifest.kind}")
+    return manifest
+
+
+def manifest_at(backend: Backend, digest: str) -> Manifest:
+    """The manifest with a digest, of whatever kind the artifact is. Raises NotFound or Corrupt."""
+    path = manifest_path(digest)
+    try:
+        data = backend.read(path)
+    except NotFound as error:
+        raise NotFound(f"{backend.uri} has no artifact sha256:{digest}") from error
+    return parse_manifest(backend.uri, path, data)
 
 
 def parse_manifest(uri: str, path: str, data: bytes) -> Manifest:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path, PosixPath
 
-from alignment_core.artifacts.manifest import FileEntry, entries_of
+from alignment_core.artifacts.manifest import FileEntry, entries_of, manifest_at
 from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.paths import CACHE, PROGRESS
 from alignment_core.artifacts.store import Store
@@ -97,7 +97,7 @@ def _put_files(store: Store, folder: Path) -> tuple[FileEntry, ...]:
         before = files_below(folder)
         files = entries_of(folder, before)
     with store.leases.publication({entry.sha256 for entry in files}, lasting=True):
-        store.content.put_files(files, folder, before)
+        store.blobs.put_files(files, folder, before)
     return files
 
 
@@ -117,10 +117,10 @@ def get_files(store: Store, folder: Path, entries: Iterable[FileEntry], what: st
     def bring(entry: FileEntry) -> None:
         target = folder / entry.path
         with contextlib.suppress(FileNotFoundError):
-            if store.content.problem(entry, target) is None:
+            if store.blobs.problem(entry, target) is None:
                 return
             target.unlink()
-        store.content.get(what, entry, target)
+        store.blobs.get(what, entry, target)
 
     with explained("write", folder):
         for entry in entries:
@@ -152,7 +152,7 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
     kind, *parts = Path(relative).parts or ("",)
     if f"{kind}/" == CACHE and parts:
         try:
-            manifest = store.manifest_at(parts[0])
+            manifest = manifest_at(store.backend, parts[0])
         except NotFound as error:
             if not store.holds_workspace:
                 raise

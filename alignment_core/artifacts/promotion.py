@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from alignment_core.artifacts import tags
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.store import Store
-from alignment_core.artifacts.tags import TagMove
+from alignment_core.artifacts.tag_history import TagMove, before, origin
 from alignment_core.errors import MAKE_IT_AGAIN, NotFound, StoreError, UnknownName, UserError
 
 
@@ -16,7 +15,7 @@ def promote(store: Store, name: str, to: Reference, expected: Reference | None, 
     Conflict when the tag names something else by now, UserError when ``to`` is of another kind than what the tag
     names, StoreError when its bytes are not whole.
     """
-    moves = store.tag_history(name)
+    moves = store.tags.history(name)
     if moves and moves[-1].to.kind != to.kind:
         raise UserError(
             f"the tag {name} points to a {moves[-1].to.kind}, but {to.short} is a {to.kind}: give a "
@@ -25,30 +24,30 @@ def promote(store: Store, name: str, to: Reference, expected: Reference | None, 
     _check_whole(store, to)
     if moves and moves[-1].to == to == expected:
         return moves[-1]
-    return store.move_tag(name, to, expected, reason)
+    return store.tags.move(name, to, expected, reason)
 
 
 def rollback(store: Store, name: str, number: int | None = None, reason: str = "") -> TagMove:
     """Move a tag back to what it named before its present artifact, or to what move ``number`` named.
 
-    The history only grows: the rollback is a new move, which notes the one that it repeats (:func:`tags.before` says
+    The history only grows: the rollback is a new move, which notes the one that it repeats (:func:`before` says
     how several in a row go further back). Raises UnknownName for an unknown tag, UserError when there is nothing to go
     back to, StoreError when the bytes of that artifact are not whole, Conflict when another writer moves the tag.
     """
-    moves = store.tag_history(name)
+    moves = store.tags.history(name)
     if not moves:
         raise UnknownName(
-            f"there is no tag {name} in {store.uri} (there are: {', '.join(sorted(store.tags())) or 'none'})"
+            f"there is no tag {name} in {store.uri} (there are: {', '.join(sorted(store.tags.all())) or 'none'})"
         )
     present = moves[-1].to
     if number is None:
-        target = tags.before(moves)
+        target = before(moves)
         if target is None:
             raise UserError(
                 f"the tag {name} pointed to nothing before {present.short}: there is nothing to roll back to"
             )
     elif 1 <= number <= len(moves):
-        target = tags.origin(moves, moves[number - 1])
+        target = origin(moves, moves[number - 1])
     else:
         raise UserError(f"the tag {name} has no move {number}: its history has the moves 1 to {len(moves)}")
     if target.to == present:
@@ -57,7 +56,7 @@ def rollback(store: Store, name: str, number: int | None = None, reason: str = "
         )
     _check_whole(store, target.to)
     why = f"rolled back to move {target.number}" + (f": {reason}" if reason else "")
-    return tags.move(store.backend, name, target.to, present, why, back_to=target.number)
+    return store.tags.move(name, target.to, present, why, back_to=target.number)
 
 
 def _check_whole(store: Store, reference: Reference) -> None:

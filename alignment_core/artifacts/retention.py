@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from alignment_core.artifacts import tags
 from alignment_core.artifacts.gc import Garbage, collector
 from alignment_core.artifacts.leases import Held
 from alignment_core.artifacts.manifest import Manifest
@@ -113,7 +112,7 @@ def _prune_rollouts(store: Store, before: float, held: Held | None, used: Collec
     leased, _ = store.leases.protected(before)
     marked = {Path(stored.path).name for stored in store.backend.list(PRUNED)}
     manifests = list(store.artifacts())  # unreadable ones are left out: publishing them again brings all of their blobs
-    tagged = {move.to for move in tags.all_moves(store.backend)}
+    tagged = {move.to for move in store.tags.moves()}
     chosen, needed = [], set[str]()
     for manifest in manifests:
         free = (
@@ -148,7 +147,7 @@ def _marked_and_unused(store: Store, manifest: Manifest, before: float, marked: 
     """Mark an artifact, and look again whether nobody uses it.
 
     The mark comes first, so that whatever ends this process leaves either a whole artifact or a marked one. Who wants to
-    use the artifact notes the use first and looks for the mark then (``Store.find``), so that one of the two sees
+    use the artifact notes the use first and looks for the mark then (``Records.find``), so that one of the two sees
     the other. The mark is never taken back here, but by a publisher, who has put all of the blobs.
     """
     if not marked:

@@ -93,7 +93,7 @@ class StoredProgress:
             with self.store.leases.publication(digests, lasting=False):
                 there = self.store.backend.stat(self.path)
                 known = self._there if there is not None and there.version == self._version else set()
-                self.store.content.put_files([one for one in entries if one not in known], folder, files)
+                self.store.blobs.put_files([one for one in entries if one not in known], folder, files)
                 if settled(folder).keys() != files.keys():
                     return False
                 found = self._write(Snapshot(files=entries))

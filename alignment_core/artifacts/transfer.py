@@ -64,7 +64,7 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
     records: dict[str, Provenance] = {}
     waiting = [reference]
     while waiting:
-        for record in source.provenance(waiting.pop()):
+        for record in source.records.makers(waiting.pop()):
             records[record.key] = record
             for one in record.inputs.values() if ancestors else ():
                 if one not in manifests:
@@ -74,7 +74,7 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
     gone = frozenset(one for one in manifests if one != reference and source.is_pruned(one))
     files = {entry.sha256: entry for one, manifest in manifests.items() if one not in gone for entry in manifest.files}
     with ThreadPoolExecutor(4 * _THREADS) as pool:
-        there = list(pool.map(target.content.is_intact, files.values()))
+        there = list(pool.map(target.blobs.is_intact, files.values()))
     missing = tuple(entry for entry, intact in zip(files.values(), there, strict=True) if not intact)
     return Plan(manifests=tuple(manifests.values()), pruned=gone, records=tuple(records.values()), missing=missing)
 
@@ -94,21 +94,21 @@ def copy(source: Store, target: Store, what: Plan, told: Callable[[FileEntry], N
     def send(entry: FileEntry) -> None:
         with source.workspace.scratch() as scratch:
             file = scratch / "file"
-            source.content.get(source.uri, entry, file)
-            target.content.put(entry, file, file.lstat())
+            source.blobs.get(source.uri, entry, file)
+            target.blobs.put(entry, file, file.lstat())
         told(entry)
 
     with target.leases.publication(digests, lasting=not what.records):
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(send, what.missing))
-        target.content.trust(what.missing)
+        target.blobs.trust(what.missing)
         for manifest in reversed(manifests):
             if manifest.reference not in gone:
                 target.adopt(manifest)
             elif not _has(target, manifest.reference):
                 target.adopt(manifest, pruned=True)
         for record in what.records:
-            target.adopt_record(record)
+            target.records.put(record)
         for manifest in what.manifests:
             there = attachments(target, manifest.reference)
             beside = attachments(source, manifest.reference).items()

@@ -51,5 +51,5 @@ def _file(store: Store, manifest: Manifest, path: str) -> bytes | None:
     if entry is None or store.is_pruned(manifest.reference):
         return None
     with store.workspace.scratch() as folder:
-        store.content.get(manifest.reference.short, entry, folder / "file")
+        store.blobs.get(manifest.reference.short, entry, folder / "file")
         return (folder / "file").read_bytes()

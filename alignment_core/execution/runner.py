@@ -61,7 +61,7 @@ class StageRequest:
 def cached_result(store: Store, call: StageCall, key: StageKey, use: bool = True) -> StageResult | None:
     """The result of an earlier run with the same key, if the outputs that the call needs are whole; or else of one whose key
     differs in versions of packages alone that the call accepts. Without ``use``, nobody is going to use it."""
-    record = store.find(key.value, call.needs, use)
+    record = store.records.find(key.value, call.needs, use)
     if record is not None:
         return StageResult.of(record, call.label, call.stage, "cached", "same key", 0.0)
     found = _of_other_versions(store, call, key, use) if call.accept else None
@@ -88,9 +88,9 @@ def _of_other_versions(store: Store, call: StageCall, key: StageKey, use: bool) 
         )
 
     latest = sorted(
-        filter(fits, store.records(key.parts["stage"])), key=lambda record: record.finished_at, reverse=True
+        filter(fits, store.records.all(key.parts["stage"])), key=lambda record: record.finished_at, reverse=True
     )
-    return next(filter(None, (store.find(record.key, call.needs, use) for record in latest)), None)
+    return next(filter(None, (store.records.find(record.key, call.needs, use) for record in latest)), None)
 
 
 def run_stage(request: StageRequest) -> StageResult:
@@ -165,7 +165,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
     """One attempt, into fresh folders. ``cost`` says what the attempts before this one came to."""
     store, call = request.store, request.call
     stage = call.definition()
-    reason = why_it_runs(key.parts, store.records(key.parts["stage"]), call.label)
+    reason = why_it_runs(key.parts, store.records.all(key.parts["stage"]), call.label)
     config = stage.config.model_validate(call.config)
     started = datetime.now(UTC)
 

@@ -76,7 +76,7 @@ class Difference(BaseModel):
 def compare(store: Store, a: Reference, b: Reference) -> Difference:
     """Compare two artifacts of a store, as their manifests and records tell; pruned ones, too. Raises NotFound."""
     first, second = store.manifest(a), store.manifest(b)
-    made_a, made_b = _nearest(store.provenance(a), store.provenance(b))
+    made_a, made_b = _nearest(store.records.makers(a), store.records.makers(b))
     return Difference(
         a=_side(a, made_a),
         b=_side(b, made_b),
@@ -102,7 +102,7 @@ def _upstream(store: Store, a: Provenance, b: Provenance) -> Iterator[Upstream]:
     while waiting:
         way, one, other = waiting.popleft()
         for role in [role for role in one.inputs if role in other.inputs and one.inputs[role] != other.inputs[role]]:
-            pair = _nearest(store.provenance(one.inputs[role]), store.provenance(other.inputs[role]))
+            pair = _nearest(store.records.makers(one.inputs[role]), store.records.makers(other.inputs[role]))
             first, second = pair
             if first is None or second is None or (first.key, second.key) in seen:
                 continue

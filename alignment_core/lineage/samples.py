@@ -115,7 +115,7 @@ def _folder_of(store: Store, line: StageLine | None) -> tuple[Path, Reference] |
         if found is not None:
             return store.fetch(found), found
         # An artifact may have been made several times from different things: what this run's stage used comes first.
-        records = [record.inputs for record in store.provenance(made[0])] if line is None else [_inputs(line)]
+        records = [record.inputs for record in store.records.makers(made[0])] if line is None else [_inputs(line)]
         line = None
         made = [inputs[role] for inputs in records for role in ROLLOUTS_FROM if role in inputs][:1]
     return None
@@ -143,7 +143,7 @@ def _given(score: Row, names: Sequence[str]) -> Row:
 
 def _names_of_rewards(store: Store, line: StageLine | None) -> list[str]:
     """What the rewards of a stage are called; nothing where its record is not there, or a kind of reward is not installed."""
-    record = store.recorded([line.made_by or line.key]).values() if line else ()
+    record = store.records.by_key([line.made_by or line.key]).values() if line else ()
     for one in record:
         config = one.config.get("section", one.config)
         with suppress(UserError, ValueError):

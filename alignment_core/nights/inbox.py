@@ -169,8 +169,8 @@ def _files(given: str, store: Store) -> list[tuple[str, Path]]:
 
 def _files_of_store(prefix: str, store: Store) -> list[tuple[str, Path]]:
     """The files of every artifact that a tag with this prefix names or has named."""
-    names = [name for name in sorted(store.tags()) if name.startswith(prefix)]
-    found = dict.fromkeys(move.to for name in names for move in store.tag_history(name))
+    names = [name for name in sorted(store.tags.all()) if name.startswith(prefix)]
+    found = dict.fromkeys(move.to for name in names for move in store.tags.history(name))
     folders = {reference.short: store.fetch(reference) for reference in found}
     return [
         (f"{short}/{file.relative_to(folder).as_posix()}", file)

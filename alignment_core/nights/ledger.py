@@ -114,7 +114,7 @@ class History:
 
     def nights(self) -> list[Night]:
         """Every entry, oldest first."""
-        return [self._read(move.to) for move in self.store.tag_history(self.tag)]
+        return [self._read(move.to) for move in self.store.tags.history(self.tag)]
 
     def batches(self) -> list[Night]:
         """The latest entry of every batch of rows, in the order in which they were first taken."""
@@ -131,7 +131,7 @@ class History:
         night's now.
         """
         while True:
-            head = self.store.tag(self.tag)
+            head = self.store.tags.get(self.tag)
             if night.batch and night.state not in OVER:
                 latest = _latest(self.nights()).get(night.batch)
                 if latest and (latest.night, latest.attempt) != (night.night, night.attempt):
@@ -146,7 +146,7 @@ class History:
         first characters of its digest. Raises UserError if no batch, or more than one, that was given up matches.
         """
         while True:
-            head, waiting = self.store.tag(self.tag), self.given_up()
+            head, waiting = self.store.tags.get(self.tag), self.given_up()
             digits = batch.rpartition(":")[2]
             chosen = [entry for entry in waiting if digits and entry.batch and entry.batch.digest.startswith(digits)]
             if len(chosen) != 1:
@@ -165,7 +165,7 @@ class History:
         with self.store.workspace.scratch() as scratch:
             (scratch / _NIGHT).write_text(night.model_dump_json(indent=2))
             entry = self.store.publish(scratch, "night")
-        self.store.move_tag(self.tag, entry, expected=head, reason=summary(night))
+        self.store.tags.move(self.tag, entry, expected=head, reason=summary(night))
         return night
 
     def _read(self, reference: Reference) -> Night:
@@ -176,7 +176,7 @@ def inboxes(store: Store) -> list[str]:
     """The names of the ledgers in a store."""
     return sorted(
         name.removeprefix(_TAGS_BEGIN).removesuffix(_TAGS_END)
-        for name in store.tags()
+        for name in store.tags.all()
         if name.startswith(_TAGS_BEGIN) and name.endswith(_TAGS_END)
     )
 
@@ -190,7 +190,7 @@ class Ledger(History):
 
     def has_in_production(self, batch: Reference | None) -> bool:
         """Whether the production policy was trained on a batch."""
-        now = self.store.tag(self.recipe.promotion.tag)
+        now = self.store.tags.get(self.recipe.promotion.tag)
         if now is None or batch is None:
             return False
         with Graph.of(self.store) as graph:
@@ -244,7 +244,7 @@ class Ledger(History):
 
     def _take(self, draft: Night, held: ExitStack, given_up: list[Night]) -> Claim:
         """One try. Raises Conflict if another night was faster."""
-        head = self.store.tag(self.tag)
+        head = self.store.tags.get(self.tag)
         nights = self.nights()
         mine = next((one for one in reversed(nights) if one.night == draft.night), None)
         if mine and mine.state in OVER:
@@ -257,7 +257,7 @@ class Ledger(History):
                 if entry is mine and entry.state == "claimed":
                     raise AlreadyRuns(f"the night {draft.night} is being run by another process: wait until it ends")
                 continue
-            if self.store.tag(self.tag) != head:
+            if self.store.tags.get(self.tag) != head:
                 raise Conflict("its night has ended since")
             number, production = list(last).index(batch), self._production(batch, entry)
             if entry is mine and entry.state == "claimed" and production == entry.production:
@@ -285,7 +285,7 @@ class Ledger(History):
         batch = self._publish(inbox, draft)
         if not self._hold(batch, held):
             raise Conflict("another night is taking the same rows")
-        production = self.store.tag(self.recipe.promotion.tag)
+        production = self.store.tags.get(self.recipe.promotion.tag)
         night = draft.model_copy(update={**found, "batch": batch, "attempt": 1, "production": production})
         return Claim(self._append(night, head), len(taken), given_up)
 
@@ -294,7 +294,7 @@ class Ledger(History):
 
         Then their night died after it had promoted; from where it started, all its stages are found again.
         """
-        now = self.store.tag(self.recipe.promotion.tag)
+        now = self.store.tags.get(self.recipe.promotion.tag)
         if now is None or now == last.production:
             return now
         return last.production if self.has_in_production(batch) else now

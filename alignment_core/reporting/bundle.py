@@ -162,7 +162,7 @@ def versions() -> dict[str, Any]:
 
 def _explained(lines: Mapping[str, StageLine], store: str, run_id: str) -> list[Explanation]:
     stages = {str(line.key_parts.get("stage", line.stage)) for line in lines.values()}
-    return explain(lines.values(), open_store(store, writes=False).records(*stages), run_id)
+    return explain(lines.values(), open_store(store, writes=False).records.all(*stages), run_id)
 
 
 def _tried(name: str, make: Callable[[], Any], done: Bundle) -> Any:

@@ -154,7 +154,7 @@ def _sections(report: RunReport, store: Store, results: Sequence[StageResult]) -
 def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]]:
     """The metrics of the policies that a report's stage compared, in their order: a record of it sorts them by name."""
     found: dict[str, dict[str, float]] = result.metrics.get("policies", {})
-    record = store.recorded([result.key]).get(result.key)
+    record = store.records.by_key([result.key]).get(result.key)
     order = record.config["policies"] if record else found
     return {label: found[label] for label in order}
 

@@ -51,7 +51,7 @@ def results_so_far(store: Store, run_id: str) -> list[StageResult]:
     """What came of the stages of a run that are done, also where the run ended before it could say so."""
     results = []
     for label, line in journal.stages(run_id).items():
-        record = store.find(line.made_by or line.key)
+        record = store.records.find(line.made_by or line.key)
         if record is None:
             continue
         state = "run" if record.run_ids.get("prefect") == run_id and line.state != "cached" else "cached"

@@ -149,7 +149,7 @@ def in_store(
     name = model.name or ""
     known = None
     if name and not is_written_as_path(name):
-        known = store.tags().get(name)
+        known = store.tags.all().get(name)
         try:
             known = store.resolve(name) if known is None and _DIGEST.fullmatch(name) else known
         except UserError as error:
@@ -173,7 +173,7 @@ def _check_no_revision(model: ModelConfig, why: str) -> None:
 
 def near_tags(store: Store, model: ModelConfig) -> str:
     """A hint at tags of the store that are spelled nearly as the model's name is; nothing where there are none."""
-    near = difflib.get_close_matches(model.name or "", sorted(store.tags()), n=2)
+    near = difflib.get_close_matches(model.name or "", sorted(store.tags.all()), n=2)
     return f" (did you mean the tag {' or '.join(near)}?)" if near else ""
 
 

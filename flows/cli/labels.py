@@ -97,7 +97,7 @@ def _completions(text: str, stage: str | None, store: str | None) -> tuple[Store
         if reference.kind == "rollouts":
             return opened, reference, None
         if reference.kind == "scores":
-            return opened, opened.provenance(reference)[0].inputs["rollouts"], reference
+            return opened, opened.records.makers(reference)[0].inputs["rollouts"], reference
         raise UserError(f"{text} is a {reference.kind}; rollouts or scores are needed")
     record = journal.find(text)
     opened = open_store(store or record.store, writes=False)

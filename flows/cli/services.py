@@ -237,7 +237,7 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     record = journal.find(run)
     lines = journal.stages(record.run_id).values()
     stages = {str(line.key_parts.get("stage", line.stage)) for line in lines}
-    found = explanations(lines, open_store(record.store, writes=False).records(*stages), record.run_id)
+    found = explanations(lines, open_store(record.store, writes=False).records.all(*stages), record.run_id)
     if as_json:
         return print_json({**_run_row(record), "stages": [one.model_dump(mode="json") for one in found]})
     out.print(f"run {record.run_id} ({record.name}): {journal.status_of(record)}", markup=False)

@@ -37,7 +37,7 @@ def artifacts_ls(
     """List artifacts, the latest last."""
     opened = open_store(store, writes=False)
     tags: dict[Reference, list[str]] = {}
-    for name, tagged in opened.tags().items():
+    for name, tagged in opened.tags.all().items():
         tags.setdefault(tagged, []).append(name)
     rows = [_row(one, tags.get(one.reference, [])) for one in opened.summaries() if kind in (None, one.reference.kind)]
     rows.sort(key=lambda row: row["made_at"])
@@ -93,10 +93,10 @@ def artifacts_show(reference: str, store: StoreOption = None, as_json: JsonOptio
     """Show an artifact's files and provenance. REFERENCE may be a digest's first digits or a tag."""
     opened = open_store(store, writes=False)
     manifest = opened.manifest(opened.resolve(reference))
-    records = opened.provenance(manifest.reference)
+    records = opened.records.makers(manifest.reference)
     summary = Summary.of(manifest, records, opened.is_pruned(manifest.reference))
     content = {
-        **_row(summary, [name for name, tagged in opened.tags().items() if tagged == manifest.reference]),
+        **_row(summary, [name for name, tagged in opened.tags.all().items() if tagged == manifest.reference]),
         "path": _path(opened, manifest.reference),
         "files": [entry.model_dump() for entry in manifest.files],
         "provenance": [cut(record.model_dump(mode="json")) for record in records],
@@ -163,7 +163,7 @@ def artifacts_gc(
 @tags_app.command("ls")
 def tags_ls(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List tags and the artifacts that they point to."""
-    tags = {name: str(reference) for name, reference in sorted(open_store(store, writes=False).tags().items())}
+    tags = {name: str(reference) for name, reference in sorted(open_store(store, writes=False).tags.all().items())}
     if as_json:
         return print_json({"tags": tags})
     return out.print("\n".join(f"{name}  {reference}" for name, reference in tags.items()) or "no tags yet")
@@ -172,7 +172,7 @@ def tags_ls(store: StoreOption = None, as_json: JsonOption = False) -> None:
 @tags_app.command("history")
 def tags_history(name: str, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List every move of a tag, the first one first."""
-    moves = open_store(store, writes=False).tag_history(name)
+    moves = open_store(store, writes=False).tags.history(name)
     if as_json:
         return print_json({"tag": name, "history": [move.model_dump(mode="json") for move in moves]})
     return out.print(
@@ -226,7 +226,7 @@ def promote(
     from alignment_core.attestation import attesting
 
     opened = open_store(store)
-    current = opened.tag(tag)
+    current = opened.tags.get(tag)
     if if_current is None and current is not None:
         raise UserError(f"--if-current is missing: the tag {tag} points to {current} now; pass that to replace it")
     expected = None if if_current in (None, "none") else opened.resolve(str(if_current))

@@ -65,7 +65,7 @@ def age(store: Store, days: float) -> None:
 
 
 def is_whole(store: Store, reference: Reference) -> bool:
-    return all(store.content.is_intact(entry) for entry in store.manifest(reference).files)
+    return all(store.blobs.is_intact(entry) for entry in store.manifest(reference).files)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_concurrent_publishers_of_the_same_artifact_all_succeed(store, write, dr
     assert in_children(*[publish] * 4) == [0] * 4
     (manifest,) = store.artifacts()
     assert store.verify(manifest.reference) == []
-    assert store.find(KEY).output == manifest.reference
+    assert store.records.find(KEY).output == manifest.reference
     assert collect(store, older_than=-1).garbage == ()
 
 
@@ -68,7 +68,7 @@ def test_concurrent_results_of_one_key_converge(store, write, draft, in_children
         (tmp_path / f"got-{number}").write_text(str(store.publish(directory, "model", draft())))
 
     assert in_children(*[lambda n=n: publish(n) for n in range(4)]) == [0] * 4
-    assert {(tmp_path / f"got-{n}").read_text() for n in range(4)} == {str(store.find(KEY).output)}
+    assert {(tmp_path / f"got-{n}").read_text() for n in range(4)} == {str(store.records.find(KEY).output)}
 
 
 def test_concurrent_fetches_give_every_process_the_whole_artifact(store, write, in_children):
@@ -91,13 +91,13 @@ def test_concurrent_tag_writers_have_one_winner_per_move(store, write, in_childr
         won = 0
         while won < wins:
             try:
-                move = store.move_tag("policy", mine, store.tag("policy"), f"writer {mine.short}")
+                move = store.tags.move("policy", mine, store.tags.get("policy"), f"writer {mine.short}")
                 won += move.to == mine
             except Conflict:
                 pass
 
     assert in_children(*[lambda m=m: move(m) for m in models]) == [0] * 4
-    history = store.tag_history("policy")
+    history = store.tags.history("policy")
     assert [entry.number for entry in history] == list(range(1, 4 * wins + 1))
     assert [entry.previous for entry in history] == [None, *(entry.to for entry in history[:-1])]
     assert {model: sum(entry.to == model for entry in history) for model in models} == dict.fromkeys(models, wins)
@@ -142,14 +142,14 @@ def test_a_damaged_blob_is_named_and_healed_by_publishing_again(
     (problem,) = reader.verify(model)
     assert entry.sha256 in problem
     with caplog.at_level(logging.WARNING):
-        assert reader.find(KEY) is None  # so the stage runs again
+        assert reader.records.find(KEY) is None  # so the stage runs again
     assert "has to run again" in caplog.text
     assert "weights/part-0.bin" in caplog.text
 
     assert reader.publish(directory, "model", draft()) == model
     assert reader.verify(model) == []
     assert (reader.fetch(model) / "weights/part-0.bin").read_text() == "zero"
-    assert reader.find(KEY).output == model
+    assert reader.records.find(KEY).output == model
 
 
 def test_a_record_whose_output_is_lost_gives_way_to_the_next_result(store, write, draft):
@@ -157,7 +157,7 @@ def test_a_record_whose_output_is_lost_gives_way_to_the_next_result(store, write
     (store.backend.root / manifest_path(first.digest)).unlink()
     second = store.publish(write("e", {"other": "result"}), "model", draft())
     assert second != first
-    assert store.find(KEY).output == second
+    assert store.records.find(KEY).output == second
 
 
 @pytest.mark.parametrize("damage", [flip, truncate])
@@ -166,11 +166,11 @@ def test_a_damaged_manifest_or_record_is_healed_too(store, write, draft, damage)
     model = store.publish(directory, "model", draft())
     for path in (manifest_path(model.digest), f"stages/{KEY}.json"):
         damage(store.backend.root / path)
-        assert store.find(KEY) is None
+        assert store.records.find(KEY) is None
         with pytest.raises(Corrupt):
             collect(store, delete=True, older_than=-1)  # deletes nothing while it cannot tell what is needed
         assert store.publish(directory, "model", draft()) == model
-        assert store.find(KEY).output == model
+        assert store.records.find(KEY).output == model
         assert store.verify(model) == []
 
 
@@ -191,9 +191,9 @@ def test_a_false_alarm_is_cleared_without_writing_the_blob_again(store, write, d
     entry = store.manifest(model).files[0]
     store.backend.put(f"suspects/{entry.sha256}", b"")
     inode = (store.backend.root / blob_path(entry.sha256)).stat().st_ino
-    assert store.find(KEY) is None
+    assert store.records.find(KEY) is None
     store.publish(write("d"), "model", draft())
-    assert store.find(KEY) is not None
+    assert store.records.find(KEY) is not None
     assert (store.backend.root / blob_path(entry.sha256)).stat().st_ino == inode
 
 
@@ -203,7 +203,7 @@ def test_what_was_suspected_of_a_blob_that_is_gone_does_not_fall_on_the_next(sto
         store.backend.put(f"suspects/{entry.sha256}", b"")
         store.backend.delete(blob_path(entry.sha256))
     store.publish(write("d"), "model", draft())
-    assert store.find(KEY) is not None
+    assert store.records.find(KEY) is not None
 
 
 # ------------------------------------------------------------------ a full disk
@@ -220,7 +220,7 @@ def test_a_file_that_does_not_fit_leaves_no_half_artifact(store, write, draft, i
 
     assert in_children(publish) == [0]
     assert list(store.artifacts()) == []
-    assert store.find(KEY) is None
+    assert store.records.find(KEY) is None
     assert list(store.workspace.temporary.iterdir()) == []
     store.publish(directory, "model", draft())
 
@@ -239,7 +239,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_artifact(tmp_path, write, draft)
         with pytest.raises(EnvironmentFault, match="disk is full"):
             store.publish(big, "model", draft())
         assert [manifest.reference for manifest in store.artifacts()] == [small]
-        assert store.find(KEY) is None
+        assert store.records.find(KEY) is None
         assert store.verify(small) == []
         assert len(collect(store, delete=True, older_than=-1).of("blob")) >= 2
         store.publish(write("fits", {"one": os.urandom(2**18)}), "model")

@@ -22,8 +22,8 @@ def test_only_what_nothing_reaches_is_garbage(store, write, draft):
     output = store.publish(write("model"), "model", draft(inputs={"train": data}))
     old = store.publish(write("old", {"n": "1"}), "model")
     tagged = store.publish(write("new", {"n": "2"}), "model")
-    store.move_tag("policy", old, None, "first")
-    store.move_tag("policy", tagged, old, "better, but one may want to go back")
+    store.tags.move("policy", old, None, "first")
+    store.tags.move("policy", tagged, old, "better, but one may want to go back")
     orphan = store.publish(write("orphan", {"n": "3", "config.json": "{}"}), "model")  # shares one blob
 
     dry = collect(store, older_than=-1)
@@ -96,7 +96,7 @@ def test_nothing_in_flight_goes_however_young_the_collector_may_take_things(stor
             assert (progress / "step-1").exists(), "its stage has not said that it is done"
         assert (store.fetch(made["best"]) / "weights").read_text() == "best"
     assert len(collections) > 8
-    assert store.find(KEY).outputs == made
+    assert store.records.find(KEY).outputs == made
     assert all(store.verify(reference) == [] for reference in made.values())
 
 

@@ -53,7 +53,7 @@ def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_co
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        record = reader.find(KEY)
+        record = reader.records.find(KEY)
         visible = [manifest.reference for manifest in reader.artifacts()]
         assert all(reader.verify(reference) == [] for reference in visible)
         visible_without_record += bool(visible) and record is None
@@ -64,7 +64,7 @@ def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_co
             assert record.outputs == whole
             assert all(reader.verify(reference) == [] for reference in whole.values())
         assert reader.publish_outputs(outputs, draft()) == whole
-        assert reader.find(KEY).outputs == whole
+        assert reader.records.find(KEY).outputs == whole
     assert code == 0
     assert visible_without_record > 3, "it was killed between the outputs and the record, too"
 
@@ -74,7 +74,7 @@ def test_outputs_of_the_same_bytes_are_one_artifact_under_two_names(store, outpu
     assert list(made) == ["policy", "best", "trajectories"]
     assert made["policy"] == made["best"]
     assert {manifest.reference for manifest in store.artifacts()} == set(made.values())
-    (record,) = store.provenance(made["best"])
+    (record,) = store.records.makers(made["best"])
     assert record.output == made["policy"], "the first name is the default output"
     assert record.labels_of(made["best"]) == ["rl (policy)", "rl (best)"]
     assert collect(store, delete=True, older_than=-1).garbage == ()
@@ -88,7 +88,7 @@ def test_the_first_whole_result_of_a_key_stands_with_all_of_its_outputs(store, o
     made = store.publish_outputs(outputs, draft())
     others = {**outputs, "trajectories": (write("others", {"step-0": "x"}), "trajectories")}
     assert store.publish_outputs(others, draft()) == made
-    assert store.find(KEY).outputs == made
+    assert store.records.find(KEY).outputs == made
 
 
 # ------------------------------------------------------------------ retention of one output
@@ -100,13 +100,13 @@ def test_the_stage_of_dropped_trajectories_does_not_run_again_unless_they_are_ne
     (gone,) = prune(store, None, 1, delete=True)
     assert (gone.what, gone.path) == ("trajectories", str(made["trajectories"]))
     assert is_whole(store, made["policy"])
-    assert store.find(KEY).outputs == made
+    assert store.records.find(KEY).outputs == made
     with caplog.at_level("INFO"):
-        assert store.find(KEY, needs=["trajectories"]) is None
+        assert store.records.find(KEY, needs=["trajectories"]) is None
     assert f"{made['trajectories'].short} was pruned" in caplog.text
 
     assert store.publish_outputs(outputs, draft()) == made  # it ran again
-    assert store.find(KEY, needs=["trajectories"]).outputs == made
+    assert store.records.find(KEY, needs=["trajectories"]).outputs == made
 
 
 def test_a_stage_that_runs_again_for_its_trajectories_and_makes_others_replaces_its_record(
@@ -119,16 +119,16 @@ def test_a_stage_that_runs_again_for_its_trajectories_and_makes_others_replaces_
     again = store.publish_outputs(others, draft())
     assert again["policy"] == made["policy"]
     assert again["trajectories"] != made["trajectories"]
-    assert store.find(KEY, needs=["trajectories"]).outputs == again
+    assert store.records.find(KEY, needs=["trajectories"]).outputs == again
 
 
 def test_only_who_needs_the_trajectories_uses_them(store, outputs, draft):
     store.publish_outputs(outputs, draft())
     age(store, 2)
-    assert store.find(KEY, needs=["trajectories"]) is not None
+    assert store.records.find(KEY, needs=["trajectories"]) is not None
     assert prune(store, None, 1) == []
     age(store, 2)
-    assert store.find(KEY) is not None
+    assert store.records.find(KEY) is not None
     assert len(prune(store, None, 1)) == 1
 
 
@@ -139,10 +139,10 @@ def test_damaged_trajectories_are_no_reason_to_train_again_and_damaged_weights_a
         (store.backend.root / blob_path(store.manifest(reference).files[-1].sha256)).unlink()
 
     lose(made["trajectories"])
-    assert store.find(KEY) is not None
-    assert store.find(KEY, needs=["trajectories"]) is None
+    assert store.records.find(KEY) is not None
+    assert store.records.find(KEY, needs=["trajectories"]) is None
     lose(made["best"])
-    assert store.find(KEY) is None
+    assert store.records.find(KEY) is None
 
 
 def test_progress_of_a_stage_that_has_to_make_dropped_trajectories_again_is_no_garbage(store, outputs, draft):
@@ -184,10 +184,10 @@ def test_a_record_of_an_earlier_version_has_one_output_by_the_name_of_its_kind(s
     for key, stage, output, inputs in ((KEY, "rl", run, {}), (OTHER_KEY, "part", policy, {"whole": str(run)})):
         told = {"key": key, "stage": stage, "label": stage, "inputs": inputs, "output": str(output)}
         store.backend.put(stage_path(key), json.dumps(told).encode())
-    record = store.find(KEY)
+    record = store.records.find(KEY)
     assert record.outputs == {"rl-run": run}
     assert record.output == run
-    assert store.find(OTHER_KEY).outputs == {"model": policy}
+    assert store.records.find(OTHER_KEY).outputs == {"model": policy}
     assert collect(store, delete=True, older_than=-1).garbage == ()
     with Graph.of(store) as graph:
         tree = text_tree(graph.up(policy))
@@ -201,7 +201,7 @@ def test_a_stage_record_holds_its_outputs_in_their_order(store, outputs, draft):
     written = json.loads(store.backend.read(stage_path(KEY)))
     assert "output" not in written
     assert list(written["outputs"]) == ["trajectories", "best", "policy"]
-    assert open_store(store.uri).find(KEY).output.kind == "trajectories"
+    assert open_store(store.uri).records.find(KEY).output.kind == "trajectories"
 
 
 def test_a_directory_that_is_no_output_stops_the_stage_before_anything_is_written(store, outputs, draft):

@@ -159,12 +159,12 @@ def test_users_of_a_group_share_a_folder_that_was_given_to_it(in_children, reque
                 (model / "name").write_text(name)
                 reference = store.publish(model, "model", ProvenanceDraft(key=digest_of(name), stage="sft", label=name))
             assert (store.fetch(reference) / "name").read_text() == name
-            store.move_tag("policy", reference, store.tag("policy"), name)
+            store.tags.move("policy", reference, store.tags.get("policy"), name)
 
         return work
 
     def reads(store):
-        assert [move.reason for move in store.tag_history("policy")] == ["one", "two"]
+        assert [move.reason for move in store.tags.history("policy")] == ["one", "two"]
         assert all(store.verify(manifest.reference) == [] for manifest in store.artifacts())
         assert collect(store, delete=True, older_than=-1).of("blob") == []
 

@@ -24,7 +24,7 @@ def moved(store, models):
 
     def move(names: str) -> None:
         for name in names:
-            promote(store, TAG, models[name], store.tag(TAG), f"promote {name}")
+            promote(store, TAG, models[name], store.tags.get(TAG), f"promote {name}")
 
     return move
 
@@ -32,7 +32,7 @@ def moved(store, models):
 def names(store, models) -> str:
     """What the tag named, move by move."""
     by_reference = {reference: name for name, reference in models.items()}
-    return "".join(by_reference[move.to] for move in store.tag_history(TAG))
+    return "".join(by_reference[move.to] for move in store.tags.history(TAG))
 
 
 def test_two_rollbacks_in_a_row_go_two_back_and_do_not_toggle(store, models, moved):
@@ -42,7 +42,7 @@ def test_two_rollbacks_in_a_row_go_two_back_and_do_not_toggle(store, models, mov
     with pytest.raises(UserError, match="pointed to nothing before"):
         rollback(store, TAG)
     assert names(store, models) == "ABCBA"
-    assert [move.number for move in store.tag_history(TAG)] == [1, 2, 3, 4, 5]
+    assert [move.number for move in store.tags.history(TAG)] == [1, 2, 3, 4, 5]
 
 
 def test_what_is_promoted_after_a_rollback_goes_back_to_what_was_rolled_back_to(store, models, moved):
@@ -59,7 +59,7 @@ def test_an_older_model_that_is_promoted_again_is_no_rollback(store, models, mov
 
 def test_a_move_to_the_same_artifact_is_stepped_over(store, models, moved):
     moved("AB")
-    store.move_tag(TAG, models["B"], models["B"], "evaluated again")
+    store.tags.move(TAG, models["B"], models["B"], "evaluated again")
     assert rollback(store, TAG).to == models["A"]
 
 
@@ -92,7 +92,7 @@ def test_a_damaged_artifact_is_never_named_anew(store, models, moved):
     for attempt in (lambda: rollback(store, TAG), lambda: promote(store, TAG, models["A"], models["B"], "")):
         with pytest.raises(StoreError, match="is damaged, so the tag was not moved"):
             attempt()
-    assert store.tag(TAG) == models["B"]
+    assert store.tags.get(TAG) == models["B"]
 
 
 def test_a_pruned_artifact_is_refused(store, write, draft):
@@ -106,7 +106,7 @@ def test_of_several_rollbacks_at_once_one_wins(store, models, moved, in_children
     moved("ABC")
 
     codes = in_children(*[lambda: rollback(store, TAG)] * 4)
-    history = store.tag_history(TAG)
+    history = store.tags.history(TAG)
     assert names(store, models) in ("ABCB", "ABCBA")  # a later one may find the first one done, and goes on from there
     assert [move.number for move in history] == list(range(1, len(history) + 1))
     assert codes.count(0) == len(history) - 3

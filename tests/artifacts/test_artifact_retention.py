@@ -45,25 +45,25 @@ def test_old_rollouts_lose_their_bytes_and_stay_known(store, write, draft, rollo
         store.fetch(rollouts)
     with Graph.of(store) as graph:
         assert [node.reference for node in graph.up(pairs).children] == [rollouts]
-    assert store.find(OTHER_KEY).output == pairs
+    assert store.records.find(OTHER_KEY).output == pairs
     assert prune(store, None, 1, delete=True) == []
 
 
 def test_the_stage_of_pruned_rollouts_runs_again_and_brings_them_back(store, write, draft, rollouts, caplog):
     prune(store, None, 1, delete=True)
     with caplog.at_level("INFO"):
-        assert store.find(KEY) is None
+        assert store.records.find(KEY) is None
     assert f"{rollouts.short} was pruned" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING"]  # it went on purpose
     assert store.publish(write("rollouts", ROWS), "rollouts", draft()) == rollouts
     assert not store.is_pruned(rollouts)
-    assert store.find(KEY).output == rollouts
+    assert store.records.find(KEY).output == rollouts
     assert (store.fetch(rollouts) / "part-0.parquet").read_text() == "many"
 
 
 def test_what_is_young_tagged_or_of_another_kind_stays(store, write, rollouts):
     tagged = store.publish(write("tagged", {"rows": "t"}), "scores")
-    store.move_tag("scores/now", tagged, None, "to be looked at")
+    store.tags.move("scores/now", tagged, None, "to be looked at")
     model = store.publish(write("model"), "model")
     age(store, 2)
     young = store.publish(write("young", {"rows": "y"}), "scores")
@@ -83,7 +83,7 @@ def test_blobs_that_another_artifact_needs_stay(store, write):
 
 
 def test_rollouts_that_a_run_finds_again_count_as_used(store, rollouts):
-    assert store.find(KEY) is not None
+    assert store.records.find(KEY) is not None
     assert prune(store, None, 1, delete=True) == []
     age(store, 2)
     assert len(prune(store, None, 1, delete=True)) == 1
@@ -150,7 +150,7 @@ def test_a_killed_pruner_leaves_a_whole_artifact_or_a_marked_one(tmp_path, write
         assert code in (0, -signal.SIGKILL)
         assert store.is_pruned(rollouts) or is_whole(store, rollouts)
         assert store.verify(rollouts) == []
-        assert (store.find(KEY) is None) == store.is_pruned(rollouts)
+        assert (store.records.find(KEY) is None) == store.is_pruned(rollouts)
         halves += store.is_pruned(rollouts) and any(
             store.backend.stat(blob_path(entry.sha256)) for entry in store.manifest(rollouts).files
         )
@@ -158,7 +158,7 @@ def test_a_killed_pruner_leaves_a_whole_artifact_or_a_marked_one(tmp_path, write
         prune(store, None, 1, delete=True)  # the next one finishes
         assert not any(store.backend.list(BLOBS))
         assert store.publish(directory, "rollouts", draft()) == rollouts
-        assert store.find(KEY) is not None
+        assert store.records.find(KEY) is not None
         if code == 0:
             break
     assert code == 0
@@ -203,7 +203,7 @@ def test_pruners_beside_a_publisher_take_nothing_from_under_it(store, write, dra
                     with contextlib.suppress(FileNotFoundError):
                         os.utime(mine.backend.root / stored.path, (0, 0))  # type: ignore[attr-defined]  # now a pruner may take it
             mine.publish(directory, "rollouts", draft())
-            if mine.find(KEY) is not None:
+            if mine.records.find(KEY) is not None:
                 seen["found"].touch()
                 assert is_whole(mine, rollouts)
 
@@ -225,7 +225,7 @@ def test_a_user_of_rollouts_and_a_pruner_see_each_other(store, rollouts, monkeyp
     def found_meanwhile(asked):
         if asked == path and store.is_pruned(rollouts):
             monkeypatch.undo()
-            assert store.find(KEY) is None  # it sees the mark, and its stage runs again
+            assert store.records.find(KEY) is None  # it sees the mark, and its stage runs again
         return stat(asked)
 
     monkeypatch.setattr(store.backend, "stat", found_meanwhile)

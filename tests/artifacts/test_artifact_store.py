@@ -42,7 +42,7 @@ def test_the_same_bytes_twice_are_one_artifact(store, write, draft):
     first = store.publish(write("d"), "model", draft())
     assert store.publish(write("e"), "model", draft()) == first
     assert [manifest.reference for manifest in store.artifacts()] == [first]
-    assert [record.output for record in store.records()] == [first]
+    assert [record.output for record in store.records.all()] == [first]
 
 
 def test_equal_files_are_stored_once(store, write):
@@ -51,16 +51,16 @@ def test_equal_files_are_stored_once(store, write):
 
 
 def test_find_gives_the_whole_record_of_a_finished_stage(store, write, draft):
-    assert store.find(KEY) is None
+    assert store.records.find(KEY) is None
     data = store.publish(write("data", {"rows": "1"}), "dataset")
     sent = draft(inputs={"train": data}, config={"learning_rate": 1e-5}, metrics={"loss": float("inf"), "n": 3})
     output = store.publish(write("d"), "model", sent)
-    found = store.find(KEY)
+    found = store.records.find(KEY)
     assert found.output == output
     assert found.inputs == {"train": data}
     assert (found.config, found.metrics) == ({"learning_rate": 1e-5}, {"loss": "Infinity", "n": 3})
-    assert store.provenance(output) == [found]
-    assert store.provenance(data) == []
+    assert store.records.makers(output) == [found]
+    assert store.records.makers(data) == []
     json.loads(Path(store.uri, f"stages/{KEY}.json").read_text(), parse_constant=pytest.fail)  # strict JSON
 
 
@@ -69,7 +69,7 @@ def test_the_first_result_of_a_stage_key_stands(store, write, draft, caplog):
     with caplog.at_level(logging.WARNING):
         assert store.publish(write("e", {"other": "result"}), "model", draft()) == first
     assert "which is kept" in caplog.text
-    assert store.find(KEY).output == first
+    assert store.records.find(KEY).output == first
 
 
 def test_a_store_is_reopened_from_its_uri_and_survives_pickling(store, write):
@@ -96,7 +96,7 @@ def test_what_is_not_there_is_named(store, write):
 
 def test_resolve_takes_references_prefixes_and_tags(store, write):
     model = store.publish(write("d"), "model")
-    store.move_tag("policy/production", model, None, "first")
+    store.tags.move("policy/production", model, None, "first")
     for text in (str(model), model.short, model.digest, model.digest[:6], "policy/production"):
         assert store.resolve(text) == model
     for text in (f"dataset@sha256:{model.digest[:6]}", "0000", "policy/staging", "abc", str(Reference("x", "0" * 64))):
@@ -122,30 +122,30 @@ def test_an_ambiguous_prefix_lists_the_candidates(store, write):
 
 def test_tags_move_by_compare_and_set_with_history(store, write):
     one, two = store.publish(write("1", {"n": "1"}), "model"), store.publish(write("2", {"n": "2"}), "model")
-    assert store.tag("policy") is None
-    store.move_tag("policy", one, None, "first")
-    store.move_tag("policy/production", one, None, "a nested name is another tag")
-    move = store.move_tag("policy", two, one, "won 61 %")
+    assert store.tags.get("policy") is None
+    store.tags.move("policy", one, None, "first")
+    store.tags.move("policy/production", one, None, "a nested name is another tag")
+    move = store.tags.move("policy", two, one, "won 61 %")
     assert (move.number, move.previous, move.to, move.reason) == (2, one, two, "won 61 %")
-    assert [entry.to for entry in store.tag_history("policy")] == [one, two]
-    assert store.tags() == {"policy": two, "policy/production": one}
+    assert [entry.to for entry in store.tags.history("policy")] == [one, two]
+    assert store.tags.all() == {"policy": two, "policy/production": one}
     with pytest.raises(Conflict, match="points to " + two.short):
-        store.move_tag("policy", one, one, "stale")
+        store.tags.move("policy", one, one, "stale")
     with pytest.raises(Conflict, match="the expected nothing"):
-        store.move_tag("policy", one, None, "stale")
+        store.tags.move("policy", one, None, "stale")
     with pytest.raises(NotFound):
-        store.move_tag("policy", Reference("model", "0" * 64), two, "names nothing")
+        store.tags.move("policy", Reference("model", "0" * 64), two, "names nothing")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "/x", "x/", "a//b", "A", "a b", "a@b", ".x", "x/../y", "x/00000001.json"])
 def test_a_hostile_tag_name_is_refused(store, write, name):
     with pytest.raises(UserError, match="not a tag name"):
-        store.move_tag(name, store.publish(write("d"), "model"), None, "")
+        store.tags.move(name, store.publish(write("d"), "model"), None, "")
 
 
 @pytest.mark.parametrize("key", ["", "../x", "a" * 63, "A" * 64, "a" * 64 + "\n"])
 def test_a_hostile_key_is_refused(store, key):
-    for use in (store.find, store.workspace.progress, store.workspace.drop_progress):
+    for use in (store.records.find, store.workspace.progress, store.workspace.drop_progress):
         with pytest.raises(UserError, match="not a stage key"):
             use(key)
 
@@ -189,7 +189,7 @@ def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(stor
 
     def second() -> None:
         with store.workspace.claim(KEY, waited.append) as progress:
-            order.append("second" if store.find(KEY) else "too early")
+            order.append("second" if store.records.find(KEY) else "too early")
             assert progress.is_dir()
 
     with (
@@ -260,8 +260,6 @@ def test_a_later_format_is_refused(store):
 
 def test_a_store_that_lost_its_format_is_still_one(store, write):
     reference = store.publish(write("d"), "model")
-    (store.backend.root / "results").mkdir()
-    (store.backend.root / "results" / "key").write_text("Prefect's")
     (store.backend.root / "format.json").unlink()
     assert open_store(store.uri, writes=False).verify(reference) == []
     assert not (store.backend.root / "format.json").exists()
@@ -271,7 +269,7 @@ def test_a_store_that_lost_its_format_is_still_one(store, write):
 
 def test_to_look_at_a_store_writes_nothing(tmp_path):
     absent = open_store(tmp_path / "absent", writes=False)
-    assert (list(absent.artifacts()), absent.tags(), collect(absent, delete=True).garbage) == ([], {}, ())
+    assert (list(absent.artifacts()), absent.tags.all(), collect(absent, delete=True).garbage) == ([], {}, ())
     assert not (tmp_path / "absent").exists()
 
 
@@ -303,7 +301,7 @@ def test_a_file_that_changes_while_it_is_published_is_noticed(store, write):
                 source.write_text("meddled")
             return super().put(path, source, replaces)
 
-    store.content.backend = Meddling(store.backend.root)
+    store.blobs.backend = Meddling(store.backend.root)
     with pytest.raises(StoreError, match="changed while it was being published"):
         store.publish(directory, "model")
     assert list(store.artifacts()) == []

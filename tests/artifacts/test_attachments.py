@@ -39,7 +39,7 @@ def test_attachments_go_when_their_artifact_goes_and_no_sooner(store, write):
         store.publish(write("kept", {"n": "1"}), "model"),
         store.publish(write("orphan", {"n": "2"}), "model"),
     )
-    store.move_tag("policy", kept, None, "good")
+    store.tags.move("policy", kept, None, "good")
     for reference in (kept, orphan):
         attach(store, reference, {"signature": b"1"})
     assert collect(store, delete=True, older_than=3600).of("attachment") == []

@@ -337,7 +337,7 @@ def test_a_store_in_s3_does_what_one_in_a_folder_does(bucket: str, tmp_path: Pat
     mine = open_store(f"s3://{bucket}/{tmp_path.name}")
     assert mine.workspace.root.is_relative_to(home)
     reference = mine.publish(source, "model")
-    mine.move_tag("policy/production", reference, None, "the first")
+    mine.tags.move("policy/production", reference, None, "the first")
     shutil.rmtree(mine.workspace.root, ignore_errors=True)
     theirs = open_store(mine.uri, writes=False)
     fetched = theirs.fetch(theirs.resolve("policy/production"))

@@ -27,7 +27,7 @@ DAMAGES: dict[str, bytes] = {
 @pytest.fixture
 def made(store: Store, write: Callable[..., Path], draft: Callable[..., ProvenanceDraft]) -> Reference:
     reference = store.publish(write("model"), "model", draft(KEY))
-    store.move_tag("policy", reference, None, "first")
+    store.tags.move("policy", reference, None, "first")
     store.backend.put(snapshot_path(KEY), b'{"files": []}')
     return reference
 
@@ -50,8 +50,8 @@ def test_the_sentence_names_the_file_and_the_cure(store: Store, made: Reference,
     damage(store, paths[document], data)
     reads = {
         "manifest": lambda: store.manifest(made),
-        "stage record": lambda: store.record_at(stage_path(KEY)),
-        "tag move": lambda: store.tag("policy"),
+        "stage record": lambda: store.records.read(stage_path(KEY)),
+        "tag move": lambda: store.tags.get("policy"),
     }
     with pytest.raises(Corrupt) as caught:
         reads[document]()
@@ -78,7 +78,7 @@ def test_the_commands_say_it_too_and_a_new_publication_mends_it(
     for said in (shown.stderr, verified.stderr, caplog.text):
         assert "is not a manifest: kind: String should match pattern" in said
         assert "errors.pydantic.dev" not in said
-    assert store.find(KEY) is None
+    assert store.records.find(KEY) is None
     assert store.publish(write("model"), "model", draft(KEY)) == made
     assert store.verify(made) == []
 

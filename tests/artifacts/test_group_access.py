@@ -68,7 +68,7 @@ def publish(name: str) -> Callable[[Path], None]:
             (model / "weights").write_text(name * 1000)
             reference = store.publish(model, "model", ProvenanceDraft(key=digest_of(name), stage="sft", label=name))
         assert (store.fetch(reference) / "weights").is_file()
-        store.move_tag("policy", reference, store.tag("policy"), name)
+        store.tags.move("policy", reference, store.tags.get("policy"), name)
 
     return work
 
@@ -79,7 +79,7 @@ def use_all(folder: Path) -> None:
     assert references
     assert all(store.verify(one) == [] for one in references)
     assert all(store.fetch(one).is_dir() for one in references)
-    assert store.tag_history("policy")
+    assert store.tags.history("policy")
     assert collect(store, delete=True, older_than=-1).of("blob") == []
 
 

@@ -247,10 +247,10 @@ def test_machines_share_a_store_on_the_hub_and_nothing_else(
     before = commits()
     reference = mine.publish(source, "model", draft())
     assert commits() - before <= 6, "a lease, the blobs (one, unless this machine is slow), the manifest, the record"
-    mine.move_tag("policy/production", reference, None, "the first")
+    mine.tags.move("policy/production", reference, None, "the first")
     code = (
         "import sys; from alignment_core.artifacts import open_store; store = open_store(sys.argv[1], writes=False);"
-        f"reference = store.resolve('policy/production'); assert store.find('{KEY}').outputs['model'] == reference;"
+        f"reference = store.resolve('policy/production'); assert store.records.find('{KEY}').outputs['model'] == reference;"
         "assert store.verify(reference) == []; print(store.fetch(reference))"
     )
     homes = {"ALIGN_HOME": str(tmp_path / "other"), "HF_HOME": str(tmp_path / "huggingface")}

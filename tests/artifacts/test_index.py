@@ -17,8 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from alignment_core.artifacts import ProvenanceDraft, Reference, Store, Summary, collect, index, open_store, tags
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, Summary, collect, index, open_store
 from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.manifest import manifest_at
 from alignment_core.artifacts.paths import (
     MANIFESTS,
     PRUNED,
@@ -66,8 +67,8 @@ def make(write: Callable[..., Path], draft: Callable[..., ProvenanceDraft]) -> C
 
 def told(store: Store) -> Any:
     """What the index answers."""
-    manifests, moves = list(store.artifacts()), {name: store.tag_history(name) for name in store.tags()}
-    answers = (list(store.records()), manifests, store.summaries(), store.tags(), moves)
+    manifests, moves = list(store.artifacts()), {name: store.tags.history(name) for name in store.tags.all()}
+    answers = (list(store.records.all()), manifests, store.summaries(), store.tags.all(), moves)
     references = {manifest.reference for manifest in manifests}
     with Graph.of(store) as graph:
         return (*answers, {one: (graph.made_by(one), graph.used_by(one)) for one in references})
@@ -77,9 +78,9 @@ def read(store: Store) -> Any:
     """The same, read from the store's objects without it."""
     backend = store.backend
     records = [parse_record(store.uri, one.path, backend.read(one.path)) for one in backend.list(STAGES)]
-    manifests = [store.manifest_at(Path(one.path).stem) for one in backend.list(MANIFESTS)]
+    manifests = [manifest_at(store.backend, Path(one.path).stem) for one in backend.list(MANIFESTS)]
     marks = {Path(one.path).name for one in backend.list(PRUNED)}
-    names = {move.name: move.to for move in tags.all_moves(backend)}
+    names = {move.name: move.to for move in store.tags.moves()}
     references = {manifest.reference for manifest in manifests}
     graph = Graph(records)
     return (
@@ -87,7 +88,7 @@ def read(store: Store) -> Any:
         manifests,
         [Summary.of(one, graph.made_by(one.reference), one.digest in marks) for one in manifests],
         names,
-        {name: tags.history(backend, name) for name in names},
+        {name: [move for move in store.tags.moves() if move.name == name] for name in names},
         {one: (graph.made_by(one), graph.used_by(one)) for one in references},
     )
 
@@ -114,12 +115,12 @@ def reads(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
 def test_what_is_known_is_not_read_again(store: Store, make: Callable[..., Reference], reads: list[str]) -> None:
     data = make(store, "data", kind="dataset")
     model = make(store, "model", data)
-    store.move_tag("policy", model, None, "first")
+    store.tags.move("policy", model, None, "first")
     assert told(store) == read(store)
     reads.clear()
     with Graph.of(open_store(store.uri, writes=False)) as graph:
         assert [node.reference for node in graph.up(model).children] == [data]
-    assert (len(store.summaries()), store.tags()["policy"]) == (2, model)
+    assert (len(store.summaries()), store.tags.all()["policy"]) == (2, model)
     assert set(reads) <= {"format.json"}
     make(store, "other", model)
     reads.clear()
@@ -131,13 +132,13 @@ def test_a_record_that_was_replaced_is_read_again_and_a_deleted_one_is_gone(
     store: Store, make: Callable[..., Reference]
 ) -> None:
     model = make(store, "model")
-    (record,) = store.records()
+    (record,) = store.records.all()
     changed = record.model_copy(update={"label": "another"})
     replace(store, stage_path(record.key), changed.model_dump_json().encode())
-    assert list(store.records()) == [changed]
+    assert list(store.records.all()) == [changed]
     assert store.summaries()[0].made_by == ("another",)
     store.backend.delete(stage_path(record.key))
-    assert store.provenance(model) == []
+    assert store.records.makers(model) == []
     assert told(store) == read(store)
 
 
@@ -151,23 +152,23 @@ def test_what_cannot_be_read_is_logged_and_left_out_until_it_is_mended(
     for _ in range(2):
         caplog.clear()
         assert [manifest.reference for manifest in store.artifacts()] == [two]
-        assert [record.label for record in store.records()] == ["two"]
+        assert [record.label for record in store.records.all()] == ["two"]
         assert len(caplog.records) == 2
     replace(store, path, whole)
     assert len(list(store.artifacts())) == 2
-    store.move_tag("policy", two, None, "first")
+    store.tags.move("policy", two, None, "first")
     replace(store, "tags/policy/00000001.json", b"{}")
     with pytest.raises(Corrupt, match="is not a tag move"):
-        store.tags()
+        store.tags.all()
 
 
 def test_records_are_found_by_stage_and_by_key(store: Store, write: Callable[..., Path]) -> None:
     for name in ("sft", "dpo"):
         parts = {"key": digest_of(name), "stage": name, "label": name, "key_parts": {"stage": name}}
         store.publish(write(name, {"file": name}), "model", ProvenanceDraft.model_validate(parts))
-    assert [record.stage for record in store.records("dpo")] == ["dpo"]
-    assert len(list(store.records("dpo", "sft", "other"))) == 2
-    assert {key: one.stage for key, one in store.recorded([digest_of("sft"), "0" * 64]).items()} == {
+    assert [record.stage for record in store.records.all("dpo")] == ["dpo"]
+    assert len(list(store.records.all("dpo", "sft", "other"))) == 2
+    assert {key: one.stage for key, one in store.records.by_key([digest_of("sft"), "0" * 64]).items()} == {
         digest_of("sft"): "sft"
     }
 
@@ -215,7 +216,7 @@ def test_whatever_becomes_of_the_file_nothing_is_lost(
     model = make(folder, "model")
     for name in "abcdefgh":
         model = make(folder, name, model)
-    folder.move_tag("policy", model, None, "first")
+    folder.tags.move("policy", model, None, "first")
     expected = told(folder)
     damaged(folder.index.path, how)
     assert told(folder) == expected == read(folder)
@@ -288,14 +289,14 @@ def test_processes_that_fill_it_at_once_all_see_the_store(
     def looks() -> None:
         mine = open_store(uri, writes=False)
         for _ in range(3):
-            assert {record.label for record in mine.records()} >= {f"model-{number}" for number in range(6)}
+            assert {record.label for record in mine.records.all()} >= {f"model-{number}" for number in range(6)}
 
     def works(name: str) -> Callable[[], None]:
         def work() -> None:
             mine = open_store(uri)
             for number in range(3):
                 made = make(mine, f"{name}-{number}")
-                assert [record.label for record in mine.provenance(made)] == [f"{name}-{number}"]
+                assert [record.label for record in mine.records.makers(made)] == [f"{name}-{number}"]
 
         return work
 
@@ -338,12 +339,12 @@ def test_a_view_stays_what_was_listed_whatever_others_write_into_the_file(
     first = make(folder, "first")
     old = folder.index.view(STAGES)
     second = make(folder, "second", first)
-    assert len(list(folder.records())) == 2
+    assert len(list(folder.records.all())) == 2
     assert [record.label for record in old.records()] == ["first"]
     assert old.users(first) == []
     late = folder.index.view_of({STAGES: {}})  # another process, whose listing is older, takes all of it out again
     assert list(late.records()) == []
-    assert [record.label for record in folder.provenance(second)] == ["second"]
+    assert [record.label for record in folder.records.makers(second)] == ["second"]
 
 
 # ------------------------------------------------------------------ against a model
@@ -382,7 +383,7 @@ def test_any_sequence_of_changes_is_answered_as_the_plain_reading_is(
         def move(self, tag: str, pick: int) -> None:
             known = [one.reference for one in self.store.artifacts()]
             if known:
-                self.store.move_tag(tag, known[pick % len(known)], self.store.tag(tag), "moved")
+                self.store.tags.move(tag, known[pick % len(known)], self.store.tags.get(tag), "moved")
 
         @rule(pick=st.integers(0, 99))
         def forget(self, pick: int) -> None:
@@ -446,10 +447,10 @@ def test_many_finished_stages_are_found_with_a_few_listings(
     store.summaries()
     proxy.requests.clear()
     lately = StoreSnapshot(store, uses=True)
-    assert [lately().find(digest_of(f"model-{number}")).output.kind for number in range(5)] == ["model"] * 5  # type: ignore[union-attr]
-    assert lately().find(digest_of("unknown")) is None
+    assert [lately().records.find(digest_of(f"model-{number}")).output.kind for number in range(5)] == ["model"] * 5  # type: ignore[union-attr]
+    assert lately().records.find(digest_of("unknown")) is None
     assert len(proxy.requests) == 5
-    assert lately().find(digest_of("rollouts")).output == rollouts  # type: ignore[union-attr]
+    assert lately().records.find(digest_of("rollouts")).output == rollouts  # type: ignore[union-attr]
     targets = [(one.method, one.target.split(f"/{tmp_path.name}/")[-1]) for one in proxy.requests[5:]]
     assert targets == [("PUT", f"uses/{rollouts.digest}"), ("HEAD", f"pruned/{rollouts.digest}")]
 
@@ -467,15 +468,15 @@ def test_a_use_is_noted_each_time_and_who_merely_looks_notes_none(
     versions = [noted()]
     lately = StoreSnapshot(store, uses=True)
     for _ in range(2):  # in the second, the version that was listed is not the one that is there
-        assert lately().find(digest_of("rollouts")) is not None
+        assert lately().records.find(digest_of("rollouts")) is not None
         versions.append(noted())
     assert len(set(versions)) == 3
     looks = StoreSnapshot(store, uses=False)
-    assert looks().find(digest_of("rollouts"), use=False) is not None
+    assert looks().records.find(digest_of("rollouts"), use=False) is not None
     assert noted() == versions[-1]
     store.backend.put(pruned_path(rollouts.digest), b"pruned")
-    assert lately().find(digest_of("rollouts")) is None
-    assert StoreSnapshot(store, uses=False)().find(digest_of("rollouts"), use=False) is None
+    assert lately().records.find(digest_of("rollouts")) is None
+    assert StoreSnapshot(store, uses=False)().records.find(digest_of("rollouts"), use=False) is None
 
 
 def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
@@ -484,14 +485,14 @@ def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
     store = open_store(f"s3://{bucket}/{tmp_path.name}")
     model = make(store, "model")
     lately = StoreSnapshot(store, uses=True)
-    assert lately().find(digest_of("model")) is not None
+    assert lately().records.find(digest_of("model")) is not None
     (entry,) = store.manifest(model).files
     store.backend.put(suspect_path(entry.sha256), b"corrupt")
     monkeypatch.setattr("alignment_core.artifacts.snapshot.SECONDS", 0.0)
-    assert lately().find(digest_of("model")) is None
+    assert lately().records.find(digest_of("model")) is None
     store.backend.delete(suspect_path(entry.sha256))
     store.backend.delete(stage_path(digest_of("model")))
-    assert lately().find(digest_of("model")) is None
+    assert lately().records.find(digest_of("model")) is None
 
 
 def test_a_long_listing_is_not_waited_for(
@@ -501,5 +502,5 @@ def test_a_long_listing_is_not_waited_for(
     store = open_store(f"s3://{bucket}/{tmp_path.name}")
     for number in range(3):
         make(store, f"model-{number}")
-    assert StoreSnapshot(store, uses=True)().find(digest_of("model-1")) is not None
-    assert StoreSnapshot(store, uses=True)().find(digest_of("unknown")) is None
+    assert StoreSnapshot(store, uses=True)().records.find(digest_of("model-1")) is not None
+    assert StoreSnapshot(store, uses=True)().records.find(digest_of("unknown")) is None

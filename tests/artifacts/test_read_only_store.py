@@ -32,7 +32,7 @@ def made(store: Store, write: Callable[..., Path]) -> Reference:
     )
     draft = ProvenanceDraft(key=KEYS["dpo"], stage="dpo", label="dpo", inputs={"policy": sft})
     policy = store.publish(write("dpo", {"weights": "v" * 100, "config.json": "{}"}), "model", draft)
-    store.move_tag("policy/production", policy, None, "first")
+    store.tags.move("policy/production", policy, None, "first")
     return policy
 
 
@@ -57,7 +57,7 @@ def test_a_read_only_store_can_be_pulled_from(read_only: Path, made: Reference, 
     assert json.loads(done.stdout)["sent"] == 3
     pulled = open_store(target)
     assert pulled.verify(made) == []
-    assert pulled.find(KEYS["dpo"]) is not None
+    assert pulled.records.find(KEYS["dpo"]) is not None
     assert (pulled.fetch(made) / "weights").read_text() == "v" * 100
 
 
@@ -85,7 +85,7 @@ def test_commands_that_only_read_answer(
     command: tuple[str, ...],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sft = store.recorded([KEYS["sft"]])[KEYS["sft"]].outputs["model"]
+    sft = store.records.by_key([KEYS["sft"]])[KEYS["sft"]].outputs["model"]
     words = [str(sft) if word == "sft" else word for word in command]
     done = align_here(home, *words, "--store", str(read_only))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
@@ -101,7 +101,7 @@ def test_what_is_fetched_from_a_read_only_store_lies_in_the_home_of_the_reader(
     fetched = opened.fetch(made)
     assert fetched.is_relative_to(home / "stores")
     assert (fetched / "weights").read_text() == "v" * 100
-    assert opened.find(KEYS["dpo"]) is not None
+    assert opened.records.find(KEYS["dpo"]) is not None
     assert collect(opened, delete=False).of("blob") == []
     with pytest.raises(EnvironmentFault, match="the file system is read-only"):
         open_store(read_only)

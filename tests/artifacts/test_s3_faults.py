@@ -114,7 +114,7 @@ def test_a_store_opens_although_one_answer_in_five_is_500_503_or_429(
     for number in range(12):
         monkeypatch.setenv("ALIGN_HOME", str(tmp_path / f"home-{number}"))  # so that each opening probes
         store = open_store(f"s3://{bucket}/{tmp_path.name}-{number}")
-        assert open_store(store.uri).tags() == {}
+        assert open_store(store.uri).tags.all() == {}
     assert {request.status for request in proxy.requests} >= {429, 500, 503}
 
 

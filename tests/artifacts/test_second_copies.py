@@ -128,7 +128,7 @@ def test_a_second_copy_is_said_once_with_its_reason_and_the_command_that_frees_i
 ) -> None:
     monkeypatch.setattr("alignment_core.artifacts.folder._FICLONE", 0)  # a call that no file system knows
     monkeypatch.setattr(cache, "_warned", set())
-    monkeypatch.setattr("alignment_core.artifacts.store.LARGE", SIZE)
+    monkeypatch.setattr("alignment_core.artifacts.cache.LARGE", SIZE)
     for _ in range(2):
         store.fetch(store.publish(model, "model"))
         store.workspace.discard(store.workspace.cache)
@@ -146,7 +146,7 @@ def test_gc_frees_copies_that_nothing_used_and_the_next_use_brings_them_back(
     monkeypatch.setattr("alignment_core.artifacts.folder._FICLONE", 0)  # a call that no file system knows
     monkeypatch.setattr("alignment_core.artifacts.folder._link", lambda source, destination: False)
     reference = store.publish(model, "model")
-    store.move_tag("policy", reference, None, "kept")
+    store.tags.move("policy", reference, None, "kept")
     alone = used(Path(store.uri))
     fetched = store.fetch(reference)
     assert used(Path(store.uri)) >= alone + SIZE

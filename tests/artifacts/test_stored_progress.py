@@ -167,14 +167,14 @@ def test_a_checkpoint_that_makes_room_for_the_next_one_in_the_middle_of_a_push_i
 ) -> None:
     store, folder = machine("one")
     checkpoint(folder, 10)
-    put, gone = store.content.put, []
+    put, gone = store.blobs.put, []
 
     def vanishes(*arguments: object) -> None:
         if not gone:
             gone.append(os.rename(folder / "step-00000010", folder / "step-00000010.partial"))
         put(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store.content, "put", vanishes)
+    monkeypatch.setattr(store.blobs, "put", vanishes)
     progress = StoredProgress(store, KEY)
     assert not progress.push(folder)
     checkpoint(folder, 20)

@@ -50,7 +50,7 @@ def test_an_artifact_comes_with_its_provenance_and_a_second_time_nothing_is_sent
     copied = copy(store, target, what)
     assert (copied.artifacts, copied.sent, copied.kept, copied.records) == ((made["sft"],), 2, 0, 1)
     assert target.verify(made["sft"]) == []
-    found = target.find(KEYS["sft"])
+    found = target.records.find(KEYS["sft"])
     assert found is not None
     assert found.inputs == {"data": made["data"]}
     with pytest.raises(NotFound):
@@ -75,11 +75,11 @@ def test_outputs_that_stay_behind_are_known_as_pruned_and_come_with_a_copy_of_th
     store: Store, target: Store, made: dict[str, Reference]
 ) -> None:
     copy(store, target, plan(store, target, made["policy"], ancestors=False))
-    assert target.find(KEYS["rl"]) is not None
-    assert target.find(KEYS["rl"], needs=["trajectories"]) is None
+    assert target.records.find(KEYS["rl"]) is not None
+    assert target.records.find(KEYS["rl"], needs=["trajectories"]) is None
     assert target.is_pruned(made["trajectories"])
     copy(store, target, plan(store, target, made["trajectories"], ancestors=False))
-    assert target.find(KEYS["rl"], needs=["trajectories"]) is not None
+    assert target.records.find(KEYS["rl"], needs=["trajectories"]) is not None
     assert not target.is_pruned(made["policy"])
 
 
@@ -114,7 +114,7 @@ def test_a_copy_that_was_killed_leaves_no_part_to_be_seen_and_the_next_one_goes_
 
     assert ended(in_child(work)) == -signal.SIGKILL
     assert list(target.artifacts()) == []
-    assert target.find(KEYS["rl"]) is None
+    assert target.records.find(KEYS["rl"]) is None
     copied = copy(store, target, plan(store, target, made["policy"], ancestors=True))
     assert copied.kept >= 2
     assert target.verify(made["policy"]) == []
@@ -130,7 +130,7 @@ def test_a_damaged_source_is_found_before_the_target_has_a_record(
     blob.write_bytes(b"x" * entry.size)
     with pytest.raises(Exception, match="has the digest"):
         copy(store, target, plan(store, target, made["sft"], ancestors=False))
-    assert target.find(KEYS["sft"]) is None
+    assert target.records.find(KEYS["sft"]) is None
     assert list(target.artifacts()) == []
 
 
@@ -147,7 +147,7 @@ def test_what_the_target_has_whole_is_not_marked_as_pruned_because_the_source_lo
     assert prune(store, None, 1, delete=True)
     copy(store, target, plan(store, target, made["policy"], ancestors=False))
     assert not target.is_pruned(made["trajectories"])
-    assert target.find(KEYS["rl"], needs=["trajectories"]) is not None
+    assert target.records.find(KEYS["rl"], needs=["trajectories"]) is not None
 
 
 def test_what_came_without_its_ancestors_can_be_copied_on_with_them(
@@ -171,7 +171,7 @@ def test_what_lies_beside_an_artifact_comes_with_it_and_replaces_nothing(
 def test_the_commands_push_pull_and_copy(
     store: Store, target: Store, made: dict[str, Reference], tmp_path: Path, home: Path
 ) -> None:
-    store.move_tag("policy/production", made["policy"], None, "first")
+    store.tags.move("policy/production", made["policy"], None, "first")
     pushed = json.loads(
         align_here(
             home, "artifacts", "push", "policy/production", "--to", target.uri, "--store", store.uri, "--json"

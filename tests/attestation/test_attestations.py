@@ -129,7 +129,7 @@ def test_attestations_are_the_same_bytes_whenever_they_are_made(store, made, mon
 
 def test_of_two_stages_that_made_the_same_bytes_the_latest_is_told(store, made):
     folder = store.fetch(made["sft"])
-    later = store.provenance(made["sft"])[0].model_copy(
+    later = store.records.makers(made["sft"])[0].model_copy(
         update={"key": "e" * 64, "label": "again", "finished_at": "2026-02-01T00:00:00+00:00"}
     )
     draft = ProvenanceDraft(**{name: getattr(later, name) for name in ProvenanceDraft.model_fields})

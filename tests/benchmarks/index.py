@@ -101,7 +101,7 @@ def measured(uri: str) -> dict[str, Any]:
     store = open_store(uri, writes=False)
     took: dict[str, Any] = {"artifacts": RUNS * ROUNDS * len(ROUND)}
     took["first index"] = {name: round(cost, 2) for name, cost in _cost(store.summaries).items()}
-    makers = [record.output for record in store.records()]
+    makers = [record.output for record in store.records.all()]
     chosen = random.Random(0).sample(makers, QUERIES)
     deepest = _artifact("card", f"{RUNS - 1}-{ROUNDS - 1}").reference
     with Graph.of(store) as graph:
@@ -143,7 +143,7 @@ def _journal(store: Store) -> str:
     """The journal of a run that would have made the last round again, with another seed."""
     record = new_record("f" * 32, "bench", {}, store.uri)
     with Journal(record).open() as journal:
-        for number, made in enumerate(list(store.records())[: len(ROUND) * ROUNDS]):
+        for number, made in enumerate(list(store.records.all())[: len(ROUND) * ROUNDS]):
             parts = {**made.key_parts, "config": {"seed": RUNS}}
             journal.stage(made.label, "running", stage=made.stage, key=digest_of(number), key_parts=parts)
             journal.stage(made.label, "run", outputs={"model": str(made.output)}, made_by=made.key)

@@ -44,7 +44,7 @@ def records(home: str) -> dict[str, dict[str, Any]]:
     """The latest record of each label."""
     from alignment_core.artifacts import open_store
 
-    found = sorted(open_store(Path(home) / "store").records(), key=lambda record: record.finished_at)
+    found = sorted(open_store(Path(home) / "store").records.all(), key=lambda record: record.finished_at)
     return {record.label: record.model_dump(mode="json") for record in found}
 
 

@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from alignment_core.artifacts import Reference, Store, tags
+from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.paths import tag_path
 from alignment_core.artifacts.s3 import S3Backend
 from alignment_core.errors import Conflict, InfrastructureError
@@ -67,7 +67,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
     place.server.start()
     reader = S3Backend("bucket", backend.prefix)
     lost = sorted({wrong for one in told for wrong in _lost(place.store(reader), one)})
-    there = [path for one in told for path in _refused_and_there(reader, one)]
+    there = [path for one in told for path in _refused_and_there(place.store(reader), one)]
     wrong = [
         path
         for path in there
@@ -119,9 +119,9 @@ def _write(store: Store, models: list[Reference], number: int, told: Told, troub
                     else:
                         told.objects[name] = name.encode()
                 else:
-                    latest = tags.last(store.backend, "policy")
+                    latest = store.tags.last("policy")
                     to = latest.to if latest else None
-                    told.moves[name] = tags.move(store.backend, "policy", models[number], to, name).number
+                    told.moves[name] = store.tags.move("policy", models[number], to, name).number
             except Conflict:
                 told.refused.add(name)
             except InfrastructureError:
@@ -132,7 +132,7 @@ def _write(store: Store, models: list[Reference], number: int, told: Told, troub
 
 def _lost(store: Store, told: Told) -> list[str]:
     """Acknowledged writes that are not there."""
-    history = {move.reason: move.number for move in store.tag_history("policy")}
+    history = {move.reason: move.number for move in store.tags.history("policy")}
     bad = [
         f"move {number} is {history.get(reason)}"
         for reason, number in told.moves.items()
@@ -146,9 +146,9 @@ def _lost(store: Store, told: Told) -> list[str]:
     return bad
 
 
-def _refused_and_there(backend: S3Backend, told: Told) -> list[str]:
+def _refused_and_there(store: Store, told: Told) -> list[str]:
     """Paths of writes that were refused and took place all the same. This server puts an object's bytes in place and then
     its metadata, so that a kill between the two makes an object without the mark of its writer, as S3 itself never has one;
     nobody can know it again."""
-    moves = {move.reason: tag_path("policy", move.number) for move in tags.history(backend, "policy")}
-    return [moves.get(one, one) for one in told.refused if one in moves or backend.stat(one) is not None]
+    moves = {move.reason: tag_path("policy", move.number) for move in store.tags.history("policy")}
+    return [moves.get(one, one) for one in told.refused if one in moves or store.backend.stat(one) is not None]

@@ -30,7 +30,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
         store.publish(place.write(files), "model", draft(key, seed=7))
         for files, key in zip(contents, KEYS, strict=True)
     ]
-    record = store.find(KEYS[0])
+    record = store.records.find(KEYS[0])
     for _ in range(count):
         reader = place.store(store.backend)  # as another machine, that has verified nothing yet
         model, files = models[0], contents[0]
@@ -44,7 +44,10 @@ def run(place: Place, count: int, seed: int) -> Outcome:
             kept = {path: store.backend.read(path) for path in paths}
             how = _damage(rng, store, where, paths, kept)
             if where == "record":
-                found += reader.find(KEYS[0]) in (None, record)  # the name of the checksum itself may have changed
+                found += reader.records.find(KEYS[0]) in (
+                    None,
+                    record,
+                )  # the name of the checksum itself may have changed
             else:
                 found += _is_found(lambda: reader.fetch(model), files) and bool(reader.verify(model))  # noqa: B023
             for path, data in kept.items():

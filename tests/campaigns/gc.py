@@ -227,7 +227,7 @@ class World:
         store = self.store()
         for found in self.backend.list(STAGES):
             with suppress(NotFound):
-                record = store.record_at(found.path)
+                record = store.records.read(found.path)
                 problems = store.verify(record.output)
                 after = self.backend.stat(found.path)
                 if problems and after is not None and after.version == found.version:
@@ -241,7 +241,7 @@ class World:
     def _check(self) -> None:
         """While everybody waits: all that is reachable is whole."""
         store = self.store()
-        for record in store.records():
+        for record in store.records.all():
             for reference in record.outputs.values():
                 if problems := store.verify(reference):
                     self.lost.append(f"reachable, and {problems}")
@@ -252,7 +252,7 @@ class World:
         store = self.store()
         self.schedule.now += 10 * GRACE
         collect(store, delete=True, older_than=GRACE)
-        roots = {reference for record in store.records() for reference in record.outputs.values()}
+        roots = {reference for record in store.records.all() for reference in record.outputs.values()}
         blobs = {blob_path(entry.sha256) for reference in roots for entry in store.manifest(reference).files}
         stored = {found.path for prefix in ("blobs/", "manifests/", "leases/") for found in self.backend.list(prefix)}
         expected = blobs | {manifest_path(one.digest) for one in roots}
@@ -279,7 +279,7 @@ def _ruled_by(schedule: Schedule) -> ExitStack:
     """Put the schedule in the place of threads, processes and sleep."""
     stack = ExitStack()
     modules = "alignment_core.artifacts"
-    for module in ("store", "content", "index"):
+    for module in ("store", "records", "cache", "blobs", "index"):
         stack.enter_context(patch(f"{modules}.{module}.ThreadPoolExecutor", _InTurn))
     stack.enter_context(patch(f"{modules}.leases._pauses", lambda: iter(lambda: 0.0, None)))
     stack.enter_context(patch.object(ProcessId, "mine", lambda: ProcessId(pid=1, started=1, boot=schedule.me)))

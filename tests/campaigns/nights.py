@@ -213,12 +213,12 @@ class World:
         promoted = {
             row for entry in done if entry.state == "promoted" for row in rows_of(self.ledger.store, entry.batch)
         }
-        trained = set(policy(self.ledger.store, self.ledger.store.tag(PRODUCTION)))
+        trained = set(policy(self.ledger.store, self.ledger.store.tags.get(PRODUCTION)))
         return len({f"prompt {number + 1}" for number in range(self.rows)} - kept) + len(promoted - trained)
 
     def used_twice(self) -> int:
         """Rows that production was trained on more than once, or that are in more than one batch."""
-        trained = Counter(policy(self.ledger.store, self.ledger.store.tag(PRODUCTION)))
+        trained = Counter(policy(self.ledger.store, self.ledger.store.tags.get(PRODUCTION)))
         batches = Counter(row for one in self.ledger.batches() for row in rows_of(self.ledger.store, one.batch))
         return sum(count - 1 for counts in (trained, batches) for count in counts.values() if count > 1)
 
@@ -254,9 +254,9 @@ def train_and_promote(mine: Attempt) -> None:
 def promote(store: Store, candidate: Reference, expected: Reference | None) -> str:
     """As `alignment.tasks.promotion.promote` moves the tag."""
     try:
-        store.move_tag(PRODUCTION, candidate, expected, reason="gates passed")
+        store.tags.move(PRODUCTION, candidate, expected, reason="gates passed")
     except Conflict:
-        moves = store.tag_history(PRODUCTION)
+        moves = store.tags.history(PRODUCTION)
         return "promoted" if any((m.to, m.previous) == (candidate, expected) for m in moves) else "conflict"
     return "promoted"
 

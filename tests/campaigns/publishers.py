@@ -7,12 +7,14 @@ import os
 import random
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from botocore.client import BaseClient
 
 from alignment_core.artifacts import Backend, Reference, Store, collect
+from alignment_core.artifacts.manifest import manifest_at
 from alignment_core.artifacts.paths import MANIFESTS
 from alignment_core.artifacts.s3 import _IN_MEMORY, S3Backend, _Connection
 from alignment_core.artifacts.s3_client import new_client
@@ -90,11 +92,11 @@ def _partial(store: Store) -> int:
     wrong = 0
     for found in store.backend.list(MANIFESTS):
         try:
-            wrong += bool(store.verify(store.manifest_at(os.path.basename(found.path).removesuffix(".json")).reference))
+            wrong += bool(store.verify(manifest_at(store.backend, Path(found.path).stem).reference))
         except AlignmentError:
             wrong += 1
-    for record in store.records():
-        wrong += store.find(record.key) is None
+    for record in store.records.all():
+        wrong += store.records.find(record.key) is None
     return wrong
 
 
@@ -104,5 +106,5 @@ def _unlike_never_killed(store: Store, directories: list[Any]) -> int:
         store.publish(directory, "model", draft(f"{number:064x}")) for number, directory in enumerate(directories)
     ]
     collect(store, delete=True, older_than=-5)
-    wrong = sum(bool(store.verify(one)) or store.find(f"{n:064x}") is None for n, one in enumerate(made))
+    wrong = sum(bool(store.verify(one)) or store.records.find(f"{n:064x}") is None for n, one in enumerate(made))
     return wrong + len(collect(store, older_than=-5).garbage) + len(list(store.backend.unfinished()))

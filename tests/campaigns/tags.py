@@ -7,7 +7,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from alignment_core.artifacts import Reference, Store, tags
+from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import Conflict
 from tests.campaigns.places import Outcome, Place, outcome
 from tests.processes import ended, in_child
@@ -36,7 +36,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
 
     children = [in_child(partial(process, number)) for number in range(_PROCESSES)]
     assert [ended(child) for child in children] == [0] * _PROCESSES, "a writer failed"
-    history = store.tag_history("policy")  # with a move more, if a tag came back to what a writer had seen
+    history = store.tags.history("policy")  # with a move more, if a tag came back to what a writer had seen
     assert [move.number for move in history] == list(range(1, len(history) + 1)), "the history has a gap"
     assert len(history) >= count
     winners: dict[int, list[str]] = {move.number: [] for move in history}
@@ -56,12 +56,12 @@ def _write(store: Store, mine: Reference, count: int, told: Path) -> None:
     """Try to make each move, and note which of the tries won."""
     with told.open("a") as file:
         while True:
-            latest = tags.last(store.backend, "policy")
+            latest = store.tags.last("policy")
             number = latest.number + 1 if latest else 1
             if number > count:
                 return
             try:
-                won = store.move_tag("policy", mine, latest.to if latest else None, f"move {number}").number
+                won = store.tags.move("policy", mine, latest.to if latest else None, f"move {number}").number
                 file.write(f"{won} won\n")
             except Conflict:
                 file.write(f"{number} lost\n")

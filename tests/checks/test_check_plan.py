@@ -57,7 +57,7 @@ def test_what_a_promotion_is_compared_with_is_planned_where_its_tag_names_someth
     assert not any("production" in one.label for one in plan(recipe, store).stages)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "config.json").write_text("{}")
-    store.move_tag("policy/production", store.publish(tmp_path / "made", "model"), None, "imported")
+    store.tags.move("policy/production", store.publish(tmp_path / "made", "model"), None, "imported")
     planned = {one.label: one.state for one in plan(recipe, store).stages}
     assert planned["production/evaluation/generate"] == planned["promotion/report"] == "depends"
 
@@ -132,7 +132,7 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
         return cached_result(store, call, key, use)
 
     monkeypatch.setattr("alignment_core.checks.plan.cached_result", looked_up)
-    store.move_tag("policy/production", publish("production"), None, "imported")
+    store.tags.move("policy/production", publish("production"), None, "imported")
     for label in ("model", "sft/data", "sft"):  # stand-ins, as real ones would have to be trained
         planned = plan(parse_recipe(content), store)
         assert planned.not_promoted is None, "nobody knows before the policy is there"

@@ -90,7 +90,9 @@ def test_a_stage_whose_machine_is_gone_is_taken_over(
     call = offer_stage(monkeypatch, ran)
     store = at("one")
     key = key_of(call).value
-    lease = Lease.model_validate({"owner": "gone", "process": {"pid": 1, "boot": "another"}, "seconds": 1e-3})
+    lease = Lease.model_validate(
+        {"owner": "gone", "process": {"pid": 1, "started": 1, "boot": "another"}, "seconds": 1e-3}
+    )
     assert store.backend.put(running_path(key), lease.model_dump_json().encode())
     assert run(store, call, [], "11111111") == "run"
     assert not list(store.backend.list("leases/stages/"))

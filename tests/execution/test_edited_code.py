@@ -50,7 +50,7 @@ def test_a_file_that_was_edited_while_the_stage_ran_ends_it_with_a_sentence(
     with pytest.raises(UserError, match=rf"{name} changed while score ran") as said:
         scored(store, tmp_path, {name: "VALUE = 1.0\ndef score(*_): return VALUE\n"})
     assert "run it again" in str(said.value)
-    assert list(store.records()) == []
+    assert list(store.records.all()) == []
 
 
 def test_a_file_that_is_gone_or_broken_by_then_ends_it_with_the_same_sentence(store: Store, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_file_that_is_gone_or_broken_by_then_ends_it_with_the_same_sentence(st
 def test_a_comment_that_was_added_while_the_stage_ran_is_no_matter(store: Store, tmp_path: Path) -> None:
     call, result = scored(store, tmp_path, {"helper.py": "# half a point\nVALUE = 0.5\n"})
     assert result.metrics["mean_verifier"] == 0.5
-    assert store.find(key_of(call).value) is not None
+    assert store.records.find(key_of(call).value) is not None
 
 
 ENVIRONMENT = """

@@ -80,7 +80,7 @@ def test_each_output_is_an_artifact_of_its_kind_and_one_whose_folder_stays_empty
 def test_a_stage_without_its_default_output_is_not_finished(run: Any, store: Store) -> None:
     with pytest.raises(UserError, match="holds no file"):
         run(call("best"))
-    assert list(store.records()) == []
+    assert list(store.records.all()) == []
 
 
 def test_dropped_trajectories_are_made_again_for_whoever_needs_them_and_for_nobody_else(run: Any, store: Store) -> None:

@@ -80,7 +80,7 @@ def test_a_death_begins_the_stage_again_from_its_progress_and_the_record_says_ho
     assert result.metrics == {"attempts": 3}
     assert result.cost["restarts"] == 2
     assert "round-1/patient: trainers: an actor died during `train`; restart 2 of 3" in caplog.text
-    assert store.find(result.key).cost["restarts"] == 2  # type: ignore[union-attr]
+    assert store.records.find(result.key).cost["restarts"] == 2  # type: ignore[union-attr]
     assert [path.name for path in store.fetch(result.reference).iterdir()] == ["result"]
 
 
@@ -98,7 +98,7 @@ def test_seconds_of_a_stage_are_those_of_all_its_attempts_without_waits(run: Any
     result = run(wait_and_die, wait)
     worked = time.monotonic() - began - result.cost["waited_seconds"]
     assert result.cost["waited_seconds"] >= 0.6
-    assert max(result.seconds, store.find(result.key).seconds) <= worked + 0.01  # type: ignore[union-attr]
+    assert max(result.seconds, store.records.find(result.key).seconds) <= worked + 0.01  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("allowed", [0, 2])

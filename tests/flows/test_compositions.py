@@ -381,7 +381,7 @@ def compared(composed: Composed, tmp_path: Path) -> Any:
 
 
 def move(store: Store, to: Reference) -> None:
-    store.move_tag("policy/production", to, store.tag("policy/production"), reason="better")
+    store.tags.move("policy/production", to, store.tags.get("policy/production"), reason="better")
 
 
 def test_a_gate_compares_with_what_the_tag_names_on_the_same_prompts(composed, compared, tmp_path):
@@ -413,7 +413,7 @@ def test_production_is_judged_by_the_same_rewards(composed, compared, tmp_path):
     roles = composed.roles("production/evaluation/score")
     assert (roles["reward-1"], roles["tokenizer"]) == (
         "evaluation/reward-1",
-        str(composed.store.tag("policy/production")),
+        str(composed.store.tags.get("policy/production")),
     )
 
 

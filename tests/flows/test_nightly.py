@@ -88,7 +88,7 @@ def test_a_night_that_is_better_than_production_replaces_it_and_one_that_is_wors
     (reason,) = refused["reasons"]
     assert "less than the required 0" in reason
     assert refused["metrics"]["candidate"]["accuracy"] < refused["metrics"]["production"]["accuracy"]
-    candidates = {move.to for move in week.store.tag_history("policy/production")}
+    candidates = {move.to for move in week.store.tags.history("policy/production")}
     assert week.reference("night-3", "candidate") not in candidates
     assert week.store.verify(week.reference("night-3", "candidate")) == []  # kept, for whoever wants to look at it
 
@@ -117,7 +117,7 @@ def test_of_two_nights_that_overlap_one_promotes_and_the_rows_of_the_other_are_t
 
 
 def test_the_history_of_production_is_linear_and_holds_what_the_nights_promoted(week: Week) -> None:
-    moves = week.store.tag_history("policy/production")
+    moves = week.store.tags.history("policy/production")
     promoted = [week.reference(name, "candidate") for name in ("night-1", "night-5", "night-6b", "night-7")]
     assert [move.to for move in moves] == promoted
     assert [move.previous for move in moves] == [None, *promoted[:-1]]

@@ -53,7 +53,7 @@ def test_of_two_candidates_for_the_same_production_the_second_is_in_conflict(sto
     outcome = promote.fn(SECTION, second, *BETTER, expected=None)
     assert outcome["state"] == "conflict"
     assert "instead of the expected nothing: check its history" in outcome["reasons"][0]
-    assert store.tag(SECTION.tag) == first
+    assert store.tags.get(SECTION.tag) == first
 
 
 def test_a_run_that_was_killed_after_it_had_promoted_has_promoted(store, model):
@@ -61,14 +61,14 @@ def test_a_run_that_was_killed_after_it_had_promoted_has_promoted(store, model):
     promote.fn(SECTION, first, *BETTER, expected=None)
     promote.fn(SECTION, second, *BETTER, expected=first)  # by another run, meanwhile
     assert promote.fn(SECTION, first, *BETTER, expected=None)["state"] == "promoted"
-    assert [move.to for move in store.tag_history(SECTION.tag)] == [first, second]
+    assert [move.to for move in store.tags.history(SECTION.tag)] == [first, second]
 
 
 def test_a_candidate_that_is_production_moves_nothing(store, model):
     first = model("first")
     promote.fn(SECTION, first, *BETTER, expected=None)
     assert promote.fn(SECTION, first, *BETTER, expected=first)["state"] == "unchanged"
-    assert len(store.tag_history(SECTION.tag)) == 1
+    assert len(store.tags.history(SECTION.tag)) == 1
 
 
 def test_a_gate_that_does_not_hold_refuses_and_says_by_how_much(store, model):
@@ -79,7 +79,7 @@ def test_a_gate_that_does_not_hold_refuses_and_says_by_how_much(store, model):
     ):
         beside = compared.beside(SECTION.tag)
         outcome = promote.fn(SECTION, policy, {"accuracy": 0.25}, {"accuracy": 0.5}, beside, expected=None)
-        assert (outcome["state"], store.tag(SECTION.tag)) == ("refused", None)
+        assert (outcome["state"], store.tags.get(SECTION.tag)) == ("refused", None)
         assert f"accuracy gained -0.25 over {said}, 0.25 less than" in outcome["reasons"][0]
 
 
@@ -88,7 +88,7 @@ def test_what_the_tag_named_before_does_not_replace_what_came_after_it(store, mo
     promote.fn(SECTION, first, *BETTER, expected=None)
     promote.fn(SECTION, second, *BETTER, expected=first)
     outcome = promote.fn(SECTION, first, *BETTER, expected=second)  # the first recipe again, all of it cached
-    assert (outcome["state"], store.tag(SECTION.tag)) == ("refused", second)
+    assert (outcome["state"], store.tags.get(SECTION.tag)) == ("refused", second)
     assert outcome["reasons"] == [
         "policy/production pointed to it before (move 1) and was moved on; go back with align rollback"
     ]
@@ -104,13 +104,13 @@ def test_stages_that_only_a_promotion_adds_may_be_run_again_by_name(store, model
     run: Any = SimpleNamespace(store=store, steps=[], journal=SimpleNamespace(record=chosen))
     with pytest.raises(UserError, match="this recipe has no such stage"):
         _check_from_stage(run, planned(recipe))
-    store.move_tag(SECTION.tag, model("first"), None, "imported")
+    store.tags.move(SECTION.tag, model("first"), None, "imported")
     _check_from_stage(run, planned(recipe))
 
 
 def test_what_cannot_be_compared_is_not_promoted(store, model):
     outcome = promote.fn(SECTION, model("first"), *BETTER, expected=None, problem="it has another tokenizer")
-    assert (outcome["state"], outcome["reasons"], store.tag(SECTION.tag)) == (
+    assert (outcome["state"], outcome["reasons"], store.tags.get(SECTION.tag)) == (
         "refused",
         ["it has another tokenizer"],
         None,
@@ -139,7 +139,7 @@ def test_what_vouches_for_a_policy_is_beside_it_before_the_tag_moves(store, mode
     first = model("first")
     with pytest.raises(EnvironmentFault, match="to sign, set ALIGN_SIGNING_KEY"):
         promote.fn(SECTION.model_copy(update={"sign": "key"}), first, *BETTER, expected=None)
-    assert store.tag(SECTION.tag) is None
+    assert store.tags.get(SECTION.tag) is None
     key = tmp_path / "key.pem"
     new = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]
     subprocess.run(new, check=True, capture_output=True)
@@ -169,7 +169,7 @@ def test_a_publication_that_fails_is_said_and_undoes_no_promotion(store, model):
         patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
         outcome["publication"] = publish.fn(section, first)
     assert (outcome["state"], outcome["publication"]["state"]) == ("promoted", "failed")
-    assert store.tag(section.tag) == first
+    assert store.tags.get(section.tag) == first
     assert not_published({"promotion": outcome})
     assert promotion_line(outcome).startswith("policy/production: promoted; not published to hf://org/name: ")
 

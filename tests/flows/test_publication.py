@@ -40,7 +40,7 @@ def test_a_publication_that_failed_is_made_good_by_resuming(
         assert (first["promotion"]["state"], first["promotion"]["publication"]["state"]) == ("promoted", "failed")
         policy = Reference.parse(first["outputs"]["policy"])
         store = open_store(first["store"])
-        assert store.tag("policy/production") == policy
+        assert store.tags.get("policy/production") == policy
         assert attachments(store, policy).keys() == {
             *("bom.cdx.json", "model.sig", "provenance.intoto.json"),
             "curve.jsonl",  # of its training, which stays in the store

@@ -37,7 +37,7 @@ def store(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"trained")
     model = store.publish(tmp_path / "model", "model", ProvenanceDraft(key=KEY, stage="sft", label="sft"))
-    store.move_tag(TAG, model, None, "first")
+    store.tags.move(TAG, model, None, "first")
     for number in range(16):
         (tmp_path / "model" / str(number)).write_bytes(os.urandom(1 << 15))
     store.publish(tmp_path / "model", "model")

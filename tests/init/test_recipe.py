@@ -226,7 +226,7 @@ def test_a_tag_of_the_store_is_a_model_and_never_the_default(
     store: Store, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    store.move_tag(models.PRODUCTION, store.publish(tiny_model(), "model"), None, "made")
+    store.tags.move(models.PRODUCTION, store.publish(tiny_model(), "model"), None, "made")
     default = models.choose(None, store)
     assert default.name == models.USUAL
     assert "--model policy/production" in default.why

@@ -59,7 +59,7 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
 
 def test_the_upward_tree_tells_how_a_model_came_to_be(store, made):
     short = {name: reference.short for name, reference in made.items()}
-    empty, sources = digest_of({})[:12], store.find(digest_of("data")).config
+    empty, sources = digest_of({})[:12], store.records.find(digest_of("data")).config
     with Graph.of(store) as graph:
         assert text_tree(graph.up(made["dpo"])) == "\n".join(
             [

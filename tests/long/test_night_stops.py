@@ -70,4 +70,4 @@ def test_rows_of_nights_that_are_stopped_ten_times_are_trained_on_once(tmp_path:
     ]
     assert sorted(int(json.loads(line)["prompt"][:-1]) for lines in batches for line in lines) == [*range(dropped)]
     promoted = [entry for entry in history.batches() if entry.state == "promoted"]
-    assert len(history.store.tag_history("policy/production")) == len(promoted)
+    assert len(history.store.tags.history("policy/production")) == len(promoted)

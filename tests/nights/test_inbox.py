@@ -196,7 +196,7 @@ def test_a_store_prefix_means_all_that_its_tags_name_and_have_named(read, store,
         folder.mkdir()
         (folder / "rows.jsonl").write_text(json.dumps(pair(number)) + "\n")
         reference = store.publish(folder, "preferences")
-        store.move_tag("preferences/app", reference, expected=previous, reason="export")
+        store.tags.move("preferences/app", reference, expected=previous, reason="export")
         previous = reference
     assert sorted(prompts(read("store:preferences/"))) == ["prompt 1", "prompt 2"]
     assert read("store:other/") == Inbox()

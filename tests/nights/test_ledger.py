@@ -52,7 +52,7 @@ def whole_night(ledger: Ledger, name: str, state: str = "refused", **fields: Any
 
 
 def check_linear(ledger: Ledger) -> None:
-    moves = ledger.store.tag_history(ledger.tag)
+    moves = ledger.store.tags.history(ledger.tag)
     assert [move.number for move in moves] == list(range(1, len(moves) + 1))
     assert [move.previous for move in moves] == [None, *(move.to for move in moves)][:-1]
 
@@ -235,7 +235,7 @@ def test_a_night_starts_from_what_production_was_when_it_took_its_rows(ledger, d
     with ledger.claim("mon") as claim:
         assert claim.night.production is None
     first = train("first")
-    ledger.store.move_tag(PRODUCTION, first, None, "by hand")
+    ledger.store.tags.move(PRODUCTION, first, None, "by hand")
     drop("a.jsonl", pair(2))
     whole_night(ledger, "mon")
     assert whole_night(ledger, "tue").night.production == first
@@ -245,19 +245,19 @@ def test_rows_that_lost_the_race_start_from_the_new_production(ledger, drop, tra
     drop("a.jsonl", pair(1))
     whole_night(ledger, "mon", "conflict")
     winner = train("winner")
-    ledger.store.move_tag(PRODUCTION, winner, None, "another night")
+    ledger.store.tags.move(PRODUCTION, winner, None, "another night")
     assert whole_night(ledger, "tue").night.production == winner
 
 
 def test_a_night_that_died_after_it_had_promoted_does_not_train_on_its_rows_again(ledger, drop, train):
     parent = train("parent")
-    ledger.store.move_tag(PRODUCTION, parent, None, "by hand")
+    ledger.store.tags.move(PRODUCTION, parent, None, "by hand")
     drop("a.jsonl", pair(1))
     begin_and_die(ledger, "mon")
     batch = ledger.nights()[0].batch
     candidate = train("candidate", model=parent, data=train("pairs", rows=batch))
-    ledger.store.move_tag(PRODUCTION, candidate, parent, "gates passed")
-    ledger.store.move_tag(PRODUCTION, train("later", model=candidate), candidate, "another night")
+    ledger.store.tags.move(PRODUCTION, candidate, parent, "gates passed")
+    ledger.store.tags.move(PRODUCTION, train("later", model=candidate), candidate, "another night")
     adopted = whole_night(ledger, "tue").night
     assert (adopted.batch, adopted.production) == (batch, parent)  # so that all its stages are found in the store
 

@@ -110,7 +110,7 @@ def test_a_stop_while_the_rows_are_being_claimed_is_on_record(ledger, drop, monk
         raise SystemExit(143)
 
     monkeypatch.setattr(ledger, "_append", appended_then_stopped)
-    monkeypatch.setattr(ledger, "record", lambda night: append(night, ledger.store.tag(ledger.tag)))
+    monkeypatch.setattr(ledger, "record", lambda night: append(night, ledger.store.tags.get(ledger.tag)))
     with pytest.raises(SystemExit), attempt(ledger, Night(night="mon"), nobody):
         pass
     assert [one.state for one in ledger.nights()] == ["claimed", "stopped"]
@@ -290,7 +290,7 @@ def test_a_night_that_loses_the_race_to_an_attempt_at_its_own_rows_has_used_them
         pass
     with attempt(ledger, Night(night="tue"), nobody) as mine:
         candidate = train("candidate", data=train("pairs", rows=late.night.batch))
-        ledger.store.move_tag(PRODUCTION, candidate, None, "the late night promotes")
+        ledger.store.tags.move(PRODUCTION, candidate, None, "the late night promotes")
         mine.end(mine.night.model_copy(update={"state": "conflict", "reasons": ("moved",)}))
     assert mine.night.state == "promoted"
     assert whole_night(ledger, "wed").night.state == "empty"

@@ -17,7 +17,7 @@ def made(store: Store, tmp_path: Path) -> Reference:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "weights").write_text("one")
     made = store.publish(tmp_path / "one", "model")
-    store.move_tag("policy/production", made, None, reason="first")
+    store.tags.move("policy/production", made, None, reason="first")
     return made
 
 

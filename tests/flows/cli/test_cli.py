@@ -51,8 +51,8 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
             finished_at=f"2026-01-01T00:00:0{number}Z",
         )
         made[name] = store.publish(folder, kind, None if inputs is None else draft)
-    store.move_tag("policy/production", made["base"], None, "imported")
-    store.move_tag("policy/production", made["sft"], made["base"], "accuracy rose [see report]")
+    store.tags.move("policy/production", made["base"], None, "imported")
+    store.tags.move("policy/production", made["sft"], made["base"], "accuracy rose [see report]")
     return made
 
 
@@ -192,7 +192,7 @@ def test_ls_shows_whole_labels_and_tags_at_80_columns(align, store, tmp_path):
         (folder / "content.txt").write_text(label * 100)
         key = digest_of(label)
         draft = ProvenanceDraft(key=key, stage="generate", label=label, finished_at="2026-01-01T00:00:00Z")
-        store.move_tag(f"inbox/{label}", store.publish(folder, "reward-model", draft), None, "test")
+        store.tags.move(f"inbox/{label}", store.publish(folder, "reward-model", draft), None, "test")
     lines = align("artifacts", "ls").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     for label in labels:
@@ -253,7 +253,7 @@ def test_gc_prunes_on_request_and_what_is_pruned_is_not_called_damaged(align, st
     samples = store.publish(folder, "rollouts", draft)
     prune = ("artifacts", "gc", "--rollouts-days", "0")
     assert [one["path"] for one in parsed(align(*prune, "--json"))["garbage"]] == [str(samples)]
-    assert store.find(digest_of("samples")) is not None  # so far it was only told
+    assert store.records.find(digest_of("samples")) is not None  # so far it was only told
     assert align(*prune, "--delete").stdout.startswith("deleted 1 objects")
 
     assert parsed(align("artifacts", "verify", "--json")) == {"verified": 3, "problems": {}, "pruned": [str(samples)]}
@@ -297,12 +297,12 @@ def test_promote_moves_a_tag_that_still_names_what_was_expected(align, store, ma
     base, sft = str(made["base"]), str(made["sft"])
     done = parsed(align("promote", base, "--if-current", made["sft"].short, "--reason", "sft is rude", "--json"))
     assert (done["state"], done["to"], done["previous"], done["number"]) == ("promoted", base, sft, 3)
-    assert store.tag_history("policy/production")[-1].reason == "sft is rude"
+    assert store.tags.history("policy/production")[-1].reason == "sft is rude"
     late = align("promote", sft, "--if-current", sft, "--json")
     assert f"points to {made['base'].short}" in parsed(late, 1)["error"]
     again = align("promote", base, "--if-current", base)
     assert again.stdout == f"policy/production: unchanged, points to {base}\n"
-    assert len(store.tag_history("policy/production")) == 3
+    assert len(store.tags.history("policy/production")) == 3
 
 
 def test_promote_wants_to_know_what_it_replaces_unless_the_tag_is_new(align, store, made):
@@ -311,19 +311,19 @@ def test_promote_wants_to_know_what_it_replaces_unless_the_tag_is_new(align, sto
     assert parsed(align("promote", made["sft"].short, "--if-current", "none", "--json"), 1)  # it is not new
     assert align("promote", made["data"].short, "--tag", "data/now").returncode == 0
     assert align("promote", made["data"].short, "--tag", "data/then", "--if-current", "none").returncode == 0
-    assert store.tag("data/now") == store.tag("data/then") == made["data"]
+    assert store.tags.get("data/now") == store.tags.get("data/then") == made["data"]
 
 
 def test_promote_refuses_another_kind(align, store, made):
     refused = align("promote", made["data"].short, "--if-current", "policy/production", "--json")
     assert "points to a model, but " + made["data"].short + " is a dataset" in parsed(refused, 2)["error"]
-    assert store.tag("policy/production") == made["sft"]
+    assert store.tags.get("policy/production") == made["sft"]
 
 
 def test_rollback_goes_back_and_says_why(align, store, made):
     done = align("rollback", "policy/production", "--reason", "complaints")
     assert done.stdout == f"policy/production: rolled back, points to {made['base']} (before: {made['sft'].short})\n"
-    assert store.tag_history("policy/production")[-1].reason == "rolled back to move 1: complaints"
+    assert store.tags.history("policy/production")[-1].reason == "rolled back to move 1: complaints"
     assert "pointed to nothing before" in parsed(align("rollback", "policy/production", "--json"), 2)["error"]
     forward = parsed(align("rollback", "policy/production", "--to", "2", "--json"))
     assert (forward["to"], forward["number"], forward["back_to"]) == (str(made["sft"]), 4, 2)
@@ -367,7 +367,7 @@ from alignment.flows.runs import Outcome
 promotion = {"state": "refused", "reasons": ["too low"], "tag": "policy/production"}
 outcome = Outcome(status="completed", run_id="1", store=sys.argv[1], promotion=promotion).model_dump(mode="json")
 run._displayed = lambda *_: outcome
-early.check_recipe, early.early_host = (lambda *_: SimpleNamespace(warnings=[])), (lambda *_: None)
+preflight.check_recipe, preflight.early_host = (lambda *_: SimpleNamespace(warnings=[])), (lambda *_: None)
 prefect_api.start_prefect_api = lambda: None
 sys.argv = ["align", "run", *sys.argv[2:]]
 cli.main()
