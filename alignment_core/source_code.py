@@ -60,6 +60,9 @@ NEVER_COMPUTES = (
     "alignment_core.data.hub",
     # settings: their values are in the key, and defaults are values
     "alignment_core.recipes",
+    # which stages run, and with which inputs: both are in the key
+    "alignment_core.composition",
+    "alignment_core.methods",
     # what finds the code that counts, and refuses all other: the code itself is in the key
     "alignment_core.source_code",
     "alignment_core.user_code.dependencies",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from alignment.flows.evaluation import PRODUCTION
-from alignment.flows.results import Outputs
-from alignment.tasks.graph import artifact
 from alignment_core.artifacts import Reference, Store
+from alignment_core.composition.evaluations import PRODUCTION
+from alignment_core.composition.graph import artifact
+from alignment_core.composition.results import Outputs
 from alignment_core.errors import UserError
 from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes import BaseRecipe

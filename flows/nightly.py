@@ -11,14 +11,13 @@ from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
 from alignment.flows.nightly_events import announce
-from alignment.flows.nightly_stages import compose
 from alignment.flows.preflight import COMMAND_LINE
 from alignment.flows.runs import Outcome, flow_run, run_recipe
 from alignment_core.artifacts import Reference, open_store
+from alignment_core.methods.nightly import NightlyRecipe, compose_night
 from alignment_core.nights.attempt import attempt
 from alignment_core.nights.inbox import NO_FILES
 from alignment_core.nights.ledger import GIVEN_UP, Ledger, Night, summary
-from alignment_core.recipes.methods.nightly import NightlyRecipe
 
 
 def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str | None = None) -> dict[str, Any] | State:
@@ -36,7 +35,7 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
         for note in notes:
             _warn(note)
         if entry.state == "claimed":
-            composed = partial(compose, production=entry.production, rows=entry.batch, number=mine.claim.number)
+            composed = partial(compose_night, production=entry.production, rows=entry.batch, number=mine.claim.number)
             lost = partial(mine.stop, "another attempt owns the run")
             outcome = run_recipe(recipe, composed, from_stage, lost=lost, notes=notes)
             if isinstance(outcome, State):

@@ -7,8 +7,8 @@ from prefect.events import emit_event
 
 from alignment.flows.run_page import only_shown
 from alignment.flows.runs import flow_run
+from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.ledger import Night, summary
-from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.report import cell, columns_of
 
 EVENT = "alignment.night."

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from alignment.flows.comparison import compare
-from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Store
-from alignment_core.checks.plan import Plan
+from alignment_core.composition.graph import composing
+from alignment_core.composition.plan import Plan
 from alignment_core.credentials import variables
 from alignment_core.execution.key import packages_named
 from alignment_core.recipes import BaseRecipe
@@ -19,9 +19,6 @@ def plan(recipe: BaseRecipe, store: Store) -> Plan:
     passed = recipe.resources.passed
     named = tuple(variables(recipe.model_dump(mode="json")))
     composed = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust, passed=passed, variables=named)
-    token = CURRENT.set(composed)
-    try:
-        composed.not_promoted = compare(recipe, store, method_of(recipe).compose()(recipe)).problem
-    finally:
-        CURRENT.reset(token)
+    with composing(composed):
+        composed.not_promoted = compare(recipe, store, method_of(recipe).compose(recipe)).problem
     return composed

@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from alignment.tasks.graph import is_part
 from alignment_core.artifacts import Store
-from alignment_core.checks.plan import Plan
+from alignment_core.composition.graph import is_part
+from alignment_core.composition.plan import Plan
 from alignment_core.errors import UserError
 from alignment_core.home import align_home
 from alignment_core.host.client import Host

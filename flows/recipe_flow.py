@@ -56,7 +56,7 @@ def _run(recipe: BaseRecipe, from_stage: str | None, **more: Any) -> Any:
     method = method_of(recipe)
     if run := method.runner():
         return run(recipe, from_stage, **more)
-    return run_recipe(recipe, method.compose(), from_stage)
+    return run_recipe(recipe, method.compose, from_stage)
 
 
 @alignment_flow

@@ -23,19 +23,19 @@ from pydantic import BaseModel
 from alignment.flows import access
 from alignment.flows.comparison import Compared, compare, measured_in_training
 from alignment.flows.costs import run_cost
-from alignment.flows.evaluation import Evaluations
 from alignment.flows.host_log import in_run_log
 from alignment.flows.planning import plan
 from alignment.flows.preflight import COMMAND_LINE, CommandLine, check_from_stage, check_recipe
 from alignment.flows.progress import ProgressArtifacts
-from alignment.flows.results import Outputs
 from alignment.flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
 from alignment.flows.stale_runs import clear_page, close_not_begun, log_no_task_that_did_not_begin
 from alignment.flows.state_watcher import Watch
-from alignment.tasks.graph import CURRENT, BranchFailed, Input
 from alignment.tasks.promotion import promote, publish
 from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference, open_store, prune
+from alignment_core.composition.evaluations import Evaluations
+from alignment_core.composition.graph import BranchFailed, Input, composing
+from alignment_core.composition.results import Outputs
 from alignment_core.credentials import refuse_literals, remember_variables
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.evaluation.gates import warnings
@@ -301,11 +301,8 @@ def _running(recipe: BaseRecipe, from_stage: str | None, called: Mapping[str, An
                 trust_remote_code=recipe.model.trust_remote_code,
                 listeners=listeners,
             )
-            token = CURRENT.set(run)
-            try:
+            with composing(run):
                 yield run
-            finally:
-                CURRENT.reset(token)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Crashed
 
-from alignment.tasks.stage import Step
+from alignment.tasks.stage import SubmittedStage
 
 OPEN = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED, StateType.PAUSED, StateType.CANCELLING]
 PAGE = 200
@@ -50,7 +50,7 @@ def log_no_task_that_did_not_begin() -> None:
     TASK_LOG.addFilter(_began)
 
 
-def close_not_begun(client: SyncPrefectClient, steps: Sequence[Step]) -> list[str]:
+def close_not_begun(client: SyncPrefectClient, steps: Sequence[SubmittedStage]) -> list[str]:
     """Give the stages of a run that ends their names and a final state on the run's page where they did not begin; which
     they are.
 

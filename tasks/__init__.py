@@ -1,1 +1,1 @@
-"""Prefect tasks: one module per kind of stage, with its retries and cache key. No machine learning here."""
+"""Prefect tasks: one for every stage, and promotion and publication of a policy. No machine learning here."""

@@ -7,9 +7,9 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Reference
 from alignment_core.attestation.vouching import vouch
+from alignment_core.composition.graph import current
 from alignment_core.errors import AlignmentError, Conflict
 from alignment_core.evaluation.gates import refusals
 from alignment_core.recipes import PromotionConfig
@@ -30,7 +30,7 @@ def promote(
     ``beside`` names what ``baseline`` was measured on. ``problem`` says why the two could not be compared. A policy that the
     tag has named before does not replace what came after it: that would be a rollback, which somebody has to ask for.
     """
-    store, logger = CURRENT.get().store, get_run_logger()
+    store, logger = current().store, get_run_logger()
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
     history = store.tags.history(section.tag)
     if expected == policy:
@@ -69,9 +69,9 @@ def publish(section: PromotionConfig, policy: Reference) -> dict[str, Any]:
     from alignment_core.attestation.publishing import publish
 
     assert section.publish, "the recipe asks for it"
-    store = CURRENT.get().store
-    if (current := store.tags.get(section.tag)) != policy:
-        reason = f"{section.tag} points to {current.short if current else 'nothing'} by now"
+    store = current().store
+    if (promoted := store.tags.get(section.tag)) != policy:
+        reason = f"{section.tag} points to {promoted.short if promoted else 'nothing'} by now"
         return {"repo": section.publish, "state": "superseded", "reasons": [reason]}
     try:
         done = publish(store, policy, section.publish)

@@ -1,4 +1,4 @@
-"""The one mechanism behind every stage task: its body asks the store, and then the run host."""
+"""The Prefect task behind every stage: it looks for the result in the store, and then calls the run host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -16,12 +16,12 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
-from alignment.tasks.graph import CURRENT, BranchFailed, is_part
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.snapshot import StoreSnapshot
+from alignment_core.composition.graph import BranchFailed, StageSpec, Step, current, is_part
 from alignment_core.credentials import refuse_literals
 from alignment_core.errors import AlignmentError, Stopped
-from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
+from alignment_core.execution.base import StageCall, StageResult, load_stage
 from alignment_core.execution.curve import Line
 from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import cached_result
@@ -37,7 +37,7 @@ LONGEST_RETRY_SECONDS = 120.0
 
 @dataclass
 class Run:
-    """What all stage tasks of one flow run share."""
+    """The :class:`~alignment_core.composition.graph.Composition` of a flow run, whose stages are Prefect tasks."""
 
     store: Store
     host: Host
@@ -49,63 +49,54 @@ class Run:
     trust_remote_code: bool = False
     """Whether code that models bring may run, in all stages: the recipe's ``model.trust_remote_code``."""
     listeners: tuple[Listener, ...] = ()
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SubmittedStage] = field(default_factory=list)
+    training_data: dict[str, Step] = field(default_factory=dict)
+    """Data sets that a stage trains on, by label."""
     announced: set[str] = field(default_factory=set)
-    """Labels of the stages of which it was said how they ended."""
+    """Labels of the stages whose end was reported."""
 
     def __post_init__(self) -> None:
-        self.lately = StoreSnapshot(self.store, uses=True)
+        self.snapshot = StoreSnapshot(self.store, uses=True)
 
-    def submit(
-        self,
-        stage: str,
-        label: str,
-        config: StageConfig,
-        inputs: Mapping[str, Step | Reference | None],
-        stream: str = "",
-        needs: tuple[str, ...] = (),
-        after: Step | None = None,
-        seed: int | None = None,
-        may_fail: bool = False,
-    ) -> Step:
-        """Submit a stage as a task; inputs that are None are left out. The ``seed`` is the recipe's unless one is given.
-
-        If a stage fails that ``may_fail``, the others continue. A stage that needs one that may fail may fail, too.
-        """
-        plain = config.model_dump(mode="json")
-        refuse_literals(plain, label)
-        config.check()  # what is wrong with it is said now, not when the stage's turn comes
-        given = {
-            role: [value.future, value.name] if isinstance(value, Step) else str(value)
-            for role, value in inputs.items()
-            if value is not None
+    def submit(self, spec: StageSpec) -> SubmittedStage:
+        """Submit a stage as a task. A stage may fail, too, if it needs one that may fail."""
+        config = spec.config.model_dump(mode="json")
+        refuse_literals(config, spec.label)
+        spec.config.check()  # a mistake is reported now, not when the stage's turn comes
+        inputs = {
+            role: [value.future, value.name] if isinstance(value, SubmittedStage) else str(value)
+            for role, value in spec.inputs.items()
         }
-        retries = self.resources.stage_retries
-        prepared = stage_task(stage).with_options(
-            task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries)
-        )
-        again = self.runs_again(label, inputs.values())
-        asked = {
-            "stage": stage,
-            "label": label,
-            "config": plain,
-            "seed": self.seed if seed is None else seed,
-            "stream": stream,
+        after = spec.after if isinstance(spec.after, SubmittedStage) else None
+        needed = tuple(one for one in (*spec.inputs.values(), after) if isinstance(one, SubmittedStage))
+        again = self.runs_again(spec.label, spec.inputs.values())
+        call = {
+            "stage": spec.stage,
+            "label": spec.label,
+            "config": config,
+            "seed": self.seed if spec.seed is None else spec.seed,
+            "stream": spec.stream,
             "rerun": self.journal.record.rerun if again else "",
-            "needs": needs,
+            "needs": spec.needs,
             "accept": self.accept,
             "trust_remote_code": self.trust_remote_code,
             "passed": self.resources.passed,
         }
-        future = prepared.submit(asked, given, len(self.steps), wait_for=[after.future] if after else None)
-        needed = tuple(one for one in (*inputs.values(), after) if isinstance(one, Step))
-        step = Step(label, future, self, again, needed, may_fail or any(one.may_fail for one in needed))
+        retries = self.resources.stage_retries
+        prepared = stage_task(spec.stage).with_options(
+            task_run_name=spec.label, retries=retries, retry_delay_seconds=_delays(retries)
+        )
+        future = prepared.submit(call, inputs, len(self.steps), wait_for=[after.future] if after else None)
+        may_fail = spec.may_fail or any(one.may_fail for one in needed)
+        step = SubmittedStage(spec.label, future, self, again, needed, may_fail)
         self.steps.append(step)
         return step
 
-    def wait(self, until: Step | None = None) -> None:
-        """Wait for all stages, or ``until`` one is done, announcing each as it ends. Raises the first failure of any as soon as
-        it happens, but for those that may fail."""
+    def wait(self, until: SubmittedStage | None = None) -> None:
+        """Wait for all stages, or ``until`` one is done, and report each as it ends.
+
+        Raises the first failure as soon as it happens, except of stages that may fail.
+        """
         steps = {step.future.task_run_id: step for step in self.steps if step.label not in self.announced}
         for future in as_completed([step.future for step in steps.values()]):
             with suppress(BranchFailed):
@@ -114,29 +105,29 @@ class Run:
                 return
 
     def runs_again(self, label: str, inputs: Iterable[Any]) -> bool:
-        """Whether a stage is, or depends on one of, those that are to be run again on purpose."""
+        """Whether a stage, or one that it depends on, is to run again although its result is known."""
         chosen = self.journal.record.from_stage
         named = chosen is not None and is_part(label, chosen)
-        return named or any(isinstance(value, Step) and value.again for value in inputs)
+        return named or any(isinstance(value, SubmittedStage) and value.again for value in inputs)
 
 
 @dataclass(frozen=True)
-class Step:
-    """A stage that was submitted. Give it to other stages as an input, or ask it for its result."""
+class SubmittedStage:
+    """A stage of a run: a :class:`~alignment_core.composition.graph.Step`."""
 
     label: str
     future: PrefectFuture[dict[str, Any]]
     run: Run
     again: bool = False
-    """Whether it runs again on purpose."""
-    needed: tuple[Step, ...] = ()
+    """Whether it runs again although its result is known."""
+    needed: tuple[SubmittedStage, ...] = ()
     """The stages that it waits for."""
     may_fail: bool = False
     """Whether the run continues if it fails."""
     name: str | None = None
-    """The output that it stands for; None: the default one."""
+    """The output that it stands for. Default: the default output."""
 
-    def output(self, name: str) -> Step:
+    def output(self, name: str) -> SubmittedStage:
         """The same stage, standing for another of its outputs."""
         return replace(self, name=name)
 
@@ -145,14 +136,14 @@ class Step:
         return self.result().output(self.name)
 
     def result(self) -> StageResult:
-        """Wait for the stage. Raises its own error, or that of another one that fails meanwhile; BranchFailed if it may
+        """Wait for the stage. Raises its own error, or that of another stage that fails meanwhile; BranchFailed if it may
         fail."""
         if self.label not in self.run.announced:
             self.run.wait(until=self)
         return self.ended()
 
     def ended(self) -> StageResult:
-        """What came of a stage that is done, which is announced once. Raises its error."""
+        """The result of a stage that is done; reported once. Raises its error."""
         try:
             value = self.future.result()
         except Exception as error:
@@ -163,7 +154,7 @@ class Step:
         if self.label not in self.run.announced:
             self.run.announced.add(self.label)
             outputs = {name: str(reference) for name, reference in result.outputs.items()}
-            news = {
+            details = {
                 "reason": result.reason,
                 "seconds": round(result.seconds, 3),
                 "startup_seconds": result.cost.get("startup_seconds", 0.0),
@@ -171,7 +162,7 @@ class Step:
                 "outputs": outputs,
                 "made_by": result.key,
             }
-            self.run.journal.stage(self.label, result.state, **news)
+            self.run.journal.stage(self.label, result.state, **details)
             for listener in self.run.listeners:
                 listener.finished(result)
             for sentence in result.warnings:
@@ -179,7 +170,7 @@ class Step:
         return result
 
     def _failed(self, cause: Exception) -> Exception:
-        """What to raise for a stage that may fail; of one that failed itself it is announced once."""
+        """The error to raise for a stage that may fail. A failure of its own is reported once."""
         if isinstance(cause, Stopped):
             return cause
         if self.label not in self.run.announced:
@@ -209,20 +200,21 @@ class Step:
 
 @functools.cache
 def stage_task(stage: str) -> Task[..., Any]:
-    """The Prefect task of the stage module ``stage``. Prefect keeps no results of it: what is cached the store decides, and the
-    task's state says so.
+    """The Prefect task of the stage module ``stage``. Prefect persists no results: the store is the cache, and a cached stage
+    ends in the state ``Cached``.
 
     It has no tags: for each tagged run the client asks the server for concurrency slots, which a server on SQLite refuses
-    while it writes events, so that most stages began 2 seconds late.
+    while it writes events, so that most stages would begin 2 seconds late.
     """
 
-    def body(asked: dict[str, Any], inputs: dict[str, Any], order: int) -> dict[str, Any] | State[dict[str, Any]]:
-        run: Run = CURRENT.get()
-        call, logger = _call(asked, inputs), get_run_logger()
+    def body(fields: dict[str, Any], inputs: dict[str, Any], order: int) -> dict[str, Any] | State[dict[str, Any]]:
+        run = cast(Run, current())
+        call = _call(fields, inputs)
+        logger = get_run_logger()
         label = call.label
         key = key_of(call)
         run.journal.stage(label, "running", stage=stage, key=key.value, key_parts=key.parts)
-        result = cached_result(run.lately(), call, key)
+        result = cached_result(run.snapshot(), call, key)
         if result is None:
             for listener in run.listeners:
                 listener.started(label)
@@ -284,8 +276,8 @@ def stage_task(stage: str) -> Task[..., Any]:
     )(body)
 
 
-def _call(asked: Mapping[str, Any], inputs: Mapping[str, Any]) -> StageCall:
-    """The stage call; an input is a reference's text, or the result of another stage's task and the name of an output."""
+def _call(fields: Mapping[str, Any], inputs: Mapping[str, Any]) -> StageCall:
+    """The stage call. An input is the text of a reference, or the result of another stage's task and the name of an output."""
     references: dict[str, Reference] = {}
     accepted: dict[str, dict[str, str]] = {}
     for role, value in inputs.items():
@@ -295,11 +287,11 @@ def _call(asked: Mapping[str, Any], inputs: Mapping[str, Any]) -> StageCall:
             result = StageResult.model_validate(value[0])
             references[role] = result.output(value[1])
             accepted |= {role: result.accepted} if result.accepted else {}
-    return StageCall(**asked, inputs=references, accepted=accepted)
+    return StageCall(**fields, inputs=references, accepted=accepted)
 
 
 def _may_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Only infrastructure failures: trying a wrong recipe or bad data again gives the same answer."""
+    """Retry only infrastructure failures: a wrong recipe or bad data would fail again."""
     try:
         state.result()
     except AlignmentError as error:

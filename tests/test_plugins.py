@@ -23,11 +23,11 @@ GROUP = Group("alignment.things", "our_things", "THING", "thing")
 METHOD = """
 from typing import Literal
 from alignment_core.recipes import BaseRecipe
-from alignment_core.recipes.method import Method
+from alignment_core.recipes.methods import Method
 class MineRecipe(BaseRecipe):
     "Mine."
     method: Literal["mine"] = "mine"
-METHOD = Method(MineRecipe, composition="mine:compose", decides={"mine/.*": "mine"})
+METHOD = Method(MineRecipe, compose=lambda recipe: None, decides={"mine/.*": "mine"})
 """
 Install = Callable[..., None]
 ROOT = Path(__file__).parents[1]
@@ -142,7 +142,7 @@ class Nameless(Origin):
 ORIGIN = Nameless()
 """,
     "broken_origin": "print('tried'); raise AttributeError('not today')",
-    "method": "from alignment_core.recipes.method import Method\nMETHOD = Method(dict, composition='mine:compose')",
+    "method": "from alignment_core.recipes.methods import Method\nMETHOD = Method(dict, compose=dict)",
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
-from alignment_core.checks.plan import PlannedStage
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
+from alignment_core.composition.plan import PlannedStage
 from alignment_core.errors import EnvironmentFault
 from alignment_core.machine_memory import GIB, gib, machine_memory
 from alignment_core.recipes import ResourcesConfig, TrainingConfig

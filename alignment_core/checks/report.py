@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.checks import cache, functions, memory_needs, rows, shapes
-from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
 from alignment_core.errors import DataError
 from alignment_core.models.saving import ADAPTER

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from alignment_core.checks.plan import PlannedStage
+from alignment_core.composition.plan import PlannedStage
 from alignment_core.models.saving import weight_files
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.source_code import parse

@@ -46,7 +46,7 @@ def train(
     if fixed and "reference_logps" not in context.inputs:
         raise UserError(
             "the method compares with a reference: give its stage the input reference_logps, which the stage of this name "
-            "makes (alignment.tasks.training.reference_logps)"
+            "makes (alignment_core.composition.steps.reference_logps)"
         )
     data = context.inputs["data"]
     if not (data / "train.parquet").is_file():

@@ -1,9 +1,9 @@
-"""What a method needs to begin with somebody's rows: a :class:`Start`, a plug-in of its own (group ``alignment.starts``)."""
+"""The profile of rows, model and machine by which a method writes a first recipe, and the methods that do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.init.guess import ColumnMapping
@@ -11,84 +11,46 @@ from alignment_core.init.lengths import Lengths
 from alignment_core.init.machine import Machine
 from alignment_core.init.models import Model
 from alignment_core.init.rows import Rows
-from alignment_core.plugins import Group
-
-STARTS = Group(
-    "alignment.starts",
-    "alignment_core.init.methods",
-    "START",
-    "start of a method",
-    "alignment_core.init.base:Start",
-)
+from alignment_core.recipes import methods
+from alignment_core.recipes.methods import Init
 
 
 @dataclass(frozen=True)
 class Profile:
-    """All that was found out."""
+    """Everything that was found out about the rows, the model and the machine."""
 
     name: str
     """Of the recipe."""
     rows: Rows
     reading: ColumnMapping
     sources: list[dict[str, Any]]
-    """The rows to train on, as a recipe has them."""
+    """The rows to train on, as sources of a recipe."""
     tests: list[dict[str, Any]]
-    """Rows to measure on, which nothing trains on; empty where there are too few to keep some apart."""
+    """Held-out rows; empty if there are too few rows to hold some out."""
     prompts: list[dict[str, Any]]
-    """The same as prompts that policies are to answer."""
+    """The held-out rows as prompts."""
     model: Model
     machine: Machine
     lengths: Lengths
     verifier: str | None
-    """What says whether an answer is right, where the rows have labels for it."""
+    """The verifier of answers, if the rows have labels for one."""
     test_rows: int = 0
-    """How many rows to hold out where they have no file of their own."""
+    """How many rows to hold out if they have no file of their own."""
     rewards: Sequence[str] = ()
-    """Reward functions, as the recipe names them."""
+    """Reward functions by their names in the recipe."""
 
     @property
     def all_sources(self) -> list[dict[str, Any]]:
-        """The rows to train on, and those that are held out, which no prompt of the former may repeat."""
-        return [*self.sources, *({**one, "held_out": True} for one in self.tests)]
+        """The rows to train on, and the held-out ones, whose prompts training data must not repeat."""
+        return [*self.sources, *({**source, "held_out": True} for source in self.tests)]
 
 
-@dataclass(frozen=True)
-class Start:
-    """How a method begins. The module with its name below :mod:`alignment_core.init.methods` holds it as ``START``."""
-
-    kinds: tuple[str, ...]
-    """Kinds of rows that it can take, the best first."""
-    sections: Callable[[Profile], dict[str, Any]]
-    """Its own sections of the recipe. Raises UserError where the rows lack something."""
-    why: str
-    """What the rows are, in words that explain the method."""
-    rank: int | None = None
-    """Its place among the methods that are tried when nobody names one; None: it is not."""
-    formats: tuple[str, ...] = ()
-    """Formats that speak for it then."""
-    fits: Callable[[Sequence[Mapping[str, Any]], ColumnMapping], bool] = lambda rows, reading: True
-    """Whether these rows speak for it then."""
-    others: tuple[str, ...] = ()
-    """Aliases of the method for settings that this start does not write."""
-    instead: str = ""
-    """What to do for these."""
-    learns: bool = True
-    """Whether rows of several columns are learned from."""
-    evaluates: bool = True
-    """Whether its policies answer held-out prompts."""
-    promotes: bool = True
-    """Whether it makes a policy, which gets a tag."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What its kind of rows is told beside the data."""
+def loaded() -> dict[str, Init]:
+    """How each method that has an ``init`` writes a first recipe, by the method's name."""
+    return {method.name: method.init for method in methods.loaded()[0] if method.init is not None}
 
 
-def loaded() -> dict[str, Start]:
-    """The starts of all methods that have one, by the method's name."""
-    found: dict[str, Start] = STARTS.loaded()[0]
-    return found
-
-
-def by_rank() -> list[tuple[str, Start]]:
-    """Those that are tried when nobody names a method, in their order."""
-    ranked = [(name, start) for name, start in loaded().items() if start.rank is not None]
-    return sorted(ranked, key=lambda one: one[1].rank or 0)
+def by_rank() -> list[tuple[str, Init]]:
+    """Those that are tried if no method was named, in their order."""
+    ranked = [(name, init) for name, init in loaded().items() if init.rank is not None]
+    return sorted(ranked, key=lambda item: item[1].rank or 0)

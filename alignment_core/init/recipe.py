@@ -14,7 +14,7 @@ from alignment_core.data import kinds
 from alignment_core.data.fields import Fields
 from alignment_core.errors import UserError
 from alignment_core.init import models, reward_functions, rows, text
-from alignment_core.init.base import Profile, Start, by_rank, loaded
+from alignment_core.init.base import Profile, by_rank, loaded
 from alignment_core.init.gates import promotion
 from alignment_core.init.guess import ColumnMapping, check_columns, columns_of, reading, unreadable
 from alignment_core.init.held_out import hold_out, in_folder
@@ -24,6 +24,7 @@ from alignment_core.init.prompts import prompt_template
 from alignment_core.init.text import Said
 from alignment_core.init.verifying import labels, verifier_of
 from alignment_core.recipes import methods
+from alignment_core.recipes.methods import Init
 
 SCRATCH_SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
 SHOWN_SHARE = 0.8
@@ -131,7 +132,7 @@ def draft(
     )
 
 
-def choose_method(request: InitRequest, data: rows.Rows) -> tuple[str, Start, ColumnMapping]:
+def choose_method(request: InitRequest, data: rows.Rows) -> tuple[str, Init, ColumnMapping]:
     """The requested method, or the first that suits the rows, and the mapping of their columns."""
     if request.method is None and not request.rewards:
         for name, start in by_rank():
@@ -211,7 +212,7 @@ def _name(data: str, method: str) -> str:
     return f"{plain}-{method}" if plain else method
 
 
-def _content(profile: Profile, method: str, start: Start, sections: dict[str, Any]) -> dict[str, Any]:
+def _content(profile: Profile, method: str, start: Init, sections: dict[str, Any]) -> dict[str, Any]:
     """The sections of the recipe, with comments."""
     model = Said(profile.model.name, "a Hub name, a folder, or a tag of the store")
     if profile.model.is_scratch:
@@ -261,7 +262,7 @@ def _columns(
     return [*used, *((column, "", first.get(column)) for column in unused)]
 
 
-def _warnings(profile: Profile, start: Start) -> list[str]:
+def _warnings(profile: Profile, start: Init) -> list[str]:
     warnings = []
     if profile.lengths.problem and not profile.model.problem:
         warnings.append(f"the rows were not measured: {profile.lengths.problem}")

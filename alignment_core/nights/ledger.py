@@ -25,8 +25,8 @@ from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import AlignmentError, Conflict, NotFound, UserError
 from alignment_core.journal import STOPPING_SECONDS
 from alignment_core.lineage import Graph
+from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.inbox import Inbox, read_inbox
-from alignment_core.recipes.methods.nightly import NightlyRecipe
 
 OVER = ("promoted", "refused", "empty", "discarded")
 """States after which a night has nothing left to do. After every other outcome its rows are still to be used."""

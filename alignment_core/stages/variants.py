@@ -10,7 +10,7 @@ from pydantic import Field
 
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.printable import markdown_line
-from alignment_core.recipes.methods.sweep import OF_TRAINING
+from alignment_core.recipes.sections.evaluation import OF_TRAINING
 from alignment_core.stages.report import cell, columns_of
 
 FILE = "variants.json"

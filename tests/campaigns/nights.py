@@ -32,9 +32,9 @@ from alignment_core.artifacts.s3_client import new_client
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import Conflict, NumericError, Stopped
+from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.attempt import Attempt, attempt
 from alignment_core.nights.ledger import GIVEN_UP, OVER, Ledger, Night
-from alignment_core.recipes.methods.nightly import NightlyRecipe
 from tests.campaigns.places import Outcome, Place, draft, outcome
 from tests.campaigns.publishers import _own
 from tests.processes import ended, in_child

@@ -15,8 +15,8 @@ from alignment.flows import preflight
 from alignment.flows.cli import check as cli_check
 from alignment.flows.planning import plan
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
-from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.checks.report import Findings, check
+from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.execution.base import StageCall, StageConfig
 from alignment_core.execution.key import StageKey, key_of
 from alignment_core.execution.runner import cached_result
@@ -131,7 +131,7 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
         calls[call.label] = call
         return cached_result(store, call, key, use)
 
-    monkeypatch.setattr("alignment_core.checks.plan.cached_result", looked_up)
+    monkeypatch.setattr("alignment_core.composition.plan.cached_result", looked_up)
     store.tags.move("policy/production", publish("production"), None, "imported")
     for label in ("model", "sft/data", "sft"):  # stand-ins, as real ones would have to be trained
         planned = plan(parse_recipe(content), store)

@@ -10,7 +10,7 @@ import pytest
 from alignment_core.artifacts import Store
 from alignment_core.checks import memory_needs
 from alignment_core.checks.memory_needs import GIB, bytes_needed, parameters, shortage
-from alignment_core.checks.plan import PlannedStage
+from alignment_core.composition.plan import PlannedStage
 from alignment_core.errors import EnvironmentFault
 from alignment_core.machine_memory import Memory
 from alignment_core.recipes import ResourcesConfig, TrainingConfig

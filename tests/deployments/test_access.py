@@ -199,7 +199,7 @@ def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, 
     for name in (
         "alignment/flows/service/supervisor.py",
         "alignment/flows/access.py",
-        "alignment/tasks/graph.py",
+        "alignment/tasks/stage.py",
     ):
         file = tmp_path / "work" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, 
 
     for variables in (pool()["job_variables"]["env"], up.environment(taken)):
         environment = {**os.environ, **variables}
-        ours = [sys.executable, "-c", "import alignment.flows.access, alignment.tasks.graph"]
+        ours = [sys.executable, "-c", "import alignment.flows.access, alignment.tasks.stage"]
         subprocess.run(ours, cwd=tmp_path / "work", env=environment, check=True)
 
 

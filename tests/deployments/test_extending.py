@@ -100,6 +100,22 @@ def test_it_takes_less_than_150_lines_of_code() -> None:
     assert sum(bool(line.strip()) for text in FILES.values() for line in text.splitlines()) < 150
 
 
+def test_a_method_with_a_stage_and_a_loss_of_its_own_needs_three_files() -> None:
+    beside = {
+        "pyproject.toml",
+        "unlikelihood/rows.py",
+        "unlikelihood/rewards.py",
+    }  # the package, and plug-ins of other kinds
+    assert sorted(FILES.keys() - beside) == [
+        "unlikelihood/method.py",
+        "unlikelihood/stage.py",
+        "unlikelihood/unlikelihood-tiny.yaml",
+    ]
+    assert "METHOD = Method(" in FILES["unlikelihood/method.py"]
+    assert "STAGE = Stage(" in FILES["unlikelihood/stage.py"]
+    assert "def loss(" in FILES["unlikelihood/stage.py"]
+
+
 def test_its_fields_and_recipe_are_there(installed: Installed) -> None:
     assert "Weight of the unlikelihood loss" in installed.align("fields", "unlikelihood")
     found = json.loads(installed.align("deployments", "--json"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alignment.tasks import sweep
+from alignment_core.composition import steps
 from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.evaluation.gates import refusals
 from alignment_core.evaluation.lm_eval_process import metrics_of
@@ -86,10 +86,10 @@ def test_a_sweep_ranks_the_better_value_first(
 ) -> None:
     stated = {"lm_eval/mine/toxicity.higher_is_better": 0.0}
     of_steps: Any = {name: {metric: value, **stated} for name, value in measured.items()}
-    monkeypatch.setattr(sweep, "metrics", lambda step: of_steps[step])  # in place of runs that measured them
-    monkeypatch.setattr(sweep, "submit", lambda *arguments: arguments)
+    monkeypatch.setattr(steps, "metrics", lambda step: of_steps[step])  # in place of runs that measured them
+    monkeypatch.setattr(steps, "submit", lambda *arguments: arguments)
     measuring: Any = {name: name for name in measured}
-    submitted: Any = sweep.variants("variants", metric, {name: {} for name in measured}, measuring)
+    submitted: Any = steps.variants("variants", metric, {name: {} for name in measured}, measuring)
     config = submitted[2]
     worst_first = sorted(measured.values(), reverse=config.lower_is_better)
     assert worst_first[-1] == measured[best]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from alignment.flows.comparison import measured_in_training
-from alignment.flows.results import Outputs
 from alignment.flows.shipped_recipes import file_of, shipped
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.composition.results import Outputs
 from alignment_core.errors import UserError
 from alignment_core.evaluation.gates import refusals, warnings
 from alignment_core.recipes import load_recipe, parse_recipe

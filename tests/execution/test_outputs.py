@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from alignment.tasks.graph import CURRENT, artifact, submit
 from alignment.tasks.stage import _call
 from alignment_core.artifacts import Store
 from alignment_core.artifacts.retention import prune
-from alignment_core.checks.plan import Plan
+from alignment_core.composition.graph import artifact, composing, submit
+from alignment_core.composition.plan import Plan
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
 from alignment_core.execution.key import key_of
@@ -51,9 +51,8 @@ def run(store: Store) -> Callable[..., StageResult]:
 @pytest.fixture
 def planned(store: Store) -> Iterator[Plan]:
     plan = Plan(store, 0)
-    token = CURRENT.set(plan)
-    yield plan
-    CURRENT.reset(token)
+    with composing(plan):
+        yield plan
 
 
 def drop_trajectories(store: Store) -> None:
@@ -100,7 +99,7 @@ def test_a_composition_gives_other_stages_the_output_that_it_names(run: Any, sto
     step = submit("learn", "rl", LearnConfig(makes=list(OUTPUTS)), {})
     assert artifact(step) == result.outputs["policy"]
     assert artifact(step.output("best")) == result.outputs["best"]
-    best = submit("learn", "next", LearnConfig(makes=["policy"]), {"policy": step.output("best"), "start": step})
+    best: Any = submit("learn", "next", LearnConfig(makes=["policy"]), {"policy": step.output("best"), "start": step})
     assert best.inputs["policy"].reference == result.outputs["best"]
     assert [one.label for one in planned.stages] == ["rl", "next"]
 
@@ -117,8 +116,9 @@ def test_a_plan_counts_a_stage_as_cached_if_what_it_needs_is_there(run: Any, sto
     run(call(*OUTPUTS))
     drop_trajectories(store)
     config = LearnConfig(makes=list(OUTPUTS))
-    assert submit("learn", "rl", config, {}).state == "cached"
-    needing = submit("learn", "rl", config, {}, needs=("trajectories",))
+    cached: Any = submit("learn", "rl", config, {})
+    assert cached.state == "cached"
+    needing: Any = submit("learn", "rl", config, {}, needs=("trajectories",))
     assert needing.state == "runs"
     assert artifact(needing.output("trajectories")) is None
 

@@ -250,7 +250,7 @@ for path in sorted(Path('alignment/recipes').glob('*.yaml')):
 print(json.dumps(found))
 """
 PLUGINS = (
-    "recipes/methods/sft.py",
+    "methods/sft.py",
     "data/kinds/texts.py",
     "rewards/kinds/function.py",
     "rewards/verifiers/math.py",

@@ -10,7 +10,7 @@ import pytest
 
 from alignment.flows.planning import plan
 from alignment_core.artifacts import open_store
-from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.recipes import parse_recipe
 from tests.align import Align, states
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from alignment.flows import nightly_stages
 from alignment.flows.comparison import compare
-from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.checks.plan import NotMade
+from alignment_core.composition.graph import NotMade, StageSpec, composing
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import stage_seed
+from alignment_core.methods import nightly
 from alignment_core.recipes import parse_recipe
 from alignment_core.recipes.methods import method_of
 
@@ -76,27 +75,18 @@ class Composed:
 
     def __init__(self, store: Store) -> None:
         self.store, self.seed = store, 5
+        self.training_data: dict[str, Any] = {}
         self.inputs: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, Any] = {}
         self.after: dict[str, str] = {}
         self.made: dict[str, Reference] = {}
 
-    def submit(
-        self,
-        _stage: str,
-        label: str,
-        config: Any,
-        inputs: dict[str, Any],
-        _stream: str = "",
-        _needs: tuple[str, ...] = (),
-        after: Any = None,
-        _seed: int | None = None,
-        _may_fail: bool = False,
-    ) -> Any:
-        if after is not None:
-            self.after[label] = after.label
-        self.inputs[label] = {role: one for role, one in inputs.items() if one is not None}
-        self.configs[label] = config
+    def submit(self, spec: StageSpec) -> Any:
+        label = spec.label
+        if spec.after is not None:
+            self.after[label] = spec.after.label
+        self.inputs[label] = dict(spec.inputs)
+        self.configs[label] = spec.config
         return SimpleNamespace(
             label=label,
             result=lambda: self._not_made(label),
@@ -114,15 +104,14 @@ class Composed:
 @pytest.fixture
 def composed(tmp_path: Path) -> Iterator[Composed]:
     run = Composed(open_store(tmp_path / "store"))
-    token = CURRENT.set(run)
-    yield run
-    CURRENT.reset(token)
+    with composing(run):
+        yield run
 
 
 def compose(run: Composed, method: str, **fields: Any) -> Any:
     content = {"name": "one", "model": MODEL, "evaluation": EVALUATION, **RECIPES[method], **fields}
     recipe = parse_recipe({"method": method, **content})
-    return method_of(recipe).compose()(recipe)
+    return method_of(recipe).compose(recipe)
 
 
 @pytest.mark.parametrize(
@@ -448,7 +437,7 @@ def test_a_night_is_compared_with_production_or_where_there_is_none_with_its_sta
     production = model(composed.store, tmp_path, "production") if tagged else None
     composed.made["model"] = model(composed.store, tmp_path, "base")
     content["iterative_dpo"] = {**ROUNDS, "rewards": REWARDS[:2]}
-    outputs = nightly_stages.compose(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)  # type: ignore[arg-type]
+    outputs = nightly.compose_night(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)  # type: ignore[arg-type]
     assert composed.roles("round-1/score")["reward-1"] == "rounds/reward-1"
     assert outputs.baseline == composed.configs["report"].baseline == baseline
     assert composed.configs["report"].policies == (baseline, "candidate")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from alignment.tasks.graph import CURRENT
-from alignment.tasks.training import dpo
 from alignment_core.artifacts import Reference, Store
+from alignment_core.composition.graph import StageSpec, composing, submit
+from alignment_core.composition.steps import dpo
 from alignment_core.errors import DataError
-from alignment_core.execution.base import StageCall, StageConfig, StageResult
+from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import DpoLossConfig, ResourcesConfig, TrainingConfig
 from alignment_core.stages.dpo import DpoStageConfig
@@ -27,24 +27,16 @@ class Runs:
 
     def __init__(self, store: Store, machines: Any) -> None:
         self.store, self.machines, self.seed = store, machines, 5
+        self.training_data: dict[str, Any] = {}
         self.results: dict[str, StageResult] = {}
 
-    def submit(
-        self,
-        stage: str,
-        label: str,
-        config: StageConfig,
-        inputs: Mapping[str, Reference],
-        stream: str = "",
-        needs: tuple[str, ...] = (),
-        after: Any = None,
-    ) -> Reference:
-        told = {"config": config.model_dump(mode="json"), "inputs": inputs, "stream": stream, "needs": needs}
-        call = StageCall(stage=stage, label=label, seed=self.seed, **told)  # type: ignore[arg-type]
-        self.results[label] = run_stage(
-            StageRequest(self.store, call, self.machines, ResourcesConfig(), lambda *_: None)
-        )
-        return self.results[label].reference
+    def submit(self, spec: StageSpec) -> Any:
+        settings: dict[str, Any] = {"config": spec.config.model_dump(mode="json"), "inputs": spec.inputs}
+        settings |= {"stream": spec.stream, "needs": spec.needs}
+        call = StageCall(stage=spec.stage, label=spec.label, seed=self.seed, **settings)
+        request = StageRequest(self.store, call, self.machines, ResourcesConfig(), lambda *_: None)
+        self.results[spec.label] = run_stage(request)
+        return self.results[spec.label].reference
 
 
 @pytest.fixture
@@ -55,9 +47,8 @@ def composed(machines: Any, tiny_model: Any, tmp_path: Path) -> Iterator[tuple[R
     table = pa.table({**pairs, "margin": pa.nulls(14, pa.float32())})
     store, model, data = store_with(tmp_path, tiny_model(), table)
     run = Runs(store, machines(1))
-    token = CURRENT.set(run)
-    yield run, model, data
-    CURRENT.reset(token)
+    with composing(run):
+        yield run, model, data
 
 
 def test_another_loss_or_learning_rate_finds_the_passes_of_the_reference_cached(composed: Any) -> None:
@@ -82,4 +73,4 @@ def test_the_passes_before_a_few_steps_are_those_of_the_rows_that_these_take(com
     inputs = {"model": model, "data": data, "reference_logps": few}
     config = DpoStageConfig(training=training, loss=DpoLossConfig())
     with pytest.raises(DataError, match=r"are missing for \d of the 6 train rows that are used"):
-        run.submit("dpo", "dpo", config, inputs, stream="round-2")  # which takes the rows in another order
+        submit("dpo", "dpo", config, inputs, stream="round-2")  # which takes the rows in another order

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment.tasks.graph import CURRENT
-from alignment.tasks.kto import kto
 from alignment_core.artifacts import Reference
+from alignment_core.composition.graph import composing
+from alignment_core.composition.steps import kto
 from alignment_core.errors import DataError
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.kto import KtoLossConfig
@@ -35,17 +36,16 @@ def labelled(prompts: list[list[int]], label: Any = lambda number: number % 2 ==
 @pytest.fixture
 def started(machines: Any, tiny_model: Any, tmp_path: Path) -> Iterator[Any]:
     """Starts a run with rows as its data: the run, a model and the data set."""
-    tokens = []
+    stack = ExitStack()
 
     def start(name: str, rows: pa.Table) -> tuple[Runs, Reference, Reference]:
         store, model, data = store_with(tmp_path / name, tiny_model(), rows)
         run = Runs(store, machines(1))
-        tokens.append(CURRENT.set(run))  # type: ignore[arg-type]
+        stack.enter_context(composing(run))
         return run, model, data
 
-    yield start
-    for token in reversed(tokens):
-        CURRENT.reset(token)
+    with stack:
+        yield start
 
 
 @pytest.mark.slow

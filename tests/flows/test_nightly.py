@@ -17,9 +17,9 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterType
 from alignment.flows.access import TOKEN, URL
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.lineage import Graph
+from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.ledger import Ledger
 from alignment_core.recipes import load_recipe
-from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.dataset import ROWS
 from tests.processes import wait_until
 

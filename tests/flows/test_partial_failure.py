@@ -16,10 +16,10 @@ from prefect.states import Completed, Failed, Pending
 from alignment.flows.cli.run import PARTLY_FAILED
 from alignment.flows.planning import plan
 from alignment.tasks import stage as stage_tasks
-from alignment.tasks.branches import branch, sharing
-from alignment.tasks.graph import CURRENT, BranchFailed, failure
-from alignment.tasks.stage import Run, Step
+from alignment.tasks.stage import Run, SubmittedStage
 from alignment_core.artifacts import open_store
+from alignment_core.composition.branches import branch, sharing
+from alignment_core.composition.graph import BranchFailed, StageSpec, composing, failure, submit
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.recipes import parse_recipe
 from alignment_core.stages.variants import FailedVariant, Variant, VariantsConfig, table
@@ -39,8 +39,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def step(
-    run: Run, label: str, error: Exception | None = None, needed: tuple[Step, ...] = (), may_fail: bool = True
-) -> Step:
+    run: Run, label: str, error: Exception | None = None, needed: tuple[SubmittedStage, ...] = (), may_fail: bool = True
+) -> SubmittedStage:
     """A stage that ended: with an error of its own, or because one that it needs failed (``needed``), or well."""
     future: Any = PrefectConcurrentFuture(uuid4(), Future())
     blocked = any(one.cause() for one in needed)
@@ -53,7 +53,7 @@ def step(
     monkeyed = SimpleNamespace(
         task_run_id=future.task_run_id, state=state, result=future.wrapped_future.result, future=future
     )
-    made = Step(label, monkeyed, run, needed=needed, may_fail=may_fail)  # type: ignore[arg-type]
+    made = SubmittedStage(label, monkeyed, run, needed=needed, may_fail=may_fail)  # type: ignore[arg-type]
     run.steps.append(made)
     return made
 
@@ -83,22 +83,20 @@ def test_stages_of_branches_may_fail_and_what_all_branches_share_may_not(tmp_pat
     submitted: dict[str, bool] = {}
 
     class Composition:
-        store, seed = None, 0
+        store: Any = None
+        seed = 0
+        training_data: dict[str, Any] = {}
 
-        def submit(self, stage: str, label: str, *_: Any) -> Any:
-            submitted[label] = _[-1]
-            return SimpleNamespace(label=label)
+        def submit(self, spec: StageSpec) -> Any:
+            submitted[spec.label] = spec.may_fail
+            return SimpleNamespace(label=spec.label)
 
-    token = CURRENT.set(Composition())
     config: Any = SimpleNamespace(model_dump_json=lambda: str(len(submitted)))
-    try:
-        with sharing(frozenset({"data"})):
-            CURRENT.get().submit("sft", "start", config, {})
-            with branch("a"):
-                CURRENT.get().submit("dataset", "data", config, {})
-                CURRENT.get().submit("sft", "sft", config, {})
-    finally:
-        CURRENT.reset(token)
+    with composing(Composition()), sharing(frozenset({"data"})):
+        submit("sft", "start", config, {})
+        with branch("a"):
+            submit("dataset", "data", config, {})
+            submit("sft", "sft", config, {})
     assert submitted == {"start": False, "data": False, "a/sft": True}
 
 

@@ -16,10 +16,10 @@ from alignment.flows.comparison import Compared
 from alignment.flows.costs import promotion_line
 from alignment.flows.preflight import check_recipe
 from alignment.flows.runs import _check_from_stage, planned
-from alignment.tasks.graph import CURRENT
 from alignment.tasks.promotion import promote, publish
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.artifacts.attachments import attachments
+from alignment_core.composition.graph import composing
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
 
@@ -31,10 +31,8 @@ BETTER: tuple[dict[str, float], dict[str, float], str] = ({"accuracy": 0.9}, {"a
 def store(tmp_path: Path) -> Iterator[Store]:
     opened = open_store(tmp_path / "store")
     run: Any = SimpleNamespace(store=opened)  # a promotion asks nothing else of its run
-    token = CURRENT.set(run)
-    with disable_run_logger():
+    with composing(run), disable_run_logger():
         yield opened
-    CURRENT.reset(token)
 
 
 @pytest.fixture

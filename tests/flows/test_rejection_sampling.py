@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from alignment.flows.planning import plan
-from alignment.flows.results import Outputs
-from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.checks.plan import NotMade
+from alignment_core.composition.graph import NotMade, StageSpec, composing
+from alignment_core.composition.results import Outputs
 from alignment_core.errors import DataError
-from alignment_core.execution.base import StageCall, StageConfig, StageResult
+from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig, parse_recipe
 from alignment_core.recipes.methods import method_of
@@ -56,24 +55,24 @@ class Composed:
 
     def __init__(self, store: Store, told: Mapping[str, dict[str, Any]]) -> None:
         self.store, self.seed, self.told = store, 5, told
+        self.training_data: dict[str, Any] = {}
         self.inputs: dict[str, dict[str, str]] = {}
         self.configs: dict[str, Any] = {}
         self.streams: dict[str, str] = {}
 
-    def submit(self, _stage: str, label: str, config: Any, inputs: dict[str, Any], stream: str = "", *_: Any) -> Told:
-        assert label not in self.inputs, "submitted twice"
-        self.inputs[label] = {role: one.label for role, one in inputs.items() if one is not None}
-        self.configs[label], self.streams[label] = config, stream
-        return Told(label, self.told.get(label))
+    def submit(self, spec: StageSpec) -> Any:
+        assert spec.label not in self.inputs, "submitted twice"
+        inputs: dict[str, Any] = dict(spec.inputs)
+        self.inputs[spec.label] = {role: one.label for role, one in inputs.items()}
+        self.configs[spec.label] = spec.config
+        self.streams[spec.label] = spec.stream
+        return Told(spec.label, self.told.get(spec.label))
 
 
 def compose(tmp_path: Path, recipe: Any, told: Mapping[str, Any] = MappingProxyType({})) -> tuple[Composed, Outputs]:
     run = Composed(open_store(tmp_path / "store"), told)
-    token = CURRENT.set(run)
-    try:
-        return run, method_of(recipe).compose()(recipe)
-    finally:
-        CURRENT.reset(token)
+    with composing(run):
+        return run, method_of(recipe).compose(recipe)
 
 
 def test_a_round_samples_judges_keeps_the_best_and_trains_on_it(tmp_path):
@@ -164,32 +163,24 @@ class Runs:
 
     def __init__(self, store: Store, machines: Any, seed: int) -> None:
         self.store, self.machines, self.seed = store, machines, seed
+        self.training_data: dict[str, Any] = {}
         self.results: dict[str, StageResult] = {}
 
-    def submit(
-        self,
-        stage: str,
-        label: str,
-        config: StageConfig,
-        inputs: Mapping[str, Any],
-        stream: str = "",
-        needs: tuple[str, ...] = (),
-        after: Any = None,
-    ) -> Done:
-        given = {role: one if isinstance(one, Reference) else one.artifact() for role, one in inputs.items() if one}
-        told: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": given, "stream": stream}
-        call = StageCall(stage=stage, label=label, seed=self.seed, needs=needs, **told)
+    def submit(self, spec: StageSpec) -> Any:
+        inputs = {role: one if isinstance(one, Reference) else one.artifact() for role, one in spec.inputs.items()}
+        settings: dict[str, Any] = {"config": spec.config.model_dump(mode="json"), "inputs": inputs}
+        settings |= {"stream": spec.stream, "needs": spec.needs}
+        call = StageCall(stage=spec.stage, label=spec.label, seed=self.seed, **settings)
         request = StageRequest(self.store, call, self.machines, ResourcesConfig(), lambda *_: None)
-        self.results[label] = run_stage(request)
-        return Done(label, self.results[label])
+        self.results[spec.label] = run_stage(request)
+        return Done(spec.label, self.results[spec.label])
 
 
 @pytest.fixture
 def runs(machines: Any, tmp_path: Path) -> Iterator[Runs]:
     run = Runs(open_store(tmp_path / "store"), machines(1), seed=5)
-    token = CURRENT.set(run)
-    yield run
-    CURRENT.reset(token)
+    with composing(run):
+        yield run
 
 
 @pytest.mark.slow
@@ -206,7 +197,7 @@ def test_real_rounds_end_without_gain_and_are_cached_and_a_round_without_rows_sa
     evaluation = {**EVALUATION, "prompts": {"task": "first", "split": "test", "rows": 4}}
     evaluation["generation"] = {"num_generations": 1, "max_completion_length": 4}
     recipe = parsed(small, evaluation=evaluation, model=str(tiny_model()))
-    outputs = method_of(recipe).compose()(recipe)
+    outputs = method_of(recipe).compose(recipe)
     found = runs.results["round-1/gain"].metrics
     assert found["stops"].startswith("round 1 brought no gain"), "one tiny step changes nothing"
     assert (outputs.final, "round-2/sample" in runs.results) == ("start", False)
@@ -216,7 +207,7 @@ def test_real_rounds_end_without_gain_and_are_cached_and_a_round_without_rows_sa
     assert section["rounds"][0]["completions"] == 32
 
     before, runs.results = runs.results, {}
-    method_of(recipe).compose()(recipe)
+    method_of(recipe).compose(recipe)
     assert {one.state for one in runs.results.values()} == {"cached"}
     assert {label: one.reference for label, one in runs.results.items()} == {
         label: one.reference for label, one in before.items()
@@ -224,4 +215,4 @@ def test_real_rounds_end_without_gain_and_are_cached_and_a_round_without_rows_sa
     small["selection"] = {"min_score": 2, "truncated": "keep"}
     strict = parsed(small, evaluation=evaluation, model=str(tiny_model()))
     with pytest.raises(DataError, match=r"is left to train on .*low_score"):
-        method_of(strict).compose()(strict)
+        method_of(strict).compose(strict)

@@ -73,7 +73,7 @@ def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
 
 def test_a_deployed_run_makes_the_form_of_its_own_flow_alone() -> None:
     code = (
-        "from alignment.flows import deployment_flows\n"
+        "from alignment.flows import deployment_flows as deployed\n"
         "from prefect import Flow\n"
         "deployed.deployed_sft\n"
         "print([name for name, value in vars(deployed).items() if isinstance(value, Flow)])"

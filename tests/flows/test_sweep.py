@@ -10,10 +10,10 @@ import pytest
 
 from alignment.flows.planning import plan
 from alignment_core.artifacts import open_store
-from alignment_core.checks.plan import Plan
+from alignment_core.composition.plan import Plan
 from alignment_core.errors import UserError
+from alignment_core.methods.sweep import SweepRecipe
 from alignment_core.recipes import load_recipe, parse_recipe
-from alignment_core.recipes.methods.sweep import SweepRecipe
 from alignment_core.stages.variants import Variant, VariantsConfig, table
 from alignment_core.stages.variants import run as rank
 from tests.align import run_align, states

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from prefect.futures import PrefectConcurrentFuture
 
-from alignment.tasks.stage import Run, Step
+from alignment.tasks.stage import Run, SubmittedStage
 from alignment_core.errors import DataError
 from tests.tracking.watched import result
 
@@ -25,7 +25,7 @@ def run() -> Run:
     none: Any = None
     run = Run(store=none, host=none, resources=none, seed=0, journal=journal)
     for label in LABELS:
-        run.steps.append(Step(label, PrefectConcurrentFuture(uuid4(), Future()), run))
+        run.steps.append(SubmittedStage(label, PrefectConcurrentFuture(uuid4(), Future()), run))
     return run
 
 

@@ -27,8 +27,8 @@ from alignment.flows.preflight import COMMAND_LINE, CommandLine  # noqa: E402
 from alignment_core.artifacts import open_store  # noqa: E402 (Prefect reads its settings when it is imported)
 from alignment_core.execution.base import StageCall, StageResult  # noqa: E402
 from alignment_core.host.client import Host  # noqa: E402
+from alignment_core.methods.nightly import NightlyRecipe  # noqa: E402
 from alignment_core.recipes import DataConfig, DataSource, IterativeDpoConfig, load_recipe  # noqa: E402
-from alignment_core.recipes.methods.nightly import NightlyRecipe  # noqa: E402
 
 recipe = load_recipe(HOME / "nightly.yaml")
 assert isinstance(recipe, NightlyRecipe)

@@ -11,7 +11,7 @@ import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
-from alignment_core.recipes.methods.nightly import NightlyRecipe
+from alignment_core.methods.nightly import NightlyRecipe
 
 Row = dict[str, Any]
 

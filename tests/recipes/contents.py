@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from alignment_core import methods
 from alignment_core.errors import UserError
-from alignment_core.recipes import BaseRecipe, methods
+from alignment_core.recipes import BaseRecipe
 
 METHODS = sorted(path.stem.replace("_", "-") for path in Path(methods.__file__).parent.glob("[!_]*.py"))
 """The names of our methods, which are those of their modules."""

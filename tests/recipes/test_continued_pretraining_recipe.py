@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import open_store
+from alignment_core.composition.graph import composing
 from alignment_core.execution.key import key_of
 from alignment_core.recipes import parse_recipe
 from alignment_core.recipes.methods import decides, method_of
@@ -58,11 +58,10 @@ def test_the_smallest_block_has_room_for_a_token(load: Any) -> None:
 
 def test_the_policy_is_trained_on_documents_and_evaluated_beside_the_start(tmp_path: Path) -> None:
     run = Composed(open_store(tmp_path / "store"))
-    token = CURRENT.set(run)
     section = {"data": {"task": "first", "rows": 9}, "block_overlap": 3}
     recipe = parse_recipe({**CPT, "model": MODEL, "evaluation": EVALUATION, SECTION: section})
-    outputs = method_of(recipe).compose()(recipe)
-    CURRENT.reset(token)
+    with composing(run):
+        outputs = method_of(recipe).compose(recipe)
     label = "continued-pretraining"
     assert run.roles(label) == {"model": "model", "data": f"{label}/data"}
     assert (run.configs[f"{label}/data"].kind, run.configs[f"{label}/data"].settings) == (

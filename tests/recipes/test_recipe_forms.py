@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 import alignment_core.recipes
+from alignment_core.methods.dpo import DpoRecipe
+from alignment_core.methods.iterative_dpo import IterativeDpoRecipe
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import METHODS
-from alignment_core.recipes.methods.dpo import DpoRecipe
-from alignment_core.recipes.methods.iterative_dpo import IterativeDpoRecipe
 from tests.recipes.contents import ROUNDS, SFT
 
 SHIPPED = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))

@@ -19,10 +19,10 @@ from alignment_core.artifacts import open_store
 from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
 from alignment_core.home import align_home
+from alignment_core.methods.nightly import NightlyRecipe
+from alignment_core.methods.rl import RlRecipe
 from alignment_core.nights.inbox import read_inbox
 from alignment_core.recipes import BaseRecipe, DataSource, folder_of, load_recipe, parse_recipe
-from alignment_core.recipes.methods.nightly import NightlyRecipe
-from alignment_core.recipes.methods.rl import RlRecipe
 from alignment_core.stages.base_model import pin_model
 from alignment_core.user_code.functions import load_function
 

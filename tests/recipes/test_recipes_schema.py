@@ -11,10 +11,10 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
+from alignment_core.methods.sweep import SweepRecipe
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import method
-from alignment_core.recipes.methods.sweep import SweepRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from alignment.tasks.graph import CURRENT, submit
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
+from alignment_core.composition.graph import composing, submit
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
@@ -30,12 +30,9 @@ def test_the_mean_and_deviation_of_its_rewards_lie_beside_the_weights(
     table = table.append_column("margin", pa.nulls(8, pa.float32()))
     store, model, data = store_with(tmp_path, tiny_model(), table)
     run = Runs(store, machines(1))
-    token = CURRENT.set(run)  # type: ignore[arg-type]
-    try:
-        training = TrainingConfig(batch_size=4, learning_rate=1e-3, max_steps=2)
+    training = TrainingConfig(batch_size=4, learning_rate=1e-3, max_steps=2)
+    with composing(run):
         submit("reward_model", "judge", RewardModelStageConfig(training=training), {"model": model, "data": data})
-    finally:
-        CURRENT.reset(token)
     result = run.results["judge"]
     folder = store.fetch(result.reference)
     left = json.loads((folder / "rewards.json").read_text())

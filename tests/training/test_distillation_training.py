@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from alignment.tasks.graph import CURRENT, submit
+from alignment_core.composition.graph import composing, submit
 from alignment_core.errors import DataError
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes.sections.distillation import DistillationLossConfig
@@ -128,13 +128,10 @@ def test_a_teacher_is_asked_once_whatever_learns_from_it(
     monkeypatch.setattr(teacher_logps, "BLOCK", 4)
     store, teacher, data = store_with(tmp_path, tiny_model(seed=2), tables["sft"])
     run = Runs(store, machines(2))
-    token = CURRENT.set(run)  # type: ignore[arg-type]
     config = TeacherLogpsConfig(top_k=TOP)
-    try:
+    with composing(run):
         for label in ("one", "other"):
             submit("teacher_logps", label, config, {"model": teacher, "data": data})
-    finally:
-        CURRENT.reset(token)
     assert [run.results[label].state for label in ("one", "other")] == ["run", "cached"]
     found = pq.read_table(store.fetch(run.results["one"].reference) / "train.parquet")
     expected = said_of(models[1], tables["sft"], TOP)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import log_softmax
 
-from alignment.tasks.graph import CURRENT, submit
+from alignment_core.composition.graph import composing, submit
 from alignment_core.errors import UserError
 from alignment_core.losses.process_reward import step_loss
 from alignment_core.models.loading import load_model
@@ -106,8 +106,7 @@ def test_the_stage_leaves_how_steps_are_read_beside_the_weights(
 ) -> None:
     store, model, data = store_with(tmp_path, tiny_model(), table)
     run = Runs(store, machines(1))
-    token = CURRENT.set(run)  # type: ignore[arg-type]
-    try:
+    with composing(run):
         steps = StepsConfig(separator="\n\n", placeholder="?")
         training = TrainingConfig(batch_size=4, learning_rate=1e-3, max_steps=2)
         config = ProcessRewardModelStageConfig(training=training, steps=steps)
@@ -123,5 +122,3 @@ def test_the_stage_leaves_how_steps_are_read_beside_the_weights(
             wrong = config.model_copy(update={"steps": steps.model_copy(update={"verdict_tokens": tokens})})
             with pytest.raises(UserError, match=says):
                 submit("process_reward_model", "wrong", wrong, {"model": model, "data": data})
-    finally:
-        CURRENT.reset(token)

@@ -83,6 +83,8 @@ REPOSITORY = r"hf://[\w.-]+/[\w.-]+"
 METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "length", "truncated")
 HELD_OUT_METRICS = ("test_loss", "test_accuracy", "test_margin", "reward_model_accuracy")
 """Metrics of the held-out rows of a training: of the policy's own, and of the reward model's."""
+OF_TRAINING = ("test_accuracy", "test_loss")
+"""Metrics of a training on the rows that it holds out. They rank the variants of a sweep: the first that is measured."""
 
 
 class Gate(Config):

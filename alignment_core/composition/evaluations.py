@@ -1,0 +1,148 @@
+"""Evaluating the policies of a run on the same held-out prompts; the first one is the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from alignment_core.artifacts import Reference
+from alignment_core.composition import steps
+from alignment_core.composition.base_model import rewards
+from alignment_core.composition.graph import BranchFailed, Input, Step, current, failure, metrics
+from alignment_core.errors import UserError
+from alignment_core.recipes import BaseRecipe, EvaluationConfig
+
+STREAM = "evaluation"
+"""All policies are sampled with the same noise, so that they are compared with less of it, and with none of a round's."""
+
+
+PRODUCTION = "production"
+"""What reports call the policy that a promotion's tag points to."""
+
+
+class Evaluations:
+    """Collects policies to evaluate; the first that is added is the baseline and the reference of the KL."""
+
+    def __init__(
+        self,
+        recipe: BaseRecipe,
+        tokenizer: Input,
+        reward_model: Input | None = None,
+        process_reward_model: Input | None = None,
+    ) -> None:
+        self.recipe, self.section, self.reward_model = recipe, recipe.evaluation, reward_model
+        self.baseline: tuple[str, Input, Step] | None = None
+        self.steps: dict[str, Step] = {}
+        self.samples: dict[str, Step] = {}
+        self.scores: dict[str, Step] = {}
+        self.tasks: dict[str, Step] = {}
+        self.overlap: Step | None = None
+        self.judge: Input | None = None
+        if self.section:
+            if self.section.judge and self.section.judge.served_judge:
+                self.judge = steps.base_model("evaluation/judge", self.section.judge.served_judge)
+            # Normalised by its own completions, every policy would have the same mean.
+            listed = [one.model_copy(update={"normalise": "none"}) for one in self.section.rewards]
+            self.rewards = rewards("evaluation.rewards", listed, reward_model, "evaluation", process_reward_model)
+            self.prompts = steps.dataset(
+                "evaluation/prompts",
+                self.section.prompts,
+                "prompts",
+                tokenizer,
+                stream=STREAM,
+                held_out=True,
+            )
+
+    def add(self, label: str, policy: Input, after: Step | None = None, prompts: Input | None = None) -> None:
+        """Sample, score and measure ``policy``, once ``after`` is done, which needs the engines first.
+
+        ``prompts`` are the held-out prompts in a form of its own.
+        """
+        if self.section is None:
+            return
+        scores = self.scores[label] = self._score(self.section, label, policy, after, prompts)
+        before = self.baseline[0] if self.baseline else None
+        self.steps[label] = self._evaluate(self.section, f"{label}/evaluation", label, before)
+        self.baseline = self.baseline or (label, policy, scores)
+
+    def metrics(self, label: str) -> dict[str, Any]:
+        """What was measured of the policy ``label``; waits for it. Raises UserError if it is not evaluated."""
+        if label not in self.steps:
+            raise UserError(f"{label!r} is not evaluated; there are {', '.join(self.steps) or 'no evaluations'}")
+        return dict(metrics(self.steps[label]) or {})
+
+    def _evaluate(self, section: EvaluationConfig, name: str, label: str, beside: str | None) -> Step:
+        """Metrics of the policy ``label``, ``beside`` another one that was sampled."""
+        tasks = self.tasks.get(label)
+        if beside is None:
+            return steps.evaluate(name, section, self.scores[label], None, tasks=tasks)
+        verdicts = None
+        if section.judge:
+            pair = self.samples[label], self.samples[beside]
+            verdicts = steps.judge_pairs(f"{name}/judge", section.judge, *pair, self.judge)
+        return steps.evaluate(name, section, self.scores[label], self.scores[beside], verdicts, tasks)
+
+    def _score(
+        self,
+        section: EvaluationConfig,
+        label: str,
+        policy: Input,
+        after: Step | None = None,
+        prompts: Input | None = None,
+    ) -> Step:
+        if section.lm_eval:
+            self.tasks[label] = steps.lm_eval(f"{label}/evaluation/lm-eval", section.lm_eval, policy)
+        samples = self.samples[label] = steps.generate(
+            f"{label}/evaluation/generate",
+            section.generation,
+            policy,
+            prompts or self.prompts,
+            stream=STREAM,
+            after=after,
+        )
+        reference = self.baseline[1] if self.baseline and section.generation.samples_all_tokens else None
+        return steps.score(f"{label}/evaluation/score", samples, policy, self.rewards, section, reference)
+
+    def against(self, final: str, production: Reference) -> tuple[str, Step | None]:
+        """Judge ``production`` on the same prompts, and the policy ``final`` beside it.
+
+        Returns the label of ``final`` beside it, and the table of all policies with both.
+        """
+        assert self.section is not None, "gates need an evaluation"
+        self.scores[PRODUCTION] = self._score(self.section, PRODUCTION, production)
+        self.steps[PRODUCTION] = self._evaluate(self.section, f"{PRODUCTION}/evaluation", PRODUCTION, None)
+        label = f"{final} against {PRODUCTION}"
+        name = f"{final}/evaluation/against-{PRODUCTION}"
+        self.steps[label] = self._evaluate(self.section, name, final, PRODUCTION)
+        return label, self.report("promotion/report", {label: PRODUCTION})
+
+    def report(self, label: str = "report", against: Mapping[str, str] = {}) -> Step | None:
+        """One table of all policies, of which ``against`` names those that were not compared with the baseline."""
+        if self.section is None or self.baseline is None:
+            return None
+        title = f"Run {self.recipe.name}"
+        overlap = self.compare_prompts()
+        assert overlap is not None, "there is a section"
+        before, generation = self.baseline[0], self.section.generation
+        return steps.report(label, title, self.steps, before, self.reward_model, overlap, against, generation)
+
+    def leave_out_failed(self) -> dict[str, BranchFailed]:
+        """Leave out of the table, and of the comparison of prompts, what failed and may fail; waits for all evaluations.
+
+        Returns the failures by the labels of the policies.
+        """
+        failed = {label: error for label, step in self.steps.items() if (error := failure([step]))}
+        self.steps = {label: step for label, step in self.steps.items() if label not in failed}
+        trained = current().training_data
+        for label in [label for label, step in trained.items() if failed and failure([step])]:
+            del trained[label]
+        return failed
+
+    def compare_prompts(self) -> Step | None:
+        """Compare the held-out prompts with all data that the run trains on: call it once that is known."""
+        if self.section is not None and self.overlap is None:
+            promotion = self.recipe.promotion
+            gated = promotion is not None and not all(gate.is_of_training for gate in promotion.gates)
+            limit = self.section.max_overlap if gated else None
+            self.overlap = steps.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
+        return self.overlap

@@ -1,0 +1,81 @@
+"""The method ``kto``: Kahneman–Tversky optimisation on labelled completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from alignment_core.composition import steps
+from alignment_core.composition.base_model import base_and_start
+from alignment_core.composition.evaluations import Evaluations
+from alignment_core.composition.results import Outputs
+from alignment_core.data.fields import Fields
+from alignment_core.init import sections
+from alignment_core.init.base import Profile
+from alignment_core.init.guess import ColumnMapping
+from alignment_core.init.text import Said
+from alignment_core.recipes.methods import Init, Method
+from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.sections.kto import KtoConfig
+from alignment_core.recipes.sections.training import SftConfig
+
+
+class KtoRecipe(BaseRecipe):
+    """KTO, or the unpaired form of APO-zero, on completions that are labelled desirable or undesirable."""
+
+    method: Literal["kto"] = "kto"
+    """Kahneman–Tversky optimisation on labelled completions."""
+    sft: SftConfig | None = None
+    """Fine-tune on demonstrations first."""
+    kto: KtoConfig
+    """Labelled completions and training."""
+
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        held_out = self.kto.data.has_test_rows
+        return (*super().measured_in_training, *(("test_accuracy", "test_loss") if held_out else ()))
+
+
+def compose(recipe: KtoRecipe) -> Outputs:
+    """Compose the recipe."""
+    base, start = base_and_start(recipe, recipe.sft)
+    rows = steps.dataset("kto/data", recipe.kto.data, "unpaired", base)
+    policy = steps.kto("kto", recipe.kto.training, recipe.kto.loss, start, rows)
+    evaluations = Evaluations(recipe, base, None)
+    if recipe.evaluation:
+        evaluations.add("start", start)
+        evaluations.add("kto", policy)
+    return Outputs(policy=policy, report=evaluations.report(), final="kto", baseline="start", evaluations=evaluations)
+
+
+def init_sections(profile: Profile) -> dict[str, Any]:
+    """A first recipe from completions with a thumb up or down."""
+    loss = {"beta": Said(0.1, "the lower, the further the policy may move")}
+    section = {"data": sections.data(profile), "loss": loss, "training": sections.training(profile, 1e-6, 2e-4)}
+    return {"kto": section, **sections.evaluation(profile, verifier=False)}
+
+
+def fits(rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping) -> bool:
+    """Thumbs both up and down: where all are up, they are demonstrations that somebody chose."""
+    return len({str(Fields(row, mapping.columns).value("label")).lower() for row in rows}) > 1
+
+
+METHOD = Method(
+    KtoRecipe,
+    compose,
+    decides={
+        "kto/data": "kto.data",
+        "kto/reference-logps:order": "the order of the rows",
+        "kto/reference-logps:mismatched": "kto.loss.loss_type",
+        "kto/reference-logps": "kto.training",
+        "kto": "kto",
+    },
+    init=Init(
+        kinds=("unpaired",),
+        sections=init_sections,
+        why="answers with a thumb up or down each",
+        rank=30,
+        formats=("unpaired",),
+        fits=fits,
+    ),
+)

@@ -1,0 +1,169 @@
+"""The method ``rl``: reinforcement learning (PPO, REINFORCE++, RLOO, GRPO), after SFT if the recipe has that section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from alignment_core.composition import steps
+from alignment_core.composition.base_model import base_and_start, reward_model, rewards
+from alignment_core.composition.evaluations import Evaluations
+from alignment_core.composition.results import Outputs
+from alignment_core.init import sections
+from alignment_core.init.base import Profile
+from alignment_core.init.guess import ColumnMapping, reading
+from alignment_core.init.text import Said
+from alignment_core.init.verifying import labels, verifier_of
+from alignment_core.recipes.methods import Init, Method
+from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.recipes.sections.training import RewardModelConfig, SftConfig
+
+
+class RlRecipe(BaseRecipe):
+    """SFT → steps of sample, reward, train → evaluation → promotion."""
+
+    method: Literal["rl"] = "rl"
+    """Reinforcement learning: PPO, REINFORCE++, RLOO, GRPO and their relatives."""
+    sft: SftConfig | None = None
+    """Fine-tune on demonstrations first. Default: start from `model` as it is."""
+    reward_model: RewardModelConfig | None = None
+    """The reward model that `rl.rewards` and `evaluation.rewards` refer to as `ours`; a critic is initialised from it,
+    too."""
+    rl: RlConfig
+    """The steps."""
+
+    @property
+    def samples(self) -> bool:
+        """Every step does."""
+        return True
+
+    @model_validator(mode="after")
+    def _has_its_rewards(self) -> RlRecipe:
+        if self.reward_model:
+            self.reward_model.check_origin()
+        self.check_ours(self.rl.rewards, "rl.rewards")
+        self.check_used(self.rl.rewards, "rl.rewards")
+        best = self.rl.best.prompts if self.rl.best else None
+        for reward in self.rl.rewards:
+            reward.check(self.rl.prompts, "rl.prompts")
+            if best is not None:
+                reward.check(best, "rl.best.prompts")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_into_engines(self) -> RlRecipe:
+        lora, most = self.rl.training.lora, self.resources.max_lora_rank
+        if lora and most is not None and lora.is_addable and lora.r > most:
+            raise ValueError(
+                f"`rl.training.lora.r` is {lora.r}, above `resources.max_lora_rank` {most}: raise that, or leave it out, so "
+                "that engines get merged weights"
+            )
+        return self
+
+
+def compose(recipe: RlRecipe) -> Outputs:
+    """Compose the recipe."""
+    base, start = base_and_start(recipe, recipe.sft)
+    prompts = steps.dataset("rl/prompts", recipe.rl.prompts, "prompts", base)
+    judge = reward_model(recipe, recipe.reward_model, base, start)
+    reward_models = rewards("rl.rewards", recipe.rl.rewards, judge, "rl").models
+    critic = next(iter(reward_models.values()), None) if recipe.rl.critic else None
+    pretraining = held_out = None
+    if recipe.rl.pretraining:
+        pretraining = steps.dataset("rl/pretraining", recipe.rl.pretraining.data, "demonstrations", base)
+    if recipe.rl.best:
+        held_out = steps.dataset(
+            "rl/held-out", recipe.rl.best.prompts, "prompts", base, stream="held-out", held_out=True
+        )
+        steps.overlap("rl/held-out/overlap", "rl.best.prompts", held_out, None)
+    reference = steps.base_model("rl/reference", recipe.rl.kl.reference) if recipe.rl.kl.reference else None
+    policy = steps.rl("rl", recipe.rl, start, prompts, reward_models, critic, pretraining, held_out, reference)
+    evaluations = Evaluations(recipe, base, judge)
+    before = "sft" if recipe.sft else "start"
+    if recipe.evaluation:
+        evaluations.add(before, start)
+        evaluations.add("rl", policy)
+    return Outputs(
+        policy=policy,
+        reward_model=judge,
+        report=evaluations.report(),
+        final="rl",
+        baseline=before,
+        evaluations=evaluations,
+    )
+
+
+GENERATIONS = 8
+
+
+def fits(rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping) -> bool:
+    """Bare answers that can be verified, and no other column with something to imitate."""
+    column = mapping.columns.get("label")
+    if column is None or verifier_of(labels(rows, mapping.columns), worked=False) is None:
+        return False
+    shown = reading(rows, "demonstrations", ("prompt_completion",), {})
+    return shown is None or (shown.columns["completion"] == column and column != "completion")
+
+
+def init_sections(profile: Profile) -> dict[str, Any]:
+    """A first recipe (GRPO) from prompts with an answer that a verifier compares with, or from prompts and reward functions."""
+    reward_list = sections.reward_list(profile)
+    if not reward_list:
+        reward_list = [
+            Said({"verifier": sections.check_verified(profile, "rl")}, "1 for an answer that equals the label, else 0")
+        ]
+    room = answer_room(profile)
+    per_step = 64 if profile.machine.gpus else 16
+    per_step = max(2, min(per_step, profile.rows.count // 4))
+    prompts = sections.prompts(profile, profile.all_sources, room)
+    train = sections.training(profile, 1e-6, 2e-4, epochs=False)
+    train["batch_size"] = Said(per_step * GENERATIONS, "completions in an optimiser step: all of a step")
+    section = {
+        "prompts": prompts,
+        "steps": Said(sections.steps(profile, per_step), f"each takes the next {per_step} of {profile.rows.words}"),
+        "prompts_per_step": per_step,
+        "generation": sections.generation(GENERATIONS, room),
+        "rewards": reward_list,
+        "advantage": Said({"estimator": "group", "divide_by_deviation": True}, "GRPO"),
+        "training": {**train, "lr_scheduler_type": "constant"},
+    }
+    evaluation = sections.evaluation(profile)
+    if evaluation:
+        evaluation["evaluation"]["generation"] |= sections.generation(1, room)
+        evaluation["evaluation"]["prompts"] |= {"max_length": prompts["max_length"]}
+    return {"rl": section, **evaluation}
+
+
+def answer_room(profile: Profile) -> int:
+    """Tokens of an answer that reasons before it ends."""
+    if profile.model.is_scratch:
+        return 32
+    return min(512 if profile.machine.gpus else 256, max(16, (profile.model.context or 4096) // 2))
+
+
+METHOD = Method(
+    RlRecipe,
+    compose,
+    decides={
+        "rl/prompts": "rl.prompts",
+        "rl/pretraining": "rl.pretraining.data",
+        "rl/held-out": "rl.best.prompts",
+        r"rl/reward-\d+:.*": "rl.rewards",
+        "rl/reference": "rl.kl.reference",
+        "rl": "rl",
+    },
+    aliases=("ppo", "grpo", "rloo", "reinforce", "reinforce-baseline", "rlhf"),
+    init=Init(
+        kinds=("prompts",),
+        sections=init_sections,
+        why="prompts with a right answer each, which a verifier can compare with",
+        rank=40,
+        formats=("prompts",),
+        fits=fits,
+        others=("ppo", "rloo", "reinforce", "reinforce-baseline", "rlhf"),
+        instead="`--method grpo` writes GRPO, `align init --from ppo` (or rlhf, reinforce-baseline) copies a recipe",
+    ),
+)

@@ -1,0 +1,263 @@
+"""The method ``sweep``: variants of one recipe that differ in some fields, as branches of one graph, ranked in one table."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, GetJsonSchemaHandler, PrivateAttr, model_validator
+
+from alignment_core.composition import steps
+from alignment_core.composition.branches import Branch, branch, common_labels, sharing
+from alignment_core.composition.graph import BranchFailed, Step, failure, metrics
+from alignment_core.composition.results import Outputs
+from alignment_core.errors import UserError
+from alignment_core.recipes.base import REFUSES_UNUSED
+from alignment_core.recipes.load import parse_recipe, set_field
+from alignment_core.recipes.methods import Method, method_of
+from alignment_core.recipes.paths import Values
+from alignment_core.recipes.recipe import KL_NEEDS, BaseRecipe
+from alignment_core.recipes.sections.evaluation import HELD_OUT_METRICS, OF_TRAINING
+
+ONE_FOR_ALL = {
+    "method": "variants are of one method; `method: comparison` compares several",
+    "name": "it changes no result",
+    "store": "a run has one store",
+    "reuse_across_versions": "it holds for the whole run",
+    "resources": "resources change no result, so that all variants would be one",
+    "retention": "it holds for the whole run",
+    "tracking": "it changes no result",
+    "promotion": "one of the variants is promoted",
+    "evaluation": "all variants are judged alike",
+    "model.trust_remote_code": "it holds for the whole run",
+}
+"""Why a field cannot vary."""
+RANKING = ("accuracy", "reward", "judged_win_rate")
+"""Metrics of an evaluation that rank variants, the first that is measured."""
+SHARED = set(BaseRecipe.model_fields) - {"method", "name"}
+"""Fields of every recipe, which the variants have in common unless they are swept."""
+LONGEST_NAME = 80
+
+
+class SweepRecipe(BaseRecipe):
+    """Variants of a recipe → one table of them, best first → promotion of the best."""
+
+    method: Literal["sweep"] = "sweep"
+    """Variants of a recipe that differ in some fields."""
+    base: dict[str, Any]
+    """The recipe that varies, with its own `method`. Fields that every recipe has, such as `model` and `evaluation`, may stand
+    beside it instead."""
+    sweep: dict[str, tuple[Values, ...]] = Field(min_length=1)
+    """Fields of the recipe by their paths, such as `dpo.loss.beta`, with the values of each. Of several fields all
+    combinations are tried."""
+    rank_by: str = ""
+    """Metric by which variants are ranked: one of the evaluation or, without one, `test_accuracy` or `test_loss` of the
+    training. Default: `accuracy`, else `reward`, else `judged_win_rate`."""
+    _variants: dict[str, BaseRecipe] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:
+        fields["required"] = ["base", "sweep"]  # `name` and `model` may be those of `base`
+        return []
+
+    @property
+    def variants(self) -> dict[str, BaseRecipe]:
+        """Recipes of their own, by what they differ in."""
+        return self._variants
+
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        """What every variant measures. Until the variants are read, everything: each is read with the gates, and refuses."""
+        if not self._variants:
+            return HELD_OUT_METRICS
+        measured = [one.measured_in_training for one in self._variants.values()]
+        return tuple(name for name in measured[0] if all(name in others for others in measured))
+
+    @property
+    def fields_of(self) -> dict[str, dict[str, Any]]:
+        """What each variant sets."""
+        return {name: dict(zip(self.sweep, values, strict=True)) for name, values in self._named()}
+
+    @property
+    def samples(self) -> bool:
+        """Whether a variant samples completions."""
+        return any(one.samples for one in self._variants.values())
+
+    @property
+    def ranks(self) -> str:
+        """The metric that ranks the variants; empty where only their training measures one."""
+        if self.rank_by or self.evaluation is None:
+            return self.rank_by
+        return next((name for name in RANKING if self._measured(name)), "")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shared_fields_stand_beside_base(cls, content: Any) -> Any:
+        """What every recipe has may be given in ``base``; what stands beside it wins."""
+        if not isinstance(content, Mapping) or not isinstance(content.get("base"), Mapping):
+            return content
+        base, beside = dict(content["base"]), dict(content)
+        name = base.get("name")
+        beside.setdefault("name", f"{name}-sweep" if isinstance(name, str) else "sweep")
+        for field in SHARED & base.keys():
+            beside.setdefault(field, base.pop(field))
+        return {**beside, "base": {name: value for name, value in base.items() if name not in SHARED}}
+
+    @model_validator(mode="after")
+    def _variants_are_recipes(self) -> SweepRecipe:
+        for path, values in self.sweep.items():
+            for field, why in ONE_FOR_ALL.items():
+                if path == field or path.startswith(f"{field}."):
+                    raise ValueError(f"`sweep`: {path} cannot vary: {why}")
+            if len(values) != len({_text(value) for value in values}):
+                raise ValueError(f"`sweep`: {path} has the same value twice; remove one")
+            if not values:
+                raise ValueError(f"`sweep`: {path} has no values; write --sweep {path}=VALUE,VALUE")
+        shared = self.model_dump(mode="json", exclude_unset=True, include=SHARED)
+        whole = {**shared, "name": self.name, **self.base}  # a variant is its recipe alone, down to its name
+        read = self._parsed("base", whole).model_dump(mode="json", exclude_unset=True)  # paths are absolute
+        for name, values in self._named():
+            content: Any = whole
+            for path, value in zip(self.sweep, values, strict=True):
+                content = set_field(content, path, value, f"sweep: {path}")
+            self._variants[name] = self._parsed(f"sweep: {name}", content)
+        own = {name: read[name] for name in self.base}
+        self.base.clear()
+        self.base.update(own)
+        return self
+
+    @model_validator(mode="after")
+    def _something_ranks(self) -> SweepRecipe:
+        if self.evaluation is None and not _holds_out(self.base):
+            raise ValueError(
+                "nothing ranks the variants: add a section `evaluation`, or hold rows out for the training's own test "
+                "with `test_rows`"
+            )
+        if self.evaluation and not self.ranks:
+            raise ValueError(
+                "nothing ranks the variants: add a `verifier`, or name a metric of the evaluation with `rank_by`"
+            )
+        if self.evaluation and not self._measured(self.ranks):
+            if self.ranks.partition(".")[0] == "kl":
+                raise ValueError(f"`rank_by`: {KL_NEEDS}")
+            raise ValueError(f"`rank_by`: the evaluation does not measure {self.ranks!r}")
+        if self.rank_by and not self.evaluation and self.rank_by not in OF_TRAINING:
+            raise ValueError(
+                f"`rank_by`: {self.rank_by!r} needs an `evaluation`; training measures {' and '.join(OF_TRAINING)}"
+            )
+        return self
+
+    def _measured(self, metric: str) -> bool:
+        """Whether the evaluation of a variant has this metric: the variants' own recipes know whether they have rewards."""
+        one = next(iter(self._variants.values()))
+        return one.evaluation is not None and one._measures(one.evaluation, metric.partition(".")[0])
+
+    def _parsed(self, where: str, content: dict[str, Any]) -> BaseRecipe:
+        try:
+            recipe = parse_recipe(content, where, refuse_unused=REFUSES_UNUSED.get())
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if method_of(recipe).run is not None or isinstance(recipe, SweepRecipe):
+            raise ValueError(f"`base.method`: {recipe.method!r} cannot be swept: it is more than one graph")
+        return recipe
+
+    def _named(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Each combination of values, and what it is called: by the last words of the fields, as many as tell them apart."""
+        short, taken = _short(list(self.sweep)), set[str]()
+        for values in itertools.product(*self.sweep.values()):
+            said = ",".join(f"{name}={_text(value)}" for name, value in zip(short, values, strict=True))
+            name = re.sub(r"[^\w.=,+-]+", "-", said)[:LONGEST_NAME]
+            while name in taken:
+                name += "+"
+            taken.add(name)
+            yield name, values
+
+
+def _short(paths: list[str]) -> list[str]:
+    def last(path: str, words: int) -> str:
+        return ".".join(path.split(".")[-words:])
+
+    words = dict.fromkeys(paths, 1)
+    for path in paths:
+        while sum(last(other, words[path]) == last(path, words[path]) for other in paths) > 1:
+            words[path] += 1
+    return [last(path, words[path]) for path in paths]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _holds_out(content: Any) -> bool:
+    if isinstance(content, Mapping):
+        return bool(content.get("test_rows")) or any(_holds_out(value) for value in content.values())
+    return False
+
+
+def compose(recipe: SweepRecipe) -> Outputs:
+    """Compose each variant by its method's own composition, and rank those that do not fail.
+
+    Raises the failure of the first variant if all fail.
+    """
+    compositions = {name: (one.seed, _composing(one)) for name, one in recipe.variants.items()}
+    composed: dict[str, Outputs] = {}
+    branches: dict[str, Branch] = {}
+    failed: dict[str, BranchFailed] = {}
+    with sharing(common_labels(compositions)):
+        for name, (seed, compose_variant) in compositions.items():
+            with branch(name, seed) as branches[name]:
+                try:
+                    composed[name] = compose_variant()
+                except BranchFailed as error:  # a composition that waits for its stages
+                    failed[name] = error
+        _check_comparable(recipe.ranks, composed)
+        failed |= {name: problem for name in composed if (problem := failure(branches[name].steps.values()))}
+        if len(failed) == len(compositions):
+            raise next(iter(failed.values()))
+        composed = {name: outputs for name, outputs in composed.items() if name not in failed}
+        measuring = {name: _measuring(outputs) for name, outputs in composed.items()}
+        reasons = {name: str(failed[name]) for name in compositions if name in failed}
+        table = steps.variants("variants", recipe.ranks, recipe.fields_of, measuring, reasons)
+    best = (metrics(table) or {}).get("best") or next(iter(composed))
+    return composed[best].model_copy(update={"summary": table})
+
+
+def _composing(one: Any) -> Callable[[], Outputs]:
+    return lambda: method_of(one).compose(one)
+
+
+def _measuring(outputs: Outputs) -> Step:
+    """The stage whose metrics rank a variant: its evaluation, or its training."""
+    if outputs.evaluations is not None and outputs.final in outputs.evaluations.steps:
+        return outputs.evaluations.steps[outputs.final]
+    step: Step | None = outputs.policy if outputs.policy is not None else outputs.reward_model
+    if step is None:
+        raise UserError("base: it trains nothing, so that there is nothing to rank")
+    return step
+
+
+def _check_comparable(metric: str, composed: dict[str, Outputs]) -> None:
+    """Raise UserError if the metric of each variant has another reference: its own reward model, or its own start."""
+    name = metric.partition(".")[0]
+    judges = {_name(outputs.reward_model) for outputs in composed.values()}
+    baselines = {
+        _name(outputs.evaluations.baseline[1])
+        for outputs in composed.values()
+        if outputs.evaluations and outputs.evaluations.baseline
+    }
+    if name in ("reward", "win_rate") and len(judges) > 1:
+        raise UserError(f"rank_by: every variant has a reward model of its own, so that {metric!r} cannot rank them")
+    if name in ("win_rate", "judged_win_rate", "kl") and len(baselines) > 1:
+        raise UserError(
+            f"rank_by: {metric!r} compares each variant with a start of its own, so that it cannot rank them"
+        )
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "label", value))
+
+
+METHOD = Method(SweepRecipe, compose, aliases=("grid", "grid-search", "hyperparameters"))
