@@ -1,4 +1,4 @@
-"""What the commands of ``align`` share: options, where they print, and the one JSON object of ``--json``."""
+"""Common parts of the commands: options, output, and the JSON object of ``--json``."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ RecipeArgument = Annotated[
 SweepOption = Annotated[
     list[str],
     typer.Option(
-        "--sweep", help="path=value,value: one variant for each value, in one graph; of several all combinations."
+        "--sweep", help="path=value,value: one variant per value, in one graph; several options give all combinations."
     ),
 ]
-StoreOption = Annotated[
-    str | None, typer.Option("--store", help="Artifact store; default: `align store use` shows it.")
-]
+StoreOption = Annotated[str | None, typer.Option("--store", help="Artifact store. Default: see `align store use`.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-"""Of tables in a file or a pipe, where rich assumes 80 columns and breaks the words of a wide table."""
+"""Width of tables in a file or a pipe, where rich assumes 80 columns and breaks the words of a wide table."""
 
 
 class SafeConsole(Console):
-    """A console that shows strings, also those in tables, without the control characters of text from models and data."""
+    """A console that escapes control characters in strings and tables: text of models and data may contain them."""
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(printable(text), **how)
@@ -48,7 +46,7 @@ err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Raise UserError for a file that is there, unless it is to be replaced, and for a folder that is not."""
+    """Raise UserError for a file that exists, except with ``force``, and for a missing folder."""
     if output.is_dir() or (output.exists() and not force):
         raise UserError(f"{output} is there already: give another --output, or --force")
     if not output.absolute().parent.is_dir():
@@ -56,7 +54,7 @@ def check_output(output: Path, force: bool) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file that the user asked for, whole or not at all. Raises EnvironmentFault where that cannot be."""
+    """Write a file completely or not at all. Raises EnvironmentFault if it cannot be written."""
     try:
         write_whole(path, lambda file: file.write(text.encode()))
     except OSError as error:
@@ -71,18 +69,18 @@ def print_json(content: dict[str, Any]) -> None:
 
 
 def print_line(text: str) -> None:
-    """One line to stdout, in one piece, as threads print, too. Raises OSError where nobody reads it any more."""
+    """Write one line to stdout in one piece, as other threads print, too. Raises OSError if the reader has gone."""
     sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
 
 
 class Unbroken:
-    """A standard stream that is silent from its first failure on: what a command came to, its exit code says all the same."""
+    """A standard stream that drops its output after the first failure: the exit code still tells the outcome."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.lost: OSError | None = None
-        """Why it took no more, unless its reader just went away (``align … | head``)."""
+        """The first failure, unless the reader has gone (``align … | head``)."""
 
     def write(self, text: str) -> int:
         try:
@@ -98,7 +96,7 @@ class Unbroken:
             self._silence(error)
 
     def _silence(self, error: OSError) -> None:
-        """What is in the stream's buffer has to go somewhere, or the interpreter fails at its end."""
+        """Redirect the stream to /dev/null: the interpreter fails at its exit if it cannot flush the buffer."""
         self.lost = None if error.errno == errno.EPIPE else error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
@@ -109,6 +107,6 @@ class Unbroken:
 
 
 def say(text: str) -> None:
-    """A line of a background process's log; while the disk is full it takes none, and that ends nothing."""
+    """Write a line to a background process's log. A full disk is ignored, so that it does not end the process."""
     with suppress(OSError):
         print(f"{now()} {printable(text)}", flush=True)

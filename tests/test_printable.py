@@ -69,7 +69,7 @@ def test_lines_of_a_run_and_json_are_safe_and_json_loses_nothing(
 
 def test_samples_and_chat_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_text(HOSTILE) == SHOWN
-    assert chat._shown(iter([HOSTILE]), quiet=False) == HOSTILE, "the history has what the model said"
+    assert chat._print_answer(iter([HOSTILE]), quiet=False) == HOSTILE, "the history has what the model said"
     assert capsys.readouterr().out == f"{SHOWN}\n"
 
 

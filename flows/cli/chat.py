@@ -38,15 +38,16 @@ def chat(
 ) -> None:
     """Chat with a model, or send every message to two models. Answers are streamed; each model has its own history."""
     if len(models) > 2:
-        raise UserError("talk with one model, or two side by side")
+        raise UserError("name one model, or two to compare")
     token = os.environ.get(token_variable) if token_variable else None
     if token_variable and not token:
         raise UserError(f"--token-variable: the environment has no variable {token_variable}")
-    remember(token or "")  # a server may repeat it in a refusal
+    remember(token or "")  # to redact it: a server may repeat it in an error
     with ExitStack() as open_:
-        found = [model if "://" in model else model_of(model, store) for model in models]  # before any is started
-        places = [(one, token) if isinstance(one, str) else open_.enter_context(_loaded(*one)) for one in found]
-        voices = [Voice(model, *place, system) for model, place in zip(models, places, strict=True)]
+        # all are located before the first is loaded, which takes long
+        located = [model if "://" in model else model_of(model, store) for model in models]
+        servers = [(url, token) if isinstance(url, str) else open_.enter_context(_loaded(*url)) for url in located]
+        voices = [Voice(model, *server, system) for model, server in zip(models, servers, strict=True)]
         if not as_json:
             err.print(HELP)
         for line in _lines(prompted=sys.stdin.isatty()):
@@ -56,18 +57,18 @@ def chat(
                 for voice in voices:
                     voice.reset()
                 continue
-            said = {}
+            answers = {}
             for voice in voices:
                 if len(voices) > 1 and not as_json:
                     out.print(f"\n[{voice.name}]", markup=False, style="bold")
                 pieces = voice.answer(line, temperature, max_tokens)
-                said[voice.name] = _shown(pieces, quiet=as_json)
+                answers[voice.name] = _print_answer(pieces, quiet=as_json)
             if as_json:
-                print_json({"prompt": line, "answers": said})
+                print_json({"prompt": line, "answers": answers})
 
 
 def _lines(prompted: bool) -> Iterator[str]:
-    """What the user says, until the end of input."""
+    """The user's messages, until the end of input."""
     while True:
         if prompted:
             sys.stdout.write("\n> ")
@@ -79,12 +80,12 @@ def _lines(prompted: bool) -> Iterator[str]:
             yield line.strip()
 
 
-def _shown(pieces: Iterator[str], quiet: bool) -> str:
-    """Print an answer as it comes. Ctrl-C ends it, not the conversation."""
-    said = []
+def _print_answer(pieces: Iterator[str], quiet: bool) -> str:
+    """Print an answer as it is streamed, and return it. Ctrl-C ends the answer, not the conversation."""
+    text = []
     try:
         for piece in pieces:
-            said.append(piece)
+            text.append(piece)
             if not quiet:
                 sys.stdout.write(printable(piece))
                 sys.stdout.flush()
@@ -93,26 +94,28 @@ def _shown(pieces: Iterator[str], quiet: bool) -> str:
     if not quiet:
         sys.stdout.write("\n")
         sys.stdout.flush()
-    return "".join(said)
+    return "".join(text)
 
 
 class Voice:
-    """One model behind a URL, and what was said with it."""
+    """A model behind a URL, and its conversation."""
 
     def __init__(self, name: str, url: str, token: str | None, system: str | None) -> None:
-        """Raises EnvironmentFault if nothing answers at the URL."""
-        self.name, self.url, self._system = name, url.rstrip("/"), system
+        """Raises EnvironmentFault if no server answers at the URL."""
+        self.name = name
+        self.url = url.rstrip("/")
+        self._system = system
         self._headers = authorization(token)
         self.messages: list[dict[str, str]] = []
         self.reset()
         self._model = _first_model(self.url, self._headers)
 
     def reset(self) -> None:
-        """Forget the conversation, but for the system prompt."""
+        """Forget the conversation except for the system prompt."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def answer(self, line: str, temperature: float, max_tokens: int) -> Iterator[str]:
-        """Pieces of the answer; what came of it is in the history, also where it was broken off. Raises EnvironmentFault."""
+        """The pieces of the answer, which is added to the history even if it is interrupted. Raises EnvironmentFault."""
         import httpx
 
         self.messages.append({"role": "user", "content": line})
@@ -123,7 +126,7 @@ class Voice:
             "max_tokens": max_tokens,
             "stream": True,
         }
-        said: list[str] = []
+        received: list[str] = []
         try:
             place = f"{self.url}/chat/completions"
             with httpx.stream("POST", place, json=content, headers=self._headers, timeout=None) as response:
@@ -136,12 +139,12 @@ class Voice:
                     if event.startswith("data: ") and event != "data: [DONE]":
                         choices = json.loads(event.removeprefix("data: ")).get("choices") or [{}]
                         if piece := choices[0].get("delta", {}).get("content"):
-                            said.append(piece)
+                            received.append(piece)
                             yield piece
         except httpx.HTTPError as error:
             raise EnvironmentFault(f"{self.url}: {error or type(error).__name__}") from None
         finally:
-            self.messages.append({"role": "assistant", "content": "".join(said)})
+            self.messages.append({"role": "assistant", "content": "".join(received)})
 
 
 def _first_model(url: str, headers: dict[str, str]) -> str:
@@ -151,10 +154,10 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
         answer = httpx.get(f"{url}/models", headers=headers, timeout=30)
         if answer.status_code in UNAUTHORISED:
             raise EnvironmentFault(f"{url}/models answered {answer.status_code}{because(answer)}{_hint(answer)}")
-        found = answer.raise_for_status().json()["data"][0]["id"]
+        model = answer.raise_for_status().json()["data"][0]["id"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise EnvironmentFault(f"{url}/models: no OpenAI-compatible server answers there ({error})") from None
-    return str(found)
+    return str(model)
 
 
 def _hint(response: Any) -> str:
@@ -163,8 +166,8 @@ def _hint(response: Any) -> str:
 
 @contextmanager
 def _loaded(folder: str, name: str) -> Iterator[tuple[str, str | None]]:
-    """The URL of vLLM's server on a model, and its token. Ctrl-C ends an answer, not the server."""
-    err.print(f"{name}: vLLM loads it", markup=False)
+    """The URL and token of a vLLM server for a model. Ctrl-C does not reach the server."""
+    err.print(f"{name}: vLLM is loading the model", markup=False)
     with served(folder, name, own_session=True, on_loading=loading(name)) as server:
         err.print(server.shortened or f"{name}: a context of {server.context:,} tokens", markup=False)
         yield server.url, server.token

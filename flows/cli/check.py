@@ -36,21 +36,21 @@ def check(
     findings = look(planned, chosen.resources)
     findings.refuse()
     stages = [
-        {"stage": one.label, "state": one.state, "waits_for": one.waits_for() if one.state == "depends" else []}
-        for one in planned.stages
+        {"stage": stage.label, "state": stage.state, "waits_for": stage.waits_for() if stage.state == "depends" else []}
+        for stage in planned.stages
     ]
     warnings = [*findings.warnings, *warnings_of_gates(chosen)]
     if as_json:
         data = [answer.model_dump(mode="json", exclude=NOT_SHOWN) for answer in findings.seen]
         caches = [need.model_dump() for need in findings.caches]
-        found = {
+        result = {
             "stages": stages,
             "data": data,
             "kv_cache": caches,
             "warnings": warnings,
             "not_promoted": planned.not_promoted,
         }
-        return print_json({"status": "checked", **found})
+        return print_json({"status": "checked", **result})
     table = Table("stage", "", box=None)
     for stage in stages:
         table.add_row(str(stage["stage"]), WORDS[str(stage["state"])] + ", ".join(stage["waits_for"]))

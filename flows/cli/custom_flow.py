@@ -1,4 +1,4 @@
-"""Running a flow of a user's own from its file: what ``align run`` does with ``file.py`` and ``file.py:flow``."""
+"""The user's own flows, ``file.py`` and ``file.py:flow``, for ``align run`` and ``align deploy``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from alignment_core.credentials import refuse_literals
 from alignment_core.errors import UserError
 
 SUFFIX = ".py"
-OF_RECIPES = "--{}: a flow of your own takes it as a parameter of its own, or not at all"
+OF_RECIPES = "--{} is for recipes: give your own flow a parameter for it, and set that with --set"
 
 
 def is_flow_file(given: Path) -> bool:
-    """Whether somebody names a flow of their own: a file of Python, or a function in it."""
+    """Whether this is a Python file, or a function in one."""
     return given.name.partition(":")[0].endswith(SUFFIX)
 
 
 def load_flow(given: str) -> Any:
-    """The flow ``file.py:name``, or the only one that ``file.py`` defines. Raises UserError."""
+    """The flow ``file.py:name``, or the only flow that ``file.py`` defines. Raises UserError if there is none."""
     from prefect import Flow
     from prefect.exceptions import ScriptError
     from prefect.utilities.importtools import load_script_as_module
@@ -33,22 +33,22 @@ def load_flow(given: str) -> Any:
     try:
         module = load_script_as_module(file)
     except ScriptError as error:
-        why = error.user_exc
-        raise UserError(f"{file} does not load: {type(why).__name__}: {why}") from why
-    flows = {one: value for one, value in vars(module).items() if isinstance(value, Flow)}
-    own = {one: value for one, value in flows.items() if value.fn.__module__ == module.__name__}
+        cause = error.user_exc
+        raise UserError(f"{file} does not load: {type(cause).__name__}: {cause}") from cause
+    flows = {variable: value for variable, value in vars(module).items() if isinstance(value, Flow)}
+    own = {variable: flow for variable, flow in flows.items() if flow.fn.__module__ == module.__name__}
     chosen = flows.get(name) if name else next(iter(own.values()), None) if len(own) == 1 else None
     if chosen is None:
-        there = ", ".join(f"{file}:{one}" for one in own) or "none"
-        what = f"it has no flow {name!r}" if name else f"name the flow, as in {file}:NAME"
-        raise UserError(f"{file}: {what}; there are {there}")
+        listed = ", ".join(f"{file}:{variable}" for variable in own) or "none"
+        problem = f"it has no flow {name!r}" if name else f"name the flow, as in {file}:NAME"
+        raise UserError(f"{file}: {problem}; there are {listed}")
     return chosen
 
 
 def parameters_of(flow: Any, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Parameters by name from texts such as ``betas=[0.1, 0.3]`` and ``settings.seed=2``, which change the flow's defaults.
+    """The flow's defaults, changed by texts such as ``betas=[0.1, 0.3]`` and ``settings.seed=2``, by parameter.
 
-    Raises UserError for a parameter that it does not have, or that does not fit.
+    Raises UserError for a parameter that the flow does not have, or a value that does not fit.
     """
     from pydantic import BaseModel
 
@@ -56,29 +56,33 @@ def parameters_of(flow: Any, overrides: tuple[str, ...]) -> dict[str, Any]:
     from alignment_core.recipes.paths import with_numbers
 
     known = inspect.signature(flow.fn).parameters
-    asked = {one.partition("=")[0].partition(".")[0].strip() for one in overrides}
-    if unknown := asked - known.keys():
+    changed_names = {override.partition("=")[0].partition(".")[0].strip() for override in overrides}
+    if unknown := changed_names - known.keys():
         raise UserError(
             f"--set {sorted(unknown)[0]}: the flow has no such parameter; it has {', '.join(known) or 'none'}"
         )
-    defaults = {name: known[name].default for name in asked if known[name].default is not inspect.Parameter.empty}
+    defaults = {
+        name: known[name].default for name in changed_names if known[name].default is not inspect.Parameter.empty
+    }
     plain = {
-        name: one.model_dump(mode="json", exclude_unset=True) if isinstance(one, BaseModel) else one
-        for name, one in defaults.items()
+        name: value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
+        for name, value in defaults.items()
     }
     changed: dict[str, Any] = with_numbers(apply_overrides(plain, overrides))
     return changed
 
 
 def checked(flow: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as the flow takes them. Raises UserError with a line per mistake."""
+    """The validated parameters. Raises UserError with all mistakes."""
     from prefect.exceptions import ParameterBindError, ParameterTypeError, SignatureMismatchError
 
     try:
-        found: dict[str, Any] = flow.validate_parameters(dict(parameters))
-        inspect.signature(flow.fn).bind(**found)
+        validated: dict[str, Any] = flow.validate_parameters(dict(parameters))
+        inspect.signature(flow.fn).bind(**validated)
     except (ParameterTypeError, ParameterBindError, SignatureMismatchError, TypeError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"the parameters of the flow {flow.name!r}: {why}; give them with --set name=value") from None
-    refuse_literals(to_jsonable_python(found, fallback=str), f"the parameters of the flow {flow.name!r}")
-    return found
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the parameters of the flow {flow.name!r}: {reason}; give them with --set name=value"
+        ) from None
+    refuse_literals(to_jsonable_python(validated, fallback=str), f"the parameters of the flow {flow.name!r}")
+    return validated

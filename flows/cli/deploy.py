@@ -38,8 +38,8 @@ def deploy(
     a Prefect flow of your own, which every run loads anew; --set sets its parameters.
     """
     if timezone is not None and cron is None:
-        raise UserError("--timezone is that of --cron: give both")
-    services.use_if_running()  # before a flow's file is loaded, which imports Prefect
+        raise UserError("--timezone needs --cron")
+    services.use_if_running()  # before loading a flow's file imports Prefect
     register = _flow_of(recipe, overrides, sweeps) if is_flow_file(recipe) else _recipe_of(recipe, overrides, sweeps)
     if not os.environ.get(access.URL):
         raise EnvironmentFault(
@@ -50,10 +50,10 @@ def deploy(
     from alignment.flows import deployments
     from alignment.flows.schedules import clock_changes, next_run, schedule
 
-    due = schedule(cron, timezone or "UTC") if cron is not None else None
+    cron_schedule = schedule(cron, timezone or "UTC") if cron is not None else None
     with get_client(sync_client=True) as client:
-        register(client, name, due)
-    warnings, first = (clock_changes(due), next_run(due)) if due else ([], None)
+        register(client, name, cron_schedule)
+    warnings, first = (clock_changes(cron_schedule), next_run(cron_schedule)) if cron_schedule else ([], None)
     if as_json:
         data = {"cron": cron, "next_run": first and first.isoformat(), "warnings": warnings}
         return print_json({"deployment": f"{deployments.FLOW}/{name}", **data})
@@ -64,7 +64,7 @@ def deploy(
 
 
 def _recipe_of(given: Path, overrides: list[str], sweeps: list[str]) -> Callable[..., None]:
-    """What registers a recipe, which is checked first."""
+    """Load a recipe, and return the function that registers it."""
     from alignment.flows.shipped_recipes import file_of
     from alignment_core.recipes import folder_of, load_recipe
 
@@ -80,17 +80,17 @@ def _recipe_of(given: Path, overrides: list[str], sweeps: list[str]) -> Callable
 
 
 def _flow_of(given: Path, overrides: list[str], sweeps: list[str]) -> Callable[..., None]:
-    """What registers a flow of the user's own, whose parameters are checked first."""
+    """Load the user's own flow and check its parameters, and return the function that registers it."""
     if sweeps:
         raise UserError(OF_RECIPES.format("sweep"))
-    own = load_flow(str(given))
-    parameters = parameters_of(own, tuple(overrides))
-    checked(own, parameters)
+    flow = load_flow(str(given))
+    parameters = parameters_of(flow, tuple(overrides))
+    checked(flow, parameters)
 
     def register(client: Any, name: str, due: Any) -> None:
         from alignment.flows.deployments import register_flow
 
-        register_flow(client, name, own, parameters, due)
+        register_flow(client, name, flow, parameters, due)
 
     return register
 
@@ -114,12 +114,14 @@ def deployments(
 
     if as_prefect_yaml:
         return print(shipped_recipes.prefect_yaml(distribution or shipped_recipes.OURS), end="")
-    found = shipped_recipes.shipped(distribution).values()
+    recipes = shipped_recipes.shipped(distribution).values()
     if as_json:
-        return print_json({one.name: {"recipe": str(one.path), "distribution": one.distribution} for one in found})
+        return print_json(
+            {recipe.name: {"recipe": str(recipe.path), "distribution": recipe.distribution} for recipe in recipes}
+        )
     table = Table("deployment", "recipe", "distribution", box=None)
-    for one in found:
-        table.add_row(f"alignment/{one.name}", os.path.relpath(one.path), one.distribution)
+    for recipe in recipes:
+        table.add_row(f"alignment/{recipe.name}", os.path.relpath(recipe.path), recipe.distribution)
     return out.print(table)
 
 
@@ -128,14 +130,14 @@ def watch(run: RunArgument, as_json: JsonOption = False) -> None:
     from alignment.flows.service.follow import follow, last
 
     try:
-        run_id = str(UUID(run))  # a run that is scheduled has no journal yet
+        run_id = str(UUID(run))  # a scheduled run has no journal yet
     except ValueError:
         run_id = last() if run == journal.LAST else journal.find(run).run_id
     ending = follow(run_id, lambda line: err.print(f"{datetime.now():%H:%M:%S}  {line}", markup=False))
     if as_json:
         print_json(ending.model_dump())
     else:
-        why = f": {ending.message}" if ending.message else ""
-        out.print(f"run {run_id}: {ending.status}{why if ending.status != 'completed' else ''}", markup=False)
+        reason = f": {ending.message}" if ending.message else ""
+        out.print(f"run {run_id}: {ending.status}{reason if ending.status != 'completed' else ''}", markup=False)
     if ending.status != "completed":
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: on a terminal (stderr) a live line per stage that runs, and the tables at the end."""
+"""The display of a run in a terminal: a live line on stderr per running stage, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from alignment_core.tracking import Listener, Progress
 
 
 def display_of(as_json: bool) -> LiveDisplay | EventStream:
-    """What suits the place: JSON objects on stdout if asked for, bars on a terminal, otherwise lines on stdout."""
+    """JSON objects on stdout with ``as_json``; else progress bars on a terminal, and lines on stdout elsewhere."""
     if as_json:
         return EventStream(print_json)
     if err.is_terminal:
@@ -33,7 +33,7 @@ def display_of(as_json: bool) -> LiveDisplay | EventStream:
 
 
 class LiveDisplay(Listener):
-    """Progress bars while a run goes on: a listener, to be used as a context manager."""
+    """A listener with progress bars, to be used as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -58,7 +58,7 @@ class LiveDisplay(Listener):
         self.bars.stop()
 
     def opened(self, run_id: str, name: str, folder: str, log: str) -> None:
-        """The run has its id, a folder for its journal and metrics, and a log."""
+        """The run has an id, a folder for its journal and metrics, and a log."""
         self.console.print(f"[dim]run {run_id[:8]}: metrics in {folder}, log {log}[/]")
 
     def started(self, label: str) -> None:
@@ -92,17 +92,17 @@ class LiveDisplay(Listener):
         self.warn(f"{label}: {sentence}")
 
     def failed(self, label: str, sentence: str) -> None:
-        self._take_away(label)
+        self._remove_bar(label)
         self.warned(label, sentence)
 
-    def _take_away(self, label: str) -> None:
+    def _remove_bar(self, label: str) -> None:
         with self._lock:
             bar = self._bars.pop(label, None)
         if bar is not None:
             self.bars.remove_task(bar)
 
     def finished(self, result: StageResult) -> None:
-        self._take_away(result.label)
+        self._remove_bar(result.label)
         mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
         seconds = result.times if result.state == "run" else "cached"
         self.console.print(
@@ -112,23 +112,23 @@ class LiveDisplay(Listener):
             self.warn(f"{result.label}: {sentence}")
 
     def left(self, report: str) -> None:
-        """The run ends before it is complete, and this is its report."""
+        """The run ends before it is complete; ``report`` is the path of its report."""
         self.console.print("report so far: ", end="")
         self.console.print(report, markup=False)
 
     def warn(self, sentence: str) -> None:
-        """Say something that the run goes on in spite of."""
+        """Print a warning."""
         self.console.print("[yellow]warning:[/] ", end="")
         self.console.print(sentence, markup=False)
 
 
 def key_metrics(result: StageResult) -> str:
-    """What the stage's module names as its key metrics, such as ``reward 0.120 → 0.830 · length 14.000``."""
+    """The key metrics of the stage's module, such as ``reward 0.120 → 0.830 · length 14.000``."""
     return headline(load_stage(result.stage).shows, result.metrics)
 
 
 def stage_table(stages: list[StageResult]) -> Table:
-    """One row per stage: cached or run, what it cost, speed, key metric; then the total of those that ran."""
+    """One row per stage: state or cost, speed, key metrics; and the total cost."""
     table = Table(title="Stages", title_justify="left", box=None, padding=(0, 1, 0, 0), show_footer=True)
     cost = cost_cells(run_cost(stages))
     table.add_column("stage", "total", no_wrap=True)
@@ -137,19 +137,20 @@ def stage_table(stages: list[StageResult]) -> Table:
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("key metrics")
     for stage in stages:
-        ran, speed = stage.state == "run", stage.metrics.get("tokens_per_second")
+        ran = stage.state == "run"
+        speed = stage.metrics.get("tokens_per_second")
         costs = cost_cells(stage.cost).values() if ran else (stage.state, *[""] * (len(COSTS) - 1))
         table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", escape(_shown(stage)))
     return table
 
 
 def _shown(stage: StageResult) -> str:
-    """Its key metrics and, where it was made with other versions of packages, which."""
+    """The key metrics, and the packages whose versions differ from those of the cached result."""
     return " · ".join(filter(None, (key_metrics(stage), stage.made_with)))
 
 
 def step_table(stages: list[StageResult]) -> Table | None:
-    """Seconds of a step by part, if a stage ran that measured them."""
+    """Seconds of a step by part; None if no stage measured them."""
     rows = step_rows(stages)
     if not rows:
         return None
@@ -188,7 +189,7 @@ def variant_table(metric: str, variants: list[dict[str, Any]]) -> Table:
 
 
 def result_table(policies: Mapping[str, Mapping[str, float]]) -> Table:
-    """One row per policy, the verifier beside the reward, so that over-optimising the reward would be seen."""
+    """One row per policy. The verifier stands beside the reward, to show over-optimisation of the reward."""
     title = f"Results on held-out prompts ({confidence(policies)} intervals over n prompts)"
     table = Table(title=title, title_justify="left")
     table.add_column("policy")

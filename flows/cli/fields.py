@@ -26,14 +26,14 @@ def fields(
         return print(reference.markdown(), end="")
     for problem in methods.loaded()[1]:
         err.print(f"[yellow]left out:[/] {escape(problem)}")
-    config, found = reference.at(path)
+    config, fields_at = reference.at(path)
     if as_json:
-        return print_json({"path": path, "fields": [one.model_dump(exclude_none=False) for one in found]})
+        return print_json({"path": path, "fields": [field.model_dump(exclude_none=False) for field in fields_at]})
     out.print(f"{path or 'every recipe'}: {' '.join((config.__doc__ or '').split())}\n", markup=False)
-    for one in found:
-        default = "required" if one.default is None else f"default {one.default}"
-        out.print(f"[bold]{one.name}[/]", end="")
-        out.print(f"  {one.type}, {default}\n    {one.description}", markup=False)
+    for field in fields_at:
+        default = "required" if field.default is None else f"default {field.default}"
+        out.print(f"[bold]{field.name}[/]", end="")
+        out.print(f"  {field.type}, {default}\n    {field.description}", markup=False)
     if not path:
         out.print("\nThe sections of each method, and all below them:\n", markup=False)
         paths = sorted({path for paths in reference.sections().values() for path in paths if path.count(".") < 2})

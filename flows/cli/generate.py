@@ -1,4 +1,4 @@
-"""``align generate``: answers of a model to a file of prompts."""
+"""``align generate``: a model's answers to a file of prompts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import UserError
 
 NO_LIMIT = 1 << 30
-"""Tokens, of a model that does not say how many it takes."""
+"""Context in tokens of a model whose configuration has none."""
 READ_AS = tuple(f"generate.prompts.{field}" for field in ("columns", "format", "path", "sources", "prompt_template"))
-"""Fields of the recipe that say how rows are read."""
+"""Fields of the recipe that decide how rows are read."""
 
 
 def generate(
@@ -89,16 +89,16 @@ def generate(
 
 
 def _data(prompts: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The data set of prompts, and sentences about how it is read: as ``--set`` says, or else as `align init` reads it."""
+    """The data section of the prompts, read as ``--set`` or else as `align init` reads it, and sentences about it."""
     from alignment_core.init.prompts import prompts_of, unread_prompts
 
-    if any(one.startswith(READ_AS) for one in overrides):
+    if any(override.startswith(READ_AS) for override in overrides):
         return unread_prompts(prompts), []
     return prompts_of(prompts)
 
 
 def limits_of(recipe: Any) -> dict[str, int]:
-    """The limits of the prompts where none is given: the model's context, and what the longest answer leaves of it."""
+    """The default limits of the prompts: the model's context, and the part of it that the longest answer leaves."""
     prompts, room = recipe.generate.prompts, recipe.generate.generation.max_completion_length
     if prompts.model_fields_set & {"max_length", "max_prompt_length"}:
         return {}
@@ -109,7 +109,7 @@ def limits_of(recipe: Any) -> dict[str, int]:
 
 
 def _context(recipe: Any) -> int | None:
-    """The longest sequence that the model takes, as far as its config.json says."""
+    """The context of the model in tokens; None if its config.json has none."""
     from alignment_core.checks.shapes import model_shape
     from alignment_core.data.context import longest_sampled
     from alignment_core.data.hub import commit_of
@@ -126,27 +126,29 @@ def _context(recipe: Any) -> int | None:
 
 
 def _left_out(outcome: dict[str, Any]) -> dict[str, int]:
-    """How many prompts have no answers, by reason."""
-    found = (stage["metrics"].get("dropped", {}) for stage in outcome["stages"] if stage["stage"] == "dataset")
-    return dict(next(found, {}))
+    """The number of prompts without answers, by reason."""
+    dropped = (stage["metrics"].get("dropped", {}) for stage in outcome["stages"] if stage["stage"] == "dataset")
+    return dict(next(dropped, {}))
 
 
 def left_out_sentence(left_out: dict[str, int], recipe: Any) -> str:
-    """What to say of prompts without answers."""
+    """A sentence about prompts without answers."""
     from alignment_core.data.limits import REASONS
 
     count = sum(left_out.values())
-    why = "; ".join(f"{number} {REASONS[reason]} ({reason})" for reason, number in sorted(left_out.items()))
+    reasons = "; ".join(f"{number} {REASONS[reason]} ({reason})" for reason, number in sorted(left_out.items()))
     prompts = recipe.generate.prompts
     limits = {"max_length": prompts.max_length, "max_prompt_length": prompts.max_prompt_length}
-    said = ", ".join(f"{name} is {tokens}" for name, tokens in limits.items() if tokens and tokens < NO_LIMIT)
-    return f"{count} prompt{'' if count == 1 else 's'} left out, without an answer: {why}" + (
-        f"; {said}" if said else ""
+    limits_in_words = ", ".join(
+        f"{name} is {tokens}" for name, tokens in limits.items() if tokens and tokens < NO_LIMIT
+    )
+    return f"{count} prompt{'' if count == 1 else 's'} left out, without an answer: {reasons}" + (
+        f"; {limits_in_words}" if limits_in_words else ""
     )
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """A row of the file for each completion, in the order of the prompts."""
+    """A row for each completion, in the order of the prompts."""
     from alignment_core.data.messages import as_given, tools_of
     from alignment_core.rollout.schemas import read_rollouts
 

@@ -17,7 +17,7 @@ labels_app = typer.Typer(
     name="labels", no_args_is_help=True, help="Export pairs of completions for human labelling, and import the labels."
 )
 SHOWN = 20
-"""Problems that are printed; --json has all of them."""
+"""Number of problems that are printed; --json has all of them."""
 
 
 @labels_app.command("export")
@@ -44,14 +44,14 @@ def export(
     if output.exists():
         raise UserError(f"{output} is there already, perhaps with labels: give another --output")
     opened, rollouts, scores = _completions(round_, stage, store)
-    given = read_scores(opened.fetch(scores)) if scores else None
-    found = pairs(read_rollouts(opened.fetch(rollouts)), given, seed, most)
-    check_pairs(found)
-    write_file(output, exported(found, as_format))
-    result = {"file": str(output), "pairs": len(found), "rollouts": str(rollouts), "scores": scores and str(scores)}
+    rewards = read_scores(opened.fetch(scores)) if scores else None
+    chosen = pairs(read_rollouts(opened.fetch(rollouts)), rewards, seed, most)
+    check_pairs(chosen)
+    write_file(output, exported(chosen, as_format))
+    result = {"file": str(output), "pairs": len(chosen), "rollouts": str(rollouts), "scores": scores and str(scores)}
     if as_json:
         return print_json(result)
-    return out.print(f"{len(found)} pairs of {rollouts.short} in {output}", markup=False)
+    return out.print(f"{len(chosen)} pairs of {rollouts.short} in {output}", markup=False)
 
 
 @labels_app.command("import")
@@ -90,7 +90,8 @@ def import_(
 
 
 def _completions(text: str, stage: str | None, store: str | None) -> tuple[Store, Reference, Reference | None]:
-    """The store, the rollouts that ``text`` means, and their scores if they are known. Raises UserError."""
+    """The store, the rollouts of a reference or run, and their scores if there are some. Raises UserError if there are no
+    rollouts."""
     opened = open_store(store, writes=False)
     if "@" in text:
         reference = opened.resolve(text)
@@ -102,22 +103,22 @@ def _completions(text: str, stage: str | None, store: str | None) -> tuple[Store
     record = journal.find(text)
     opened = open_store(store or record.store, writes=False)
     lines = journal.stages(record.run_id)
-    made = {label: _made(line) for label, line in lines.items()}
+    outputs = {label: _outputs_by_kind(line) for label, line in lines.items()}
     if stage is None:
-        rounds = [label for label, kinds in made.items() if "scores" in kinds and "/evaluation/" not in label]
+        rounds = [label for label, kinds in outputs.items() if "scores" in kinds and "/evaluation/" not in label]
         if not rounds:
             raise UserError(f"run {record.run_id[:8]} has no round with scored completions: name a stage with --stage")
         stage = rounds[-1]
-    found = made.get(stage, {})
-    if "scores" in found:
+    of_stage = outputs.get(stage, {})
+    if "scores" in of_stage:
         inputs: dict[str, Any] = lines[stage].key_parts["inputs"]
-        return opened, Reference.parse(inputs["rollouts"]), found["scores"]
-    if "rollouts" in found:
-        return opened, found["rollouts"], None
-    near = ", ".join(label for label, kinds in made.items() if kinds.keys() & {"scores", "rollouts"})
-    raise UserError(f"--stage {stage}: it has no completions; stages that have are {near or 'none'}")
+        return opened, Reference.parse(inputs["rollouts"]), of_stage["scores"]
+    if "rollouts" in of_stage:
+        return opened, of_stage["rollouts"], None
+    listed = ", ".join(label for label, kinds in outputs.items() if kinds.keys() & {"scores", "rollouts"})
+    raise UserError(f"--stage {stage}: it has no completions; stages with completions are {listed or 'none'}")
 
 
-def _made(line: journal.StageLine) -> dict[str, Reference]:
+def _outputs_by_kind(line: journal.StageLine) -> dict[str, Reference]:
     references = [Reference.parse(text) for text in line.outputs.values()]
     return {reference.kind: reference for reference in references}

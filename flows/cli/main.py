@@ -103,7 +103,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
 for panel, commands in PANELS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
-            app.add_typer(command, rich_help_panel=panel)
+            app.add_typer(command, name=command.info.name, rich_help_panel=panel)
         else:
             app.command(rich_help_panel=panel)(command)
 
@@ -125,12 +125,12 @@ def _errors_as_sentences(as_json: bool) -> Iterator[None]:
     except SystemExit as end:
         if end.code not in (INTERRUPTED, TERMINATED):  # the former is typer's answer to Ctrl-C
             raise
-        _fail(_how_to_go_on(sys.argv[1:]), end.code, as_json)
+        _fail(_after_interruption(sys.argv[1:]), end.code, as_json)
 
 
 @contextmanager
-def _nothing_lost() -> Iterator[None]:
-    """A command that only shows something has failed where that could not be written; a run has not."""
+def _output_written() -> Iterator[None]:
+    """Fail if standard output could not be written, except for runs, whose result is in the store."""
     try:
         yield
     except SystemExit as end:
@@ -140,10 +140,10 @@ def _nothing_lost() -> Iterator[None]:
         raise
 
 
-def _how_to_go_on(arguments: list[str]) -> str:
-    """What to say to somebody who pressed Ctrl-C, or ended the process."""
+def _after_interruption(arguments: list[str]) -> str:
+    """The sentence after Ctrl-C or SIGTERM."""
     if arguments[:1] not in (["run"], ["resume"], ["generate"]):
-        return "nothing was left half done"
+        return "nothing was changed in part"
     return "finished stages are kept; `align resume last`, or the same command again, continues where it stopped"
 
 
@@ -169,19 +169,19 @@ def _fail(message: str, code: int, as_json: bool) -> None:
     raise SystemExit(code)
 
 
-def _terminated(*_: object) -> None:
-    """End as Ctrl-C does: what was started is closed, and the last line says how to go on."""
+def _on_sigterm(*_: object) -> None:
+    """Exit like Ctrl-C: context managers close, and the last line tells how to continue."""
     raise SystemExit(TERMINATED)
 
 
 def main() -> None:
     """Entry point of the ``align`` command."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     network.prepare()
     for name in ("stdout", "stderr"):
         if stream := getattr(sys, name):  # None where it is closed
             setattr(sys, name, Unbroken(stream))
-    with _errors_as_sentences("--json" in sys.argv), _nothing_lost():
+    with _errors_as_sentences("--json" in sys.argv), _output_written():
         app()
 
 

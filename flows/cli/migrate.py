@@ -1,4 +1,4 @@
-"""The command ``align migrate``: a recipe from a command line of OpenRLHF or TRL, or from a script that uses TRL."""
+"""The command ``align migrate``: convert an OpenRLHF or TRL command line, or a TRL script, to a recipe."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ def migrate(
     target = output.absolute().parent if output is not None else Path.cwd()
     is_script = command.endswith(".py") and len(command.split()) == 1
     line = migrate.read_script(Path(command), Path.cwd()) if is_script else migrate.read(_text(command))
-    made = migrate.migrate(line, Path.cwd(), target)
+    migration = migrate.migrate(line, Path.cwd(), target)
     if output is not None:
-        write_file(output, made.text())
+        write_file(output, migration.text())
     if as_json:
         return print_json(
             {
-                "status": "complete" if made.loads else "incomplete",
-                "framework": made.framework,
-                "command": made.program,
-                "recipe": made.recipe,
-                "mapped": [one._asdict() for one in made.mapped],
-                "without": [one._asdict() for one in made.without],
-                "unknown": [one._asdict() for one in made.unknown],
-                "defaults": [one._asdict() for one in made.defaults],
-                "to_do": made.to_do,
+                "status": "complete" if migration.loads else "incomplete",
+                "framework": migration.framework,
+                "command": migration.program,
+                "recipe": migration.recipe,
+                "mapped": [flag._asdict() for flag in migration.mapped],
+                "without": [flag._asdict() for flag in migration.without],
+                "unknown": [flag._asdict() for flag in migration.unknown],
+                "defaults": [flag._asdict() for flag in migration.defaults],
+                "to_do": migration.to_do,
             }
         )
-    _say(made)
+    _print_flags(migration)
     if output is None:
-        return out.print(made.text().rstrip(), markup=False)
-    return err.print(f"{output}: `align check {output}` looks at it", markup=False)
+        return out.print(migration.text().rstrip(), markup=False)
+    return err.print(f"{output}: check it with `align check {output}`", markup=False)
 
 
 def _text(command: str) -> str:
-    """The text that has the command. Raises UserError for a file that cannot be read, or that is no shell script."""
+    """The text with the command. Raises UserError for a file that cannot be read, or that is no shell script."""
     if command == "-":
         return sys.stdin.read()
     path = Path(command)
@@ -68,23 +68,23 @@ def _text(command: str) -> str:
             return command
         return path.read_text()
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not a shell script: it is no text") from None
-    except OSError as error:  # too long a name is a command
+        raise UserError(f"{path}: is not text, so it is no shell script") from None
+    except OSError as error:  # a command is too long a file name
         if error.filename and not command.strip().count(" "):
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         return command
 
 
-def _say(made: Any) -> None:
-    """What became of the flags, beside the recipe."""
-    for one in made.mapped:
-        value = "" if one.value is None else f" = {one.value}"
-        err.print(f"{one.flag} → {one.field}{value}{f' ({one.note})' if one.note else ''}", markup=False)
-    for why, flags in made.reasons().items():
-        err.print(f"{flags}: {why}", markup=False)
-    for one in made.unknown:
-        hint = f"; did you mean {one.near}?" if one.near else ""
-        err.print(f"[yellow]unknown:[/] {one.flag}{hint}")
-    for sentence in made.to_do:
+def _print_flags(migration: Any) -> None:
+    """Print how each flag was converted."""
+    for mapped in migration.mapped:
+        value = "" if mapped.value is None else f" = {mapped.value}"
+        err.print(f"{mapped.flag} → {mapped.field}{value}{f' ({mapped.note})' if mapped.note else ''}", markup=False)
+    for reason, flags in migration.reasons().items():
+        err.print(f"{flags}: {reason}", markup=False)
+    for unknown in migration.unknown:
+        hint = f"; did you mean {unknown.near}?" if unknown.near else ""
+        err.print(f"[yellow]unknown:[/] {unknown.flag}{hint}")
+    for sentence in migration.to_do:
         err.print("[yellow]to do:[/] ", end="")
         err.print(sentence, markup=False)

@@ -42,14 +42,17 @@ def list_(
         raise UserError(f"{inbox}: no night has run with an inbox of this name; there are {', '.join(known) or 'none'}")
     chosen = {name: History(opened, name).batches() for name in ([inbox] if inbox else known)}
     shown = {
-        name: [one for one in batches if not given_up or one.state == GIVEN_UP] for name, batches in chosen.items()
+        name: [entry for entry in batches if not given_up or entry.state == GIVEN_UP]
+        for name, batches in chosen.items()
     }
     if as_json:
-        return print_json({name: [one.model_dump(mode="json") for one in batches] for name, batches in shown.items()})
+        return print_json(
+            {name: [entry.model_dump(mode="json") for entry in batches] for name, batches in shown.items()}
+        )
     for name, batches in shown.items():
         out.print(f"{name}: {len(batches)} batch{'' if len(batches) == 1 else 'es'} of rows", markup=False)
-        for one in batches:
-            out.print(f"  {one.batch}\n    {summary(one)}", markup=False)
+        for entry in batches:
+            out.print(f"  {entry.batch}\n    {summary(entry)}", markup=False)
     return None
 
 

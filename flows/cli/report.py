@@ -32,16 +32,14 @@ def report(
     record = journal.find(run)
     folder = output or Path(f"align-report-{record.run_id[:8]}")
     token = access.read(services.token_file())
-    done = write_bundle(record, folder, samples, (token,) if token else (), store)
+    bundle = write_bundle(record, folder, samples, (token,) if token else (), store)
     if as_json:
         return print_json(
-            {"folder": str(folder.absolute()), "files": done.files, "missing": done.missing, "cut": done.cut}
+            {"folder": str(folder.absolute()), "files": bundle.files, "missing": bundle.missing, "cut": bundle.cut}
         )
-    for name, size in done.files.items():
+    for name, size in bundle.files.items():
         out.print(f"{size:>10,}  {name}", markup=False)
-    for name, reason in done.missing.items():
+    for name, reason in bundle.missing.items():
         out.print(f"   missing  {name}: {reason}", markup=False)
-    cut = ", ".join(f"{count} {kind}" for kind, count in done.cut.items())
-    return out.print(
-        f"wrote {folder}{f'; cut out: {cut}' if cut else ''}. Read it before you hand it on.", markup=False
-    )
+    cut = ", ".join(f"{count} {kind}" for kind, count in bundle.cut.items())
+    return out.print(f"wrote {folder}{f'; removed: {cut}' if cut else ''}. Read it before you share it.", markup=False)

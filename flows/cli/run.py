@@ -1,4 +1,4 @@
-"""The command ``align run``: a recipe, run in this process, and what came of it."""
+"""The command ``align run``: run a recipe in this process, and print its outcome."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from alignment_core.imports import hidden, uncollected
 from alignment_core.journal import RunRecord
 
 NOT_PROMOTED = 4
-"""Exit code of a run that is complete, but whose policy may not take the tag."""
+"""Exit code of a completed run whose policy was not promoted."""
 NOT_PUBLISHED = 5
-"""Exit code of a run whose policy has the tag, and is not where it was to be published."""
+"""Exit code of a run whose policy was promoted, but not published."""
 GAVE_UP_ROWS = 6
-"""Exit code of a night that is complete, and has given up rows of earlier nights, whose stages failed or died four times."""
+"""Exit code of a completed night that gave up rows of earlier nights, after four failed attempts."""
 PARTLY_FAILED = 7
-"""Exit code of a run of which some branches failed, such as variants of a sweep, and the others completed."""
+"""Exit code of a run with failed and completed branches, such as variants of a sweep."""
 
 
 def run(
@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Run a recipe on this machine, or on the Ray cluster of RAY_ADDRESS. Finished stages are not run again.
 
-    A file of Python, or a function in it (file.py:flow), is a Prefect flow of your own; --set then sets its parameters.
+    A Python file, or a function in it (file.py:flow), is a Prefect flow of your own; --set sets its parameters.
     """
     from alignment.flows.cli.custom_flow import OF_RECIPES, is_flow_file
 
@@ -57,12 +57,12 @@ def run(
 def run_here(
     recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
 ) -> None:
-    """Run a recipe in this process, and print what came of it."""
-    _say([run_recipe_here(recipe, from_stage, resumes, as_json, overrides)], as_json)
+    """Run a recipe in this process, and print its outcome."""
+    _print_outcomes([run_recipe_here(recipe, from_stage, resumes, as_json, overrides)], as_json)
 
 
-def _say(outcomes: list[dict[str, Any]], as_json: bool) -> None:
-    """Print what came of runs, and exit with the code of one that was not promoted, or not published."""
+def _print_outcomes(outcomes: list[dict[str, Any]], as_json: bool) -> None:
+    """Print the outcomes of runs, and exit with the code of one that was not promoted, or not published."""
     for outcome in outcomes:
         if as_json:
             print_json({"event": "result", **outcome})
@@ -81,10 +81,10 @@ def _say(outcomes: list[dict[str, Any]], as_json: bool) -> None:
 def run_recipe_here(
     recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Run a recipe in this process, with a Prefect server of its own unless one runs; what came of it."""
+    """Run a recipe in this process, and return its outcome. Without a Prefect server, the run starts one."""
     from alignment_core.tracking import require
 
-    opened = open_store(recipe.store)  # a store that cannot be used is said before Prefect starts
+    opened = open_store(recipe.store)  # raises for a store that cannot be used before Prefect starts
     from alignment.flows import preflight
     from alignment.flows.service import environment, services
     from alignment.flows.service.prefect_api import start_prefect_api
@@ -115,9 +115,9 @@ def run_flow_here(
     as_json: bool,
     overrides: tuple[str, ...] = (),
 ) -> None:
-    """Run a flow of the user's own, ``file.py:name``, in this process, and print what came of it.
+    """Run the user's own flow, ``file.py:name``, in this process, and print its outcome.
 
-    It is called with ``parameters``, or with what ``overrides`` make of its defaults.
+    Its parameters are ``parameters``, or its defaults changed by ``overrides``.
     """
     from alignment.flows import preflight
     from alignment.flows.cli.custom_flow import checked, load_flow, parameters_of
@@ -134,23 +134,23 @@ def run_flow_here(
     _displayed(lambda: flow(**called), api, caller, as_json)
     if not caller.outcomes and as_json:
         print_json({"event": "result", "status": "completed", "stages": []})
-    _say(caller.outcomes, as_json)
+    _print_outcomes(caller.outcomes, as_json)
 
 
 def not_promoted(outcome: dict[str, Any]) -> bool:
-    """Whether the run (or its night) was to promote its policy and did not: a gate refused, or the tag had moved."""
+    """Whether a promotion was refused by a gate, or because the tag had moved."""
     judged = outcome["night"] or outcome["promotion"]
     return judged is not None and judged["state"] in ("refused", "conflict")
 
 
 def not_published(outcome: dict[str, Any]) -> bool:
-    """Whether the policy was promoted, and its publication failed."""
+    """Whether the policy was promoted, but its publication failed."""
     publication = (outcome.get("promotion") or {}).get("publication")
     return publication is not None and publication["state"] == "failed"
 
 
 def _displayed(start: Callable[[], Any], api: Any, caller: Any, as_json: bool) -> Any:
-    with uncollected(), hidden("pandas"):  # Prefect imports it to know its tables as a task's parameters
+    with uncollected(), hidden("pandas"):  # Prefect imports it for tables in parameters
         import alignment.flows.recipe_flow  # noqa: F401
         from alignment.flows.access import lost_server
         from alignment.flows.cli.display import display_of
@@ -174,7 +174,7 @@ def _displayed(start: Callable[[], Any], api: Any, caller: Any, as_json: bool) -
 
 
 def print_outcome(outcome: dict[str, Any]) -> None:
-    """Stages, metrics and outputs of a run, for people."""
+    """Print the stages, metrics and outputs of a run."""
     from alignment.flows.cli.display import metric_table, result_table, stage_table, step_table, variant_table
     from alignment.flows.costs import promotion_line
     from alignment_core.execution.base import StageResult

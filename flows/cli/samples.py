@@ -23,8 +23,7 @@ def samples(
     stage: Annotated[
         str | None,
         typer.Option(
-            help="Stage to show. Default: each policy's completions of the same held-out prompts, or else those that were "
-            "sampled in training."
+            help="Stage to show. Default: the policies' completions of held-out prompts, or else those sampled in training."
         ),
     ] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 10,
@@ -52,7 +51,7 @@ def samples(
 
 
 def _block(number: int, row: dict[str, Any]) -> Table:
-    """A row as lines ``what  text``, the texts wrapped in a column of their own."""
+    """A row as a table of names and wrapped texts."""
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), title=f"{number}", title_justify="left")
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -62,7 +61,7 @@ def _block(number: int, row: dict[str, Any]) -> Table:
 
 
 def as_text(value: Any) -> str:
-    """A value for people: numbers short, long texts cut, control characters made visible."""
+    """A value as text: short numbers, truncated texts, visible control characters."""
     from alignment_core.lineage.samples import text_of
 
     text = printable(text_of(value))

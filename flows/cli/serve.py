@@ -21,13 +21,12 @@ REWARD_MODELS = ("reward-model", "model")
 TOKEN = "ALIGN_SERVE_TOKEN"
 """Environment variable with the token of both commands."""
 OURS = {"--host": "--host", "--port": "--port", "--api-key": "--token", "--uds": "--host", "--middleware": "--token"}
-"""Options of vLLM's server that decide who can call it, and the option of ours to use instead."""
+"""Options of vLLM's server that decide who can call it, with our option to use instead."""
 
 TokenOption = Annotated[
     str | None,
     typer.Option(
-        help=f"Token that clients must send. Other users see it in the list of processes: {TOKEN} in the environment has the "
-        "same effect, and they do not see that."
+        help=f"Token that clients must send. Other users can see command lines; set it as {TOKEN} in the environment instead."
     ),
 ]
 TokenVariableOption = Annotated[
@@ -37,11 +36,13 @@ TokenVariableOption = Annotated[
 
 def serve(
     model: Annotated[str, typer.Argument(help="Reference or tag of the store, a folder, or a Hub name.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; beyond loopback it needs a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; addresses beyond loopback need a token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
     token: TokenOption = None,
     token_variable: TokenVariableOption = None,
-    name: Annotated[str | None, typer.Option(help="What clients call the model. Default: as it is given here.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model for clients. Default: MODEL.")] = None,
     options: Annotated[list[str] | None, typer.Argument(help="Further options of vLLM's server, after --.")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -53,7 +54,7 @@ def serve(
     from alignment_core.inference.http_server import running
 
     if not as_json:
-        err.print(f"{shown}: vLLM loads it", markup=False)
+        err.print(f"{shown}: vLLM is loading the model", markup=False)
     called = name or shown
     with running(
         folder,
@@ -74,7 +75,7 @@ def serve(
             if server.shortened:
                 larger = f" (-- --kv-cache-memory-bytes={server.whole_mib}M)" if server.whole_mib else ""
                 err.print(f"{server.shortened}{larger}", markup=False)
-            _say_if_open(server.token)
+            _warn_if_open(server.token)
         ended = _ends_on_signals(server.process.terminate)
         code = server.process.wait()
         if not ended.is_set():
@@ -85,30 +86,29 @@ def serve(
 
 
 def _ends_on_signals(end: Callable[[], object]) -> threading.Event:
-    """Call ``end`` at SIGTERM and Ctrl-C; the event tells whether one came."""
-    came = threading.Event()
+    """Call ``end`` on SIGTERM and Ctrl-C. The event is set after a signal."""
+    received = threading.Event()
 
     def stop(*_: object) -> None:
-        came.set()
+        received.set()
         threading.Thread(target=end).start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    return came
+    return received
 
 
 def _check_options(options: Sequence[str]) -> None:
-    """Raise UserError for an option of vLLM's that would open the server to others than ours say."""
+    """Raise UserError for an option of vLLM's that bypasses our checks of who can call the server."""
     for option in options:
         flag = option.partition("=")[0].replace("_", "-")
         for theirs, ours in OURS.items():
             if len(flag) > 3 and theirs.startswith(flag):  # argparse takes abbreviations
-                raise UserError(f"{option}: give {ours} before the --, so that who can call the server is checked")
+                raise UserError(f"{option}: give {ours} before the --, where it is checked")
 
 
 def token_of(host: str, token: str | None, variable: str | None) -> str | None:
-    """What clients must send. Raises UserError where others could reach a server without one, and for one that no header can
-    carry."""
+    """The token. Raises UserError for a server beyond loopback without one, and for a token that does not fit into a header."""
     if token is not None and variable is not None:
         raise UserError("give --token or --token-variable, not both")
     if token is None:
@@ -123,17 +123,17 @@ def token_of(host: str, token: str | None, variable: str | None) -> str | None:
 
 
 def loading(shown: str) -> Callable[[float], None]:
-    """Prints that a model is still being loaded, and for how long."""
-    return lambda seconds: err.print(f"{shown}: vLLM has been loading it for {seconds:.0f} s", markup=False)
+    """A callback that prints how long the model has been loading."""
+    return lambda seconds: err.print(f"{shown}: vLLM has been loading the model for {seconds:.0f} s", markup=False)
 
 
-def _say_if_open(token: str | None) -> None:
+def _warn_if_open(token: str | None) -> None:
     if token is None:
         err.print(f"no token: every user of this machine can call it; {TOKEN} or --token sets one", markup=False)
 
 
 def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
-    """Where its weights are, and what it is called. Raises UserError if neither store nor disk has it."""
+    """The folder or Hub name of a model, and its name. Raises UserError for a path that does not exist."""
     from alignment_core.recipes import ModelConfig
     from alignment_core.recipes.paths import is_written_as_path
     from alignment_core.stages.base_model import in_store
@@ -147,12 +147,14 @@ def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",))
         return str(folder), model
     if is_written_as_path(model):
         raise UserError(f"model: {folder}: no such folder")
-    return model, model  # a name on the Hub: vLLM says if there is none
+    return model, model  # a name on the Hub: vLLM reports a missing one
 
 
 def serve_reward(
     model: Annotated[str, typer.Argument(help="Reference or tag of a reward model in the store, or a folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; beyond loopback it needs a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; addresses beyond loopback need a token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 is any that is free.")] = 5000,
     token: TokenOption = None,
     token_variable: TokenVariableOption = None,
@@ -177,7 +179,7 @@ def serve_reward(
         print_json({"url": url, "model": shown, "token": bool(secret)})
     else:
         err.print(f"{shown} at {url}; /health, /metrics", markup=False)
-        _say_if_open(secret)
+        _warn_if_open(secret)
     server.serve_forever()
     server.stop()
     if not as_json:

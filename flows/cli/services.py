@@ -21,7 +21,7 @@ RunArgument = Annotated[
 ]
 SHOWN_RUNS = 10
 NOT_UP = 3
-"""Exit code of `align status` where nothing runs."""
+"""Exit code of `align status` without running services."""
 
 
 def up(
@@ -38,7 +38,7 @@ def up(
         typer.Option(
             min=1,
             envvar=run_queue.VARIABLE,
-            help="Most runs of the worker at once; others wait. It is kept. Default: the present limit, at first "
+            help="Concurrent runs of the worker; further ones wait. The limit is kept. Default: the present limit, at first "
             f"{run_queue.MAX_RUNS}.",
         ),
     ] = None,
@@ -116,7 +116,7 @@ def status(as_json: JsonOption = False) -> None:
     queue = run_queue.read() if state is not None and state.phase == "ready" else None
     if as_json:
         shown = {"services": state, "queue": queue}
-        print_json({name: one and one.model_dump(mode="json") for name, one in shown.items()} | {"runs": latest})
+        print_json({name: value and value.model_dump(mode="json") for name, value in shown.items()} | {"runs": latest})
     else:
         _print_status(state, queue, latest)
     if state is None:
@@ -170,17 +170,17 @@ def _run_row(record: journal.RunRecord) -> dict[str, Any]:
 
 
 def _doing(record: journal.RunRecord) -> dict[str, str]:
-    """How far the stages are that a living run works on, and what those wait for that wait."""
+    """The progress of the running stages of a live run, or the reason why they wait."""
     if not journal.is_alive(record):
         return {}
     running = {label for label, line in journal.stages(record.run_id).items() if line.state == "running"}
-    found = {
-        label: f"{one.done:g}{f' of {one.total:g}' if one.total else ''} {one.unit}"
-        for label, one in journal.progress(record.run_id).items()
+    doing = {
+        label: f"{progress.done:g}{f' of {progress.total:g}' if progress.total else ''} {progress.unit}"
+        for label, progress in journal.progress(record.run_id).items()
     }
     for label, wait in journal.waits(record.run_id).items():
-        found[label] = f"has waited {max(time.time() - wait.since, 0):.0f} s for {wait.reason}"
-    return {label: progress for label, progress in found.items() if label in running}
+        doing[label] = f"has waited {max(time.time() - wait.since, 0):.0f} s for {wait.reason}"
+    return {label: text for label, text in doing.items() if label in running}
 
 
 def resume(
@@ -192,7 +192,7 @@ def resume(
 ) -> None:
     """Resume a run where it stopped. Its old process is ended first if it is still alive."""
     record = journal.find(run)
-    if from_stage is not None and not record.flow:  # which stages a flow of one's own submits it alone knows
+    if from_stage is not None and not record.flow:  # the stages of a user's own flow are known only when it runs
         _check_from_stage(record, from_stage)
     ended = journal.end_process(record, services.stop_seconds(record.recipe))
     services.use_if_running()
@@ -209,7 +209,7 @@ def resume(
 
 
 def _check_from_stage(record: journal.RunRecord, from_stage: str) -> None:
-    """Raise UserError for an unknown stage, before anything is ended."""
+    """Raise UserError for an unknown stage, before the old process is ended."""
     from alignment.flows.planning import plan
     from alignment.flows.preflight import check_from_stage
     from alignment_core.recipes import parse_recipe
@@ -237,15 +237,15 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     record = journal.find(run)
     lines = journal.stages(record.run_id).values()
     stages = {str(line.key_parts.get("stage", line.stage)) for line in lines}
-    found = explanations(lines, open_store(record.store, writes=False).records.all(*stages), record.run_id)
+    explained = explanations(lines, open_store(record.store, writes=False).records.all(*stages), record.run_id)
     if as_json:
-        return print_json({**_run_row(record), "stages": [one.model_dump(mode="json") for one in found]})
+        return print_json({**_run_row(record), "stages": [stage.model_dump(mode="json") for stage in explained]})
     out.print(f"run {record.run_id} ({record.name}): {journal.status_of(record)}", markup=False)
-    for one in found:
-        seconds = f", {one.seconds:.1f} s" if one.state == "run" else ""
-        out.print(f"{one.label}: {one.state}{seconds}\n    {one.why}", markup=False)
-        for change in one.changed:
+    for stage in explained:
+        seconds = f", {stage.seconds:.1f} s" if stage.state == "run" else ""
+        out.print(f"{stage.label}: {stage.state}{seconds}\n    {stage.why}", markup=False)
+        for change in stage.changed:
             out.print(f"      {change}", markup=False)
-        for change in one.elsewhere:
+        for change in stage.elsewhere:
             out.print(f"      not in the key: {change}", markup=False)
     return None

@@ -29,17 +29,17 @@ def use(
     if store and default:
         raise UserError("name a store, or give --default, not both")
     if store:
-        opened = open_store(store)  # one that cannot be used is refused now
+        opened = open_store(store)  # raises for a store that cannot be used
         choose_store(opened.uri)
     elif default:
         choose_store(None)
-    found = str(default_store())
+    uri = str(default_store())
     origin = "ALIGN_STORE" if os.environ.get("ALIGN_STORE") else "align store use" if chosen_store() else "default"
     if store and origin == "ALIGN_STORE":
-        err.print(f"[yellow]warning:[/] ALIGN_STORE is set in this shell and comes first: {found}")
+        err.print(f"[yellow]warning:[/] ALIGN_STORE is set in this shell and comes first: {uri}")
     if as_json:
-        return print_json({"store": found, "chosen_by": origin})
-    return out.print(f"{found} ({origin})", markup=False)
+        return print_json({"store": uri, "chosen_by": origin})
+    return out.print(f"{uri} ({origin})", markup=False)
 
 
 @store_app.command("doctor")
@@ -56,30 +56,32 @@ def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
         print_json({**report.model_dump(), "status": "ok" if report.sound else "failed"})
     else:
         out.print(report.store, markup=False)
-        for one in report.promises:
-            out.print(f"  [{'green' if one.kept else 'red'}]{'ok' if one.kept else 'failed':<7}[/] {one.name}")
+        for promise in report.promises:
+            out.print(
+                f"  [{'green' if promise.kept else 'red'}]{'ok' if promise.kept else 'failed':<7}[/] {promise.name}"
+            )
         latency = " · ".join(f"{kind} {value:g}" for kind, value in report.latency_ms.items())
         speed = " · ".join(f"{kind} {value:g}" for kind, value in report.mib_per_second.items())
         out.print(f"  milliseconds: {latency}\n  MiB per second: {speed}")
         out.print(f"  clock: {report.clock_seconds:+g} s beside this machine")
         if report.second_copy:
             out.print(
-                f"  space: an artifact that is used takes its room twice: {report.second_copy}; "
-                "`align artifacts gc --delete --cache-days 0` frees the copies that nothing uses"
+                f"  space: each artifact in use is stored twice: {report.second_copy}; "
+                "`align artifacts gc --delete --cache-days 0` frees unused copies"
             )
     if not report.sound:
         raise typer.Exit(3)
 
 
 def _check_group_access(folder: Path | None, as_json: bool) -> None:
-    """End the command where other users closed parts of a shared folder to its group."""
+    """Exit with code 3 if other users have closed parts of a shared folder to its group."""
     closed = open_to_group(folder, files=True) if folder is not None else []
     if not closed:
         return
     if as_json:
-        print_json({"store": str(folder), "status": "failed", "closed": [one._asdict() for one in closed]})
+        print_json({"store": str(folder), "status": "failed", "closed": [entry._asdict() for entry in closed]})
     else:
         out.print(f"{folder}\n  [red]failed [/] the group cannot use:", highlight=False)
-        for one in closed:
-            out.print(f"  {one.path}: its owner, {one.owner}, has to run `{one.command}`", markup=False)
+        for entry in closed:
+            out.print(f"  {entry.path}: its owner, {entry.owner}, has to run `{entry.command}`", markup=False)
     raise typer.Exit(3)

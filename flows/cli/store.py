@@ -1,4 +1,4 @@
-"""The commands of ``align`` about the store: artifacts, tags, and where each came from."""
+"""The commands about artifacts, tags and lineage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def artifacts_ls(
     tags: dict[Reference, list[str]] = {}
     for name, tagged in opened.tags.all().items():
         tags.setdefault(tagged, []).append(name)
-    rows = [_row(one, tags.get(one.reference, [])) for one in opened.summaries() if kind in (None, one.reference.kind)]
+    rows = [
+        _row(summary, tags.get(summary.reference, []))
+        for summary in opened.summaries()
+        if kind in (None, summary.reference.kind)
+    ]
     rows.sort(key=lambda row: row["made_at"])
     if as_json:
         return print_json({"artifacts": rows})
@@ -47,7 +51,7 @@ def artifacts_ls(
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line for each artifact, with whole references and labels also in a pipe: the other commands take them."""
+    """A line for each artifact. References and labels are never cut, because other commands take them."""
     shown = [
         (
             Reference.parse(row["reference"]).short,
@@ -67,7 +71,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _size(count: float) -> str:
-    """As ``ls -h`` writes it, such as ``2.1M``."""
+    """A size in the style of ``ls -h``, such as ``2.1M``."""
     for unit in ("", "K", "M", "G"):
         if count < 1024:
             return f"{count:.0f}" if unit == "" else f"{count:.1f}{unit}"
@@ -109,7 +113,7 @@ def artifacts_show(reference: str, store: StoreOption = None, as_json: JsonOptio
 
 
 def _path(store: Store, reference: Reference) -> str | None:
-    """Where the files lie on this machine; none if they are pruned, or there is no room for them."""
+    """The folder of the files on this machine; None if they are pruned, or if the disk is full."""
     if store.is_pruned(reference):
         return None
     try:
@@ -148,15 +152,15 @@ def artifacts_gc(
     opened = open_store(store, writes=False)
     pruned = prune(opened, progress_days, rollouts_days, delete, in_use(), cache_days)
     report = collect(opened, delete, older_than)
-    told = {one.path for one in pruned}
+    pruned_paths = {garbage.path for garbage in pruned}
     report = GcReport(
         deleted=delete,
-        garbage=(*pruned, *(one for one in report.garbage if one.path not in told)),
+        garbage=(*pruned, *(garbage for garbage in report.garbage if garbage.path not in pruned_paths)),
         kept=report.kept,
     )
     if as_json:
-        garbage = [{"what": one.what, "path": one.path, "size": one.size} for one in report.garbage]
-        return print_json({"deleted": delete, "garbage": garbage})
+        listed = [{"what": garbage.what, "path": garbage.path, "size": garbage.size} for garbage in report.garbage]
+        return print_json({"deleted": delete, "garbage": listed})
     return out.print(str(report))
 
 
@@ -255,8 +259,8 @@ def rollback(
 def _print_move(move: TagMove, state: str, as_json: bool) -> None:
     if as_json:
         return print_json({"state": state, **move.model_dump(mode="json")})
-    before = f" (before: {move.previous.short})" if move.previous and state != "unchanged" else ""
-    return out.print(f"{move.name}: {state}, points to {move.to}{before}", markup=False)
+    previous = f" (before: {move.previous.short})" if move.previous and state != "unchanged" else ""
+    return out.print(f"{move.name}: {state}, points to {move.to}{previous}", markup=False)
 
 
 def diff(a: str, b: str, store: StoreOption = None, as_json: JsonOption = False) -> None:

@@ -1,4 +1,4 @@
-"""A run as a stream of events: lines of text where there is no terminal, JSON objects with ``--json``."""
+"""The events of a run: lines of text without a terminal, JSON objects with ``--json``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ Event = dict[str, Any]
 
 
 class EventStream(Listener):
-    """A listener that says what happens, and now and then how far each stage is; to be used as a context manager.
+    """A listener that emits events, and at growing intervals the progress of each stage; to be used as a context manager.
 
-    ``emit`` gets each event: plain data, whose ``text`` is the event as a line. One event comes after the other.
+    ``emit`` gets each event as plain data, one at a time; ``text`` is the event as a line.
     """
 
     def __init__(self, emit: Callable[[Event], None], clock: Clock = time.monotonic) -> None:
-        self._emit, self._clock = emit, clock
+        self._emit = emit
+        self._clock = clock
         self._lock = threading.RLock()
         self._stages: dict[str, Pace] = {}
         self._waiting: dict[str, str] = {}
-        self._over, self._heard = threading.Event(), True
+        self._over = threading.Event()
+        self._has_reader = True
         self._thread = threading.Thread(target=self._loop, daemon=True, name="event stream")
 
     def __enter__(self) -> EventStream:
@@ -38,14 +40,14 @@ class EventStream(Listener):
         self._thread.join()
 
     def opened(self, run_id: str, name: str, folder: str, log: str) -> None:
-        """The run has its id, a folder for its journal and metrics, and a log."""
+        """The run has an id, a folder for its journal and metrics, and a log."""
         text = f"{name} (run {run_id[:8]}): metrics in {folder}, log {log}"
-        self._say("run_started", text, run_id=run_id, name=name, folder=folder, log=log)
+        self._emit_event("run_started", text, run_id=run_id, name=name, folder=folder, log=log)
 
     def started(self, label: str) -> None:
         with self._lock:
             self._stages[label] = Pace(self._clock)
-        self._say("stage_started", f"{label}: starts", stage=label)
+        self._emit_event("stage_started", f"{label}: starts", stage=label)
 
     def progress(self, label: str, progress: Progress) -> None:
         with self._lock:
@@ -58,7 +60,7 @@ class EventStream(Listener):
                 self._waiting[label] = reason
             else:
                 self._waiting.pop(label, None)
-        self._say(
+        self._emit_event(
             "waits", f"{label}: waits for {reason}" if reason else f"{label}: continues", stage=label, reason=reason
         )
 
@@ -84,46 +86,51 @@ class EventStream(Listener):
         done = result.times if result.state == "run" else "cached"
         shown = headline(load_stage(result.stage).shows, result.metrics)
         text = " · ".join(part for part in (f"{result.label}: done, {done}", shown, result.reason) if part)
-        self._say("stage_finished", text, **result.model_dump(mode="json"))
+        self._emit_event("stage_finished", text, **result.model_dump(mode="json"))
         for sentence in result.warnings:
             self.warn(f"{result.label}: {sentence}", stage=result.label)
 
     def left(self, report: str) -> None:
-        """The run ends before it is complete, and this is its report."""
-        self._say("report", f"report so far: {report}", report=report)
+        """The run ends before it is complete; ``report`` is the path of its report."""
+        self._emit_event("report", f"report so far: {report}", report=report)
 
     def warn(self, sentence: str, **more: Any) -> None:
-        """Say something that the run goes on in spite of."""
-        self._say("warning", f"warning: {sentence}", **more, sentence=sentence)
+        """Emit a warning."""
+        self._emit_event("warning", f"warning: {sentence}", **more, sentence=sentence)
 
     def tick(self) -> None:
-        """Say how far the stages are whose line is due. Called by a thread of the stream's own.
+        """Emit the progress of each stage whose line is due; called by the stream's thread.
 
-        That a stage waits was said when it began to, so it is said again only rarely.
+        A waiting stage has had an event when it began to wait, so its lines are rarer.
         """
         with self._lock:
             due = [(label, pace) for label, pace in self._stages.items() if pace.due(label in self._waiting)]
             due = [(label, pace) for label, pace in due if label not in self._waiting or pace.seconds > MOST_SECONDS]
             for label, pace in due:
                 waits = f" · waits for {self._waiting[label]}" if label in self._waiting else ""
-                self._say("progress", f"{label}: {pace.line()}{waits}", stage=label, **_numbers(pace))
+                self._emit_event("progress", f"{label}: {pace.line()}{waits}", stage=label, **_numbers(pace))
 
     def _loop(self) -> None:
         while not self._over.wait(TICK_SECONDS):
             self.tick()
 
-    def _say(self, event: str, text: str, **content: Any) -> None:
+    def _emit_event(self, event: str, text: str, **content: Any) -> None:
         with self._lock:
-            if self._heard:
+            if self._has_reader:
                 try:
                     self._emit({"event": event, "text": text, **content})
-                except OSError:  # `align run … | head`: nobody reads on, and the run goes on
-                    self._heard = False
+                except OSError:  # `align run … | head`: the reader has gone, and the run continues
+                    self._has_reader = False
 
 
 def _numbers(pace: Pace) -> Event:
-    """How far a stage is, for programs."""
-    seen, counted = pace.progress, {}
-    if seen is not None:
-        counted = {"done": seen.done, "total": seen.total, "unit": seen.unit, "metrics": dict(seen.metrics)}
-    return {"seconds": round(pace.seconds, 1), "rate": pace.rate, "seconds_left": pace.seconds_left, **counted}
+    """The progress of a stage in numbers."""
+    progress, counts = pace.progress, {}
+    if progress is not None:
+        counts = {
+            "done": progress.done,
+            "total": progress.total,
+            "unit": progress.unit,
+            "metrics": dict(progress.metrics),
+        }
+    return {"seconds": round(pace.seconds, 1), "rate": pace.rate, "seconds_left": pace.seconds_left, **counts}

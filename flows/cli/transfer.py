@@ -12,9 +12,9 @@ from alignment.flows.console import JsonOption, StoreOption, err, out, print_jso
 from alignment_core.artifacts import FileEntry, open_store
 
 AncestorsOption = Annotated[
-    bool, typer.Option("--ancestors", help="Also all that it was made from, back to the data and the base model.")
+    bool, typer.Option("--ancestors", help="Also copy all its ancestors, back to the data and the base model.")
 ]
-REFERENCE = "Reference, first digits of a digest, or a tag of the store that it is copied from."
+REFERENCE = "Reference, first digits of a digest, or tag in the source store."
 Reference = Annotated[str, typer.Argument(help=REFERENCE)]
 
 
@@ -26,30 +26,30 @@ def register(app: typer.Typer) -> None:
 
 def push(
     reference: Reference,
-    to: Annotated[str, typer.Option("--to", help="Store to copy it to.")],
+    to: Annotated[str, typer.Option("--to", help="Target store.")],
     ancestors: AncestorsOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an artifact and its provenance to another store; what is there already is not sent again."""
+    """Copy an artifact and its provenance to another store. Files that are there already are not sent again."""
     _copy(reference, store, to, ancestors, as_json)
 
 
 def pull(
     reference: Reference,
-    source: Annotated[str, typer.Option("--from", help="Store to copy it from.")],
+    source: Annotated[str, typer.Option("--from", help="Source store.")],
     ancestors: AncestorsOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an artifact and its provenance from another store; what is here already is not fetched again."""
+    """Copy an artifact and its provenance from another store. Files that are here already are not fetched again."""
     _copy(reference, source, store, ancestors, as_json)
 
 
 def copy(
     reference: Reference,
-    source: Annotated[str, typer.Option("--from", help="Store to copy it from.")],
-    to: Annotated[str, typer.Option("--to", help="Store to copy it to.")],
+    source: Annotated[str, typer.Option("--from", help="Source store.")],
+    to: Annotated[str, typer.Option("--to", help="Target store.")],
     ancestors: AncestorsOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,20 +60,21 @@ def copy(
 def _copy(reference: str, source: str | None, target: str | None, ancestors: bool, as_json: bool) -> None:
     from alignment_core.artifacts import transfer
 
-    there, here = open_store(source, writes=False), open_store(target)
-    what = transfer.plan(there, here, there.resolve(reference), ancestors)
-    with _shown(what.size, as_json) as told:
-        copied = transfer.copy(there, here, what, told)
+    from_store = open_store(source, writes=False)
+    to_store = open_store(target)
+    plan = transfer.plan(from_store, to_store, from_store.resolve(reference), ancestors)
+    with _progress_bar(plan.size, as_json) as on_file:
+        copied = transfer.copy(from_store, to_store, plan, on_file)
     if as_json:
-        return print_json({"from": there.uri, "to": here.uri, **copied.model_dump(mode="json")})
+        return print_json({"from": from_store.uri, "to": to_store.uri, **copied.model_dump(mode="json")})
     more = f" and {len(copied.artifacts) - 1} that it comes from" if len(copied.artifacts) > 1 else ""
     sent = f"{copied.sent} files sent, {copied.sent_bytes / 2**20:.1f} MiB; {copied.kept} were there"
-    return out.print(f"{copied.artifacts[0]}{more}: in {here.uri} ({sent})", markup=False)
+    return out.print(f"{copied.artifacts[0]}{more}: in {to_store.uri} ({sent})", markup=False)
 
 
 @contextmanager
-def _shown(size: int, as_json: bool) -> Iterator[Callable[[FileEntry], None]]:
-    """A bar on a terminal; nothing elsewhere."""
+def _progress_bar(size: int, as_json: bool) -> Iterator[Callable[[FileEntry], None]]:
+    """Show a progress bar on a terminal; yields the function that each transferred file is given to."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

@@ -30,26 +30,27 @@ def verify(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read every byte again and compare digests; with a public key, also check the signature of REFERENCE.
+    """Read artifacts again and compare digests; with a public key, also check the signature of REFERENCE.
 
-    Exit code 1 if something is damaged, unsigned, signed with another key, or not what was signed.
+    Exit code 1 for a damaged artifact, a missing or foreign signature, or content that differs from the signed one.
     """
     if public_key and reference is None:
         raise UserError("--public-key checks one artifact's signature: name the artifact")
     opened = open_store(store, writes=False)
     chosen = [opened.resolve(reference)] if reference else [manifest.reference for manifest in opened.artifacts()]
-    problems = {str(one): found for one in chosen if (found := opened.verify(one))}
-    pruned = [str(one) for one in chosen if str(one) not in problems and opened.is_pruned(one)]
+    verified = {str(artifact): opened.verify(artifact) for artifact in chosen}
+    problems = {artifact: damages for artifact, damages in verified.items() if damages}
+    pruned = [str(artifact) for artifact in chosen if str(artifact) not in problems and opened.is_pruned(artifact)]
     damage = problems.get(str(chosen[0]), []) if chosen else []
     signature = _signature(opened, chosen[0], public_key, damage) if reference and not pruned else None
     if as_json:
         checked = {"signature": signature} if signature else {}
         print_json({"verified": len(chosen) - len(pruned), "problems": problems, "pruned": pruned, **checked})
     else:
-        for one, what in problems.items():
-            out.print(f"{one}\n  " + "\n  ".join(what), markup=False)
-        gone = f", {len(pruned)} pruned" if pruned else ""
-        out.print(f"{len(chosen) - len(pruned)} verified, {len(problems)} damaged{gone}")
+        for artifact, damages in problems.items():
+            out.print("\n  ".join([artifact, *damages]), markup=False)
+        also = f", {len(pruned)} pruned" if pruned else ""
+        out.print(f"{len(chosen) - len(pruned)} verified, {len(problems)} damaged{also}")
         if signature:
             out.print(f"signature {signature['state']}: {signature['sentence']}", markup=False)
     if problems or (signature and signature["state"] != "valid"):
@@ -57,8 +58,8 @@ def verify(
 
 
 def _signature(store: Store, reference: Reference, named: str | None, damage: list[str]) -> dict[str, Any] | None:
-    """What became of checking a signature; None where no key is given. This machine's cache may hold a copy without the
-    ``damage`` that the store's has."""
+    """The verdict on a signature; None without a key. ``damage`` is that of the store's copy: this machine's cache may hold an
+    undamaged one."""
     from alignment_core.attestation import signing
 
     key = signing.public_key(named)
@@ -74,7 +75,9 @@ def attest(
     reference: str,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write them, and the signature if there is one, to this folder instead."),
+        typer.Option(
+            "--output", "-o", help="Write the files, and the signature if there is one, to this folder instead."
+        ),
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -87,17 +90,19 @@ def attest(
     opened = open_store(store, writes=output is None)
     chosen = opened.resolve(reference)
     if output is None:
-        made = attesting.attest(opened, chosen)
+        files = attesting.attest(opened, chosen)
     else:
-        made = attesting.attestations(opened, chosen)
-        if (signed := attachment(opened, chosen, SIGNATURE)) is not None:
-            made[SIGNATURE] = signed
-        _write(output, made)
-    places = {name: str(output / name) if output else f"beside {chosen.short} in {opened.uri}" for name in sorted(made)}
+        files = attesting.attestations(opened, chosen)
+        if (signature := attachment(opened, chosen, SIGNATURE)) is not None:
+            files[SIGNATURE] = signature
+        _write(output, files)
+    places = {
+        name: str(output / name) if output else f"beside {chosen.short} in {opened.uri}" for name in sorted(files)
+    }
     if as_json:
         return print_json({"reference": str(chosen), "files": places})
-    if attesting.PROVENANCE not in made:
-        out.print(f"no provenance: {chosen.short} was brought into the store, and made by no stage", markup=False)
+    if attesting.PROVENANCE not in files:
+        out.print(f"no provenance: {chosen.short} was imported into the store, not made by a stage", markup=False)
     return out.print("\n".join(f"{name}: {place}" for name, place in places.items()), markup=False)
 
 
@@ -111,7 +116,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def sign(reference: str, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Sign an artifact with the private key at $ALIGN_SIGNING_KEY; the signature lies beside it in the store."""
+    """Sign an artifact with the private key at $ALIGN_SIGNING_KEY; the signature is stored beside it."""
     from alignment_core.attestation import signing
 
     key = signing.private_key()
@@ -127,7 +132,7 @@ def publish(
     reference: str,
     repository: Annotated[str, typer.Argument(metavar="hf://ORGANISATION/NAME", help="Repository on the Hub.")],
     tag: Annotated[
-        str | None, typer.Option("--tag", help="A git tag for this version, beside the artifact's own (sha256-…).")
+        str | None, typer.Option("--tag", help="Git tag for this version, beside the artifact's own (sha256-…).")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public. Default: private.")] = False,
     store: StoreOption = None,
@@ -138,9 +143,11 @@ def publish(
 
     opened = open_store(store, writes=False)
     chosen = opened.resolve(reference)
-    done = publish(opened, chosen, repository, tag, public)
-    state = "published" if done.new else "unchanged"
+    publication = publish(opened, chosen, repository, tag, public)
+    state = "published" if publication.new else "unchanged"
     if as_json:
-        found = {"commit": done.commit, "tags": list(done.tags), "url": done.url}
-        return print_json({"reference": str(chosen), "state": state, **found})
-    return out.print(f"{done.url}: {state}, commit {done.commit}, tag {', '.join(done.tags)}", markup=False)
+        details = {"commit": publication.commit, "tags": list(publication.tags), "url": publication.url}
+        return print_json({"reference": str(chosen), "state": state, **details})
+    return out.print(
+        f"{publication.url}: {state}, commit {publication.commit}, tag {', '.join(publication.tags)}", markup=False
+    )

@@ -255,7 +255,7 @@ class _Stages:
                 self._say(f"{label}: {line.state}{seconds}")
         if time.monotonic() - self._progress_at > PROGRESS_SECONDS:
             self._progress_at = time.monotonic()
-            for label, one in journal.progress(self._run_id).items():
+            for label, progress in journal.progress(self._run_id).items():
                 if label in lines and lines[label].state == "running":
-                    total = f" of {one.total:g}" if one.total else ""
-                    self._say(f"{label}: {one.done:g}{total} {one.unit}")
+                    total = f" of {progress.total:g}" if progress.total else ""
+                    self._say(f"{label}: {progress.done:g}{total} {progress.unit}")

@@ -56,7 +56,8 @@ class PrefectApi:
         self.log = home / "logs" / "prefect.log"
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
-            self.url, self.token = access.url_of(port), access.new_token()
+            self.url = access.url_of(port)
+            self.token = access.new_token()
             self.server = Supervised(
                 server_command(listener.fileno(), "error"),
                 {**os.environ, **EPHEMERAL, **access.of_server(port, self.token)},

@@ -31,7 +31,8 @@ class Retry503:
     """ASGI middleware that repeats requests answered with 503, and drops those answers."""
 
     def __init__(self, application: Application, pauses: tuple[float, ...] = PAUSES) -> None:
-        self._application, self._pauses = application, pauses
+        self._application = application
+        self._pauses = pauses
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):

@@ -136,7 +136,7 @@ def test_a_second_copy_is_said_once_with_its_reason_and_the_command_that_frees_i
     assert "this user, such as root, may write into read-only files" in caplog.text
     assert "`align artifacts gc --delete --cache-days 0`" in caplog.text
     doctor = align_here(home, "store", "doctor", "--store", store.uri)
-    assert "an artifact that is used takes its room twice: the file system has no reflinks" in doctor.stdout
+    assert "each artifact in use is stored twice: the file system has no reflinks" in doctor.stdout
     assert [path for path in store.workspace.temporary.rglob("*") if path.is_file()] == []
 
 

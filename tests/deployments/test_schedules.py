@@ -54,7 +54,7 @@ def test_a_time_zone_that_names_no_place_is_refused(zone: str) -> None:
 
 def test_a_time_zone_without_a_schedule_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     done = align_here(tmp_path, "deploy", "gone.yaml", "--name", "mine", "--timezone", "Europe/Berlin")
-    assert (done.returncode, "--timezone is that of --cron" in done.stderr) == (UserError.exit_code, True)
+    assert (done.returncode, "--timezone needs --cron" in done.stderr) == (UserError.exit_code, True)
 
 
 def test_the_next_run_is_said_with_its_offset_so_that_a_reversed_sign_is_seen() -> None:

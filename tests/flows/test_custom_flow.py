@@ -17,7 +17,7 @@ import typer
 
 import alignment
 from alignment.flows.cli.custom_flow import checked, load_flow, parameters_of
-from alignment.flows.cli.run import NOT_PROMOTED, _say
+from alignment.flows.cli.run import NOT_PROMOTED, _print_outcomes
 from alignment.flows.runs import Outcome
 from alignment.flows.shipped_recipes import file_of
 from alignment_core.errors import UserError
@@ -96,7 +96,7 @@ def test_of_a_flow_with_several_runs_each_outcome_is_said_before_one_decides_the
     refused = Outcome(status="completed", run_id="1", store="s", promotion={"state": "refused"}).model_dump(mode="json")
     other = Outcome(status="completed", run_id="2", store="s").model_dump(mode="json")
     with pytest.raises(typer.Exit) as ended:
-        _say([refused, other], True)
+        _print_outcomes([refused, other], True)
     assert ended.value.exit_code == NOT_PROMOTED
     assert [json.loads(line)["run_id"] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from alignment.flows.cli.run import GAVE_UP_ROWS, _say
+from alignment.flows.cli.run import GAVE_UP_ROWS, _print_outcomes
 from alignment_core import errors
 from alignment_core.nights.ledger import Ledger
 from tests.align import align_here
@@ -60,6 +60,6 @@ def test_a_night_that_gives_rows_up_exits_with_a_code_of_its_own(capsys, ledger,
     night = {"night": "fri", "state": "empty", "failed_attempts": 0}
     outcome = {"night": night, "given_up": [entry], "promotion": None, "stages": []}
     with pytest.raises(Exception) as end:  # noqa: PT011 (typer's own kind of exception)
-        _say([outcome], as_json=False)
+        _print_outcomes([outcome], as_json=False)
     assert getattr(end.value, "exit_code", None) == GAVE_UP_ROWS == 6
     assert "night thu: 3 rows given up" in capsys.readouterr().out

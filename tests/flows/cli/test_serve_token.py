@@ -53,7 +53,7 @@ def test_an_empty_or_unfit_token_is_refused_and_never_taken_for_none(monkeypatch
 )
 def test_options_of_vllm_cannot_open_the_server_to_others(option: str, tmp_path: Path) -> None:
     done = align_here(tmp_path, "serve", str(tmp_path), "--", option, "0.0.0.0")
-    assert (done.returncode, "before the --, so that who can call the server is checked" in done.stderr) == (2, True)
+    assert (done.returncode, "before the --, where it is checked" in done.stderr) == (2, True)
 
 
 def test_other_options_of_vllm_are_passed_on() -> None:
