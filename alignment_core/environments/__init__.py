@@ -1,1 +1,1 @@
-"""Environments, tools and agents: what answers a policy between its turns."""
+"""Environments, tools and agents, which respond to a policy between its turns."""

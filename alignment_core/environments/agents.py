@@ -1,7 +1,7 @@
-"""Agents: programs of the user's that drive the policy through an OpenAI-compatible endpoint, one for each episode.
+"""Agents: user programs that drive the policy through an OpenAI-compatible endpoint, one for each episode.
 
-An agent is the inverse of an environment: its next request is the policy's next observation. It runs in a process of
-environments, and so does the endpoint, at an address of the loopback interface that each episode has for itself.
+An agent is the inverse of an environment: its next request is the policy's next observation. Agent and endpoint run in a
+process of environments; each episode has its own address on the loopback interface.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ ANSWERING = ("user", "tool", "system", "developer")
 """Roles that may follow a turn of the policy."""
 
 KEEP_ALIVE_SECONDS = 600
-"""A policy's turns may be that far apart."""
+"""Maximum time between two turns of a policy."""
 
 
 class Refused(Exception):
-    """A request that is not answered; the message tells the agent why."""
+    """A request that is refused; the agent gets the message."""
 
 
 class Agent:
-    """One episode: ``function(prompt, label, base_url, api_key, **options)`` runs until it returns the reward."""
+    """One episode: calls ``function(prompt, label, base_url, api_key, **options)``, which returns the reward."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        self._function, self._options = function, options
+        self._function = function
+        self._options = options
         self._events: asyncio.Queue[dict[str, Any] | Exception] = asyncio.Queue()
-        """What the agent does: it asks, ends, or fails."""
+        """Requests of the agent, its end, or its error."""
         self._conversation: list[Message] = []
-        """All messages so far, as the agent must repeat them."""
+        """All messages so far; the agent's next request must begin with them."""
         self._tools: list[dict[str, Any]] | None = None
-        self._said: asyncio.Future[dict[str, Any]] | None = None
-        """The policy's turn that a request waits for."""
+        self._turn: asyncio.Future[dict[str, Any]] | None = None
+        """The policy's turn that the current request waits for."""
 
     async def reset(self, prompt: str, label: str | None) -> dict[str, Any]:
         """Start the agent; its first request. Raises what the agent raises."""
@@ -55,17 +56,17 @@ class Agent:
         return event["observation"]
 
     async def step(self, turn: dict[str, Any]) -> dict[str, Any]:
-        """Let the agent have the policy's turn; what it asks next, or its reward."""
-        assert self._said
-        self._said.set_result(turn)
+        """Answer the agent's request with the policy's turn; its next request, or its reward."""
+        assert self._turn
+        self._turn.set_result(turn)
         return await self._next()
 
     async def close(self) -> None:
-        """End the agent, wherever it is."""
+        """Cancel the agent."""
         self._endpoint.dismiss(self)
         self._running.cancel()
-        if self._said and not self._said.done():
-            self._said.set_exception(Refused("the episode is over"))
+        if self._turn and not self._turn.done():
+            self._turn.set_exception(Refused("the episode is over"))
 
     async def _run(self, prompt: str, label: str | None, url: str, token: str) -> None:
         try:
@@ -80,8 +81,9 @@ class Agent:
             raise event
         return event
 
-    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request for the policy's next turn. Raises Refused, and fails the episode if it is not its next turn."""
+    async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request for the policy's next turn. Raises Refused, and fails the episode if the request does not continue
+        its conversation."""
         messages, limit = _messages(body), body.get("max_completion_tokens") or body.get("max_tokens")
         if body.get("n") not in (None, 1):
             raise Refused("`n` above 1 is not supported")
@@ -92,13 +94,13 @@ class Agent:
             self._events.put_nowait(Failed("wrong_shape", problem))
             raise Refused(problem)
         self._conversation, self._tools = messages, body.get("tools")
-        self._said = asyncio.get_running_loop().create_future()
+        self._turn = asyncio.get_running_loop().create_future()
         request = {"messages": messages[known:], "tools": self._tools, "max_tokens": limit}
         self._events.put_nowait({"observation": request})
-        turn = await self._said
+        turn = await self._turn
         message, reason = _reply(turn["text"], len(messages), bool(self._tools)), turn["finish_reason"]
         self._conversation = [*messages, _canonical(message)]
-        self._said = None
+        self._turn = None
         return {
             "id": f"chatcmpl-{len(messages)}",
             "object": "chat.completion",
@@ -109,9 +111,9 @@ class Agent:
         }
 
     def _problem(self, messages: list[Message], tools: Any) -> str:
-        """Why a request does not go on with the conversation of the episode; empty if it does."""
+        """Why a request does not continue the conversation of the episode; empty if it does."""
         known = len(self._conversation)
-        if self._said:
+        if self._turn:
             return "sent a request while another one was open; an episode is one conversation, one request at a time"
         if list(map(_without_ids, messages[:known])) != list(map(_without_ids, self._conversation)):
             return "changed earlier messages; an episode is one conversation that only grows"
@@ -134,7 +136,7 @@ def _messages(body: dict[str, Any]) -> list[Message]:
 
 
 def _canonical(message: Message) -> Message:
-    """A message as it is rendered: content as text, arguments as objects, no empty fields, and none of unknown meaning."""
+    """A message as it is rendered: content as text, arguments as objects, no empty and no unknown fields."""
     content = message.get("content") or ""
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
@@ -142,11 +144,11 @@ def _canonical(message: Message) -> Message:
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise Refused("`content` must be a text, or a list of parts with a `text`")
-    found: Message = {"role": message["role"], "content": content}
-    found |= {key: message[key] for key in ("name", "tool_call_id", *REASONING) if message.get(key)}
+    canonical: Message = {"role": message["role"], "content": content}
+    canonical |= {key: message[key] for key in ("name", "tool_call_id", *REASONING) if message.get(key)}
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [{"type": "function", "function": _function(call), **_id(call)} for call in calls]
-    return found
+        canonical["tool_calls"] = [{"type": "function", "function": _function(call), **_id(call)} for call in calls]
+    return canonical
 
 
 def _id(call: dict[str, Any]) -> dict[str, str]:
@@ -154,7 +156,7 @@ def _id(call: dict[str, Any]) -> dict[str, str]:
 
 
 def _without_ids(message: Message) -> Message:
-    """A message as it is compared: an agent may leave out the ids of calls."""
+    """A message without the ids of its calls, which an agent may omit when it repeats the message."""
     calls = [{name: value for name, value in call.items() if name != "id"} for call in message.get("tool_calls", ())]
     return {**message, **({"tool_calls": calls} if calls else {})}
 
@@ -168,14 +170,14 @@ def _function(call: Any) -> dict[str, Any]:
 
 
 def _reply(text: str, place: int, has_tools: bool) -> Message:
-    """The policy's turn as message number ``place``; with tools, calls as such, if they are well formed.
+    """The policy's turn as message number ``place``; with tools, well-formed calls become ``tool_calls``.
 
-    Calls inside its thoughts do not count.
+    Calls inside thoughts do not count.
     """
     rest, calls = tool_calls.parse(text)
     if not has_tools or not calls or any(call.problem for call in calls):
         return {"role": "assistant", "content": text}
-    found = [
+    tool_messages = [
         {
             "id": tool_calls.call_id(place, number),
             "type": "function",
@@ -183,7 +185,7 @@ def _reply(text: str, place: int, has_tools: bool) -> Message:
         }
         for number, call in enumerate(calls)
     ]
-    return {"role": "assistant", "content": rest or None, "tool_calls": found}
+    return {"role": "assistant", "content": rest or None, "tool_calls": tool_messages}
 
 
 def _reason(message: Message, reason: str) -> str:
@@ -191,7 +193,7 @@ def _reason(message: Message, reason: str) -> str:
 
 
 def _as_events(answer: dict[str, Any]) -> str:
-    """An answer as it is streamed: in one chunk, and one more for its usage."""
+    """An answer in the form of a stream: one chunk, and another one for the usage."""
     (choice,) = answer["choices"]
     calls = [{"index": number, **call} for number, call in enumerate(choice["message"].get("tool_calls", ()))]
     delta = choice["message"] | ({"tool_calls": calls} if calls else {})
@@ -202,7 +204,7 @@ def _as_events(answer: dict[str, Any]) -> str:
 
 
 class Endpoint:
-    """The HTTP endpoint of a process, which knows its agents by the names in their addresses."""
+    """The HTTP endpoint of a process, which identifies its agents by names in their addresses."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -211,17 +213,17 @@ class Endpoint:
         self._agents: dict[str, Agent] = {}
 
     def admit(self, agent: Agent) -> str:
-        """A name for the agent."""
+        """Register an agent; its name."""
         name = secrets.token_hex(8)
         self._agents[name] = agent
         return name
 
     def dismiss(self, agent: Agent) -> None:
-        """Know the agent no longer."""
+        """Unregister an agent."""
         self._agents = {name: one for name, one in self._agents.items() if one is not agent}
 
     async def serve(self) -> None:
-        """Answer requests for as long as the process lives."""
+        """Serve requests for the lifetime of the process."""
         import uvicorn
         from fastapi import FastAPI
 
@@ -242,7 +244,7 @@ class Endpoint:
             return JSONResponse(_error("there is no such episode, or it is over"), 404)
         try:
             body = await request.json()
-            answer = await agent.ask(body)
+            answer = await agent.complete(body)
             streams = body.get("stream")
             return Response(_as_events(answer), media_type="text/event-stream") if streams else JSONResponse(answer)
         except (Refused, ValueError, RecursionError) as error:
@@ -257,8 +259,8 @@ _ENDPOINT: list[tuple[Endpoint, asyncio.Task[None]]] = []
 
 
 async def endpoint() -> Endpoint:
-    """The endpoint of this process, which is started by the first who asks."""
+    """The endpoint of this process, which the first call starts."""
     if not _ENDPOINT:
-        one = Endpoint()
-        _ENDPOINT.append((one, asyncio.create_task(one.serve())))
+        started = Endpoint()
+        _ENDPOINT.append((started, asyncio.create_task(started.serve())))
     return _ENDPOINT[0][0]

@@ -1,4 +1,4 @@
-"""Calls of a user's functions in a process that serves many episodes, so that none of them holds the others up."""
+"""Calls of user functions in a process that serves many episodes, so that no call blocks the others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from alignment_core.user_code.functions import is_async
 
 
 async def called(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
-    """Call a function and await what it returns, if that can be awaited.
+    """Call a function, and await its result if that is awaitable.
 
-    One that is not async runs in a thread, so that others do not wait where it hangs. Whether the result can be awaited is
-    known only then: a decorator may hide that a function is async.
+    A function that is not async runs in a thread, so that a call that hangs blocks no other. The result is checked too,
+    because a decorator may hide that a function is async.
     """
     if is_async(function):
         result = function(*arguments, **options)
@@ -28,16 +28,16 @@ async def _in_thread(function: Callable[..., Any], /, *arguments: Any, **options
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 
-    def tell(tell_it: Callable[[Any], None], what: Any) -> None:
-        if not answer.done():  # whoever waited may have given up
-            tell_it(what)
+    def settle(settler: Callable[[Any], None], result: Any) -> None:
+        if not answer.done():  # the caller may have been cancelled
+            settler(result)
 
     def call() -> None:
         try:
             done = (answer.set_result, function(*arguments, **options))
         except BaseException as error:  # the user's code runs here
             done = (answer.set_exception, error if isinstance(error, Exception) else RuntimeError(repr(error)))
-        loop.call_soon_threadsafe(tell, *done)
+        loop.call_soon_threadsafe(settle, *done)
 
     threading.Thread(target=call, daemon=True).start()
     return await answer

@@ -1,4 +1,4 @@
-"""What the process of environments does when it is asked: it keeps one object for each episode, and calls its methods."""
+"""The functions of a process of environments, which keeps one object for each episode and calls its methods."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _EPISODES: dict[str, Any] = {}
 async def reset(
     episode: str, environment: str | None, agent: str | None, options: dict[str, Any], prompt: str, label: str | None
 ) -> Any:
-    """Begin an episode; what the policy is told beside its prompt, None for nothing."""
+    """Begin an episode; its first observation, None for none."""
     options = resolved(options, OPTIONS)
     if environment is not None:
-        one = await called(_load(environment, FIELD), **options)
+        instance = await called(_load(environment, FIELD), **options)
     else:
-        one = Agent(_load(str(agent), AGENT), options)
-    _EPISODES[episode] = one
-    observation = await called(one.reset, prompt, label)
-    if environment is not None and observation is not None and not _is_said(observation):
+        instance = Agent(_load(str(agent), AGENT), options)
+    _EPISODES[episode] = instance
+    observation = await called(instance.reset, prompt, label)
+    if environment is not None and observation is not None and not _is_observation(observation):
         raise TypeError(f"`reset` returned {observation!r}; a text, a list of texts or None is needed")
     return {"observation": observation}
 
 
 async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
-    """What the environment makes of the policy's turn: its ``text``, and what an agent is told beside it.
+    """The environment's response to the policy's turn: to its ``text``, or for an agent to the whole turn.
 
-    With ``verify``, a dict of a ``verifier`` and a ``completion``, that verifier's score comes to the reward. It is not called
-    here: this process serves many episodes, and a verifier may hang, crash, or need a main thread.
+    With ``verify``, a dict of a ``verifier`` and a ``completion``, that verifier's score is added to the reward. It is not
+    called here: this process serves many episodes, and a verifier may hang, crash, or need a main thread.
     """
     if episode not in _EPISODES:
         raise Failed("crashed", "was lost: its process ended")
-    one = _EPISODES[episode]
-    is_agent = isinstance(one, Agent)
-    answer = await called(one.step, turn if is_agent else turn["text"])
+    instance = _EPISODES[episode]
+    is_agent = isinstance(instance, Agent)
+    answer = await called(instance.step, turn if is_agent else turn["text"])
     done = isinstance(answer, dict) and bool(answer.get("done", False))
-    if not isinstance(answer, dict) or not (done or is_agent or _is_said(answer.get("observation"))):
+    if not isinstance(answer, dict) or not (done or is_agent or _is_observation(answer.get("observation"))):
         wanted = "a dict with `observation` (a text or a list of texts) or `done: true` is needed"
         raise TypeError(f"`step` returned {answer!r}; {wanted}")
     reward = float(answer.get("reward", 0.0))
@@ -60,22 +60,22 @@ async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
     return {"observation": answer.get("observation"), "reward": reward, "done": done, "verify": answer.get("verify")}
 
 
-def _is_said(observation: Any) -> bool:
+def _is_observation(observation: Any) -> bool:
     return isinstance(observation, str) or (
         isinstance(observation, list) and all(isinstance(one, str) for one in observation)
     )
 
 
 async def close(episode: str) -> Any:
-    """Let go of an episode."""
-    one = _EPISODES.pop(episode, None)
-    if hasattr(one, "close"):
-        await called(one.close)
+    """End an episode."""
+    instance = _EPISODES.pop(episode, None)
+    if hasattr(instance, "close"):
+        await called(instance.close)
     return {}
 
 
 def options_content(name: str, field: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The ``content`` of an environment that has such a function: what of its options decides a result; or the ``problem``."""
+    """What an environment's own function ``content`` adds to stage keys for these options; or the ``problem``."""
     try:
         of_options = getattr(_load(name, field), "content", None)
         return {"content": of_options(**options)} if of_options else {}
@@ -92,6 +92,6 @@ async def _content(name: str, field: str, options: dict[str, Any]) -> dict[str, 
 
 
 async def act(method: str, *arguments: Any) -> Any:
-    """The one function that the process serves."""
+    """The function that the process serves."""
     methods: dict[str, Callable[..., Any]] = {"reset": reset, "step": step, "close": close, "content": _content}
     return await methods[method](*arguments)

@@ -1,6 +1,6 @@
-"""Environments: what answers the policy between its turns, in processes of their own.
+"""Environments, which respond to the policy between its turns, in processes of their own.
 
-The policy's turns stay the tokens that it sampled; observations are encoded once and never trained on.
+The policy's turns keep the tokens that it sampled; observations are encoded once and never trained on.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ VERIFIER = "rl.environment.options.verifier"
 ACT = "alignment_core.environments.calls:act"
 CONTENT_SECONDS = 60.0
 CUE = 16
-"""Tokens before a turn that are looked at for the mark of a thought."""
+"""Number of tokens before a turn in which the opening mark of a thought is searched."""
 
 
 def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
-    """What of an environment decides a result, for stage keys, where that is more than the recipe says.
+    """What an environment adds to stage keys beside the recipe's fields: its code, and the result of ``content(**options)`` if
+    the class or agent has such a function.
 
-    A class, or an agent, may say it of its options, by ``content(**options)``. Raises UserError if there is none of this
-    name, and where that fails.
+    Raises UserError if there is no environment of this name, or if ``content`` fails.
     """
     kind, name, field = ("name", config.name, FIELD) if config.name else ("agent", str(config.agent), AGENT)
     found = {kind: function_content(name, field, docstrings=True)}
@@ -45,15 +45,15 @@ def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     return found if of_options is None else {**found, "options": of_options}
 
 
-_SAY_NOTHING: set[tuple[str, str]] = set()
-"""Environments of the user's without a ``content``, by name and source: to compute a key again starts no process."""
+_WITHOUT_CONTENT: set[tuple[str, str]] = set()
+"""User environments without a ``content``, by name and source, so that computing a key again starts no process."""
 
 
 def _options_content(name: str, field: str, options: dict[str, Any], source: str) -> Any:
-    """What an environment says of its options: one of ours here, one of the user's in a process of its own."""
+    """The result of an environment's ``content``: ours is called here, a user's in a process of its own."""
     if name.startswith(f"{PACKAGE}."):
         found = options_content(name, field, options)
-    elif (name, source) in _SAY_NOTHING:
+    elif (name, source) in _WITHOUT_CONTENT:
         return None
     else:
         with FunctionProcess(ACT, CONTENT_SECONDS, field) as process:
@@ -63,12 +63,12 @@ def _options_content(name: str, field: str, options: dict[str, Any], source: str
     if "problem" in found:
         raise UserError(found["problem"])
     if "content" not in found:
-        _SAY_NOTHING.add((name, source))
+        _WITHOUT_CONTENT.add((name, source))
     return found.get("content")
 
 
 class Environments:
-    """The episodes' environments, spread over processes; may be closed from any thread."""
+    """The environments of episodes, distributed over processes; may be closed from any thread."""
 
     def __init__(
         self,
@@ -80,38 +80,41 @@ class Environments:
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         """``chat_template`` is the prompts' own, if they have one; ``eos_token_ids`` are those of the policy's
-        generation_config.json. An answer has ``timeout`` seconds."""
+        generation_config.json; ``timeout`` is the deadline of a call in seconds."""
         self.config = config
         self._renderer = Renderer(tokenizer, chat_template, eos_token_ids)
         added = tokenizer.added_tokens_decoder.items()
         self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
-        """Special tokens, which an environment is not shown unless its configuration says so."""
+        """Special tokens, which are removed from the text for an environment unless its configuration keeps them."""
         self._decode = CompletionText(tokenizer, self._renderer.turn_end, skip_special_tokens=False)
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
-        self._timeout, self._files = timeout, COUNTED.get({})  # verifiers are made by threads, which have no context
+        self._timeout = timeout
+        self._files = COUNTED.get({})  # now: threads, which open verifiers, have no context
         self._verifiers: dict[tuple[int, str], Verifier] = {}
-        """By process and name: each is asked by one thread."""
-        self._opening, self._closed = threading.Lock(), False
+        """By process and name, because each process has its own thread."""
+        self._opening = threading.Lock()
+        self._closed = False
 
     @property
     def size(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return len(self._processes)
 
     def process_of(self, episode: Episode) -> int:
-        """The process that has the episode's environment."""
+        """The process of the episode's environment."""
         return zlib.crc32(episode.name.encode()) % self.size
 
     def answer(self, episodes: Sequence[Episode], process: int) -> Iterator[Episode]:
-        """Let the environments of these episodes, all in one process, answer; yields each episode as soon as it was answered.
+        """Call the environments of these episodes, which all are in one process; yields each episode once it has its answer.
 
-        One whose environment is lost with its process under way begins again, once.
+        An episode whose environment was lost with its process begins again, once.
         """
-        asked, finals = episodes, list[tuple[Episode, dict[str, str]]]()
-        while asked:
+        waiting = episodes
+        finals: list[tuple[Episode, dict[str, str]]] = []
+        while waiting:
             lost = []
-            for number, answer in self._processes[process].answers([self._call(episode) for episode in asked]):
-                episode = asked[number]
+            for number, answer in self._processes[process].answers([self._call(episode) for episode in waiting]):
+                episode = waiting[number]
                 lost_it = isinstance(answer, Failed) and answer.reason == "crashed"
                 if lost_it and episode.turns and not episode.restarts:
                     episode.restart()
@@ -122,7 +125,7 @@ class Environments:
                         finals.append((episode, answer["verify"]))
                     else:
                         yield episode
-            asked = lost
+            waiting = lost
         yield from self._verified(finals, process)
         over = [["close", episode.name] for episode in episodes if episode.over]
         for _ in self._processes[process].answers(over):
@@ -146,11 +149,11 @@ class Environments:
         return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
 
     def _answered(self, episode: Episode, answer: Any) -> None:
-        """Put an answer into its episode."""
+        """Apply an answer to its episode."""
         try:
             if isinstance(answer, Failed):
                 raise answer
-            self._take(episode, answer)
+            self._apply(episode, answer)
         except Failed as failure:
             episode.failure, episode.over = failure, True
 
@@ -173,8 +176,8 @@ class Environments:
                 self._verifiers[process, name] = Verifier(name, self._timeout, VERIFIER, files=self._files)
             return self._verifiers[process, name]
 
-    def _take(self, episode: Episode, answer: dict[str, Any]) -> None:
-        """Raises Failed for what is no episode to learn from."""
+    def _apply(self, episode: Episode, answer: dict[str, Any]) -> None:
+        """Raises Failed for an episode that cannot be trained on."""
         episode.reward += answer.get("reward", 0.0)
         if answer.get("done") or (episode.turns and episode.turns == self.config.max_turns):
             episode.over = True
@@ -192,7 +195,7 @@ class Environments:
                 raise Failed("wrong_shape", f"returned an observation that cannot be rendered: {error}") from None
 
     def _append_observation(self, episode: Episode, observation: Any) -> None:
-        """Append what the policy sees before its next turn, texts or the request of an agent, if there is room for both."""
+        """Append an observation, texts or an agent's request, if there is room for it and another turn."""
         if isinstance(observation, dict):
             episode.most = observation["max_tokens"]
         if episode.turns == 0:
@@ -209,7 +212,7 @@ class Environments:
             episode.finish_reason, episode.over = NO_ROOM, True
 
     def _first(self, episode: Episode, observation: Any) -> list[int]:
-        """The prompt with what `reset` returned appended; an agent's request replaces it."""
+        """The prompt with the observation of `reset`; an agent's request replaces the prompt."""
         if isinstance(observation, dict):
             return self._renderer.asked(observation["messages"], observation["tools"])
         if not observation:
@@ -217,8 +220,8 @@ class Environments:
         return self._renderer.told_first(episode.prompt["prompt"], self._messages(observation, episode))
 
     def _text(self, episode: Episode) -> str:
-        """The policy's last turn as its environment reads it: with the mark of a thought that the prompt opened, if the turn
-        does not close it."""
+        """The policy's last turn as text for its environment. It begins with the mark of a thought that the prompt opened and
+        the turn does not close."""
         start = episode.turn_start
         turn = episode.ids[start:].tolist()
         if self.config.skip_special_tokens:
@@ -229,7 +232,7 @@ class Environments:
         return f"{unclosed_thought(before, text)}{text}"
 
     def _messages(self, texts: str | list[str], episode: Episode) -> list[dict[str, Any]]:
-        """Answers to the policy's last turn; those of tools say which of its calls they answer."""
+        """Messages that answer the policy's last turn; those of tools name the calls that they answer."""
         texts = [texts] if isinstance(texts, str) else texts
         if self.config.role == "tool":
             _, calls = parse(self._text(episode))
@@ -247,7 +250,7 @@ class Environments:
 
 
 def _as_row(episode: Episode, completion: str) -> dict[str, Any]:
-    """An episode's answer as a verifier sees a completion."""
+    """An episode's answer as a row of completions for a verifier."""
     prompt = episode.prompt
     row = {name: prompt.get(name) for name in ("label", "task", "source")}
     return row | {"prompt_text": prompt["prompt"], "completion_text": completion}

@@ -1,4 +1,4 @@
-"""An environment to read and start from: the second of two turns needs what the first was answered."""
+"""An example environment with two turns: the policy needs the first observation to answer in the second turn."""
 
 from __future__ import annotations
 

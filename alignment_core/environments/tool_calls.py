@@ -13,14 +13,14 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THOUGHTS = {f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think")} | {"[THINK]": "[/THINK]"}
 """Marks around thoughts: of Qwen and DeepSeek, of Claude's imitators, of Seed-OSS and of Magistral."""
 TAGS = (OPEN, CLOSE, *THOUGHTS, *THOUGHTS.values())
-"""Text that stays in a turn also where a tokenizer has it as special tokens."""
+"""Text that is kept in a turn even if it is a special token of the tokenizer."""
 _NEXT = re.compile("|".join(map(re.escape, (OPEN, *THOUGHTS))))
 _JSON = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool, or with ``problem`` what is wrong with it."""
+    """One call of a tool, or a ``problem`` if it is malformed."""
 
     name: str = ""
     arguments: dict[str, Any] | None = None
@@ -28,9 +28,9 @@ class Call:
 
 
 def parse(text: str) -> tuple[str, list[Call]]:
-    """The text of a turn without its calls, and these in their order.
+    """The text of a turn without its calls, and the calls in order.
 
-    Calls inside thoughts do not count. A thought may have been opened by the prompt: then the turn only closes it.
+    Calls inside thoughts do not count. If the prompt opened a thought, the turn only closes it.
     """
     place = _end_of_opened_thought(text)
     words, calls = [text[:place]], []
@@ -101,9 +101,9 @@ def _without_json(text: str) -> str:
 
 
 def _body(text: str, start: int) -> tuple[str, int] | None:
-    """What stands in a call that is opened before ``start``, and where the text goes on; None where no call follows.
+    """The content of a call that is opened before ``start``, and the end of the call; None where no call follows.
 
-    A call may lack its end, where it was truncated or another one follows; its arguments may contain the tags.
+    The closing tag may be missing, if the turn was truncated or another call follows; arguments may contain the tags.
     """
     begin = start + len(text[start:]) - len(text[start:].lstrip())
     try:

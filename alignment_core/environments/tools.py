@@ -1,4 +1,4 @@
-"""An environment of tools: it runs the calls in a turn of the policy, answers with their results, and scores the last turn."""
+"""The environment `Tools`: it runs the tool calls of a turn, returns their results, and scores the last turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments of `verifiers` as an agent: its own code runs the episode, in the process of environments, and rewards it."""
+"""Environments of the library `verifiers` as an agent: its code runs and rewards the episode in a process of environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignment_core.errors import UserError
 FIELD = "rl.environment.options"
 HARNESS = "alignment_chat"
 KEY_VARIABLE = "ALIGNMENT_POLICY_API_KEY"
-"""Where `verifiers` looks for the endpoint's token; it hands no variable with API_KEY in its name on to programs."""
+"""Variable from which `verifiers` reads the endpoint's token; it passes no variable with API_KEY in its name to programs."""
 
 
 async def rollout(prompt: str, label: str | None, base_url: str, api_key: str, **options: Any) -> float:
@@ -44,7 +44,7 @@ async def rollout(prompt: str, label: str | None, base_url: str, api_key: str, *
 
 
 def content(**options: Any) -> dict[str, Any]:
-    """What of the options decides a result beside themselves, for stage keys. Raises UserError for options that do not fit."""
+    """What the options add to stage keys beside themselves. Raises UserError for options that do not fit."""
     taskset = options.get("taskset")
     if not isinstance(taskset, dict) or not isinstance(taskset.get("id"), str):
         raise UserError(f"{FIELD}.taskset: an object with the `id` of a taskset of verifiers is needed")

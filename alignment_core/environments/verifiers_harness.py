@@ -1,4 +1,4 @@
-"""A harness of `verifiers`: the loop that asks the policy and calls an environment's tools, in this process."""
+"""A harness of `verifiers`: the loop of requests to the policy and calls of an environment's tools, in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
 __all__ = ["Chat"]
-"""`verifiers` takes the one harness that is named here."""
+"""`verifiers` loads the one harness that is named here."""
 
 
 class Chat(Harness[HarnessConfig]):
@@ -62,7 +62,7 @@ class Chat(Harness[HarnessConfig]):
 
 
 async def _result(call: dict[str, str], tools: dict[str, tuple[str, str]], connections: dict[str, Any]) -> Any:
-    """What a tool answers, or what is wrong with the call."""
+    """The result of a tool, or a message about a malformed call."""
     if call["name"] not in tools:
         return f"Error: there is no tool {call['name']!r}; there are {', '.join(tools)}"
     return await call_mcp(connections, tools, call["name"], json.loads(call["arguments"]))

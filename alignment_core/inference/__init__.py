@@ -1,1 +1,1 @@
-"""Inference: vLLM engines that stay warm and take new weights while they run."""
+"""Inference: vLLM engines that stay warm and load new weights while they run."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from alignment_core.cluster.actor import call
 from alignment_core.cluster.group import ActorGroup
-from alignment_core.inference.engine import Completion, Completions, Engine, Request
+from alignment_core.inference.completions import Completion, Completions, Request
+from alignment_core.inference.engine import Engine
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rollout import GenerationConfig
 

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI-compatible server on a model: its command, and one that runs for as long as a context lasts."""
+"""vLLM's OpenAI-compatible server: its command, and a context manager that runs it."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from alignment_core.processes import inherited
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
 START_SECONDS = 600.0
-"""For which it may load its model."""
+"""Deadline for loading the model."""
 STOP_SECONDS = 20.0
 LOADING_SECONDS = 10.0
-"""Between two calls of ``on_loading``."""
+"""Interval of calls of ``on_loading``."""
 GUARD = "alignment_core.inference.token_guard.RequireToken"
 AS_LONG_AS_FITS = -1
-"""vLLM's context length for the longest one that its key-value cache can hold, up to the model's."""
+"""vLLM's value for the longest context that its key-value cache can hold, up to the model's."""
 PR_SET_PDEATHSIG = 1
 TOO_LONG = re.compile(
     r"max seq len \((\d+)\).* KV cache is needed.* estimated maximum model length is (\d+)", re.DOTALL
 )
-"""vLLM's words for a context that its cache cannot hold."""
+"""vLLM's message for a context that its cache cannot hold."""
 NO_TOKEN = "Cannot auto-fit max_model_len"
-"""vLLM's words for a cache that cannot hold any context; its advice is about GPUs, on CPUs, too."""
+"""vLLM's message for a cache that cannot hold any context; its advice is about GPUs even on a CPU."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers."""
+    """A running server."""
 
     url: str
     """Ends in ``/v1``."""
     context: int
-    """Tokens that a sequence may have, prompt and completion."""
+    """Maximum number of tokens of prompt and completion."""
     token: str | None
-    """What requests carry as a bearer token."""
+    """Bearer token of requests."""
     process: subprocess.Popen[bytes]
     log: ServerLog
     shortened: str | None = None
     """A sentence if the key-value cache holds less than the model's context."""
     whole_mib: int | None = None
-    """MiB of key-value cache that would hold all of it, if that is known."""
+    """MiB of key-value cache that would hold the model's context, if known."""
 
 
 def server_of(
@@ -72,9 +72,9 @@ def server_of(
     token: str | None = None,
     options: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
-    """The server's command, and the variables of its environment, as our own engines have theirs.
+    """The server's command, and environment variables, with the same options as our engines.
 
-    Its context is as long as its key-value cache allows. ``options`` are further ones of vLLM's, which go before ours.
+    Its context is as long as its key-value cache allows. ``options`` are further options of vLLM, which override ours.
     """
     import torch
 
@@ -85,15 +85,15 @@ def server_of(
     environment = device.engine_environment(resources, Place())
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # the server's engine is a process of its own
     environment["VLLM_LOGGING_LEVEL"] = "INFO"
-    found: dict[str, Any] = {**BY_DEVICE.get(device.kind, {}), **device.engine_options(resources)}
-    found.pop("enable_sleep_mode", None)
-    if (Path(folder) / "config.json").is_file():  # of a name on the Hub vLLM knows best
-        found["dtype"] = checkpoint_dtype(check_loadable(Path(folder)))
+    settings: dict[str, Any] = {**BY_DEVICE.get(device.kind, {}), **device.engine_options(resources)}
+    settings.pop("enable_sleep_mode", None)
+    if (Path(folder) / "config.json").is_file():  # for a name on the Hub, vLLM chooses
+        settings["dtype"] = checkpoint_dtype(check_loadable(Path(folder)))
     if token:
         environment[VARIABLE] = token
-        found["middleware"] = GUARD
-    found["max-model-len"] = AS_LONG_AS_FITS
-    given = {"model": folder, "served-model-name": name, "host": host, "port": port, **found}
+        settings["middleware"] = GUARD
+    settings["max-model-len"] = AS_LONG_AS_FITS
+    given = {"model": folder, "served-model-name": name, "host": host, "port": port, **settings}
     flags = [word for option, value in given.items() for word in _flag(option.replace("_", "-"), value)]
     return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *flags, *options], environment
 
@@ -112,8 +112,7 @@ def served(
     own_session: bool = False,
     on_loading: Callable[[float], None] = lambda _: None,
 ) -> Iterator[Server]:
-    """A server on a free port of loopback, with a token that only this process knows. Raises EnvironmentFault if it does not
-    start.
+    """A server on a free port of loopback, with a random token. Raises EnvironmentFault if it does not start.
 
     In an ``own_session`` Ctrl-C does not reach it.
     """
@@ -142,11 +141,11 @@ def running(
 ) -> Iterator[Server]:
     """A server, once it answers. Raises EnvironmentFault with the reason if it does not start.
 
-    ``on_loading`` is called every few seconds until then with the seconds since the start.
-    One in an ``own_session`` ends with this process, however that ends: start it from the main thread.
+    ``on_loading`` is called every few seconds until then with the seconds since the start. In an ``own_session`` the server
+    ends with this process, even if that is killed: start it from the main thread.
     """
     _check_free(host, port)
-    token = token or os.environ.get(VARIABLE) or None  # the server would inherit the variable, and ask for it
+    token = token or os.environ.get(VARIABLE) or None  # the server would inherit the variable, and require it
     command, environment = server_of(folder, name, host, port, resources, token, options)
     with ExitStack() as held:
         process = subprocess.Popen(
@@ -171,7 +170,7 @@ def running(
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise EnvironmentFault if another server listens there: it would be taken for ours, and get our token."""
+    """Raise EnvironmentFault if another server listens there, which would get our requests and token."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -190,12 +189,12 @@ def _wait(
     seconds: float | None,
     on_loading: Callable[[float], None],
 ) -> int:
-    """Its context in tokens, once it answers."""
+    """Wait until the server answers; its context in tokens."""
     import httpx
 
     started, say_at = time.monotonic(), LOADING_SECONDS
     reached = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    # No proxy on the way. A certificate of its own need not name this address, and `_check_free` saw that nobody else has it.
+    # No proxy. Certificates are not verified: the server's own need not name this address, which `_check_free` found free.
     with httpx.Client(headers=authorization(token), timeout=5, trust_env=False, verify=False) as client:
         while process.poll() is None and (seconds is None or time.monotonic() - started < seconds):
             if (elapsed := time.monotonic() - started) >= say_at:
@@ -215,7 +214,7 @@ def _wait(
 
 
 def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
-    """Why a server did not start; all of its output goes to a file that the sentence names."""
+    """Why a server did not start. Its output is saved to a file, which the sentence names."""
     cause = root_cause(output.text())
     if cause is None:
         if code is None:
@@ -234,7 +233,7 @@ def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
 
 
 def authorization(token: str | None) -> dict[str, str]:
-    """The header of requests that carry a token."""
+    """The header of requests with a token."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -245,7 +244,7 @@ def _limits_context(options: Sequence[str]) -> bool:
 def _shortened(
     folder: str, name: str, context: int, resources: ResourcesConfig | None
 ) -> tuple[str | None, int | None]:
-    """A sentence if the model takes longer sequences than the server, and MiB of cache that would hold those."""
+    """A sentence if the model's context is longer than the server's, and MiB of cache that would hold it."""
     file = Path(folder) / "config.json"
     shape = json.loads(file.read_text()) if file.is_file() else {}
     most = longest_sampled(shape)
@@ -266,7 +265,7 @@ def _end_with_parent() -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it with all that it started."""
+    """End the server with all of its processes."""
     import psutil
 
     if process.poll() is not None:
@@ -278,5 +277,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for one in psutil.wait_procs(below, timeout=5)[1]:
-        one.kill()
+    for child in psutil.wait_procs(below, timeout=5)[1]:
+        child.kill()

@@ -13,17 +13,17 @@ BLOCK = 32
 SIZES = {"float64": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes of a number, by the name of its type."""
 SMALLEST = 2
-"""Bytes of a number of the cache where the type is not known yet."""
+"""Bytes of a number of the cache if its type is not known yet."""
 ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 """Types in ``layer_types`` whose cache grows with the sequence; the state of the others has a fixed size."""
 HYBRID = re.compile(
     r"mamba|ssm|attn_layer|attn_idx|block_type|hybrid|recurrent|lru_width|rwkv|linear_attn|conv_L_cache"
 )
-"""In names of fields of models with recurrent layers, of which only ``layer_types`` says for certain which these are."""
+"""Names of fields of models with recurrent layers; only ``layer_types`` says which layers these are."""
 UNEVEN = ("global_head_dim", "num_global_key_value_heads", "cla_share_factor", "use_cla", "block_configs")
 """Fields of models whose layers have caches of different sizes, or share them."""
 TOO_SMALL = re.compile(r"KV cache is needed, which is larger than the available")
-"""vLLM's words (``_check_enough_kv_cache_memory``)."""
+"""vLLM's message (``_check_enough_kv_cache_memory``)."""
 
 
 def bytes_per_token(shape: dict[str, Any], number_bytes: int | None = None, shards: int = 1) -> int | None:
@@ -62,7 +62,7 @@ def _attention_layers(model: dict[str, Any]) -> int | None:
 
 
 def bytes_of_dtype(shape: dict[str, Any]) -> int:
-    """Bytes of a number of the checkpoint, which the cache has too; float32 where ``config.json`` does not say."""
+    """Bytes of a number of the checkpoint, and so of the cache; float32 if ``config.json`` does not say."""
     model = shape.get("text_config") or {}
     dtype = shape.get("dtype") or shape.get("torch_dtype") or model.get("dtype") or model.get("torch_dtype")
     return SIZES.get(str(dtype or "float32").removeprefix("torch."), SMALLEST)
@@ -100,6 +100,6 @@ def too_small(error: BaseException, shape: dict[str, Any], tokens: int, resource
 
 
 def raise_it(needed: int | None, resources: ResourcesConfig) -> str:
-    """What to set for a larger cache."""
+    """Advice to enlarge the cache."""
     to = "" if needed is None or needed <= resources.kv_cache_mib else f" to {needed} or more"
     return f"raise resources.kv_cache_mib{to} (it is {resources.kv_cache_mib}; on a GPU raise resources.gpu_memory_utilization)"

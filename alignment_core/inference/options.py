@@ -1,4 +1,4 @@
-"""What engines are told that depends on the device and may change what is sampled."""
+"""Options of engines that depend on the device and may influence what is sampled."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from alignment_core.errors import UserError, one_line
 from alignment_core.inference import kv_cache
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
-# Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM then rewinds
-# the random generator, which a CPU generator cannot do.
+# Blocks of 32: with the default of 128 a short prompt is never cached. Chunked prefill breaks seeded sampling: vLLM then
+# rewinds the random generator, which a CPU generator cannot do.
 BY_DEVICE = {"cpu": {"enforce_eager": True, "block_size": 32, "enable_chunked_prefill": False}}
 """Arguments of ``vllm.LLM``, by the kind of device."""
 
 
 def adapter_options(most: int | None) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM`` for an engine that takes one adapter of this rank at most; None: none."""
+    """Arguments of ``vllm.LLM`` for an engine that can load one adapter, up to this rank; None: no adapters."""
     return {} if most is None else {"enable_lora": True, "max_loras": 1, "max_lora_rank": most}
 
 
 def started(make: Callable[..., Any], folder: Path, tokens: int, resources: ResourcesConfig) -> Any:
-    """An engine with further options. Raises UserError if vLLM does not take them, and if its cache is too small for a
-    sequence of so many tokens."""
+    """An engine with ``resources.engine_options``. Raises UserError if vLLM does not accept them, or if its cache is too small
+    for a sequence of so many tokens."""
     options = resources.engine_options
     try:
         return make(**resolved(options, "resources.engine_options"))

@@ -1,4 +1,4 @@
-"""Output of a vLLM server that is starting: the last lines are kept, and the reason of a failure is found in them."""
+"""Output of a vLLM server: the last lines are kept, and the reason of a failed start is found in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Fa
 USAGE = re.compile(r"^[\w.-]+: error: (?P<reason>.+)")
 """How ``argparse`` refuses an option."""
 WRAPPER = "Engine core initialization failed"
-"""What vLLM's main process raises because another one failed."""
+"""Error of vLLM's main process if another process failed."""
 
 
 class ServerLog(threading.Thread):

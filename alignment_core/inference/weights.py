@@ -1,4 +1,4 @@
-"""New weights into a running vLLM worker. vLLM mixes this class into its own worker (``worker_extension_cls``)."""
+"""Updates the weights of a running vLLM worker. vLLM mixes this class into its own worker (``worker_extension_cls``)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class WeightUpdate:
     model_runner: Any
     vllm_config: Any
     missing: set[str]
-    """Parameters that the update under way has not brought yet."""
+    """Parameters that the current update has not loaded yet."""
     receiver: Receiver
     wrappers: list[tuple[Any, str, Any]]
-    """Layers that are ready for adapters, which are out of the model during an update: (where, name, layer)."""
+    """Layers that can have adapters, which are removed from the model during an update: (parent, name, layer)."""
 
     def adapts_experts(self) -> bool:
-        """Whether experts of a mixture are among the layers that adapters can be added to."""
+        """Whether adapters can be added to experts of a mixture."""
         layers = self.model_runner.get_model().modules()
         return any("MoE" in type(layer).__name__ and hasattr(layer, "base_layer") for layer in layers)
 
@@ -33,7 +33,7 @@ class WeightUpdate:
         self.end_update()
 
     def begin_update(self) -> None:
-        """Make ready for buckets that together hold all weights."""
+        """Prepare for buckets that together hold all weights."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -46,7 +46,7 @@ class WeightUpdate:
             initialize_layerwise_reload(model)
 
     def take_bucket(self, bucket: Bucket) -> None:
-        """Load some of the weights; a layer whose weights are all there takes its place at once."""
+        """Load some of the weights; a layer is replaced as soon as all of its weights are there."""
         self._load(self.receiver.take(bucket))
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
@@ -56,7 +56,7 @@ class WeightUpdate:
             self.missing -= self.model_runner.get_model().load_weights(weights)
 
     def end_update(self) -> None:
-        """Put the new weights to work. Raises RuntimeError where some did not come: vLLM would go on with the old ones."""
+        """Use the new weights. Raises RuntimeError if some are missing: vLLM would continue with the old ones."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -71,16 +71,16 @@ class WeightUpdate:
 
 
 def _unwrapped(model: Any) -> list[tuple[Any, str, Any]]:
-    """Put the layers that have weights in the place of those around them that add adapters, whose names no checkpoint has."""
-    found = [
+    """Replace each layer that adds adapters by the layer inside it: checkpoints have only that one's name."""
+    wrappers = [
         (parent, name, layer)
         for parent in model.modules()
         for name, layer in parent.named_children()
         if hasattr(layer, "base_layer")
     ]
-    for parent, name, layer in found:
+    for parent, name, layer in wrappers:
         parent._modules[name] = layer.base_layer
-    return found
+    return wrappers
 
 
 def _stored(model: str) -> Iterator[tuple[str, Any]]:
@@ -93,8 +93,8 @@ def _stored(model: str) -> Iterator[tuple[str, Any]]:
 
 
 def _pack_experts_again(model: Any) -> None:
-    """On the CPU the experts of a mixture are packed when their kernel is made; without this new weights, which are not packed,
-    would be read as if they were."""
+    """Have experts of a mixture packed again: on the CPU they are packed when their kernel is made, which would otherwise read
+    new weights as packed ones."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":
@@ -102,7 +102,7 @@ def _pack_experts_again(model: Any) -> None:
 
 
 def _repack_tied_head(model: Any) -> None:
-    """On the CPU a tied ``lm_head`` keeps a handle packed from the old embedding; without this it answers with it."""
+    """On the CPU a tied ``lm_head`` keeps a handle packed from the old embedding, and would otherwise compute with it."""
     for module in model.modules():
         if type(module).__name__ == "ParallelLMHead" and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)

@@ -1,4 +1,4 @@
-"""What a kind of reward is, what it is opened with, and what it is then asked for."""
+"""The interface of a kind of reward: its plug-in, what it is opened with, and the open reward."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ answers), `prompt_ids`, `completion_ids` (lists or arrays) and `finish_reason`, 
 
 
 class Source(Protocol):
-    """A reward that is open."""
+    """An open reward."""
 
     def __call__(self, rows: Rows) -> Answers:
-        """The number of each row and its reward, in any order; from any thread, one call at a time."""
+        """The number of each row with its reward, in any order; from any thread, one call at a time."""
 
     def close(self) -> None:
-        """End a call that is under way in another thread, and what was started for it. May be called again."""
+        """End a call in progress in another thread, and everything that was started for it. May be called again."""
 
 
 class Scores(Protocol):
-    """A reward model's numbers for pairs, in their order."""
+    """The scores of a reward model for pairs, in their order."""
 
     def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]: ...
 
 
 class OpensScores(Protocol):
-    """Opens a reward model, with a name for its actors; ``verdicts``, of a language model that judges, are the ids of the
-    token that says good and of the one that says bad, and scores the log-odds of the first."""
+    """Opens a reward model, with a name for its actors. With ``verdicts``, the ids of a token for good and one for bad, it is a
+    language model, and scores are the log-odds of the first."""
 
     def __call__(
         self, model: Model, name: str, verdicts: tuple[int, int] | None = None
@@ -52,32 +52,32 @@ S = TypeVar("S", bound=Source)
 
 @dataclass(frozen=True)
 class Opening:
-    """What a reward may use from when it is opened until it is closed."""
+    """What a reward may use while it is open."""
 
     field: str
-    """Where the recipe has it, such as ``rl.rewards.0``."""
+    """Its field in the recipe, such as ``rl.rewards.0``."""
     resources: ResourcesConfig
     tokenizer: Any = None
     """The policy's."""
     policy: str = "the policy"
-    """What messages call it."""
+    """Its name in messages."""
     prompts: Rows = ()
     """Rows whose ``prompt_ids`` the tokenizer made; ``prompt`` is their text."""
     model: Model | None = None
-    """The model that it needs (see RewardConfig.model)."""
+    """Its model, if it has one (see RewardConfig.model)."""
     elsewhere: Elsewhere | None = None
-    """Starts pools of the user's functions on other nodes (see FunctionPool)."""
+    """Starts pools of user functions on other nodes (see FunctionPool)."""
     scores: OpensScores | None = None
-    """There only for kinds that need ``actors``."""
+    """Only for kinds that need ``actors``."""
     warnings: list[str] = dataclasses.field(default_factory=list)
-    """Takes sentences that people should read, for the stage to say."""
+    """Sentences that the stage shows; rewards append to them."""
     starting: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
-    """A context for the time in which a reward starts something, named in words: the stage reports it as start-up."""
+    """A context for the time in which a reward starts something, with its name: the stage reports it as start-up."""
     over: threading.Event = dataclasses.field(default_factory=threading.Event)
-    """Set once nobody waits for rewards any more."""
+    """Set once the results are no longer needed."""
 
     def of_function(self, source: Callable[..., S], name: str, field: str) -> S:
-        """A ``source`` that calls the function ``name``, which the recipe has in the reward's ``field``."""
+        """A ``source`` that calls the function ``name`` of the reward's ``field``."""
         timeout, processes = self.resources.reward_timeout_seconds, self.resources.reward_processes
         return source(name, timeout, f"{self.field}.{field}", processes, elsewhere=self.elsewhere)
 
@@ -93,17 +93,17 @@ class RewardKind(Generic[C]):
     open: Callable[[C, Opening], Source]
     """Raises UserError for what is missing, and EnvironmentFault for what this machine or a server lacks."""
     who: Callable[[C], str]
-    """What messages call it, such as "the function f.py:f"."""
+    """Its name in messages, such as "the function f.py:f"."""
     content: Callable[[C, str], dict[str, Any]] = lambda config, field: config.model_dump(mode="json")
-    """What of the configuration, which the recipe has at a field, decides the rewards, for stage keys. Raises UserError."""
+    """The part of a configuration, at a recipe's field, that determines the rewards, for stage keys. Raises UserError."""
     code: Callable[[C], tuple[str, ...]] = lambda config: ()
-    """Modules that compute the rewards, beside that of ``config``."""
+    """Modules that compute the rewards, beside the one of ``config``."""
     packages: Callable[[C], tuple[str, ...]] = lambda config: ()
-    """Distributions whose versions decide the rewards."""
+    """Distributions whose versions determine the rewards."""
     actors: bool = False
     """Whether it is opened only while the stage holds trainers or engines."""
     user_code: tuple[str, ...] = ()
-    """Fields that name the user's functions: they are called on a few rows before a run starts."""
+    """Fields that name user functions, which are called on a few rows before a run starts."""
 
     def __post_init__(self) -> None:
         if (
@@ -114,12 +114,12 @@ class RewardKind(Generic[C]):
 
 
 def kind_of(reward: RewardConfig) -> RewardKind[Any]:
-    """The kind that this configures."""
+    """The kind of a configuration."""
     return next(kind for kind in REWARDS.loaded()[0].values() if kind.config is type(reward))
 
 
 def content(rewards: Sequence[RewardConfig], field: str) -> list[dict[str, Any]]:
-    """What of the rewards, which the recipe has at ``field``, decides a result. Raises UserError."""
+    """The part of the rewards at ``field`` of the recipe that determines a result. Raises UserError."""
     return [kind_of(reward).content(reward, f"{field}.{number}") for number, reward in enumerate(rewards)]
 
 
@@ -130,5 +130,5 @@ def code_used(rewards: Sequence[RewardConfig]) -> tuple[str, ...]:
 
 
 def packages_used(rewards: Sequence[RewardConfig]) -> tuple[str, ...]:
-    """Distributions whose versions decide these rewards."""
+    """Distributions whose versions determine these rewards."""
     return tuple(dict.fromkeys(name for reward in rewards for name in kind_of(reward).packages(reward)))

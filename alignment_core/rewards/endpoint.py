@@ -1,9 +1,9 @@
-"""A reward over HTTP: batches of completions, spread over the replicas of one endpoint, tried again until a deadline.
+"""A reward over HTTP: batches of completions, distributed over the replicas of one endpoint, with retries until a deadline.
 
-What is asked and how the answer is read are functions; those of reward servers are here. Request, POST with JSON: ``query``
+Functions make the request and read the answer; those for reward servers are here. Request, POST with JSON: ``query``
 (prompt and completion as one text, special tokens included), ``prompts``, ``completions`` and ``labels``, lists of the same
-length. Answer: ``{"rewards": [...]}``, a number or null for each. A server for OpenRLHF's ``remote_url`` fits: it knows
-``query``, ``prompts`` and ``labels``, and answers ``rewards`` among others.
+length. Answer: ``{"rewards": [...]}``, a number or null for each. Servers for OpenRLHF's ``remote_url`` work: they
+read ``query``, ``prompts`` and ``labels``, and return ``rewards`` among others.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from alignment_core.user_code.errors import Failed
 Rows = Sequence[dict[str, Any]]
 
 AT_A_TIME = 4
-"""Requests under way for each replica that there is."""
+"""Concurrent requests per replica."""
 FIRST_REST, LONGEST_REST = 0.2, 5.0
-"""Seconds for which a replica that failed is left alone: more with each failure in a row, and up to half less by chance."""
+"""Seconds without requests after a failure of a replica: exponential backoff, with up to 50% jitter."""
 CONNECT_SECONDS = 5.0
 BUSY = (408, 425, 429)
-"""Answers of a server that may do better later, beside 5xx."""
+"""Status codes that are worth a retry, beside 5xx."""
 OF_THE_ROWS = (400, 413, 422)
-"""Answers that may be about the rows of this request alone, such as one that is too long."""
+"""Status codes that may concern only the rows of this request, such as one that is too long."""
 
 
 @dataclass
 class Replica:
     url: str
-    """As the recipe has it, with ``env:NAME`` for what is secret: messages name it so."""
+    """As in the recipe, with ``env:NAME`` for secrets, for messages."""
     address: str
     requests: int = 0
     failures: int = 0
@@ -56,14 +56,13 @@ class Replica:
 
 
 class Endpoint:
-    """Rewards that the servers behind ``urls`` give, in batches that have ``timeout`` seconds each, attempts included.
+    """Rewards from the servers at ``urls``, in batches with a deadline of ``timeout`` seconds each, retries included.
 
-    Raises UserError without the token, EnvironmentFault if there is no server at any of the URLs.
+    Raises UserError if the token is missing, EnvironmentFault if no server listens at any of the URLs.
 
-    Args: ``field`` is where the recipe has the URLs; ``token_variable`` names the environment variable with the bearer token,
-    unless ``token`` is it;
-    ``asks`` makes the JSON of a request for some rows; ``reads`` gives a reward, None or a Failed for each of so many rows,
-    and raises Failed for an answer that has none of them.
+    Args: ``field`` is the field of the URLs in the recipe; ``token_variable`` names the environment variable with the bearer
+    token, unless ``token`` is given; ``asks`` makes the JSON of a request for some rows; ``reads`` returns a reward, None or a
+    Failed for each of so many rows, and raises Failed for an answer without any.
     """
 
     def __init__(
@@ -77,8 +76,11 @@ class Endpoint:
         reads: Callable[[httpx.Response, int], list[Any]],
         token: str | None = None,
     ) -> None:
-        self.batch_size, self.timeout, self.field = batch_size, timeout, field
-        self._asks, self._reads = asks, reads
+        self.batch_size = batch_size
+        self.timeout = timeout
+        self.field = field
+        self._asks = asks
+        self._reads = reads
         self.replicas = [Replica(url, _address(url, field)) for url in urls]
         self._loop: asyncio.AbstractEventLoop | None = None
         if token_variable:
@@ -109,13 +111,13 @@ class Endpoint:
                 runner.run(found.aclose())
 
     def close(self) -> None:
-        """End a call that is under way in another thread, with Stopped."""
+        """End a call in progress in another thread, with Stopped."""
         if (loop := self._loop) is not None:
             with suppress(RuntimeError):  # it has ended by now
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
 
     async def _batches(self, rows: Rows) -> AsyncGenerator[list[tuple[int, Any]], None]:
-        """The answers of each batch, in the order in which they come."""
+        """The answers of each batch, as they come."""
         room = asyncio.Semaphore(AT_A_TIME * len(self.replicas))
         async with httpx.AsyncClient(headers=self._headers, timeout=None) as client:
 
@@ -135,7 +137,7 @@ class Endpoint:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answers(self, client: httpx.AsyncClient, rows: Rows) -> list[Any]:
-        """What a replica answers for each row, or why none did within the deadline."""
+        """The answer of a replica for each row, or the reason why none answered within the deadline."""
         try:
             content = self._asks(rows)
         except Failed as failure:
@@ -152,7 +154,7 @@ class Endpoint:
             try:
                 return self._reads(await self._ask(client, replica, content, share), len(rows))
             except Failed as error:
-                # A last try may have had too little time for any answer: the one before says more.
+                # The last attempt may have had too little time: then the error before is more informative.
                 if failed is None or error.reason != "timeout" or 2 * share >= self.timeout:
                     failed = error
             if failed.reason not in ("unreachable", "timeout"):
@@ -189,7 +191,7 @@ class Endpoint:
         return f"{status(response)} at {replica.url}{because(response)}"
 
     def _find_one(self) -> None:
-        """Look whether anything listens, which costs nothing, before anything that does."""
+        """Check that something listens, before anything expensive starts."""
         problems = []
         for replica in self.replicas:
             url = httpx.URL(proxy_of(replica.address) or replica.address)
@@ -204,7 +206,7 @@ class Endpoint:
 
 
 def asks_for(text: Callable[[dict[str, Any]], str]) -> Callable[[Rows], dict[str, Any]]:
-    """What a reward server is asked for rows, whose prompt and completion are one ``text``."""
+    """The JSON of a request to a reward server; ``text`` joins prompt and completion of a row."""
     return lambda rows: {
         "query": [text(row) for row in rows],
         "prompts": [row["prompt_text"] for row in rows],
@@ -214,7 +216,7 @@ def asks_for(text: Callable[[dict[str, Any]], str]) -> Callable[[Rows], dict[str
 
 
 def read_rewards(response: httpx.Response, count: int) -> list[Any]:
-    """What a reward server answered."""
+    """The rewards in the answer of a reward server."""
     answer = None
     with suppress(ValueError, RecursionError):
         answer = response.json()
@@ -227,7 +229,7 @@ def read_rewards(response: httpx.Response, count: int) -> list[Any]:
 
 
 def _address(url: str, field: str) -> str:
-    """Where the server of a URL of the recipe is. Raises UserError for a variable that is not set, or holds no URL."""
+    """The address of a URL in the recipe. Raises UserError for a variable that is not set, or holds no URL."""
     address: str = resolved(url, field)
     if not address.startswith(("http://", "https://")):
         raise UserError(f"{field}: {url} is not an http:// or https:// URL")

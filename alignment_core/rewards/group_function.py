@@ -1,4 +1,4 @@
-"""A user's function that rewards all completions of a prompt at once."""
+"""A user function that rewards all completions of a prompt at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
 PLAIN = (str, int, float, bool, list, type(None))
 REPLACED = ("prompt_text", "completion_text", "columns")
-"""What a function is given under another name, or as what it holds."""
+"""Columns that a function gets under another name, or unpacked."""
 
 
 class GroupFunction:
-    """Rewards that the function ``name`` gives, one call for each prompt; in processes of its own until it is closed."""
+    """Rewards from the function ``name``, one call for each prompt, in processes of its own until it is closed."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ def _with_extras(answer: dict[str, Any], count: int) -> list[RewardValue | Ignor
 
 
 def _seen(row: dict[str, Any]) -> dict[str, Any]:
-    """What the function is given of a completion: texts as ``prompt`` and ``completion``, the prompt's messages if it was given
-    as such, the columns that its data keeps, and all else that is plain."""
+    """The argument of the function for a completion: texts as ``prompt`` and ``completion``, the prompt's messages if it has
+    any, the columns that its data keeps, and all other plain values."""
     seen = {name: value for name, value in row.items() if isinstance(value, PLAIN) and name not in REPLACED}
     prompt, kept = as_given(row), row.get("columns")
     return {

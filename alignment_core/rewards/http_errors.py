@@ -1,4 +1,4 @@
-"""Why an HTTP server refused a request, in its own words: short, on one line, without control characters."""
+"""The reason that an HTTP server gives for refusing a request: short, on one line, without control characters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from alignment_core.credentials import cut
 SHOWN = 300
 """Characters of a reason that a message shows."""
 FIELDS = ("message", "error", "detail", "reason", "msg")
-"""Where servers put the reason in a JSON object, or in objects inside it."""
+"""Fields of a JSON object that may hold the reason, or an object with it."""
 
 
 def reason(response: httpx.Response) -> str:
-    """The reason in the body, without secrets that this process has read; empty if it has no words."""
+    """The reason in the body, without secrets of this process; empty if it has no words."""
     text = cut((_message_of(response) or response.text)[: 20 * SHOWN])
     plain = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     if not any(letter.isalnum() for letter in plain):

@@ -1,4 +1,4 @@
-"""A language model as judge, behind an OpenAI-compatible endpoint: what it is asked, and how its verdict is read."""
+"""A language model as judge, behind an OpenAI-compatible endpoint: its requests, and how its verdicts are read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import httpx
 
 TOP_LOGPS = 20
-"""How many of the likeliest first tokens a judge is asked for; OpenAI's interface gives no more."""
+"""Number of most likely first tokens to request; the maximum of OpenAI's interface."""
 SHOWN = 80
 """Characters of an answer that a message shows."""
 
 
 def conversation(row: Mapping[str, Any]) -> str:
-    """The prompt of a completion as a judge reads it: the text before the policy's template; of several messages each with its
-    speaker, and the tools that it offers."""
+    """The prompt of a completion for a judge: the text before the policy's template; of several messages each with its speaker,
+    and the tools."""
     given = as_given(row)
     return str(row["prompt_text"]) if given is None else in_words(given, tools_of(row))
 
@@ -40,7 +40,7 @@ def filled(template: str, values: Mapping[str, str | None]) -> str:
 
 
 def request(model: str, question: str, sampling: JudgeSampling, with_logps: bool) -> dict[str, Any]:
-    """A chat completion; greedy, unless ``sampling`` says otherwise."""
+    """The JSON of a chat completion; greedy, unless ``sampling`` says otherwise."""
     content = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
@@ -51,8 +51,8 @@ def request(model: str, question: str, sampling: JudgeSampling, with_logps: bool
     return content | ({"logprobs": True, "top_logprobs": TOP_LOGPS} if with_logps else {})
 
 
-def said(response: httpx.Response) -> dict[str, Any]:
-    """The judge's choice in an answer. Raises Failed if it is none of a chat completion."""
+def choice_of(response: httpx.Response) -> dict[str, Any]:
+    """The judge's choice in a response. Raises Failed if that is no chat completion."""
     choice = None
     with suppress(ValueError, RecursionError, KeyError, IndexError, TypeError):
         choice = response.json()["choices"][0]
@@ -104,6 +104,6 @@ def reads(read: Callable[[dict[str, Any]], float]) -> Callable[[httpx.Response, 
     """How an endpoint reads the answer to one completion."""
 
     def verdict(response: httpx.Response, _count: int) -> list[Any]:
-        return [read(said(response))]
+        return [read(choice_of(response))]
 
     return verdict

@@ -1,4 +1,4 @@
-"""The reward that a model gives: by the policy's own tokens, or through text where its tokenizer is another one."""
+"""The reward of a reward model: from the policy's tokens, or from text if the model has another tokenizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEAST_DEVIATION = 1e-6
 
 
 class Judge:
-    """A reward model that is open. The same completion of the same prompt is scored once."""
+    """An open reward model. The same completion of the same prompt is scored once."""
 
     def __init__(
         self,
@@ -35,18 +35,20 @@ class Judge:
         spread: tuple[float, float] = (0.0, 1.0),
         turn_end: TurnEnd | None = None,
     ) -> None:
-        """``close`` ends its actors; ``text`` is there for a model with another tokenizer than the policy's; ``spread`` is what
-        is subtracted from scores, and what they are then divided by; ``turn_end`` is how answers end that the model was trained
-        on."""
-        self._scores, self.close, self._text, self._spread = scores, close, text, spread
+        """``close`` ends its actors; ``text`` is given for a model with another tokenizer than the policy's; ``spread`` is the
+        mean and deviation for normalising scores; ``turn_end`` is the end of the answers that the model was trained on."""
+        self._scores = scores
+        self.close = close
+        self._text = text
+        self._spread = spread
         self._turn_end = turn_end
 
     @classmethod
     def open(cls, opening: Opening, normalised: bool = False) -> Judge:
         """With ``normalised`` scores have the mean 0 and the deviation 1 on answers that the model was trained on.
 
-        A model with another tokenizer than the policy's scores text, which ``opening.warnings`` then says. Raises UserError if
-        it cannot.
+        A model with another tokenizer than the policy's scores text, with a warning in ``opening.warnings``. Raises UserError
+        if it cannot.
         """
         assert opening.model is not None
         assert opening.scores is not None
@@ -73,7 +75,7 @@ class Judge:
         )
 
     def _pairs(self, rows: Rows) -> list[Pair]:
-        """The policy's tokens, in which a turn that any stop token ended ends as the model knows it."""
+        """The policy's tokens; the stop token that ended a turn is replaced by the model's own."""
         if self._turn_end is None:
             return pairs_of(rows)
         end, stop_ids = self._turn_end.token_id, self._turn_end.stop_ids
@@ -86,7 +88,7 @@ class Judge:
 
 
 def spread_of(model: Model, field: str) -> tuple[float, float]:
-    """Mean and deviation of the rewards that a model gave to answers it was trained on. Raises UserError if it does not say."""
+    """Mean and deviation of a model's rewards on its training data. Raises UserError if the model does not hold them."""
     try:
         found = json.loads((model.path / SPREAD).read_text())
         mean, deviation = float(found["mean"]), float(found["deviation"])
@@ -118,7 +120,7 @@ class InText:
         self._most = context_length(model.path)
 
     def warning(self, policy: str) -> str:
-        """What people should know."""
+        """The sentence that people should read."""
         how = (
             "rendered by its own chat template"
             if self._renderer.template
@@ -130,7 +132,7 @@ class InText:
         )
 
     def pairs(self, rows: Rows) -> list[Pair | Failed]:
-        """The prompt and the answer of each row, or why the model cannot score it."""
+        """Prompt and answer of each row, or the reason why the model cannot score it."""
         known: dict[Any, Pair | Failed] = {}
         found = []
         for row in rows:

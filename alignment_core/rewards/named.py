@@ -1,4 +1,4 @@
-"""What a verifier is that recipes know by name: the plug-in ``VERIFIER`` of its module."""
+"""Verifiers that recipes know by name: the plug-in ``VERIFIER`` of their module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward that a process reward model gives: what it thinks of an answer's steps, as one number."""
+"""The reward of a process reward model: its judgements of an answer's steps, as one number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from alignment_core.rewards.results import Answers, RewardValue
 from alignment_core.user_code.errors import Failed
 
 REPLACEMENT = "\ufffd"
-"""What a decoder gives for bytes that are no whole character."""
+"""The decoder's output for bytes that are not a whole character."""
 LONGEST_RUN = 32
 """Tokens that are decoded together although they end within a character, as bytes may that are no text."""
 Aggregate = Literal["min", "product", "last", "mean"]
@@ -63,9 +63,9 @@ def aggregated(log_odds: Sequence[float], how: Aggregate) -> float:
 
 
 class StepJudge:
-    """A process reward model that is open. It reads text, so that its tokenizer need not be the policy's.
+    """An open process reward model. It reads text, so that its tokenizer need not be the policy's.
 
-    Each step is asked for with all that precedes it, which prefix trees compute once.
+    Each step is judged together with everything before it, which prefix trees compute once.
     """
 
     def __init__(
@@ -80,8 +80,13 @@ class StepJudge:
     ) -> None:
         """``close`` ends its actors; with a ``form`` it rewards steps at tokens of the policy's ``tokenizer``.
         ``skip_special_tokens`` says whether the texts of rows are without special tokens."""
-        self._steps, self._scores, self._how, self.close = steps, scores, how, close
-        self._form, self._tokenizer, self._skip_special_tokens = form, tokenizer, skip_special_tokens
+        self._steps = steps
+        self._scores = scores
+        self._how = how
+        self.close = close
+        self._form = form
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
 
     @classmethod
     def open(

@@ -1,4 +1,4 @@
-"""Models that score completions: in actors of their own, what they are asked for, and whether they read the same tokens."""
+"""Models that score completions in actors of their own, and comparison of their tokenizers with the policy's."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from alignment_core.training.forward import Forward, ForwardJob
 
 COMPARED = 64
-"""Completions that are read again to compare tokenizers."""
+"""Number of completions that are decoded to compare tokenizers."""
 BLOCK = 256
-"""Completions per forward call of one actor: what a kill may cost, so not many."""
+"""Completions per forward call of one actor: few, because a killed actor loses its call."""
 
 
 class StartsJudges(Protocol):
@@ -33,7 +33,7 @@ class StartsJudges(Protocol):
 
 
 def in_actors(actors: StartsJudges, resources: ResourcesConfig) -> OpensScores:
-    """How a reward model is opened in actors of its own, beside the trainers or engines that the caller holds."""
+    """Opens reward models in actors of their own, beside the trainers or engines that the caller holds."""
 
     def opened(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> AbstractContextManager[Scores]:
         from alignment_core.training.forward import ForwardJob
@@ -44,7 +44,7 @@ def in_actors(actors: StartsJudges, resources: ResourcesConfig) -> OpensScores:
 
 
 class Judges:
-    """Actors that hold a reward model each, as their caller sees them, each call with its deadline."""
+    """Actors that hold a reward model each; calls have a deadline."""
 
     def __init__(self, group: ActorGroup[Forward]) -> None:
         self.group = group
@@ -66,7 +66,7 @@ def pairs_of(rows: Rows) -> list[Pair]:
 
 
 def check_tokenizer(model: Model, role: str, rows: Rows) -> None:
-    """The token ids of the policy must mean the same to the model that works out their probability. Raises UserError."""
+    """Raise UserError if the policy's token ids do not mean the same to a model that computes their probability."""
     if (other := _misread(model.tokenizer(), rows)) is not None:
         read, wrote = other
         raise UserError(
@@ -76,14 +76,14 @@ def check_tokenizer(model: Model, role: str, rows: Rows) -> None:
 
 
 def has_another_tokenizer(model: Model, policy: Any) -> bool:
-    """Whether some token of the tokenizer ``policy`` is another one to the model, or none."""
+    """Whether some token of the policy's tokenizer is another one, or none, for the model."""
     return other_token(policy, model.tokenizer()) is not None
 
 
 def _misread(tokenizer: Any, rows: Rows) -> tuple[str, str] | None:
-    """What a tokenizer reads in token ids of the policy and what the policy wrote, where some of them differ.
+    """A completion as a tokenizer decodes it and as the policy wrote it, if they differ for any; otherwise None.
 
-    White space and special tokens do not count: tokenizers with the same tokens may decode those otherwise.
+    White space and special tokens do not count: tokenizers with the same tokens may decode those differently.
     """
     special = sorted((token.content for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
 
@@ -93,7 +93,7 @@ def _misread(tokenizer: Any, rows: Rows) -> tuple[str, str] | None:
         return "".join(text.split())
 
     for row in rows[:: max(1, len(rows) // COMPARED)]:
-        # Bytes on both sides of a special token are a character without it.
+        # Without a special token, the bytes on both sides of it may form a character.
         reads = [tokenizer.decode(row["completion_ids"], skip_special_tokens=skips) for skips in (False, True)]
         if letters(row["completion_text"]) not in map(letters, reads):
             return reads[0], row["completion_text"]

@@ -1,4 +1,4 @@
-"""A reward model behind HTTP: what :mod:`~alignment_core.rewards.endpoint` and OpenRLHF's remote reward models ask.
+"""A reward model behind HTTP, for :mod:`~alignment_core.rewards.endpoint` and OpenRLHF's remote reward models.
 
 POST with JSON ``{"query": [texts]}``, prompt and completion as one text with special tokens, is answered with
 ``{"rewards": [...], "scores": [...], "extra_logs": {}}``: a number for each, or null for a text that is longer than the
@@ -25,13 +25,13 @@ Rewards = list[float | None]
 LARGEST_BODY = 64 << 20
 """Bytes of a request."""
 MOST_TOGETHER = 256
-"""Texts that are computed together; a request is never cut."""
+"""Maximum number of texts that are computed together; a request is never split."""
 STOP_SECONDS = 60.0
-"""For which requests that are under way are waited for when the server ends."""
+"""Time for requests in progress when the server ends."""
 
 
 class Batcher:
-    """Calls ``compute`` in a thread of its own, with all texts that wait."""
+    """Calls ``compute`` in a thread of its own, with all waiting texts."""
 
     def __init__(self, compute: Callable[[list[str]], Rewards]) -> None:
         self._compute = compute
@@ -51,7 +51,7 @@ class Batcher:
         return self._waiting.qsize()
 
     def close(self) -> None:
-        """Finish what waits."""
+        """Finish all waiting texts."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -104,7 +104,7 @@ class RewardServer(ThreadingHTTPServer):
         self.changed = threading.Condition()
 
     def stop(self) -> None:
-        """Take no more requests, and finish those that are under way."""
+        """Refuse further requests, and finish those in progress."""
         self.shutdown()
         self.server_close()
         with self.changed:

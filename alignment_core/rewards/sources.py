@@ -1,4 +1,4 @@
-"""All that rewards the completions of a stage: opened once, asked as often as needed, closed."""
+"""All rewards of a stage: opened once, called as often as needed, closed."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ log = logging.getLogger(__name__)
 
 
 class RewardSources:
-    """Everything that ``rewards`` names; a context manager to enter while trainers or engines are held.
+    """The open rewards; a context manager to enter while trainers or engines are held.
 
-    Calling it with rows of completions gives one list for each source: a finite number for each row, why there is none, or
-    None where the source leaves the row to the others.
-    The sources are asked at the same time. It may be called from any thread, one call at a time is worked on, and closing it
-    ends every process that it started and any call that is under way (with Stopped, but for a reward model's). ``failed``
-    counts what had no reward, by reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step``
-    rows have none.
+    Calling it with rows of completions returns one list of results for each reward. Rewards are computed at the same time.
+    Calls may come from any thread and are processed one by one; closing it ends every process that it started and any call in
+    progress (with Stopped, except a reward model's). ``failed`` counts missing rewards by reason. Raises DataError if more than
+    a reward's ``max_failed`` of the last ``step`` rows failed.
 
-    Args: ``opening.field`` is where the recipe has the list; ``models`` are those that rewards need, by the
-    reward's number; ``step`` is how many completions a step has.
+    Args: ``opening.field`` is the list's field in the recipe; ``models`` are the models of rewards, by their numbers; ``step``
+    is the number of completions of a step.
     """
 
     def __init__(
         self, rewards: Sequence[RewardConfig], opening: Opening, models: Mapping[int, Model] = {}, step: int = 0
     ) -> None:
-        self._rewards, self._kinds = rewards, [kind_of(reward) for reward in rewards]
-        self._calling, self._over = threading.Lock(), opening.over
+        self._rewards = rewards
+        self._kinds = [kind_of(reward) for reward in rewards]
+        self._calling = threading.Lock()
+        self._over = opening.over
         self._openings = [
             replace(opening, field=f"{opening.field}.{number}", model=models.get(number))
             for number in range(len(rewards))
@@ -54,7 +54,7 @@ class RewardSources:
         self._unrewarded_seen = False
         self._open = ExitStack()
         try:
-            self._start(actors=False)  # what is missing is said before actors are started
+            self._start(actors=False)  # so that what is missing is reported before actors start
         except BaseException:
             self.stop()
             raise
@@ -77,7 +77,7 @@ class RewardSources:
         self._open.close()
 
     def stop(self) -> None:
-        """Give no more rewards, and end the call that is under way, unless it is a reward model's. From any thread."""
+        """End the call in progress, except a reward model's, and refuse further ones. From any thread."""
         self._over.set()
         for number, source in list(self._sources.items()):
             if not self._kinds[number].actors:
@@ -87,29 +87,29 @@ class RewardSources:
         with self._calling:
             if self._over.is_set():
                 raise Stopped("the rewards were closed")
-            results = self._ask_all(rows)
+            results = self._compute(rows)
         self._warn_of_unrewarded(rows, results)
         return results
 
-    def _ask_all(self, rows: Rows) -> list[list[RewardResult]]:
+    def _compute(self, rows: Rows) -> list[list[RewardResult]]:
         if len(self._accounts) == 1:
-            return [self._ask(0, rows)]
+            return [self._compute_one(0, rows)]
         with ThreadPoolExecutor(len(self._accounts), "reward") as threads:
             try:
-                asked = [threads.submit(self._ask, number, rows) for number in range(len(self._accounts))]
-                done, _ = wait(asked, return_when="FIRST_EXCEPTION")
-            except BaseException:  # an interrupt waits for no threads
+                futures = [threads.submit(self._compute_one, number, rows) for number in range(len(self._accounts))]
+                done, _ = wait(futures, return_when="FIRST_EXCEPTION")
+            except BaseException:  # an interrupt must not wait for the threads
                 self.stop()
                 raise
-            if any(one.exception() for one in done):
-                self.stop()  # nobody waits for what the others would give
-        failures = [error for one in asked if (error := one.exception())]
+            if any(future.exception() for future in done):
+                self.stop()  # the results of the others are not needed
+        failures = [error for future in futures if (error := future.exception())]
         for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
             raise error
-        return [one.result() for one in asked]
+        return [future.result() for future in futures]
 
     def _warn_of_unrewarded(self, rows: Rows, results: list[list[RewardResult]]) -> None:
-        """Log the first completion that every source ignores, once; the stage reports how many there were."""
+        """Log the first completion that every reward ignores, once; the stage reports their number."""
         if self._unrewarded_seen:
             return
         for row, given in zip(rows, zip(*results, strict=True), strict=True):
@@ -122,14 +122,14 @@ class RewardSources:
                 )
                 return
 
-    def _ask(self, number: int, rows: Rows) -> list[RewardResult]:
+    def _compute_one(self, number: int, rows: Rows) -> list[RewardResult]:
         if self._texts and not self._rewards[number].skip_special_tokens:
             rows = with_special_tokens(rows, self._texts)
         return self._accounts[number].settle(rows, self._sources[number](rows))
 
     @property
     def recent(self) -> list[str]:
-        """For each reward, which of the last rows failed."""
+        """For each reward, the failures among the last rows: plain data for a checkpoint."""
         return [account.recent for account in self._accounts]
 
     def restore(self, recent: Sequence[str]) -> None:
@@ -139,7 +139,7 @@ class RewardSources:
 
     @property
     def failed(self) -> Counter[str]:
-        """Rewards that were not given since this was opened, by reason."""
+        """Number of missing rewards since this was opened, by reason."""
         counts: Counter[str] = Counter()
         for account in self._accounts:
             counts.update(account.failed)

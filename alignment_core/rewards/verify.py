@@ -1,4 +1,4 @@
-"""Verifiers, by name or as functions of the user: a number in [0, 1] for each completion, or why there is none."""
+"""Verifiers, by name or as user functions: a number in [0, 1] for each completion, or the reason of a failure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def verify(
 
 
 def verifier_content(name: str, field: str = FIELD) -> dict[str, Any]:
-    """What a verifier is, for stage keys: one that is known by name, or a function's name and the digest of its source."""
+    """The verifier in stage keys: its name, or a function's name and the digest of its source."""
     named = _named(name, field)
     if named is None:
         return function_content(name, field)
@@ -51,7 +51,7 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, Any]:
 
 
 def verifier_code(name: str) -> tuple[str, ...]:
-    """Modules that compute what a verifier scores, if it is known by name."""
+    """Modules that compute the scores of a verifier that is known by name."""
     named = _named(name, FIELD) if is_named(name) else None
     if named is None:
         return ()
@@ -60,13 +60,13 @@ def verifier_code(name: str) -> tuple[str, ...]:
 
 
 def verifier_packages(name: str) -> tuple[str, ...]:
-    """Distributions whose versions decide what a verifier scores, if it is known by name."""
+    """Distributions whose versions determine the scores of a verifier that is known by name."""
     named = _named(name, FIELD) if is_named(name) else None
     return named.packages if named else ()
 
 
 def verifier_computed_by(name: str) -> dict[str, dict[str, str]]:
-    """Digests of that code, and those versions, for who has only a ``content`` to say them in, as environments."""
+    """Digests of that code, and those versions, for a ``content`` of an environment."""
     modules = {one for code in verifier_code(name) for one in modules_behind(code)}
     return {
         "code": {one: digest_of_module(one) for one in sorted(modules)},
@@ -75,7 +75,7 @@ def verifier_computed_by(name: str) -> dict[str, dict[str, str]]:
 
 
 class Verifier:
-    """The verifier of this name, with the processes that it needs, until it is closed; from any thread.
+    """The open verifier of this name, with its processes; callable from any thread.
 
     Raises UserError if there is none, EnvironmentFault if this machine cannot run it.
     """

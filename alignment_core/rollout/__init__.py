@@ -1,1 +1,1 @@
-"""Rollout: sampling in turn with training or ahead of it, what is sampled as tables, and pairs from it. Token in, token out."""
+"""Rollouts: samplers, advantages, trajectories, tables of completions, and preference pairs from them. Token in, token out."""

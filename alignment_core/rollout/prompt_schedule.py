@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alignment_core.canonical import derive_seed
 from alignment_core.environments.episode import Episode
+from alignment_core.inference.completions import Request
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.training.batches import epoch_order
-
-if TYPE_CHECKING:
-    from alignment_core.inference.engine import Request
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,6 @@ class PromptSchedule:
 
     def request(self, episode: Episode) -> Request:
         """What an engine is to sample next for an episode."""
-        from alignment_core.inference.engine import Request
-
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
         most = min(episode.tokens_left, episode.most or episode.tokens_left)
         return Request(episode.name, [*episode.prompt_ids, *episode.ids.tolist()], most, seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from alignment_core.data.completion_text import CompletionText
-    from alignment_core.inference.engine import Completion
+    from alignment_core.inference.completions import Completion
 
 SCORES = "scores.parquet"
 
@@ -99,11 +99,15 @@ def shard_rows(
 
 def write_table(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> None:
     """Write rows as Parquet, whole or not at all."""
+    write_columns({name: [row.get(name) for row in rows] for name in schema.names}, schema, path)
+
+
+def write_columns(columns: Mapping[str, Sequence[Any]], schema: pa.Schema, path: Path) -> None:
+    """Write the columns of a schema as Parquet, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = [array([row.get(field.name) for row in rows], field.type) for field in schema]
-    table = pa.Table.from_arrays(columns, schema=schema)
+    table = pa.Table.from_arrays([array(columns[field.name], field.type) for field in schema], schema=schema)
     write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
 
 

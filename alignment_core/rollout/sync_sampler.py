@@ -6,43 +6,49 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from alignment_core.rollout.advantages import Samples
+from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.sampling import Sampling
 
 
 class SyncSampler:
-    """Samples when it is asked, and is idle otherwise."""
+    """Samples only while :meth:`next_batch` is called."""
 
-    def __init__(self, sampling: Sampling, reward: Callable[[Samples], Samples], sleeps: bool) -> None:
-        """``reward`` gives rows their rewards. Engines that share their devices with the trainers are to sleep meanwhile."""
-        self.sampling, self.reward, self.sleeps = sampling, reward, sleeps
-        self.drawn, self.version = 0, 0
+    def __init__(
+        self, sampling: Sampling, reward: Callable[[list[Rollout]], list[Rollout]], sleeps_in_training: bool
+    ) -> None:
+        """``reward`` adds rewards to completions. With ``sleeps_in_training`` the engines free the memory of the devices that
+        they share with the trainers."""
+        self.sampling = sampling
+        self.reward = reward
+        self.sleeps_in_training = sleeps_in_training
+        self.drawn = 0
+        self.version = 0
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a run that goes on needs to know; plain numbers."""
+        """Plain numbers for a checkpoint."""
         return {"drawn": self.drawn, "pending": []}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where a run was."""
+        """Continue from a checkpoint's state."""
         self.drawn = state["drawn"]
 
     @contextmanager
-    def still(self, version: int, empty: bool = False) -> Iterator[None]:
-        """The engines are the caller's meanwhile; afterwards they hold this version of the weights."""
+    def paused(self, version: int, empty: bool = False) -> Iterator[None]:
+        """Leave the engines to the caller; afterwards they hold the weights of this version."""
         yield
         self.version = version
 
-    def take(self, count: int) -> Samples:
+    def next_batch(self, count: int) -> list[Rollout]:
         """Rewarded completions of the next ``count`` prompts."""
         draws = range(self.drawn, self.drawn + count)
         self.drawn += count
         return self.reward(self.sampling.complete(draws, self.version))
 
-    def rest(self) -> None:
-        """Nothing more is taken before new weights come."""
-        if self.sleeps:
+    def release(self) -> None:
+        """Free the engines' devices until new weights come: no further batch is needed before."""
+        if self.sleeps_in_training:
             self.sampling.engines.sleep()
 
     def close(self) -> None:
-        """Nothing goes on behind the caller's back."""
+        """Nothing runs in the background."""

@@ -32,16 +32,16 @@ class PolicyRanks:
         """Resume from the newest complete checkpoint in ``progress``; where the run stands."""
         return resume(self.group, progress)
 
-    def take(self, data: StepData) -> None:
-        """The completions of the next update, which every rank keeps until then."""
-        self.group.all(PolicyTrainer.take, data)
+    def load(self, batch: StepData) -> None:
+        """Give every rank the batch of the next update."""
+        self.group.all(PolicyTrainer.load, batch)
 
     def forward(self, old: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-        """Add numbers to the data that take a forward pass; those that are ``wanted``, [K] by name."""
+        """Add the results of forward passes to the batch on every rank; those that are ``wanted``, [K] by name."""
         return self.group.all(PolicyTrainer.forward, old, wanted)[0]
 
     def update(self, numbers: Mapping[str, np.ndarray], kl_coefficient: float) -> list[dict[str, StepReport]]:
-        """All optimiser steps on the data with further ``numbers``; for each rank, a report for each learner."""
+        """All optimiser steps on the batch with further ``numbers``; for each rank, a report for each learner."""
         return self.group.all(PolicyTrainer.update, numbers, kl_coefficient)
 
     def buckets(self) -> list[Share]:

@@ -105,9 +105,9 @@ class PolicyTrainer:
         every = job.section.kl.refresh_every
         self.moving = MovingReference(self.frozen, self.policy, every) if self.frozen and every else None
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
-        self.data: StepData
+        self.batch: StepData
         self.rows: list[Row] = []
-        """Of the data."""
+        """Of the batch."""
         self.temperature = job.section.generation.temperature
 
     @property
@@ -130,10 +130,10 @@ class PolicyTrainer:
             self.step, driver = found["step"], found["driver"]
         return {"step": self.step, "driver": driver, "parameters": self.policy.parameters()}
 
-    def take(self, data: StepData) -> None:
-        """The completions of the next :meth:`update`, which every rank keeps until then."""
-        self.data = replace(data, numbers=dict(data.numbers))
-        self.rows = self.data.rows()
+    def load(self, batch: StepData) -> None:
+        """Keep the batch of the next :meth:`update`."""
+        self.batch = replace(batch, numbers=dict(batch.numbers))
+        self.rows = self.batch.rows()
 
     def forward(self, old: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         """Add to the data, on every rank, numbers that take a forward pass: those of the reference and of the critic if there
@@ -151,18 +151,18 @@ class PolicyTrainer:
             learner.engine.eval()
         packs = {share: self.policy.micro_batches(self.rows, share) for share in {share for _, _, share in asked}}
         for name, model, share in asked:
-            values_K = torch.zeros(len(self.data.numbers["rollout_logps"]), device=self.device.torch_device)
+            values_K = torch.zeros(len(self.batch.numbers["rollout_logps"]), device=self.device.torch_device)
             for micro in packs[share]:
                 with torch.no_grad():
                     output = run_packed(model, micro, self.temperature).float()
                 values_K[self._places(micro)] = output if output.ndim == 1 else output[0]
-            self.data.numbers[name] = sum_over_ranks(values_K).cpu().numpy()
-        return {name: self.data.numbers[name] for name in wanted} if self.rank == 0 else {}
+            self.batch.numbers[name] = sum_over_ranks(values_K).cpu().numpy()
+        return {name: self.batch.numbers[name] for name in wanted} if self.rank == 0 else {}
 
     def update(self, numbers: Mapping[str, np.ndarray], kl_coefficient: float) -> dict[str, StepReport]:
         """All optimiser steps on the data with further ``numbers``; a report for each learner that took some, and for
         ``pretraining``."""
-        self.data.numbers.update(numbers)
+        self.batch.numbers.update(numbers)
         self.kl_coefficient = kl_coefficient
         reports: dict[str, StepReport] = {}
         for name, learner in self.learners.items():
@@ -186,7 +186,7 @@ class PolicyTrainer:
         loss = self._policy_loss if name == "policy" else self._value_loss
         for epoch in range(training.num_train_epochs):
             seed = derive_seed(self.job.seed, "step", self.step)
-            for numbers in self.data.batches(seed, epoch, training.batch_size):
+            for numbers in self.batch.batches(seed, epoch, training.batch_size):
                 batch = [rows[number] for number in numbers]
                 torch.manual_seed(derive_seed(self.job.seed, name, learner.steps, self.rank))
                 terms = [Term(batch, loss, self._normaliser(batch), reports[name], temperature=self.temperature)]
@@ -211,7 +211,7 @@ class PolicyTrainer:
         config, kl = self.section.loss, self.section.kl
         logps_K, entropy_K = output if output.dim() == 2 else (output, None)
         advantages_K, rollout_K = self._numbers("advantages", micro), self._numbers("rollout_logps", micro)
-        old_K = self._numbers("old_logps", micro) if "old_logps" in self.data.numbers else logps_K.detach()
+        old_K = self._numbers("old_logps", micro) if "old_logps" in self.batch.numbers else logps_K.detach()
         log_ratio_K = logps_K - old_K
         loss_K = policy_loss(config, log_ratio_K, logps_K, advantages_K, micro)
         correction = self.section.mismatch
@@ -234,7 +234,7 @@ class PolicyTrainer:
             "mismatch": kl_estimate(rollout_K, old_K, "k3").sum(),
             "trained_tokens": logps_K.new_tensor(float(len(logps_K))),
         }
-        if "reference_logps" in self.data.numbers:
+        if "reference_logps" in self.batch.numbers:
             reference_K = self._numbers("reference_logps", micro)
             sums["kl"] = kl_estimate(logps_K.detach(), reference_K, kl.estimator).sum()
             if kl.place == "loss":
@@ -264,11 +264,11 @@ class PolicyTrainer:
 
     def _places(self, micro: MicroBatch) -> Tensor:
         """Where the numbers of a pack's trained tokens are, in the order of its targets. [K]"""
-        return torch.from_numpy(self.data.places_K(micro.rows)).to(micro.input_ids.device)
+        return torch.from_numpy(self.batch.places_K(micro.rows)).to(micro.input_ids.device)
 
     def _numbers(self, name: str, micro: MicroBatch) -> Tensor:
         """Those of a pack's trained tokens. [K]"""
-        values_K = self.data.numbers[name][self.data.places_K(micro.rows)]
+        values_K = self.batch.numbers[name][self.batch.places_K(micro.rows)]
         return torch.from_numpy(values_K).to(micro.input_ids.device)
 
     def buckets(self) -> list[Share]:
@@ -325,3 +325,20 @@ def policy_loss(
     if config.loss_type == "gspo":
         log_ratio_K = sequence_log_ratio(log_ratio_K, micro.sequence_K, micro.sequences)
     return clipped_ratio_loss(log_ratio_K, advantages_K, low, high, config.dual_clip)
+
+
+def averages(reports: Sequence[Mapping[str, StepReport]]) -> dict[str, float]:
+    """Metrics from the reports of all ranks: losses over their normalisers, everything else over trained tokens."""
+    metrics: dict[str, float] = {}
+    for learner in reports[0]:
+        ranks = [report[learner] for report in reports]
+        sums = {name: sum(rank.sums.get(name, 0.0) for rank in ranks) for rank in ranks for name in rank.sums}
+        tokens = max(sums.pop("trained_tokens", 0.0), 1.0)
+        normaliser = max(sum(rank.normaliser for rank in ranks), 1.0)
+        prefix = "" if learner == "policy" else f"{learner}_"
+        for name, value in sums.items():
+            metrics[f"{prefix}{name}"] = value / (normaliser if name in ("loss", "aux_loss") else tokens)
+        if ranks[0].steps:  # pretraining rows are part of the policy's steps
+            metrics[f"{prefix}grad_norm"] = ranks[0].grad_norm
+            metrics[f"{prefix}learning_rate"] = ranks[0].learning_rate
+    return metrics

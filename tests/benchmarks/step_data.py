@@ -23,9 +23,12 @@ import pyarrow.parquet as pq
 from vllm.logprobs import FlatLogprobs, Logprob
 
 from alignment_core.environments.episode import Episode
-from alignment_core.inference.engine import Completions, Engine
+from alignment_core.inference.completions import Completions
+from alignment_core.inference.request_queue import _completion
 from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig
-from alignment_core.rollout.advantages import add_advantages, step_data
+from alignment_core.rollout.advantages import add_advantages
+from alignment_core.rollout.rollout import to_batch
+from tests.rollout.rollouts import rollout
 
 GROUPS, SIZE, PROMPT, TOKENS, REPEATS = 128, 8, 200, 2048, 3
 NUMBERS = ("old_logps", "reference_logps", "old_values")
@@ -80,23 +83,22 @@ def _sent(data: Any) -> Any:
 def _columns(
     outputs: list[Any], prompts: list[Any], rewards: list[float], groups: list[int], values: np.ndarray
 ) -> None:
-    engine: Any = SimpleNamespace(version=3)
-    completions = _sent(Completions.of([Engine._completion(engine, output) for output in outputs]))
+    completions = _sent(Completions.of([_completion(output, 3) for output in outputs]))
     rows = []
     for number, completion in enumerate(completions.each()):
         prompt = prompts[number // SIZE]
         episode = Episode(number // SIZE, number % SIZE, number // SIZE, prompt, TOKENS)
-        episode.take(completion)
+        episode.append_turn(completion)
         rows.append(
-            {
-                "prompt_ids": prompt["prompt_ids"],
-                "completion_ids": episode.ids,
-                "mask": episode.mask,
-                "rollout_logps": episode.logps,
-                "group": groups[number],
-            }
+            rollout(
+                episode.mask.tolist(),
+                prompt_ids=prompt["prompt_ids"],
+                completion_ids=episode.ids,
+                logps=episode.logps,
+                group=groups[number],
+            )
         )
-    data = step_data(rows)
+    data = to_batch(rows)
     on_rank = _sent(data)
     on_rank.rows()
     data.numbers.update(_sent(dict.fromkeys(NUMBERS, values)))

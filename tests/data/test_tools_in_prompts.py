@@ -18,6 +18,7 @@ from alignment_core.errors import UserError
 from alignment_core.nights import labels
 from alignment_core.rewards import llm_judge
 from alignment_core.rewards.group_function import _seen
+from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.schemas import rollout_schema, shard_rows
 from tests.data.test_tools_in_rows import CHAT, TEMPLATE, TOOLS
 
@@ -94,12 +95,13 @@ def test_prompts_and_completions_keep_the_tools_for_whoever_renders_the_messages
     data = built({"path": str(jsonl(rows)), "shuffle": False}, "prompts", chat_template=TEMPLATE)
     first, second = data.train.to_pylist()
     assert (json.loads(first["tools"]), second["tools"]) == (TOOLS, None)
-    episode = Episode(0, 0, 0, first, most_tokens=4).row(CompletionText(tokenizer), "policy")
-    assert json.loads(episode["tools"]) == TOOLS
+    episode = Episode(0, 0, 0, first, most_tokens=4)
+    rollout = Rollout.of(episode, CompletionText(tokenizer), "policy")
+    assert json.loads(rollout.row()["tools"]) == TOOLS
     assert "tools" in rollout_schema().names
 
     class Completion:
-        token_ids = logps = episode["completion_ids"]
+        token_ids = logps = rollout.completion_ids
         finish_reason = "stop"
 
     (shard,) = shard_rows([first], 0, [Completion()], CompletionText(tokenizer), "policy")  # type: ignore[list-item]

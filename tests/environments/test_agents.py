@@ -13,7 +13,7 @@ from alignment_core.environments.agents import _canonical, _reply
 from alignment_core.environments.environments import Environments, environment_content
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import UserError
-from alignment_core.inference.engine import Completion
+from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 
@@ -135,7 +135,7 @@ def episode(sample: int = 0) -> Episode:
 
 
 def say(one: Episode, ids: list[int], reason: str = "stop") -> None:
-    one.take(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
+    one.append_turn(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
 
 
 def turn(text: str) -> list[int]:

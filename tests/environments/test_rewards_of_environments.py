@@ -18,7 +18,7 @@ from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import DataError, Stopped
-from alignment_core.inference.engine import Completion
+from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE
@@ -26,6 +26,7 @@ from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.results import numbers
 from alignment_core.rewards.sources import RewardSources
+from alignment_core.rollout.rollout import Rollout
 from tests.rewards.reward_server import Server
 
 SOURCE = """
@@ -143,7 +144,7 @@ def rows_of(kind: str, environment: Environments | None, label: str, *answers: s
     def say(texts: tuple[str, ...]) -> None:
         for episode, text in zip(episodes, texts, strict=True):
             ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
-            episode.take(Completion(ids, np.zeros(len(ids)), np.zeros(len(ids)), "stop"))
+            episode.append_turn(Completion(ids, np.zeros(len(ids)), np.zeros(len(ids)), "stop"))
         if environment:
             environment.answer_all(episodes)
 
@@ -153,7 +154,7 @@ def rows_of(kind: str, environment: Environments | None, label: str, *answers: s
         say(("",) * len(answers))
     say(answers)
     assert all(episode.over for episode in episodes) == (environment is not None)
-    return [episode.row(CompletionText(tokenizer), "policy") for episode in episodes]
+    return [Rollout.of(episode, CompletionText(tokenizer), "policy").row() for episode in episodes]
 
 
 def rewarded(configs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[list[float | None]]:

@@ -15,7 +15,7 @@ from alignment_core.environments.environments import Environments, environment_c
 from alignment_core.environments.episode import Episode
 from alignment_core.environments.tool_calls import Call, parse
 from alignment_core.errors import UserError
-from alignment_core.inference.engine import Completion
+from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.user_code.dependencies import counting
@@ -81,7 +81,7 @@ def test_a_verifier_that_a_thread_makes_loads_only_what_the_key_counted(
 
 def say(episode: Episode, tokenizer: Any, text: str) -> None:
     ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
-    episode.take(Completion(ids, np.zeros(len(ids)), np.zeros(len(ids)), "stop"))
+    episode.append_turn(Completion(ids, np.zeros(len(ids)), np.zeros(len(ids)), "stop"))
 
 
 def test_calls_are_answered_one_message_each_and_the_last_turn_is_scored(

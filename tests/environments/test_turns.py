@@ -11,7 +11,7 @@ import pytest
 
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
-from alignment_core.inference.engine import Completion
+from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 
@@ -57,7 +57,9 @@ def context(tmp_path: Path, tokenizer: Any) -> Iterator[Any]:
         episode = Episode(0, 0, 0, {"prompt": prompt, "label": None, "prompt_ids": ids}, most_tokens=1000)
         opened[-1].answer_all([episode])
         sampled = np.array(tokenizer(turn)["input_ids"], np.int32)
-        episode.take(Completion(sampled, np.zeros(len(sampled)), np.zeros(len(sampled), np.int32), finish_reason))
+        episode.append_turn(
+            Completion(sampled, np.zeros(len(sampled)), np.zeros(len(sampled), np.int32), finish_reason)
+        )
         opened[-1].answer_all([episode])
         assert episode.failure is None
         return str(tokenizer.decode([*episode.prompt_ids, *episode.ids.tolist()]))

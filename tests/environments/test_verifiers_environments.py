@@ -20,7 +20,7 @@ from alignment_core.data.pin import pin
 from alignment_core.environments.environments import Environments, environment_content
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import UserError
-from alignment_core.inference.engine import Completion
+from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.rl import EnvironmentConfig
@@ -71,7 +71,7 @@ def episode(label: str | None, sample: int = 0) -> Episode:
 
 def say(one: Episode, text: str, reason: str = "stop") -> None:
     ids = [*text.encode(), byte_tokenizer().eos_token_id]
-    one.take(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
+    one.append_turn(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
 
 
 def heard(one: Episode) -> str:

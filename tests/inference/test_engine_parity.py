@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.inference.engine import Engine, Request
+from alignment_core.inference.completions import Request
+from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import merged

@@ -384,6 +384,6 @@ def test_what_trl_functions_log_is_shown_with_the_rewards(forms: str) -> None:
     source = GroupFunction(f"{forms}:logs", 60.0, "rl.rewards.0.function")
     found = dict(source(rows("ab")))
     source.close()
-    assert [(found[number], extras([found[number]])) for number in (0, 1)] == [
+    assert [(found[number].reward, extras([found[number]])) for number in (0, 1)] == [
         (1.0, {"length": 2.0, "share": 0.25})
     ] * 2

@@ -26,9 +26,11 @@ from alignment_core.rewards.base import Opening, content
 from alignment_core.rewards.results import Account, numbers, reasons
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.advantages import add_advantages
-from alignment_core.stages.rl.reward_step import REFILLS, Rewarding
+from alignment_core.rollout.rollout import Rollout
+from alignment_core.stages.rl.rewards import REFILLS, Rewards
 from alignment_core.training.step_data import StepData
 from tests.rewards.reward_server import Server
+from tests.rollout.rollouts import rollout
 
 SOURCE = """
 def maths(completions, task, **kwargs):
@@ -195,50 +197,44 @@ def section(**fields: Any) -> RlConfig:
     return RlConfig.model_validate({"prompts": prompts, "rewards": sources, "prompts_per_step": 1, **fields})
 
 
-def rewarding_of(raw: Sequence[Sequence[float | None]], config: RlConfig) -> Rewarding:
-    """With sources that return the rewards ``raw`` [S][R] for whatever they are asked."""
-    return Rewarding(config, lambda _: [list(column) for column in zip(*raw, strict=True)], Stopwatch(), cost={})
+def rewards_of(raw: Sequence[Sequence[float | None]], config: RlConfig) -> Rewards:
+    """With sources that return the rewards ``raw`` [S][R] for any completions."""
+    sources: Any = lambda _: [list(column) for column in zip(*raw, strict=True)]  # noqa: E731
+    return Rewards(config, sources, Stopwatch(), cost={})
 
 
-def sampled(count: int, group: int = 0) -> list[dict[str, Any]]:
-    return [
-        {
-            "group": group,
-            "tokens_left": 1,
-            "finish_reason": "stop",
-            "versions": np.zeros(1, np.int32),
-            "mask": np.ones(1, bool),
-        }
-        for _ in range(count)
-    ]
+def sampled(count: int, group: int = 0) -> list[Rollout]:
+    return [rollout([True], group=group) for _ in range(count)]
 
 
 class Sampler:
-    """Completions of a new prompt, rewarded, each time; ``taken`` counts them."""
+    """Completions of a new prompt, rewarded, each time; ``sampled`` counts the prompts."""
 
-    def __init__(self, rewarding: Rewarding, count: int) -> None:
-        self.rewarding, self.count, self.taken = rewarding, count, 0
+    def __init__(self, rewards: Rewards, count: int) -> None:
+        self.rewards = rewards
+        self.count = count
+        self.sampled = 0
 
-    def take(self, prompts: int) -> list[dict[str, Any]]:
-        self.taken += prompts
-        return self.rewarding.of(sampled(self.count, group=self.taken))
+    def next_batch(self, prompts: int) -> list[Rollout]:
+        self.sampled += prompts
+        return self.rewards.add_rewards(sampled(self.count, group=self.sampled))
 
 
 def test_advantages_are_those_of_the_rewards_that_there_are() -> None:
     """The mean of 1, 1 and 2 is 4/3: advantages -1/3, -1/3 and 2/3. The third completion has no reward, does not count in the
     mean and is not trained on, where TRL sets its advantage to 0. A plain sum with None as 0 would have the mean 1, and
     the third completion the advantage -1."""
-    rewarding = rewarding_of(RAW, section())
-    samples, found = rewarding.experience(Sampler(rewarding, 4), 0)  # type: ignore[arg-type]
-    used = [row for row in samples if row["used"]]
-    assert [row["reward"] for row in used] == [1.0, 1.0, 2.0]
-    assert [row["failures"] for row in samples if not row["used"]] == [["none_given", "none_given"]]
-    assert (found["reward_0"], found["reward_1"]) == (0.5, 3.0), (
+    rewards = rewards_of(RAW, section())
+    rollouts, metrics = rewards.next_batch(Sampler(rewards, 4), 0)  # type: ignore[arg-type]
+    totals = [one.reward for one in rollouts if one.reward is not None]
+    assert totals == [1.0, 1.0, 2.0]
+    assert [one.failures for one in rollouts if not one.used] == [["none_given", "none_given"]]
+    assert (metrics["rewards/f/mean"], metrics["rewards/g/mean"]) == (0.5, 3.0), (
         "the means of what each function returned, as TRL logs them"
     )
 
     data = StepData.of([[1]] * 3, [[2]] * 3, [[True]] * 3, [0] * 3)
-    add_advantages(data, [row["reward"] for row in used], AdvantageConfig(estimator="group"), KlConfig(), 0.0)
+    add_advantages(data, totals, AdvantageConfig(estimator="group"), KlConfig(), 0.0)
     np.testing.assert_allclose(data.numbers["advantages"], [-1 / 3, -1 / 3, 2 / 3], rtol=1e-6)
 
 
@@ -274,17 +270,17 @@ def test_the_mean_and_deviation_of_a_reward_are_of_the_completions_that_it_score
 
 
 def test_a_filter_compares_the_sums_of_the_rewards_that_there_are() -> None:
-    differ = rewarding_of([[1.0, None], [None, 1.0]], section(filter={})).of(sampled(2))  # 1 and 0.5 · 1
-    equal = rewarding_of([[1.0, None], [None, 2.0]], section(filter={})).of(sampled(2))  # 1 and 0.5 · 2
-    assert [row["used"] for row in differ + equal] == [True, True, False, False]
+    differ = rewards_of([[1.0, None], [None, 1.0]], section(filter={})).add_rewards(sampled(2))  # 1 and 0.5 · 1
+    equal = rewards_of([[1.0, None], [None, 2.0]], section(filter={})).add_rewards(sampled(2))  # 1 and 0.5 · 2
+    assert [one.used for one in differ + equal] == [True, True, False, False]
 
 
 def test_counts_of_a_run_are_said_and_go_on_after_it_resumes() -> None:
-    rewarding = rewarding_of(RAW, section())
-    rewarding.experience(Sampler(rewarding, 4), 0)  # type: ignore[arg-type]
-    again = rewarding_of(RAW, section())
-    again.restore(rewarding.state)
-    again.experience(Sampler(again, 4), 1)  # type: ignore[arg-type]
+    rewards = rewards_of(RAW, section())
+    rewards.next_batch(Sampler(rewards, 4), 0)  # type: ignore[arg-type]
+    again = rewards_of(RAW, section())
+    again.restore(rewards.state)
+    again.next_batch(Sampler(again, 4), 1)  # type: ignore[arg-type]
     first, second, both = again.warnings()
     assert first.startswith(
         "rl.rewards.0: the function f.py:f returned None for 2 of 8 completions that have other rewards"
@@ -296,28 +292,29 @@ def test_counts_of_a_run_are_said_and_go_on_after_it_resumes() -> None:
 
 
 def test_a_step_without_any_reward_samples_further_prompts_and_then_ends_with_a_sentence() -> None:
-    rewarding = rewarding_of([[None, None]], section())
-    sampler = Sampler(rewarding, 1)
+    rewards = rewards_of([[None, None]], section())
+    sampler = Sampler(rewards, 1)
     with pytest.raises(
         DataError,
         match=r"^step 3: no completion has a reward, of 4 prompts that were sampled; at least one of rl\.rewards",
     ):
-        rewarding.experience(sampler, 3)  # type: ignore[arg-type]
-    assert sampler.taken == 1 + REFILLS
+        rewards.next_batch(sampler, 3)  # type: ignore[arg-type]
+    assert sampler.sampled == 1 + REFILLS
 
     raw: list[list[float | None]] = [[None, None]]
-    rewarding = Rewarding(section(), lambda _: [[one] for one in raw[0]], Stopwatch(), cost={})
-    sampler = Sampler(rewarding, 1)
-    take = sampler.take
+    sources: Any = lambda _: [[one] for one in raw[0]]  # noqa: E731
+    rewards = Rewards(section(), sources, Stopwatch(), cost={})
+    sampler = Sampler(rewards, 1)
+    next_batch = sampler.next_batch
 
-    def then_rewarded(prompts: int) -> list[dict[str, Any]]:
-        found = take(prompts)
+    def then_rewarded(prompts: int) -> list[Rollout]:
+        rollouts = next_batch(prompts)
         raw[0] = [1.0, None]
-        return found
+        return rollouts
 
-    sampler.take = then_rewarded  # type: ignore[method-assign]
-    samples, _ = rewarding.experience(sampler, 3)  # type: ignore[arg-type]
-    assert [row["used"] for row in samples] == [True, False], "the one with a reward first"
+    sampler.next_batch = then_rewarded  # type: ignore[method-assign]
+    rollouts, _ = rewards.next_batch(sampler, 3)  # type: ignore[arg-type]
+    assert [one.used for one in rollouts] == [True, False], "the one with a reward first"
 
 
 def test_a_recipe_without_the_field_keeps_its_keys() -> None:

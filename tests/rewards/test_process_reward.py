@@ -91,7 +91,7 @@ def test_each_step_can_have_a_reward_of_its_own_at_its_last_token(judge: Path) -
     prompt = "<user>2+2=<assistant>"
     for number, steps in enumerate((["first", "second", "third"], ["größer", "else"])):
         chances = by_hand(judge, prompt, steps)
-        assert float(found[number]) == pytest.approx(min(chances), abs=1e-6)
+        assert found[number].reward == pytest.approx(min(chances), abs=1e-6)
         assert [reward for _, reward in found[number].steps] == pytest.approx(chances, abs=1e-6)
     ends = [[place for place, _ in found[number].steps] for number in range(3)]
     last = [len(one["completion_ids"]) - 1 for one in rows]

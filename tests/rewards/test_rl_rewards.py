@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, ShapingConfig
 from alignment_core.rewards.aggregation import RunningMean, informative_groups, length_penalties, total_rewards
-from alignment_core.rollout.advantages import StepRewards, add_advantages, put_numbers, step_rewards
+from alignment_core.rewards.results import RewardValue
+from alignment_core.rollout.advantages import StepRewards, add_advantages, step_rewards
+from alignment_core.rollout.trajectories import numbers_by_token
 from alignment_core.training.step_data import StepData
+from tests.rollout.rollouts import rollout
 
 GROUPS = np.array([0, 0, 1, 1])
 
@@ -121,9 +122,8 @@ REWARDS = [1.0, 0.0, 2.0, 4.0]
 
 def each(data: StepData, name: str) -> list[list[float]]:
     """A column's numbers, completion by completion, as they are stored."""
-    rows: list[dict[str, Any]] = [{"mask": one[1:]} for one in np.split(data.targets_N, data.ends_S[:-1])]
-    put_numbers(rows, data)
-    return [row[name].tolist() for row in rows]
+    rollouts = [rollout(targets[1:].tolist()) for targets in np.split(data.targets_N, data.ends_S[:-1])]
+    return [numbers.tolist() for numbers in numbers_by_token(rollouts, data)[name]]
 
 
 def test_a_group_baseline_reaches_every_trained_token() -> None:
@@ -162,15 +162,20 @@ def test_an_epoch_takes_each_completion_once_and_those_of_a_prompt_together() ->
     assert orders == [data.order(0, epoch) for epoch in range(8)]
 
 
-def stepwise() -> tuple[StepData, StepRewards]:
-    """Three completions of two prompts, of which the first has two steps, and the others one each."""
+def stepwise() -> tuple[StepData, StepRewards | None]:
+    """Three completions of two prompts, of which the first has two steps, and the others one each; with the weight 0.5."""
     data = StepData.of([[1]] * 3, [[2, 2, 2], [3, 3], [4]], [[True] * 3, [True] * 2, [True]], [0, 0, 1])
-    rows = [
-        {"mask": np.ones(3, bool), "steps": [(0, 0.25), (2, 1.0)], "in_steps": 0.25},
-        {"mask": np.ones(2, bool), "steps": [(1, 0.25)], "in_steps": 0.25},
-        {"mask": np.ones(1, bool), "steps": [(0, 0.5)], "in_steps": 0.5},
+    by_step = [
+        RewardValue(0.5, steps=((0, 0.5), (2, 2.0))),
+        RewardValue(0.5, steps=((1, 0.5),)),
+        RewardValue(1.0, steps=((0, 1.0),)),
     ]
-    return data, step_rewards(rows)
+    rollouts = [
+        rollout([True] * tokens, rewards={"steps": one, "other": 7.0})
+        for tokens, one in zip((3, 2, 1), by_step, strict=True)
+    ]
+    config = CHOICE.validate({"process_reward_model": "ours", "per_step": "sum", "weight": 0.5})
+    return data, step_rewards(rollouts, [config, reward()])
 
 
 def test_rewards_of_steps_are_those_of_their_own_tokens() -> None:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.data.completion_text import CompletionText
+from alignment_core.data.completion_text import CompletionText, with_special_tokens
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.execution.base import StageContext
-from alignment_core.inference.engine import Completion
+from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.base import REFUSES_UNUSED
@@ -25,6 +25,7 @@ from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.sources import RewardSources
+from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.schemas import read_scores, rollout_schema, shard_rows, write_table
 from alignment_core.stages import score
 from tests.flows.test_compositions import EVALUATION, compose, composed
@@ -78,7 +79,7 @@ def episode(tokenizer: Any, *turns: tuple[str, str]) -> Episode:
     for text, end in turns:
         if found.turns:
             found.append_observation(tokenizer("<user>and?<think>")["input_ids"])
-        found.take(completion(tokenizer, text, end))
+        found.append_turn(completion(tokenizer, text, end))
     return found
 
 
@@ -97,7 +98,7 @@ def test_each_reward_sees_special_tokens_only_where_it_asks_for_them(file: Path,
         {"verifier": f"{file}:thinks", **asked},
         {"function": f"{file}:group", **asked},
     ]
-    row = episode(tokenizer, (THOUGHT, end)).row(CompletionText(tokenizer), "policy")
+    row = Rollout.of(episode(tokenizer, (THOUGHT, end)), CompletionText(tokenizer), "policy").row()
     assert rewarded(tokenizer, [row], *configs) == [[1.0], [0.0], [1.0], [1.0]]
     (sampled,) = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT, end)], CompletionText(tokenizer), "policy")
     assert rewarded(tokenizer, [sampled | {"group": 0}], *configs) == [[1.0], [0.0], [1.0], [1.0]]
@@ -117,11 +118,9 @@ def test_each_reward_sees_special_tokens_only_where_it_asks_for_them(file: Path,
 def test_no_end_of_a_turn_and_no_observation_is_in_the_text(
     turns: list[tuple[str, str]], text: str, tokenizer: Any
 ) -> None:
-    row = episode(tokenizer, *turns).row(CompletionText(tokenizer), "policy")
-    assert (
-        CompletionText(tokenizer, skip_special_tokens=False)(row["completion_ids"], row["finish_reason"], row["mask"])
-        == text
-    )
+    rollout = Rollout.of(episode(tokenizer, *turns), CompletionText(tokenizer), "policy")
+    (row,) = with_special_tokens([rollout.row()], CompletionText(tokenizer, skip_special_tokens=False))
+    assert row["completion_text"] == text
 
 
 @pytest.mark.parametrize(("skips", "seen"), [(True, "<think>2+2</think>4"), (False, "<think>2<end>+2</think>4")])
@@ -134,7 +133,7 @@ def test_an_environment_sees_special_tokens_only_where_it_asks_for_them(
     try:
         one = Episode(0, 0, 0, prompt(), most_tokens=1000)
         environments.answer_all([one])
-        one.take(completion(tokenizer, "<think>2<end>+2</think>4"))
+        one.append_turn(completion(tokenizer, "<think>2<end>+2</think>4"))
         environments.answer_all([one])
     finally:
         environments.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from alignment_core.environments.episode import Episode
-from alignment_core.rollout.async_sampler import AsyncSampler, choose
+from alignment_core.rollout.async_sampler import AsyncSampler
+from alignment_core.rollout.async_schedule import AsyncSchedule, choose
 
 
 def test_a_step_takes_the_earliest_that_are_ready() -> None:
@@ -55,46 +57,73 @@ def test_however_slow_some_are_no_step_takes_more_than_it_asked_for_and_none_com
     assert len(set(taken)) == len(taken) == 200 * per_step
 
 
-def test_a_group_goes_on_once_also_where_two_environments_end_its_last_episodes_at_a_time() -> None:
+def schedule() -> AsyncSchedule:
+    """Of one engine without environments, which samples nothing here."""
+    prompts: Any = None
+    return AsyncSchedule(prompts, 1, None, prompts_per_step=2, steps=9, max_staleness=1)
+
+
+def test_a_group_is_complete_once_even_if_two_environments_end_its_last_episodes_at_the_same_time() -> None:
     # No engine: two threads that meet like this are a matter of chance.
-    sampling: Any = SimpleNamespace(engines=SimpleNamespace(size=1), environments=None, draws=None)
-    ahead = AsyncSampler(sampling, lambda rows: rows, prompts_per_step=2, steps=9, max_staleness=1, partial=True)
     group = [Episode(draw=7, sample=sample, number=0, prompt={}, most_tokens=8, over=True) for sample in range(2)]
-    ahead._groups, ahead._under_way = {7: group}, [{episode.name: episode for episode in group}]
-    ahead._answered(group[0])
-    assert not ahead._sampled, "the other is over too, but its thread has not said so"
-    ahead._answered(group[1])
-    assert list(ahead._sampled) == [7]
+    two = schedule()
+    two.groups = {7: group}
+    two.engines[0].episodes = {episode.name: episode for episode in group}
+    two.add_answer(group[0])
+    assert not two.complete, "the other is over too, but its thread has not reported it"
+    assert not two.is_empty
+    two.add_answer(group[1])
+    assert two.complete == [7]
+    assert two.is_empty
+    assert two.next_to_reward() == {7: group}
+    assert not two.complete
 
 
-class CountingRow(dict[str, Any]):
-    """A row that counts how often its group is looked at."""
+class CountingRollout:
+    """A rollout that counts how often its group is read."""
 
-    looks = 0
+    reads = 0
 
-    def __getitem__(self, name: str) -> Any:
-        CountingRow.looks += name == "group"
-        return super().__getitem__(name)
+    def __init__(self, group: int, sample: int) -> None:
+        self._group = group
+        self.sample = sample
+
+    @property
+    def group(self) -> int:
+        CountingRollout.reads += 1
+        return self._group
 
 
-def test_rewarded_rows_reach_their_draws_in_one_pass() -> None:
-    """60 draws of 4 rows: each row is looked at once, where a search for each draw looks 60 times at each."""
-    rows = [CountingRow(group=draw, sample=sample) for sample in range(4) for draw in range(60)]
+def test_rewarded_rollouts_reach_their_draws_in_one_pass() -> None:
+    """60 draws of 4 rollouts: each is read once, where a search for each draw would read each of them 60 times."""
+    rollouts: Any = [CountingRollout(draw, sample) for sample in range(4) for draw in range(60)]
     sampling: Any = SimpleNamespace(
         engines=SimpleNamespace(size=1, timeout=20),
         environments=None,
         draws=None,
-        rows=lambda _: rows,
+        rollouts=lambda _: rollouts,
         check=lambda: None,
     )
-    ahead = AsyncSampler(sampling, lambda rows: rows, prompts_per_step=2, steps=9, max_staleness=1, partial=True)
-    ahead._groups, CountingRow.looks = {draw: [] for draw in range(60)}, 0
-    ahead._sampled.extend(range(60))
-    thread = threading.Thread(target=ahead._ask_for_rewards)
+    sampler = AsyncSampler(
+        sampling, lambda rewarded: rewarded, prompts_per_step=2, steps=9, max_staleness=1, partial_rollouts=True
+    )
+    CountingRollout.reads = 0
+    sampler.schedule.groups = {draw: [] for draw in range(60)}
+    sampler.schedule.complete.extend(range(60))
+    thread = threading.Thread(target=sampler._reward_groups)
     thread.start()
-    with ahead._changed:
-        ahead._wait_for(lambda: len(ahead._ready) == 60, "rewards")
-    ahead.close()
+    with sampler._changed:
+        sampler._wait_for(lambda: len(sampler.schedule.ready) == 60, "rewards")
+    sampler.close()
     thread.join()
-    assert CountingRow.looks == len(rows)
-    assert ahead._ready[7] == [{"group": 7, "sample": sample} for sample in range(4)]
+    assert CountingRollout.reads == len(rollouts)
+    assert [one.sample for one in sampler.schedule.ready[7]] == [0, 1, 2, 3]
+
+
+def test_draws_that_no_step_has_taken_are_drawn_again_before_new_ones_after_a_resume() -> None:
+    before = schedule()
+    before.drawn = 6
+    before.began = {2: 0, 5: 1}
+    resumed = schedule()
+    resumed.restore(json.loads(json.dumps(before.state)))
+    assert [resumed._next_draw() for _ in range(4)] == [2, 5, 6, 7]

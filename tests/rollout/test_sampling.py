@@ -47,7 +47,7 @@ def test_every_engine_has_work_as_far_as_there_are_prompts(
     asked = Engines(engines)
     draws = PromptSchedule(rows, generation, seed=0)
     sampling = Sampling(asked, None, draws, SimpleNamespace(), (0,), "model", threading.Event())  # type: ignore[arg-type]
-    monkeypatch.setattr("alignment_core.environments.episode.Episode.take", lambda *_: None)
-    monkeypatch.setattr(Sampling, "rows", lambda _, episodes: episodes)
+    monkeypatch.setattr("alignment_core.environments.episode.Episode.append_turn", lambda *_: None)
+    monkeypatch.setattr(Sampling, "rollouts", lambda _, episodes: episodes)
     sampling.complete(range(prompts), version=0)
     assert asked.shards == [SAMPLES * one for one in expected]

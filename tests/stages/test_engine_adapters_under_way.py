@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.inference.engine import Completion, Request
+from alignment_core.inference.completions import Completion, Request
 from alignment_core.inference.engines import EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import GenerationConfig, LoraConfig

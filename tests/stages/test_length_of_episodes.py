@@ -7,6 +7,7 @@ the completion ids with the tools' answers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.execution.stopwatch import Stopwatch
-from alignment_core.inference.engine import Completion
+from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig, RlConfig
-from alignment_core.stages.rl.reward_step import Rewarding
+from alignment_core.rollout.rollout import Rollout
+from alignment_core.stages.rl.rewards import Rewards
 
 SOURCE = """
 class Talks:
@@ -36,7 +38,7 @@ SHAPING = {"overlong_buffer": 8, "overlong_penalty": 1.0, "truncation_penalty": 
 
 def say(episode: Episode, tokens: int, finish_reason: str = "stop") -> None:
     ids = np.full(tokens, ord("a"), np.int32)
-    episode.take(Completion(ids, np.zeros(tokens, np.float32), np.zeros(tokens, np.int32), finish_reason))
+    episode.append_turn(Completion(ids, np.zeros(tokens, np.float32), np.zeros(tokens, np.int32), finish_reason))
 
 
 def new_episode() -> Episode:
@@ -44,8 +46,8 @@ def new_episode() -> Episode:
     return Episode(0, 0, 0, prompt, most_tokens=20)
 
 
-def penalty_of(*episodes: Episode) -> list[float]:
-    """What :class:`Rewarding` makes of episodes whose own reward is 0."""
+def penalty_of(*episodes: Episode) -> list[float | None]:
+    """What :class:`Rewards` makes of episodes whose own reward is 0."""
     section = RlConfig.model_validate(
         {
             "prompts": "prompts.jsonl",
@@ -54,9 +56,10 @@ def penalty_of(*episodes: Episode) -> list[float]:
             "shaping": SHAPING,
         }
     )
-    rows = [{**episode.row(CompletionText(byte_tokenizer()), "policy"), "rewards": [0.0]} for episode in episodes]
-    Rewarding(section, lambda _: [], Stopwatch(), cost={}).total(rows)
-    return [row["reward"] for row in rows]
+    text = CompletionText(byte_tokenizer())
+    rollouts = [replace(Rollout.of(episode, text, "policy"), rewards={"right": 0.0}) for episode in episodes]
+    sources: Any = None  # the rewards are there already
+    return [one.reward for one in Rewards(section, sources, Stopwatch(), cost={}).add_totals(rollouts)]
 
 
 def test_observations_count_as_they_do_in_the_budget() -> None:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from alignment_core.recipes.sections.rewards import CHOICE
-from alignment_core.stages.rl.reward_metrics import reward_metrics
+from alignment_core.stages.rl.rewards import reward_metrics
+from alignment_core.user_code.errors import Failed
+from tests.rollout.rollouts import rollout
 
 REWARDS = [
     CHOICE.validate(one) for one in ({"verifier": "math"}, {"function": "f.py:polite"}, {"urls": "http://a/?key=s"})
 ]
+NAMES = ["math", "polite", "endpoint"]
 
 
 def test_each_reward_has_its_mean_and_standard_deviation_over_the_completions_that_have_it() -> None:
     """By hand, with TRL's divisor n - 1 (``trl.trainer.utils.nanstd``): `math` gave 1, 0 and 1: mean 2/3, deviation
     √((2/9 + 4/9) / 2) = √(1/3). `polite` gave 4 and 2, and nothing to the first: 3 and √2. The endpoint failed for all. One of
     three completions has a failed reward: 1/3."""
-    samples: list[dict[str, Any]] = [
-        {"rewards": [1.0, None, None], "failures": None},
-        {"rewards": [0.0, 4.0, None], "failures": None},
-        {"rewards": [1.0, 2.0, None], "failures": ["ok", "ok", "timeout"]},
-    ]
-    found = reward_metrics(samples, REWARDS, {"reward_0": 9.0, "reward_1": 9.0, "prompts_used": 1.0})
-    assert found == {
-        "prompts_used": 1.0,
+    late = Failed("timeout", "gave no answer")
+    rewards: list[list[float | Failed | None]] = [[1.0, None, None], [0.0, 4.0, None], [1.0, 2.0, late]]
+    rollouts = [rollout([True], rewards=dict(zip(NAMES, one, strict=True))) for one in rewards]
+    assert reward_metrics(rollouts, REWARDS) == {
         "rewards/math/mean": pytest.approx(2 / 3),
         "rewards/math/std": pytest.approx((1 / 3) ** 0.5),
         "rewards/polite/mean": 3.0,
@@ -35,6 +32,5 @@ def test_each_reward_has_its_mean_and_standard_deviation_over_the_completions_th
 
 
 def test_a_reward_of_one_completion_alone_has_a_mean_and_no_deviation() -> None:
-    samples: list[dict[str, Any]] = [{"rewards": [1.0, None, None], "failures": None}]
-    found = reward_metrics(samples, REWARDS, {})
+    found = reward_metrics([rollout([True], rewards=dict(zip(NAMES, [1.0, None, None], strict=True)))], REWARDS)
     assert found == {"rewards/math/mean": 1.0, "reward/missing_share": 0.0}

@@ -22,6 +22,7 @@ from alignment_core.execution.base import StageCall
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.inference.engines import Engines
 from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.rollout.async_sampler import THREADS
 from alignment_core.stages.rl import RlStageConfig
 from tests.processes import role_of, wait_until
 from tests.rewards.reward_server import Server
@@ -138,7 +139,7 @@ def stopping(measured: Callable[[str], None]) -> Stopping:
 
 def samplers() -> list[str]:
     """Threads that sample, or ask for rewards, behind a trainer's back."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ahead: ")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(THREADS)]
 
 
 def functions() -> dict[int, str]:

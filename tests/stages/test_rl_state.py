@@ -15,7 +15,7 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.stages.rl.driver import Driver
+from alignment_core.stages.rl.loop import Loop
 
 REWARD = """
 def group(rows):
@@ -30,13 +30,15 @@ def opened(file: Path) -> RewardSources:
     return RewardSources([config], Opening("rl.rewards", resources, tokenizer=byte_tokenizer()), step=8)
 
 
-def driver(sources: RewardSources, pending: list[int]) -> Driver:
-    """One whose rewards are real; the rest of its state is plain values, because it takes no step."""
-    made = object.__new__(Driver)
-    plain: Any = SimpleNamespace(state=[], restore=lambda _: None)
-    sampler: Any = SimpleNamespace(state={"drawn": 4, "pending": pending}, restore=lambda _: None)
-    made.sampler, made.rewarding, made.values = sampler, plain, plain
-    made.sources, made.kl_coefficient, made.best = sources, 0.0, None
+def loop(sources: RewardSources, pending: list[int]) -> Loop:
+    """A loop whose rewards are real; the rest of its state is plain values, because it takes no step."""
+    made = object.__new__(Loop)
+    plain: dict[str, Any] = {"state": [], "restore": lambda _: None}
+    made.sampler = SimpleNamespace(**{**plain, "state": {"drawn": 4, "pending": pending}})  # type: ignore[assignment]
+    made.rewards = SimpleNamespace(**plain, sources=sources)  # type: ignore[assignment]
+    made.values = SimpleNamespace(**plain)  # type: ignore[assignment]
+    made.kl_coefficient = 0.0
+    made.best = None
     return made
 
 
@@ -73,9 +75,9 @@ def test_a_resumed_run_remembers_the_rewards_that_failed_but_not_those_of_draws_
     file.write_text(REWARD)
     with opened(file) as sources:
         sources(rows(failed=2))
-        state = json.loads(json.dumps(driver(sources, pending)._state()))
+        state = json.loads(json.dumps(loop(sources, pending)._state()))
     with opened(file) as sources:
-        driver(sources, pending)._restore(state)
+        loop(sources, pending)._restore(state)
         if pending:
             sources(rows(failed=1))
         else:

@@ -12,18 +12,18 @@ import pytest
 from alignment_core.errors import Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.curve import Curve
-from alignment_core.stages.rl.driver import Driver
+from alignment_core.stages.rl.loop import Loop
 from alignment_core.training.checkpoints import CURVE, folder_of
 
 STEPS = 3
 
 
 class _Best:
-    def resume(self, state: Any, looked: int) -> None: ...
+    def resume(self, state: Any, evaluated: int) -> None: ...
 
 
-class _Driver(Driver):
-    """A driver whose steps and looks cost nothing, and which is stopped while the engines take the weights of step 2."""
+class _Loop(Loop):
+    """A loop whose steps and evaluations cost nothing, and which is stopped while the engines take the weights of step 2."""
 
     def __init__(self, progress: Path, start: int, stops: bool) -> None:
         self.context = StageContext.__new__(StageContext)
@@ -36,22 +36,24 @@ class _Driver(Driver):
             resources=SimpleNamespace(progress_seconds=1e9),
         )
         self.section = SimpleNamespace(steps=STEPS)  # type: ignore[assignment]
-        self.trainers = SimpleNamespace(  # type: ignore[assignment]
+        self.ranks = SimpleNamespace(  # type: ignore[assignment]
             prepare=lambda _: {"step": start, "driver": {}, "parameters": 1}
         )
         self.sampler = self.trajectories = SimpleNamespace(close=lambda: 0, settle=lambda: 0)  # type: ignore[assignment]
-        self.best, self.stops = _Best(), stops  # type: ignore[assignment]
+        self.best = _Best()  # type: ignore[assignment]
+        self.stops = stops
+        self.shows = ()
 
     def _step(self, step: int) -> dict[str, float]:
         return {"reward": float(step), "reward_deviation": 1.0}
 
-    def _best_at(self, step: int) -> Any:
-        return step or None
+    def _evaluates(self, step: int) -> bool:
+        return step > 0
 
-    def _follow(self, step: int, best: Any = None) -> dict[str, float]:
+    def _sync_weights(self, step: int, evaluates: bool = False) -> dict[str, float]:
         if self.stops and step == 2:
             raise Stopped("stopped")
-        return {"held_out_reward": 10.0 * step} if best else {}
+        return {"held_out_reward": 10.0 * step} if evaluates else {}
 
     def _save(self, step: int, state: dict[str, Any]) -> None:
         folder_of(self.context.progress, step).mkdir(parents=True)
@@ -64,7 +66,7 @@ class _Driver(Driver):
 
     def _export(self) -> None: ...
 
-    def _warnings(self, differ: bool) -> list[str]:
+    def _warnings(self, rewards_differ: bool) -> list[str]:
         return []
 
 
@@ -74,8 +76,8 @@ def test_a_run_that_is_stopped_before_the_engines_have_the_weights_keeps_all_met
     """The checkpoint holds the step's update. Its rewards were measured before the stop, its held-out reward after the resume:
     the curve is that of a run which nobody stopped."""
     with pytest.raises(Stopped):
-        _Driver(tmp_path, 0, stops=True).run()
-    resumed = _Driver(tmp_path, 2, stops=False)
+        _Loop(tmp_path, 0, stops=True).run()
+    resumed = _Loop(tmp_path, 2, stops=False)
     resumed.run()
     found = [
         (one["step"], one["metrics"]["reward"], one["metrics"]["held_out_reward"])
@@ -85,8 +87,8 @@ def test_a_run_that_is_stopped_before_the_engines_have_the_weights_keeps_all_met
 
 
 def test_a_run_that_is_stopped_after_its_last_step_has_the_metrics_of_that_step(tmp_path: Path) -> None:
-    driver = _Driver(tmp_path, 0, stops=False)
-    driver.run()
-    driver._save(STEPS, {})
-    metrics = _Driver(tmp_path, STEPS, stops=False).run()
+    loop = _Loop(tmp_path, 0, stops=False)
+    loop.run()
+    loop._save(STEPS, {})
+    metrics = _Loop(tmp_path, STEPS, stops=False).run()
     assert (metrics["reward"], metrics["held_out_reward"]) == (2.0, 30.0)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from alignment_core.stages.rl.values import ValueScale
+from alignment_core.rollout.advantages import ValueScale
 
 RETURNS = [np.array([100.0, 104.0], np.float32), np.array([96.0, 100.0, 100.0], np.float32)]
 

@@ -12,33 +12,35 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.recipes.sections.rl import TrajectoriesConfig
-from alignment_core.rollout.advantages import Samples, step_data
-from alignment_core.stages.rl import trajectories
-from alignment_core.stages.rl.trajectories import Trajectories
+from alignment_core.rewards.results import RewardValue
+from alignment_core.rollout import trajectories
+from alignment_core.rollout.rollout import Rollout, to_batch
+from alignment_core.rollout.trajectories import Trajectories
+from alignment_core.user_code.errors import Failed
+from tests.rollout.rollouts import rollout
+
+LATE = Failed("timeout", "gave no answer within 3 seconds")
 
 
-def samples() -> Samples:
-    """Two completions that are trained on, of which the first was told its second token, and one that is not."""
+def rollouts() -> list[Rollout]:
+    """Two completions that are trained on, the first with an observation as its second token, and one that is not."""
     masks = [[True, False, True], [True], [True, True]]
     return [
-        {
-            "group": number,
-            "used": number < 2,
-            "prompt_ids": [1, 2],
-            "completion_ids": np.arange(len(mask), dtype=np.int32),
-            "mask": np.array(mask),
-            "rollout_logps": np.full(len(mask), -1.0, np.float32),
-            "versions": np.zeros(len(mask), np.int32),
-            "rewards": [0.5],
-            "failures": None,
-        }
+        rollout(
+            mask,
+            group=number,
+            used=number < 2,
+            prompt_ids=[1, 2],
+            logps=np.where(mask, -1.0, 0.0).astype(np.float32),
+            rewards={"a": 0.5, "b": RewardValue(1.5), "c": None if number else LATE},
+        )
         for number, mask in enumerate(masks)
     ]
 
 
 def test_numbers_of_trained_tokens_lie_beside_them_and_those_of_others_are_not_there(tmp_path: Path) -> None:
-    rows = samples()
-    data = step_data(rows[:2])
+    rows = rollouts()
+    data = to_batch(rows[:2])
     data.numbers["advantages"] = np.array([1.0, 2.0, 3.0], np.float32)
     with closing(Trajectories(tmp_path / "steps", TrajectoriesConfig(), 1)) as written:
         written.write(0, rows, data)
@@ -47,7 +49,11 @@ def test_numbers_of_trained_tokens_lie_beside_them_and_those_of_others_are_not_t
     assert table.column("completion_ids").to_pylist() == [[0, 1, 2], [0], [0, 1]]
     assert table.column("mask").to_pylist() == [[True, False, True], [True], [True, True]]
     assert table.column("prompt_ids").to_pylist() == [[1, 2]] * 3
-    assert table.column("returns").null_count == 3, "nobody asked for them"
+    assert table.column("rollout_logps").to_pylist() == [[-1.0, 0.0, -1.0], [-1.0], [-1.0, -1.0]]
+    assert table.column("returns").null_count == 3, "there is no critic"
+    assert table.column("rewards").to_pylist() == [[0.5, 1.5, None]] * 3
+    assert table.column("failures").to_pylist() == [[None, None, "timeout"], None, None]
+    assert table.column("used").to_pylist() == [True, True, False]
 
 
 def test_what_could_not_be_written_is_raised_where_somebody_waits_for_it(
@@ -56,13 +62,13 @@ def test_what_could_not_be_written_is_raised_where_somebody_waits_for_it(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "step-000000.parquet")
 
-    rows = samples()
+    rows = rollouts()
     with closing(Trajectories(tmp_path / "steps", TrajectoriesConfig(), 3)) as written:
-        monkeypatch.setattr(trajectories, "write_table", full)
-        written.write(0, rows, step_data(rows[:2]))
+        monkeypatch.setattr(trajectories, "write_columns", full)
+        written.write(0, rows, to_batch(rows[:2]))
         with pytest.raises(OSError, match="No space left"):
             written.settle()
         monkeypatch.undo()
-        written.write(0, rows, step_data(rows[:2]))
+        written.write(0, rows, to_batch(rows[:2]))
         written.settle()
     assert [file.name for file in (tmp_path / "steps").iterdir()] == ["step-000000.parquet"]

@@ -203,10 +203,10 @@ def test_the_reference_of_a_policy_is_that_policy_without_what_it_trains(
             policy.open()
             names = ["reference_logps", "old_logps"]
             for _ in range(2):
-                policy.ranks.take(data)
+                policy.ranks.load(data)
                 policy.ranks.forward(True, names)
                 policy.ranks.update({}, 0.1)
-            policy.ranks.take(data)
+            policy.ranks.load(data)
             found[bool(lora)] = policy.ranks.forward(True, names)
     copy, own = found[False]["reference_logps"], found[True]["reference_logps"]
     assert copy.all(), "each token has its number"

@@ -85,7 +85,7 @@ class Policy:
 
     def learn(self, data: StepData, kl_coefficient: float = 0.0) -> list[dict[str, StepReport]]:
         """One step on these completions."""
-        self.ranks.take(data)
+        self.ranks.load(data)
         return self.ranks.update({}, kl_coefficient)
 
     def export(self, name: str) -> dict[str, torch.Tensor]:
@@ -129,7 +129,7 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
 
 def logps(policy: Policy, data: StepData) -> dict[str, np.ndarray]:
     """Of the policy as it is, and of its reference. [K] each"""
-    policy.ranks.take(data)
+    policy.ranks.load(data)
     return policy.ranks.forward(old=True, wanted=["old_logps", "reference_logps"])
 
 

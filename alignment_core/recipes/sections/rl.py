@@ -15,6 +15,9 @@ from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.recipes.sections.training import LOOKS, TrainingConfig
 from alignment_core.source_code import PACKAGE
 
+REWARDS_FIELD = "rl.rewards"
+"""The field of :attr:`RlConfig.rewards` in a recipe, as errors name it."""
+
 
 def _unset(section: object) -> bool:
     """A section that is not there is no part of the stage's key either."""

@@ -1,4 +1,4 @@
-"""The best policy of a reinforcement-learning run so far, by the reward of its completions of held-out prompts."""
+"""The best checkpoint of a reinforcement-learning run, by the reward of its completions of held-out prompts."""
 
 from __future__ import annotations
 
@@ -15,56 +15,60 @@ from alignment_core.execution.base import StageContext
 from alignment_core.recipes.sections.rl import BestConfig, RlConfig
 from alignment_core.rewards.aggregation import rewards_as_given
 from alignment_core.rewards.results import numbers, reasons
-from alignment_core.rollout.advantages import Samples
+from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.prompt_schedule import PromptSchedule
+from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.sampling import Sampling
-from alignment_core.stages.rl.reward_step import Ask
 from alignment_core.training.checkpoints import link_tree, put_in_place
 
 
 class Best:
-    """Looks at the policy now and then, and keeps the best as a folder of the progress that is whole or absent.
+    """Evaluates the policy at intervals, and keeps the best one as a folder of the progress that is complete or absent.
 
-    ``state`` says which one it is; it belongs into the progress checkpoints. A folder goes only when neither it nor the
-    newest checkpoint names it, so that a run that is killed finds the one that it goes on with.
+    Save ``state`` and ``evaluated`` in progress checkpoints. A folder is deleted only when neither ``state`` nor the newest
+    checkpoint names it, so that a run that was killed finds the one that its checkpoint names.
     """
 
     def __init__(self, context: StageContext, section: RlConfig, config: BestConfig, prompts: Sequence[Any]) -> None:
-        self.context, self.section, self.config = context, section, config
-        self.draws = PromptSchedule(prompts, section.generation, context.derive("best"), "best/")
+        self.context = context
+        self.section = section
+        self.config = config
+        self.prompts = PromptSchedule(prompts, section.generation, context.derive("best"), "best/")
         self.state: dict[str, Any] | None = None
-        """Its step and reward."""
-        self.looked = 0
-        """The last step that it looked at; this, too, belongs into the checkpoints."""
-        self.named: dict[str, Any] | None = None
+        """Step and reward of the best policy."""
+        self.evaluated = 0
+        """Number of the last step that was evaluated."""
+        self.saved: dict[str, Any] | None = None
         """The state in the newest checkpoint."""
 
-    def resume(self, state: dict[str, Any] | None, looked: int = 0) -> None:
-        """Go on from what a checkpoint says, none at the start of a run."""
-        self.state, self.looked = state, looked
+    def resume(self, state: dict[str, Any] | None, evaluated: int = 0) -> None:
+        """Continue from a checkpoint, or start with None."""
+        self.state = state
+        self.evaluated = evaluated
         self.checkpointed()
 
     def checkpointed(self) -> None:
-        """The newest checkpoint holds the state."""
-        self.named = self.state
+        """The newest checkpoint holds the current state."""
+        self.saved = self.state
         self._drop_others()
 
     def is_due(self, step: int) -> bool:
-        """Whether to look at the policy after so many steps."""
-        return step > self.looked and (step % self.config.eval_steps == 0 or step == self.section.steps)
+        """Whether the policy after so many steps is to be evaluated."""
+        return step > self.evaluated and (step % self.config.eval_steps == 0 or step == self.section.steps)
 
-    def look(self, step: int, sampling: Sampling, sources: Ask, export: Callable[[Path], None]) -> dict[str, float]:
-        """The metric of the policy after so many steps, which the engines hold; the policy stays if it is the best."""
-        reward = self._reward(
-            replace(sampling, draws=self.draws).complete(range(len(self.draws.prompts)), step), sources
-        )
+    def evaluate(
+        self, step: int, sampling: Sampling, sources: RewardSources, export: Callable[[Path], None]
+    ) -> dict[str, float]:
+        """Evaluate the policy after so many steps, which the engines hold, and keep it if it is the best; metrics."""
+        held_out = replace(sampling, draws=self.prompts)
+        reward = self._reward(held_out.complete(range(len(self.prompts.prompts)), step), sources)
         if self.state is None or reward > self.state["reward"]:
             self.keep(step, reward, export)
-        self.looked = step
+        self.evaluated = step
         return {"held_out_reward": reward}
 
     def keep(self, step: int, reward: float, export: Callable[[Path], None]) -> None:
-        """Make the policy after so many steps the best; the one before it goes later."""
+        """Make the policy after so many steps the best one."""
         partial = self._folder(step).with_suffix(".partial")
         export(partial)
         put_in_place(partial, self._folder(step))
@@ -72,8 +76,8 @@ class Best:
         self._drop_others()
 
     def link_to(self, folder: Path) -> dict[str, float]:
-        """Make the best an output; metrics that say which it is."""
-        assert self.state is not None, "the last step is looked at"
+        """Make the best policy an output; its step and reward as metrics."""
+        assert self.state is not None, "the last step is evaluated"
         link_tree(self._folder(self.state["step"]), folder)
         return {"best_step": self.state["step"], "best_held_out_reward": self.state["reward"]}
 
@@ -81,16 +85,17 @@ class Best:
         return self.context.progress / f"best-{step:08d}"
 
     def _drop_others(self) -> None:
-        kept = {self._folder(state["step"]) for state in (self.state, self.named) if state}
+        kept = {self._folder(state["step"]) for state in (self.state, self.saved) if state}
         for folder in set(self.context.progress.glob("best-*")) - kept:
             shutil.rmtree(folder)
 
-    def _reward(self, rows: Samples, sources: Ask) -> float:
-        """Mean reward of the completions of all held-out prompts; the same seeds each time, to compare with less noise."""
-        given = [numbers(one) for one in zip(*sources(rows), strict=True) if reasons(one) is None]
-        if not given:
-            raise NumericError(f"none of the {len(rows)} completions of rl.best.prompts has a reward")
-        tokens = sum(len(row["completion_ids"]) for row in rows)
-        for name, value in {"failed_rewards": len(rows) - len(given), "completion_tokens": tokens}.items():
+    def _reward(self, rollouts: Sequence[Rollout], sources: RewardSources) -> float:
+        """Mean reward over all held-out prompts. Seeds are the same each time, so that differences have less noise."""
+        results = zip(*sources([rollout.row() for rollout in rollouts]), strict=True)
+        rewards_SR = [numbers(one) for one in results if reasons(one) is None]
+        if not rewards_SR:
+            raise NumericError(f"none of the {len(rollouts)} completions of rl.best.prompts has a reward")
+        tokens = sum(len(rollout.completion_ids) for rollout in rollouts)
+        for name, value in {"failed_rewards": len(rollouts) - len(rewards_SR), "completion_tokens": tokens}.items():
             self.context.cost[name] = self.context.cost.get(name, 0) + value
-        return float(rewards_as_given(np.array(given, float), self.section.rewards).mean())
+        return float(rewards_as_given(np.array(rewards_SR, float), self.section.rewards).mean())

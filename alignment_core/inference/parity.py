@@ -1,0 +1,38 @@
+"""Comparison of an engine's log-probabilities with those of ``transformers``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from alignment_core.inference.completions import Completion
+from alignment_core.models.model_ref import Model
+
+
+def largest_difference(
+    model: Model, prompts: Sequence[Sequence[int]], completions: Sequence[Completion], max_length: int, own_gpu: bool
+) -> float:
+    """Largest difference, in nats, between the log-probabilities of completions and those that ``model`` gives their tokens.
+
+    This takes a second copy of the model: on the engine's GPU if that is its ``own_gpu`` and has room, otherwise in the CPU's
+    memory. ``max_length`` is the engine's longest sequence.
+    """
+    import torch
+
+    from alignment_core.losses.logprobs import token_logps
+    from alignment_core.models.rope import RopeLengths
+
+    reference = model.load("lm", torch.bfloat16 if model.bf16 else torch.float32).eval()
+    RopeLengths(reference, max_length)
+    size = sum(parameter.nbytes for parameter in reference.parameters())
+    if own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:
+        reference = reference.to("cuda")
+    worst = 0.0
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)
+        with torch.no_grad():
+            logits = reference(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        expected = token_logps(logits, ids[0, len(prompt) :]).cpu().numpy()
+        worst = max(worst, float(np.abs(expected - completion.logps).max()))
+    return worst

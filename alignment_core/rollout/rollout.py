@@ -1,0 +1,112 @@
+"""One sampled completion, as it goes from the sampler over its rewards to training and the trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from alignment_core.data.completion_text import CompletionText
+from alignment_core.environments.episode import Episode, version_of
+from alignment_core.models.microbatch import Tokens
+from alignment_core.rewards.results import RewardResult, reasons
+from alignment_core.training.step_data import StepData
+from alignment_core.user_code.errors import Failed, Reason
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion of a prompt: T tokens, which are the policy's turns and the observations between them."""
+
+    prompt: int
+    """Row of the prompt in its data set."""
+    group: int
+    """Index of the prompt among all that the run draws; the completions of a group answer the same prompt."""
+    sample: int
+    """Number of the completion within its group."""
+    prompt_ids: Tokens
+    completion_ids: np.ndarray
+    """[T]"""
+    loss_mask: np.ndarray
+    """[T] Whether the policy sampled the token; observations are not trained on."""
+    logps: np.ndarray
+    """[T] Log-probabilities under the sampling distribution, in nats; 0 for observations."""
+    versions: np.ndarray
+    """[T] Number of training steps of the policy that sampled the token; −1 for observations."""
+    finish_reason: str
+    tokens_left: int
+    """Tokens of ``max_completion_length`` that were not used."""
+    prompt_text: str
+    completion_text: str
+    label: str | None
+    task: str | None
+    messages: str | None
+    """JSON, as are ``tools`` and ``columns``; see :class:`alignment_core.data.kinds.prompts.Prompts`."""
+    tools: str | None
+    columns: str | None
+    source: str
+    """File and line of the prompt."""
+    policy: str
+    """Name of the newest policy that sampled one of the tokens."""
+    environment: float | Failed = 0.0
+    """Reward from the environment, or why there is none."""
+    rewards: Mapping[str, RewardResult] = field(default_factory=dict)
+    """Result of each reward, by its name, in the recipe's order; empty before the completion is rewarded."""
+    used: bool = False
+    """Whether the completion is trained on."""
+    reward: float | None = None
+    """The total reward; None where the completion is not trained on."""
+
+    @classmethod
+    def of(cls, episode: Episode, text: CompletionText, policy: str) -> Rollout:
+        """An episode that is over, before any reward. ``policy`` is the name of the policy before the first step."""
+        prompt = episode.prompt
+        return cls(
+            prompt=episode.number,
+            group=episode.draw,
+            sample=episode.sample,
+            prompt_ids=episode.prompt_ids,
+            completion_ids=episode.ids,
+            loss_mask=episode.mask,
+            logps=episode.logps,
+            versions=episode.versions,
+            finish_reason=episode.finish_reason,
+            tokens_left=episode.tokens_left,
+            prompt_text=prompt["prompt"],
+            completion_text=text(episode.ids.tolist(), episode.finish_reason, episode.mask.tolist()),
+            label=prompt["label"],
+            task=prompt["task"],
+            messages=prompt.get("messages"),
+            tools=prompt.get("tools"),
+            columns=prompt.get("columns"),
+            source=prompt["source"],
+            policy=version_of(policy, int(episode.versions.max(initial=0))),
+            environment=episode.failure or episode.reward,
+        )
+
+    @property
+    def failures(self) -> list[Reason | None] | None:
+        """Why the rewards are missing, one reason for each reward; None if the completion is rewarded."""
+        return reasons(list(self.rewards.values()))
+
+    def row(self) -> dict[str, Any]:
+        """The completion as rewards read it, see :data:`alignment_core.rewards.base.Rows`."""
+        return {"mask" if name == "loss_mask" else name: getattr(self, name) for name in _SEEN_BY_REWARDS}
+
+
+_SEEN_BY_REWARDS = [one.name for one in fields(Rollout) if one.name not in ("rewards", "used", "reward")]
+
+
+def to_batch(rollouts: Sequence[Rollout]) -> StepData:
+    """The columns that training computes on."""
+    batch = StepData.of(
+        [one.prompt_ids for one in rollouts],
+        [one.completion_ids for one in rollouts],
+        [one.loss_mask for one in rollouts],
+        [one.group for one in rollouts],
+    )
+    logps_T = np.concatenate([np.asarray(one.logps, np.float32) for one in rollouts])
+    batch.numbers["rollout_logps"] = logps_T[np.concatenate([one.loss_mask for one in rollouts])]
+    return batch

@@ -1,0 +1,120 @@
+"""The completions of a run's steps as Parquet files, written beside the training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alignment_core.columns import parts
+from alignment_core.recipes.sections.rl import TrajectoriesConfig
+from alignment_core.rewards.results import numbers
+from alignment_core.rollout.rollout import Rollout
+from alignment_core.rollout.schemas import rollout_schema, write_columns
+from alignment_core.training.step_data import StepData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def step_schema() -> pa.Schema:
+    """One row per completion of a step; lists are as long as the completion, and null where a number was not computed.
+
+    ``versions`` is the number of training steps of the policy that sampled each token, ``group`` the prompt's index among
+    all that the run has drawn, ``used`` whether the completion was trained on, ``rewards`` the results of the rewards in the
+    recipe's order, and ``reward`` their total, null where the completion was not used. Where a reward is missing,
+    ``rewards`` holds null and ``failures`` the reason; ``failures`` is null where none is missing.
+    """
+    import pyarrow as pa
+
+    floats = pa.list_(pa.float32())
+    schema = rollout_schema()
+    schema = schema.set(schema.get_field_index("logps"), pa.field("rollout_logps", floats))
+    for name, kind in (
+        ("group", pa.int32()),
+        ("used", pa.bool_()),
+        ("rewards", floats),
+        ("failures", pa.list_(pa.string())),
+        ("mask", pa.list_(pa.bool_())),
+        ("versions", pa.list_(pa.int32())),
+        ("reward", pa.float32()),
+        ("old_logps", floats),
+        ("reference_logps", floats),
+        ("old_values", floats),
+        ("advantages", floats),
+        ("returns", floats),
+    ):
+        schema = schema.append(pa.field(name, kind))
+    return schema
+
+
+class Trajectories:
+    """Writes one step at a time, in a thread of its own."""
+
+    def __init__(self, folder: Path, config: TrajectoriesConfig, steps: int) -> None:
+        """``steps`` of the whole run."""
+        folder.mkdir(exist_ok=True)
+        for unfinished in folder.glob("*.partial"):
+            unfinished.unlink()
+        self.folder = folder
+        self.config = config
+        self.steps = steps
+        self._thread = ThreadPoolExecutor(1, "trajectories")
+        self._writing: Future[None] | None = None
+
+    def keeps(self, step: int) -> bool:
+        """Whether the trajectories of a step, from 0, are kept."""
+        if self.config.keep == "last":
+            return step >= self.steps - self.config.steps
+        return self.config.keep == "all" or step % self.config.steps == 0
+
+    def write(self, step: int, rollouts: Sequence[Rollout], batch: StepData) -> None:
+        """Begin to write a step. The rollouts that are trained on come first, in the order of the batch."""
+        self.settle()
+        self._writing = self._thread.submit(self._write, step, rollouts, batch)
+
+    def _write(self, step: int, rollouts: Sequence[Rollout], batch: StepData) -> None:
+        write_columns(_columns(rollouts, batch), step_schema(), self._file(step))
+
+    def drop(self, step: int) -> None:
+        """Delete the file of a step that failed before the run was resumed."""
+        self._file(step).unlink(missing_ok=True)
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}.parquet"
+
+    def settle(self) -> None:
+        """Wait until all is written. Raises OSError where the disk has no room."""
+        if self._writing:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def close(self) -> None:
+        """Finish what is being written, and end the thread."""
+        self._thread.shutdown()
+
+
+def _columns(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[Any]]:
+    columns = {name: [getattr(one, name, None) for one in rollouts] for name in step_schema().names}
+    columns["mask"] = [one.loss_mask for one in rollouts]
+    columns["rollout_logps"] = [one.logps for one in rollouts]
+    columns["rewards"] = [numbers(list(one.rewards.values())) for one in rollouts]
+    unused = len(rollouts) - len(batch.ends_S)
+    for name, values in numbers_by_token(rollouts[: len(batch.ends_S)], batch).items():
+        columns[name] = [*values, *(columns[name][-unused:] if unused else ())]
+    return columns
+
+
+def numbers_by_token(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[np.ndarray]]:
+    """The batch's numbers of trained tokens, by name and rollout: [T] each, 0 at tokens that are not trained."""
+    mask_T = np.concatenate([one.loss_mask for one in rollouts])
+    ends_S = np.cumsum([len(one.loss_mask) for one in rollouts])
+    columns = {}
+    for name, values_K in batch.numbers.items():
+        values_T = np.zeros(len(mask_T), np.float32)
+        values_T[mask_T] = values_K
+        columns[name] = parts(values_T, ends_S)
+    return columns

@@ -1,0 +1,468 @@
+"""The loop of a run: sample and reward, compute advantages, update the policy, and give the engines its new weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from alignment_core.data.completion_text import CompletionText
+from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import chat_template_of, eos_token_ids
+from alignment_core.environments.environments import Environments
+from alignment_core.environments.episode import version_of
+from alignment_core.errors import DataError, NumericError, Stopped, UserError
+from alignment_core.execution.base import StageContext
+from alignment_core.execution.metric_window import MetricWindow, unmoved
+from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.inference.engine import Engine
+from alignment_core.inference.engines import EngineRequest, Engines
+from alignment_core.losses.kl import adapted_coefficient
+from alignment_core.models.model_ref import Model
+from alignment_core.models.saving import ADAPTER
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.rewards.scoring_actors import has_another_tokenizer
+from alignment_core.rollout.advantages import ValueScale, add_advantages, step_rewards
+from alignment_core.rollout.async_sampler import AsyncSampler
+from alignment_core.rollout.lengths import check_length
+from alignment_core.rollout.prompt_schedule import PromptSchedule
+from alignment_core.rollout.rollout import Rollout, to_batch
+from alignment_core.rollout.sampling import Sampling
+from alignment_core.rollout.sync_sampler import SyncSampler
+from alignment_core.rollout.trajectories import Trajectories
+from alignment_core.stages.rl.best import Best
+from alignment_core.stages.rl.rewards import Rewards, open_sources
+from alignment_core.training.checkpoints import curve_of, drop_incomplete, drop_older, link_tree
+from alignment_core.training.policy_ranks import PolicyRanks
+from alignment_core.training.policy_trainer import RlJob, averages
+from alignment_core.training.step_data import StepData
+from alignment_core.training.training_rows import shuffles
+
+STOP_SECONDS = 0.2
+"""Interval at which calls in progress are ended once the run is being stopped."""
+
+
+@dataclass
+class Loop:
+    """The steps of one run, from the last checkpoint. Everything that it uses is open until it is done."""
+
+    context: StageContext
+    section: RlConfig
+    engines: Engines
+    ranks: PolicyRanks
+    sampling: Sampling
+    sampler: SyncSampler | AsyncSampler
+    rewards: Rewards
+    best: Best | None
+    trajectories: Trajectories
+    watch: Stopwatch
+    shows: Container[str]
+    """The stage's key metrics."""
+    kl_coefficient: float = field(init=False)
+    values: ValueScale = field(init=False)
+    sends_adapter: bool = field(init=False)
+    """Whether the engines get the policy's adapter instead of all weights."""
+    engines_have_start: bool = field(init=False, default=False)
+    """Whether this loop gave the engines the weights of the initial policy."""
+
+    def __post_init__(self) -> None:
+        section = self.section
+        self.values = ValueScale(section.critic is not None and section.critic.normalise)
+        self.kl_coefficient = section.kl.coefficient
+        lora = section.training.lora
+        max_rank = self.context.resources.max_lora_rank
+        self.sends_adapter = lora is not None and max_rank is not None and lora.is_addable
+
+    def run(self) -> dict[str, Any]:
+        """All remaining steps, then the models; metrics."""
+        context, section = self.context, self.section
+        state = self.ranks.prepare(context.progress)
+        step, saved = state["step"], time.monotonic()
+        metrics: dict[str, Any] = {}
+        if step > 0:
+            self._restore(state["driver"])
+            context.resume_curve(curve_of(context.progress, step), step)
+            metrics = context.curve.metrics_after(step)
+        window = MetricWindow(context.progress, step, section.steps)
+        rewards_differ = step > 0
+        if self.best:
+            self.best.resume(state["driver"].get("best"), state["driver"].get("evaluated", 0))
+        metrics |= self._sync_weights(step, self._evaluates(step))
+        context.report(step, section.steps, "steps", **metrics)
+        while step < section.steps:
+            with self._saved_if_stopped(step):
+                metrics = self._step(step)
+            step += 1
+            rewards_differ |= metrics["reward_deviation"] > 0
+            window.add(
+                step, {name: metrics[name] for name in metrics if name in self.shows or name.startswith("reward")}
+            )
+            context.curve.add(step, "steps", metrics)  # before the checkpoints, which hold the curve
+            evaluates = self._evaluates(step)
+            if step < section.steps or evaluates:
+                with self._saved_if_stopped(step):
+                    metrics |= self._sync_weights(step, evaluates)
+            context.curve.add(step, "steps", metrics)
+            is_due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
+            if is_due or context.stopping.is_set():
+                self._save(step, self._state())
+                saved = time.monotonic()
+            context.report(step, section.steps, "steps", **metrics)
+        self.sampler.close()
+        self._export()
+        self.trajectories.settle()
+        if warnings := self._warnings(rewards_differ):
+            metrics["warnings"] = warnings
+        return {**metrics, **window.metrics(), "steps": section.steps, "parameters": state["parameters"]}
+
+    def _step(self, step: int) -> dict[str, float]:
+        """One step, including the update of the policy; metrics."""
+        section = self.section
+        rollouts, metrics = self.rewards.next_batch(self.sampler, step)
+        with self.watch.part("transfer"):
+            self.sampler.release()
+        used = [rollout for rollout in rollouts if rollout.used]
+        batch = to_batch(used)
+        self._forward(batch, step)
+        totals = [rollout.reward for rollout in used if rollout.reward is not None]
+        steps = step_rewards(used, section.rewards)
+        metrics |= add_advantages(batch, totals, section.advantage, section.kl, self.kl_coefficient, steps)
+        if self.trajectories.keeps(step):
+            self.trajectories.write(step, rollouts, batch)
+        else:
+            self.trajectories.drop(step)
+        metrics |= self._update(batch, step, rollouts)
+        if section.kl.target is not None and self._trains_policy(step):
+            metrics["kl_coefficient"] = self.kl_coefficient
+            self.kl_coefficient = adapted_coefficient(
+                self.kl_coefficient, metrics["kl"], section.kl.target, len(used), section.kl.horizon
+            )
+        return metrics | self._lengths(rollouts)
+
+    def _forward(self, batch: StepData, step: int) -> None:
+        """Give the ranks the batch, and add the numbers of forward passes that are needed here to it."""
+        section = self.section
+        old = self._needs_old_logps(len(batch.ends_S))
+        with self.watch.part("transfer"):
+            self.ranks.load(batch)
+        if old or section.critic or section.kl.coefficient > 0:
+            with self.watch.part("logps"):
+                batch.numbers.update(self.ranks.forward(old, self._columns_needed(step, old)))
+        if section.critic:
+            batch.numbers["old_values"] = self.values.values_of(batch.numbers["old_values"])
+
+    def _needs_old_logps(self, completions: int) -> bool:
+        """Whether the policy changes while it trains on the batch, so that the clipped ratio needs its log-probabilities from
+        before."""
+        training, kl = self.section.training, self.section.kl
+        off_policy = training.num_train_epochs > 1 or training.batch_size < completions
+        return off_policy or (kl.place == "reward" and kl.coefficient > 0)
+
+    def _columns_needed(self, step: int, old: bool) -> list[str]:
+        """The results of forward passes that are needed here: for rewards and advantages, or for the trajectories."""
+        section = self.section
+        kept = self.trajectories.keeps(step)
+        in_reward = section.kl.place == "reward" and section.kl.coefficient > 0
+        needed = {
+            "old_logps": old and (kept or in_reward),
+            "reference_logps": section.kl.coefficient > 0 and (kept or in_reward),
+            "old_values": section.critic is not None,
+        }
+        return [name for name, is_needed in needed.items() if is_needed]
+
+    def _update(self, batch: StepData, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """The optimiser steps on a batch with advantages; metrics. After a NumericError the rows of the step are kept."""
+        numbers = {"advantages": batch.numbers["advantages"]}
+        if "returns" in batch.numbers:
+            numbers["returns"] = self.values.targets_of(batch.numbers["returns"])
+        with self.watch.part("train"):
+            try:
+                metrics = averages(self.ranks.update(numbers, self.kl_coefficient))
+                self._check_mismatch(step, metrics.get("mismatch", 0.0))
+            except NumericError:
+                if not self.trajectories.keeps(step):
+                    self.trajectories.write(step, rollouts, batch)
+                self.trajectories.settle()
+                raise
+        return metrics
+
+    def _check_mismatch(self, step: int, difference: float) -> None:
+        """Raise NumericError if the sampling policy differs from the trained one by too many nats per token."""
+        if difference <= self.section.mismatch.stop_above:
+            return
+        ahead = self.section.execution.max_staleness
+        why = f"it moves too far in {ahead} steps (rl.execution)" if ahead else "the engine does not hold the policy"
+        raise NumericError(
+            f"step {step}: the policy that sampled and the one that is trained differ by {difference:.3g} nats per token, "
+            f"above rl.mismatch.stop_above {self.section.mismatch.stop_above:g}: {why}"
+        )
+
+    def _trains_policy(self, step: int) -> bool:
+        return self.section.critic is None or step >= self.section.critic.steps_ahead
+
+    def _lengths(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Metrics of the completions' lengths, which are also part of the stage's cost."""
+        tokens = sum(int(rollout.loss_mask.sum()) for rollout in rollouts)
+        truncated = sum(rollout.finish_reason == "length" for rollout in rollouts)
+        for name, value in {"completion_tokens": tokens, "steps": 1}.items():
+            self.context.cost[name] = self.context.cost.get(name, 0.0) + value
+        return {"completion_length": tokens / len(rollouts), "truncated": truncated / len(rollouts)}
+
+    def _evaluates(self, step: int) -> bool:
+        """Whether the policy is evaluated after so many steps."""
+        return self.best is not None and self.best.is_due(step)
+
+    def _sync_weights(self, step: int, evaluates: bool = False) -> dict[str, float]:
+        """Give the engines the weights after so many steps, and evaluate these if asked; metrics."""
+        with self.sampler.paused(step, empty=evaluates):
+            with self.watch.part("transfer"):
+                if step == 0 or (self.sends_adapter and not self.engines_have_start):
+                    self._send_start()
+                if step and self.sends_adapter:
+                    self._send_adapter(step)
+                elif step:
+                    self._send_weights(step)
+            if not evaluates or self.best is None:
+                return {}
+            export = partial(self.ranks.export, "policy")
+            with self.watch.part("best"):
+                return self.best.evaluate(step, self.sampling, self.rewards.sources, export)
+
+    def _send_start(self) -> None:
+        """Load the initial policy into the engines; a policy in 4 bits comes from the trainers, which alone quantized it."""
+        if self.section.training.in_4bit:
+            self._send_weights(0, merge=False)
+        else:
+            self.engines.load(self.context.inputs["policy"], self.sampling.policy)
+        self.engines_have_start = True
+
+    def _send_weights(self, step: int, merge: bool = True) -> None:
+        """Send all weights bucket by bucket, with adapters merged in unless told otherwise."""
+        buckets = self.ranks.buckets()
+        self.engines.begin_update()
+        self.ranks.send(buckets, self.engines.group, Engine.take_bucket, merge)
+        self.engines.end_update(version_of(self.sampling.policy, step), step)
+
+    def _send_adapter(self, step: int) -> None:
+        """Send the adapter; the engines already hold the weights below it."""
+        self.ranks.send_adapter(self.engines.group, Engine.take_adapter)
+        self.engines.use_adapter(version_of(self.sampling.policy, step), step)
+
+    def _state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint, beside the trainers' own."""
+        state: dict[str, Any] = {
+            "sampler": self.sampler.state,
+            "rewards": self.rewards.state,
+            "kl_coefficient": self.kl_coefficient,
+            "returns": self.values.state,
+        }
+        if not state["sampler"][
+            "pending"
+        ]:  # pending draws are rewarded again, so that their failures would count twice
+            state["failures"] = self.rewards.sources.recent
+        if self.best:
+            state |= {"best": self.best.state, "evaluated": self.best.evaluated}
+        return state
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Continue from what :meth:`_state` returned."""
+        self.sampler.restore(state["sampler"])
+        self.rewards.restore(state["rewards"])
+        if "failures" in state:
+            self.rewards.sources.restore(state["failures"])
+        self.kl_coefficient = state["kl_coefficient"]
+        self.values.restore(state["returns"])
+
+    @contextmanager
+    def _saved_if_stopped(self, step: int) -> Iterator[None]:
+        """If the block is stopped, save the state from before it: the trainers, which are stopped first, are still there."""
+        state = self._state()
+        try:
+            yield
+        except Stopped:
+            self._save(step, state)
+            raise
+
+    def _save(self, step: int, state: dict[str, Any]) -> None:
+        """Write a checkpoint, then delete the older ones."""
+        self.trajectories.settle()
+        self.ranks.save_progress(self.context.progress, state, self.context.curve.to_bytes())
+        drop_older(self.context.progress, step)
+        if self.best:
+            self.best.checkpointed()
+
+    def _export(self) -> None:
+        """Write the models that the recipe asks for."""
+        self.ranks.export("policy", self.context.outputs["policy"], self.context.outputs[ADAPTER])
+        if self.section.critic:
+            self.ranks.export("critic", self.context.outputs["critic"])
+        if self.section.ema:
+            self.ranks.export("average", self.context.outputs["average"])
+
+    def _warnings(self, rewards_differ: bool) -> list[str]:
+        """Sentences for the run's report. ``rewards_differ``: whether the rewards of any step did."""
+        warnings = unmoved(self.context.inputs["policy"], self.context.outputs["policy"])
+        if not rewards_differ:
+            warnings.append("in every step all completions had equal rewards: nothing can be learnt from rl.rewards")
+        return [*warnings, *self.rewards.warnings()]
+
+
+def run(context: StageContext, section: RlConfig, shows: Container[str]) -> dict[str, Any]:
+    """Open everything that the loop needs, run it, and link its outputs; metrics. ``shows`` are the stage's key metrics."""
+    policy = context.model("policy")
+    tokenizer = policy.tokenizer()
+    prompts = _read_prompts(context.inputs["prompts"])
+    best = None
+    if section.best is not None:
+        best = Best(context, section, section.best, _read_prompts(context.inputs["held_out"]))
+    warnings: list[str] = []
+    sources = open_sources(context, section, tokenizer, prompts, warnings)
+    chat_template = chat_template_of(context.inputs["prompts"])
+    turn_end = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end
+    environments = _environments(context, section, tokenizer, chat_template)
+    longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.prompts.prompts if best else ())])
+    length = longest_prompt + section.generation.max_completion_length
+    check_length(policy.path, longest_prompt, length)
+    job = RlJob(
+        section,
+        policy,
+        critic_of(context, section, tokenizer, warnings),
+        context.seed,
+        _pretraining(context, section),
+        _reference(context, tokenizer),
+        context.progress,
+        length,
+    )
+    drop_incomplete(context.progress)
+    watch = Stopwatch()
+    rewards = Rewards(section, sources, watch, context.cost)
+    shuffle = shuffles(_table(context.inputs["prompts"]))
+    schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
+    trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps)
+    with (
+        closing(trajectories),
+        context.machines.engines_and_trainers(EngineRequest(policy, length), context.ticket) as (engines, trainers),
+        sources,
+        closing(environments) if environments else nullcontext(),
+    ):
+        name = str(policy.reference) + (" in 4 bits" if section.training.in_4bit else "")
+        text = CompletionText(tokenizer, turn_end)
+        sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, name, context.stopping)
+        ends = [sources.stop, *([environments.close] if environments else [])]
+        with closing(_sampler(context, section, sampling, rewards)) as sampler, _ended_when(context.stopping, *ends):
+            ranks = PolicyRanks(trainers, job, context.resources)
+            loop = Loop(context, section, engines, ranks, sampling, sampler, rewards, best, trajectories, watch, shows)
+            metrics = loop.run()
+    if warnings:
+        metrics["warnings"] = [*warnings, *metrics.get("warnings", ())]
+    link_tree(context.progress / "trajectories", context.outputs["trajectories"])
+    if best:
+        metrics |= best.link_to(context.outputs["best"])
+    context.cost.update({f"failed_rewards_{reason}": count for reason, count in sources.failed.items()})
+    context.cost.update({f"{name}_seconds": round(value, 3) for name, value in watch.seconds.items()})
+    return metrics
+
+
+def _environments(
+    context: StageContext, section: RlConfig, tokenizer: Any, chat_template: str | None
+) -> Environments | None:
+    if section.environment is None:
+        return None
+    return Environments(
+        section.environment,
+        tokenizer,
+        processes=context.resources.environment_processes,
+        timeout=context.resources.reward_timeout_seconds,
+        chat_template=chat_template,
+        eos_token_ids=eos_token_ids(context.model("policy").path),
+    )
+
+
+def _sampler(
+    context: StageContext, section: RlConfig, sampling: Sampling, rewards: Rewards
+) -> SyncSampler | AsyncSampler:
+    if section.execution.max_staleness == 0:
+        return SyncSampler(sampling, rewards.add_rewards, context.resources.placement == "colocated")
+    return AsyncSampler(
+        sampling,
+        rewards.add_rewards,
+        prompts_per_step=section.prompts_per_step,
+        steps=section.steps,
+        max_staleness=section.execution.max_staleness,
+        partial_rollouts=section.execution.partial_rollouts,
+    )
+
+
+def critic_of(context: StageContext, section: RlConfig, tokenizer: Any, warnings: list[str]) -> Model | None:
+    """The model that the critic is initialised from: the first reward model if it has the policy's tokenizer, or else the
+    policy, which is added to ``warnings``. None without a critic."""
+    if section.critic is None:
+        return None
+    policy = context.model("policy")
+    if "critic" not in context.inputs:
+        return policy
+    model = context.model("critic")
+    if not has_another_tokenizer(model, tokenizer):
+        return model
+    warnings.append(
+        f"rl.critic: {model.reference.short} has another tokenizer than {policy.reference.short}, so the critic is "
+        "initialised from the policy, with a new head"
+    )
+    return policy
+
+
+def _reference(context: StageContext, tokenizer: Any) -> Model | None:
+    """The reference of the KL, if it is not the initial policy. Raises UserError for another tokenizer."""
+    if "reference" not in context.inputs:
+        return None
+    model = context.model("reference")
+    if has_another_tokenizer(model, tokenizer):
+        raise UserError(
+            f"rl.kl.reference: {model.reference.short} has another tokenizer than the policy, whose tokens it could not read; "
+            "give a model with the policy's tokenizer"
+        )
+    return model
+
+
+def _pretraining(context: StageContext, section: RlConfig) -> Path | None:
+    if section.pretraining is None:
+        return None
+    path = _table(context.inputs["pretraining"])
+    if not path.is_file():
+        raise DataError("the data set of rl.pretraining holds no training rows")
+    return path
+
+
+def _read_prompts(data: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    if not _table(data).is_file():
+        raise DataError("there are no prompts to sample for")
+    return pq.read_table(_table(data)).to_pylist()
+
+
+def _table(data: Path) -> Path:
+    return data / "train.parquet"
+
+
+@contextmanager
+def _ended_when(stopping: threading.Event, *ends: Callable[[], None]) -> Iterator[None]:
+    """Once ``stopping`` is set, call all of ``ends`` from another thread, repeatedly: calls that begin later must end, too."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(STOP_SECONDS):
+            if stopping.is_set():
+                for end in ends:
+                    end()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
