@@ -66,7 +66,7 @@ def our_rl(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) -> 
     import pyarrow as pa
 
     from alignment_core.execution.machines import WarmMachines
-    from alignment_core.training.policy_ranks import PolicyRanks
+    from alignment_core.stages.rl.loop import Loop
     from tests.stages.rl_runs import run_rl
 
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=model.parent))
@@ -82,7 +82,7 @@ def our_rl(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) -> 
         "advantage": {"estimator": "group", "divide_by_deviation": True},
         "training": {"batch_size": PROMPTS * COMPLETIONS, "lr_scheduler_type": "constant", "learning_rate": 1e-6},
     }
-    PolicyRanks.update = laps.timed("training", PolicyRanks.update)  # type: ignore[method-assign]
+    Loop._update = laps.timed("training", Loop._update)  # type: ignore[method-assign]
 
     def report(done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None:
         if done:

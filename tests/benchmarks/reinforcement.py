@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from alignment_core.cluster.actor import call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest, Engines
@@ -17,8 +19,10 @@ from alignment_core.models.model_ref import Model
 from alignment_core.models.scratch import create_model
 from alignment_core.models.weight_transfer import Share
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
-from alignment_core.training.policy_ranks import PolicyRanks
-from alignment_core.training.policy_trainer import RlJob
+from alignment_core.training.policy_trainer import PolicyTrainer, RlJob
+from alignment_core.training.rank_folders import write
+from alignment_core.training.ranks import open_job
+from alignment_core.training.resumable import resume
 from tests.stages.rl_runs import run_rl
 
 DELAY, STEPS, REPEATS, WAIT = 0.5, 12, 3, 300.0
@@ -89,9 +93,9 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     progress = model / "progress"
     progress.mkdir()
     with machines.engines_and_trainers(EngineRequest(policy, 128)) as (engines, trainers):
-        ranks = PolicyRanks(trainers, RlJob(section, policy, None, 0), resources)
-        ranks.prepare(progress)
-        buckets = ranks.buckets()
+        ranks = open_job(trainers, RlJob(section, policy, None, 0), resources)
+        resume(ranks, progress)
+        buckets = ranks.all(PolicyTrainer.buckets)[0]
         single = [Share((name,)) for share in buckets for name in share.names if share.number == 0]
         times: dict[str, list[float]] = {"bucketed": [], "per_parameter": [], "folder": []}
         for _ in range(REPEATS):
@@ -108,14 +112,14 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     }
 
 
-def _send(ranks: PolicyRanks, engines: Engines, plan: list[Share]) -> None:
+def _send(ranks: ActorGroup[PolicyTrainer], engines: Engines, plan: list[Share]) -> None:
     engines.begin_update()
-    ranks.send(plan, engines.group, Engine.take_bucket)
+    ranks.relay((call(PolicyTrainer.bucket, share) for share in plan), engines.group, Engine.take_bucket)
     engines.end_update("policy", 1)
 
 
-def _over_a_folder(ranks: PolicyRanks, engines: Engines, folder: Path) -> None:
-    ranks.export("policy", folder)
+def _over_a_folder(ranks: ActorGroup[PolicyTrainer], engines: Engines, folder: Path) -> None:
+    write(ranks, [folder], PolicyTrainer.export, "policy", folder)
     engines.load(folder, f"policy {time.monotonic()}")
 
 

@@ -37,7 +37,7 @@ class _Loop(Loop):
         )
         self.section = SimpleNamespace(steps=STEPS)  # type: ignore[assignment]
         self.ranks = SimpleNamespace(  # type: ignore[assignment]
-            prepare=lambda _: {"step": start, "driver": {}, "parameters": 1}
+            all=lambda *_: [{"step": start, "driver": {}, "parameters": 1}]
         )
         self.sampler = self.trajectories = SimpleNamespace(close=lambda: 0, settle=lambda: 0)  # type: ignore[assignment]
         self.best = _Best()  # type: ignore[assignment]

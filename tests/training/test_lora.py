@@ -19,6 +19,7 @@ from alignment_core.training.batches import batch_of_step
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.policy_trainer import PolicyTrainer
 from alignment_core.training.resumable import save_progress
 from tests.training.test_policy_ranks import Policy, sampled
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train, trained
@@ -201,13 +202,10 @@ def test_the_reference_of_a_policy_is_that_policy_without_what_it_trains(
         with machines(2).trainers() as group:
             policy = Policy(group, machines(2), model, tmp_path / str(bool(lora)), section, zero_stage=zero_stage)
             policy.open()
-            names = ["reference_logps", "old_logps"]
             for _ in range(2):
-                policy.ranks.load(data)
-                policy.ranks.forward(True, names)
-                policy.ranks.update({}, 0.1)
-            policy.ranks.load(data)
-            found[bool(lora)] = policy.ranks.forward(True, names)
+                policy.logps(data)
+                policy.ranks.all(PolicyTrainer.update, {}, 0.1)
+            found[bool(lora)] = policy.logps(data)
     copy, own = found[False]["reference_logps"], found[True]["reference_logps"]
     assert copy.all(), "each token has its number"
     np.testing.assert_array_equal(own, copy)
@@ -239,7 +237,7 @@ def test_the_average_is_that_of_the_adapters_and_outlives_a_stop(
         again = policy.export("policy")
         assert all(torch.equal(again[name], after[name]) for name in after), "it leaves the weights alone"
 
-        policy.ranks.save_progress(policy.folder, {})
+        policy.save()
         policy.learn(sampled())
         expected = policy.export("average")
         assert policy.open() == 1

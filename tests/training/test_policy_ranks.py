@@ -14,9 +14,11 @@ from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.policy_ranks import PolicyRanks
-from alignment_core.training.policy_trainer import RlJob
+from alignment_core.training.policy_trainer import PolicyTrainer, RlJob
+from alignment_core.training.rank_folders import write
 from alignment_core.training.ranks import TrainerActors
+from alignment_core.training.ranks import open_job as open_policy
+from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_data import StepData
 from tests.training.conftest import MODEL, random_ids
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
@@ -80,16 +82,25 @@ class Policy:
 
     def open(self) -> int:
         """Steps that its progress holds."""
-        self.ranks = PolicyRanks(self.trainers, self.job, self.resources)
-        return self.ranks.prepare(self.folder)["step"]
+        self.ranks = open_policy(self.trainers, self.job, self.resources)
+        return resume(self.ranks, self.folder)["step"]
 
     def learn(self, data: StepData, kl_coefficient: float = 0.0) -> list[dict[str, StepReport]]:
         """One step on these completions."""
-        self.ranks.load(data)
-        return self.ranks.update({}, kl_coefficient)
+        self.ranks.all(PolicyTrainer.load, data)
+        return self.ranks.all(PolicyTrainer.update, {}, kl_coefficient)
+
+    def logps(self, data: StepData) -> dict[str, np.ndarray]:
+        """Of the policy as it is, and of its reference. [K] each"""
+        self.ranks.all(PolicyTrainer.load, data)
+        return self.ranks.all(PolicyTrainer.forward, True, ["old_logps", "reference_logps"])[0]
+
+    def save(self) -> None:
+        """A checkpoint of this step."""
+        save_progress(self.ranks, self.folder, driver={})
 
     def export(self, name: str) -> dict[str, torch.Tensor]:
-        self.ranks.export(name, self.folder / name)
+        write(self.ranks, [self.folder / name], PolicyTrainer.export, name, self.folder / name)
         return load_file(self.folder / name / "model.safetensors")
 
 
@@ -110,7 +121,7 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         for number in range(3):
             policy.learn(sampled())
             if number == 1:
-                policy.ranks.save_progress(policy.folder, {})
+                policy.save()
             weights = policy.export("policy")
             expected = {name: 0.75 * expected[name] + 0.25 * weights[name].double() for name in expected}
         average = policy.export("average")
@@ -127,12 +138,6 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         assert all(torch.equal(resumed[name], average[name]) for name in average)
 
 
-def logps(policy: Policy, data: StepData) -> dict[str, np.ndarray]:
-    """Of the policy as it is, and of its reference. [K] each"""
-    policy.ranks.load(data)
-    return policy.ranks.forward(old=True, wanted=["old_logps", "reference_logps"])
-
-
 @pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (2, True), (3, False)])
 def test_a_reference_that_is_refreshed_is_the_policy_of_that_step_and_outlives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
@@ -143,18 +148,18 @@ def test_a_reference_that_is_refreshed_is_the_policy_of_that_step_and_outlives_a
         policy.open()
         differences, references = [], []
         for number in range(4):
-            found = logps(policy, sampled())
+            found = policy.logps(sampled())
             differences.append(float(np.abs(found["old_logps"] - found["reference_logps"]).max()))
             references.append(found["reference_logps"])
-            policy.ranks.update({}, 0.1)
+            policy.ranks.all(PolicyTrainer.update, {}, 0.1)
             if number == 2:
-                policy.ranks.save_progress(policy.folder, {})
+                policy.save()
         close = 0.05 if bf16 else 1e-5
         assert [one < close for one in differences] == [True, False, True, False], differences
         assert np.abs(references[3] - references[0]).max() > 1e-3
 
         assert policy.open() == 3
-        resumed = logps(policy, sampled())
+        resumed = policy.logps(sampled())
         np.testing.assert_array_equal(resumed["reference_logps"], references[3])
 
 
@@ -170,7 +175,7 @@ def test_another_model_may_be_the_reference(machines: Any, tiny_model: Any, tmp_
         with machines(1).trainers() as group:
             policy = Policy(group, machines(1), model, tmp_path / name, section, reference=reference)
             policy.open()
-            found.append(logps(policy, sampled())["reference_logps"])
+            found.append(policy.logps(sampled())["reference_logps"])
     np.testing.assert_allclose(found[0], found[2], atol=1e-5)
     np.testing.assert_allclose(found[1], found[2], atol=1e-5)
 

@@ -94,7 +94,7 @@ def test_the_average_of_the_weights_goes_on_too(
         policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=before, **STORED)
         policy.open()
         policy.learn(sampled())
-        policy.ranks.save_progress(policy.folder, {})
+        policy.save()
         policy.learn(sampled())
         expected = policy.export("average")
         policy.resources = policy.resources.model_copy(update={"zero_stage": after})

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from alignment_core.cluster.actor import call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids
@@ -38,8 +40,10 @@ from alignment_core.rollout.trajectories import Trajectories
 from alignment_core.stages.rl.best import Best
 from alignment_core.stages.rl.rewards import Rewards, open_sources
 from alignment_core.training.checkpoints import curve_of, drop_incomplete, drop_older, link_tree
-from alignment_core.training.policy_ranks import PolicyRanks
-from alignment_core.training.policy_trainer import RlJob, averages
+from alignment_core.training.policy_trainer import PolicyTrainer, RlJob, averages
+from alignment_core.training.rank_folders import write
+from alignment_core.training.ranks import open_job
+from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_data import StepData
 from alignment_core.training.training_rows import shuffles
 
@@ -54,7 +58,7 @@ class Loop:
     context: StageContext
     section: RlConfig
     engines: Engines
-    ranks: PolicyRanks
+    ranks: ActorGroup[PolicyTrainer]
     sampling: Sampling
     sampler: SyncSampler | AsyncSampler
     rewards: Rewards
@@ -81,7 +85,7 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the models; metrics."""
         context, section = self.context, self.section
-        state = self.ranks.prepare(context.progress)
+        state = resume(self.ranks, context.progress)
         step, saved = state["step"], time.monotonic()
         metrics: dict[str, Any] = {}
         if step > 0:
@@ -149,10 +153,11 @@ class Loop:
         section = self.section
         old = self._needs_old_logps(len(batch.ends_S))
         with self.watch.part("transfer"):
-            self.ranks.load(batch)
+            self.ranks.all(PolicyTrainer.load, batch)
         if old or section.critic or section.kl.coefficient > 0:
             with self.watch.part("logps"):
-                batch.numbers.update(self.ranks.forward(old, self._columns_needed(step, old)))
+                needed = self._columns_needed(step, old)
+                batch.numbers.update(self.ranks.all(PolicyTrainer.forward, old, needed)[0])
         if section.critic:
             batch.numbers["old_values"] = self.values.values_of(batch.numbers["old_values"])
 
@@ -182,7 +187,7 @@ class Loop:
             numbers["returns"] = self.values.targets_of(batch.numbers["returns"])
         with self.watch.part("train"):
             try:
-                metrics = averages(self.ranks.update(numbers, self.kl_coefficient))
+                metrics = averages(self.ranks.all(PolicyTrainer.update, numbers, self.kl_coefficient))
                 self._check_mismatch(step, metrics.get("mismatch", 0.0))
             except NumericError:
                 if not self.trajectories.keeps(step):
@@ -229,9 +234,10 @@ class Loop:
                     self._send_weights(step)
             if not evaluates or self.best is None:
                 return {}
-            export = partial(self.ranks.export, "policy")
             with self.watch.part("best"):
-                return self.best.evaluate(step, self.sampling, self.rewards.sources, export)
+                return self.best.evaluate(
+                    step, self.sampling, self.rewards.sources, partial(self._export_model, "policy")
+                )
 
     def _send_start(self) -> None:
         """Load the initial policy into the engines; a policy in 4 bits comes from the trainers, which alone quantized it."""
@@ -243,14 +249,15 @@ class Loop:
 
     def _send_weights(self, step: int, merge: bool = True) -> None:
         """Send all weights bucket by bucket, with adapters merged in unless told otherwise."""
-        buckets = self.ranks.buckets()
+        shares = self.ranks.all(PolicyTrainer.buckets)[0]
+        buckets = (call(PolicyTrainer.bucket, share, merge) for share in shares)
         self.engines.begin_update()
-        self.ranks.send(buckets, self.engines.group, Engine.take_bucket, merge)
+        self.ranks.relay(buckets, self.engines.group, Engine.take_bucket)
         self.engines.end_update(version_of(self.sampling.policy, step), step)
 
     def _send_adapter(self, step: int) -> None:
         """Send the adapter; the engines already hold the weights below it."""
-        self.ranks.send_adapter(self.engines.group, Engine.take_adapter)
+        self.ranks.relay([call(PolicyTrainer.adapter)], self.engines.group, Engine.take_adapter)
         self.engines.use_adapter(version_of(self.sampling.policy, step), step)
 
     def _state(self) -> dict[str, Any]:
@@ -291,18 +298,22 @@ class Loop:
     def _save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint, then delete the older ones."""
         self.trajectories.settle()
-        self.ranks.save_progress(self.context.progress, state, self.context.curve.to_bytes())
+        save_progress(self.ranks, self.context.progress, self.context.curve.to_bytes(), driver=state)
         drop_older(self.context.progress, step)
         if self.best:
             self.best.checkpointed()
 
     def _export(self) -> None:
         """Write the models that the recipe asks for."""
-        self.ranks.export("policy", self.context.outputs["policy"], self.context.outputs[ADAPTER])
+        self._export_model("policy", self.context.outputs["policy"], self.context.outputs[ADAPTER])
         if self.section.critic:
-            self.ranks.export("critic", self.context.outputs["critic"])
+            self._export_model("critic", self.context.outputs["critic"])
         if self.section.ema:
-            self.ranks.export("average", self.context.outputs["average"])
+            self._export_model("average", self.context.outputs["average"])
+
+    def _export_model(self, name: str, folder: Path, adapter: Path | None = None) -> None:
+        folders = [folder, adapter] if adapter else [folder]
+        write(self.ranks, folders, PolicyTrainer.export, name, folder, adapter)
 
     def _warnings(self, rewards_differ: bool) -> list[str]:
         """Sentences for the run's report. ``rewards_differ``: whether the rewards of any step did."""
@@ -355,7 +366,7 @@ def run(context: StageContext, section: RlConfig, shows: Container[str]) -> dict
         sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, name, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewards)) as sampler, _ended_when(context.stopping, *ends):
-            ranks = PolicyRanks(trainers, job, context.resources)
+            ranks = open_job(trainers, job, context.resources)
             loop = Loop(context, section, engines, ranks, sampling, sampler, rewards, best, trajectories, watch, shows)
             metrics = loop.run()
     if warnings:
