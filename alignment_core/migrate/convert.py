@@ -84,11 +84,6 @@ def words(words: Words, flags: Flags) -> list[str]:
     return [*words]
 
 
-def text(words: Words, flags: Flags) -> str:
-    """All words, as one text."""
-    return " ".join(words)
-
-
 def nothing(words: Words, flags: Flags) -> None:
     """For a flag that the field of another one already contains."""
 

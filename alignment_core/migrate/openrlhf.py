@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from alignment_core.migrate import convert, tables
@@ -49,11 +49,6 @@ def canonical(flag: str, rules: Mapping[str, Any]) -> str:
     tries = (flag, NAMES.get(flag), NAMES.get(of_policy), of_policy, "_".join(groups[-2:]))
     last = () if groups[0] == "critic" else (groups[-1],)
     return next((name for name in (*tries, *last) if name in rules), flag)
-
-
-def spellings(rules: Mapping[str, Any]) -> Sequence[str]:
-    """Every name of a flag, for hints."""
-    return [*rules, *(dotted for dotted, name in NAMES.items() if name in rules)]
 
 
 def sources(words: Words, flags: Flags) -> list[dict[str, Any]]:
@@ -210,5 +205,4 @@ def trainers(words: Words, flags: Flags) -> int:
     return int(flags.number("actor_num_gpus_per_node", 8) * flags.number("actor_num_nodes", 1))
 
 
-TABLES = tables.load("openrlhf", {**vars(convert), **globals()})
-COMMANDS, ELSEWHERE, NAMES = TABLES.commands, TABLES.elsewhere, TABLES.names
+COMMANDS, ELSEWHERE, NAMES = tables.load("openrlhf", {**vars(convert), **globals()})

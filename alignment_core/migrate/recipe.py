@@ -119,7 +119,7 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
     if table not in framework.COMMANDS:
         raise UserError(f"{table} {framework.ELSEWHERE.get(table, 'is no training that is known here')}")
     command = framework.COMMANDS[table]
-    names = {flag: framework.canonical(flag, command.rules) for flag in given}
+    names = {flag: openrlhf.canonical(flag, command.rules) if framework is openrlhf else flag for flag in given}
     remarks: list[str] = []
     flags = Flags(
         given={names[flag]: words for flag, words in given.items()},
@@ -146,8 +146,9 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
             _apply_default(migration, command, rule, f"--{flag}", flags, flags.words(flag))
     for name, value in command.fixed.items():
         _put(migration.recipe, command.place(name), value)
+    known = [*command.rules, *(dotted for dotted, name in framework.NAMES.items() if name in command.rules)]
     for flag in (flag for flag, canonical in names.items() if canonical not in command.rules):
-        near = difflib.get_close_matches(flag, framework.spellings(command.rules), n=1, cutoff=0.6)
+        near = difflib.get_close_matches(flag, known, n=1, cutoff=0.6)
         migration.unknown.append(Unknown(f"--{flag}", f"--{near[0]}" if near else None))
     migration.without += _around(line)
     if left := {word for words in given.values() for word in words if re.search(r"\$[\w{@(*]", word)}:

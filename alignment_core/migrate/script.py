@@ -17,7 +17,7 @@ from alignment_core.errors import UserError
 from alignment_core.migrate.command_line import TRL, CommandLine
 from alignment_core.migrate.python_source import Source, Unreadable, argument, is_main_guard, root, shown
 from alignment_core.migrate.script_rows import rows_of
-from alignment_core.migrate.trl import MODEL_REWARD
+from alignment_core.migrate.trl import COMMANDS, MODEL_REWARD
 
 TRAINERS = {f"{name}Trainer": name.lower() for name in ("SFT", "DPO", "Reward", "KTO", "GRPO", "RLOO")}
 POSITIONS = {
@@ -37,26 +37,13 @@ ORDER = (
     "processing_class",
 )
 """In which they are read: rewards need the settings' weights, other models the name of the first."""
-LORA = {
-    **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")},
-    **{name: f"lora_{name}" for name in ("r", "target_modules", "modules_to_save", "task_type")},
-}
-"""Flags of PEFT's ``LoraConfig``."""
-LOADING = {
-    **{name: name for name in ("attn_implementation", "trust_remote_code", "load_in_4bit", "load_in_8bit")},
-    **dict.fromkeys(("torch_dtype", "dtype", "bnb_4bit_compute_dtype"), "dtype"),
-    "revision": "model_revision",
-    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
-}
-"""Flags of ``from_pretrained`` and of ``BitsAndBytesConfig``."""
-IGNORED = {"device_map", "use_cache", "low_cpu_mem_usage"}
-"""Arguments of ``from_pretrained`` that do not affect training."""
 ROUTINE = {
     *("train", "evaluate", "end", "print", "print_trainable_parameters", "save_model", "save_state", "save_pretrained"),
     *("push_to_hub", "create_model_card", "log_metrics", "save_metrics", "is_world_process_zero"),
 }
 """Methods that do not affect training: a run trains, saves and evaluates in any case."""
+MODEL_FLAGS = COMMANDS["sft"].rules
+"""Among them are those for the arguments of ``LoraConfig``, ``from_pretrained`` and ``BitsAndBytesConfig``."""
 PARSERS = ("TrlParser", "HfArgumentParser", "ArgumentParser")
 MOST_BYTES = 1 << 20
 
@@ -142,6 +129,14 @@ class _Reader:
         except Unreadable as error:
             self.source.note(error, f"`{name}`: {error}; set its value in the recipe")
 
+    def _put_known(self, name: str, node: ast.expr, prefix: str, owner: str) -> None:
+        """The same for an argument that is no setting of the trainer, if TRL's commands have a flag for it."""
+        flag = next((flag for flag in (f"{prefix}_{name}", name) if flag in MODEL_FLAGS), None)
+        if flag is None:
+            self.source.note(node, f"`{argument(name, node)}` of {owner} is not in the recipe")
+        else:
+            self._put(flag, node, name)
+
     def _settings(self, node: ast.expr) -> None:
         call = self.source.resolved(node)
         if not isinstance(call, ast.Call) or not self.source.called(call).endswith(("Config", "Arguments")):
@@ -170,10 +165,8 @@ class _Reader:
         for name, value in given.items():
             if name == "quantization_config":
                 self._loading(self.source.items(value))
-            elif name in LOADING:
-                self._put(LOADING[name], value, name)
-            elif name not in IGNORED:
-                self.source.note(value, f"`{argument(name, value)}` of the model is not in the recipe")
+            else:
+                self._put_known(name, value, "model", "the model")
 
     def _adapters(self, node: ast.expr) -> None:
         call = self.source.resolved(node)
@@ -183,10 +176,8 @@ class _Reader:
             raise Unreadable(node, f"`{shown(call)}` is no LoraConfig with its settings in the source")
         self.flags["use_peft"] = ["true"]
         for name, value in self.source.arguments(call).items():
-            if name in LORA:
-                self._put(LORA[name], value, name)
-            elif not (name == "bias" and shown(value) == "'none'"):
-                self.source.note(value, f"`{argument(name, value)}` of LoraConfig is not in the recipe")
+            if not (name == "bias" and shown(value) == "'none'"):
+                self._put_known(name, value, "lora", "LoraConfig")
 
     def _same_model(self, node: ast.expr) -> None:
         """A tokenizer or reference that has to be the model's own, which needs no field."""

@@ -73,19 +73,13 @@ class Command:
         return f"{places.get(head, head)}{dot}{rest}"
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The tables of a framework."""
+def load(
+    framework: str, functions: Mapping[str, Callable[..., Any]]
+) -> tuple[dict[str, Command], dict[str, str], dict[str, str]]:
+    """The commands of a framework, its programs that are no recipe, and other names of its flags.
 
-    commands: Mapping[str, Command]
-    elsewhere: Mapping[str, str]
-    """Programs that are no recipe, and what there is instead."""
-    names: Mapping[str, str]
-    """Other names of flags."""
-
-
-def load(framework: str, functions: Mapping[str, Callable[..., Any]]) -> Tables:
-    """The tables of ``flags/<framework>.yaml`` together with those in ``shared.yaml`` that have the same names."""
+    Tables of ``flags/<framework>.yaml`` begin with the lines of the table with the same name in ``shared.yaml``.
+    """
     shared, content = (
         yaml.load(_read(name), yaml.BaseLoader) for name in ("shared", framework)
     )  # every value is a text
@@ -93,11 +87,8 @@ def load(framework: str, functions: Mapping[str, Callable[..., Any]]) -> Tables:
         name: _rules(shared.get(name, {}), functions) | _rules(content["tables"].get(name, {}), functions)
         for name in {**shared, **content["tables"]}
     }
-    return Tables(
-        {name: _command(described, content, tables, functions) for name, described in content["commands"].items()},
-        content["elsewhere"],
-        content.get("names", {}),
-    )
+    commands = {name: _command(one, content, tables, functions) for name, one in content["commands"].items()}
+    return commands, content["elsewhere"], content["names"]
 
 
 def _read(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,6 @@ MODEL_REWARD = "model:"
 def variant(program: str, given: Mapping[str, Words]) -> str:
     """The table of a program, which a flag may decide."""
     return "sft --dataset_text_field" if program == "sft" and "dataset_text_field" in given else program
-
-
-def canonical(flag: str, rules: Mapping[str, Any]) -> str:
-    """The name of a flag in a table, which is the flag itself."""
-    return flag
-
-
-def spellings(rules: Mapping[str, Any]) -> Sequence[str]:
-    """Every name of a flag, for hints."""
-    return [*rules]
 
 
 def defaults(command: tables.Command, given: Mapping[str, Words], remarks: list[str]) -> dict[str, str | Words]:
@@ -305,5 +295,4 @@ def refresh_every(words: Words, flags: Flags) -> int:
 
 
 CONVERSIONS = {**vars(convert), **globals()}
-TABLES = tables.load("trl", CONVERSIONS)
-COMMANDS, ELSEWHERE = TABLES.commands, TABLES.elsewhere
+COMMANDS, ELSEWHERE, NAMES = tables.load("trl", CONVERSIONS)
