@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 STATED = ".higher_is_better"
-"""Suffix of an entry beside a metric of lm-eval: 1 or 0, as its task says."""
+"""Suffix of an entry beside a metric of lm-eval: 1 or 0, as its task defines."""
 LOWER_IS_BETTER = frozenset(
     (
         *("loss", "nll", "kl", "error", "perplexity", "reward_rejected", "reward_undesirable"),  # of training
@@ -15,14 +15,14 @@ LOWER_IS_BETTER = frozenset(
     )
 )
 _ENDINGS = ("_loss", "_nll", "_kl", "_error", "_perplexity")
-"""Of names that methods of other packages may have."""
+"""Endings of metrics of other packages."""
 
 
 def higher_is_better(name: str, metrics: Mapping[str, float] | None = None) -> bool:
-    """Whether a higher value of the metric ``name`` is better; also of a held-out metric (``test_loss``), of one before the
-    first step, of an end of an interval (``kl.high``) and of a metric of lm-eval.
+    """Whether a higher value of the metric ``name`` is better.
 
-    ``metrics``: those that were measured with it, of which lm-eval says the direction of its own.
+    ``name`` may also be a held-out metric (``test_loss``), one before the first step, an end of an interval (``kl.high``) or a
+    metric of lm-eval. ``metrics`` are those measured together with it; lm-eval states directions there.
     """
     base = re.sub(r"\.(low|high|first)$", "", name)
     if metrics is not None and (stated := metrics.get(base + STATED)) is not None:

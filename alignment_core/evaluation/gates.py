@@ -1,4 +1,4 @@
-"""Gates: conditions on metrics that a promotion must pass, and how far each is from holding."""
+"""Gates: conditions on metrics that a promotion must pass, and by how much each of them fails."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ GATES = {
     "test_accuracy": "{metric: test_accuracy, min: 0.5}",
     "reward_model_accuracy": "{metric: reward_model_accuracy, min: 0.55}",
 }
-"""Gates on metrics of training that a policy should pass in any case: better than chance on rows that were held out."""
+"""Gates on metrics of training that a policy should always pass: better than chance on held-out rows."""
 
 
 def refusals(
     gates: tuple[Gate, ...], metrics: Mapping[str, float], baseline: Mapping[str, float], beside: str
 ) -> list[str]:
-    """One sentence per condition that does not hold: its name, what was measured, and by how much it failed.
+    """One sentence per condition that fails: the metric, its value, and the difference to the limit.
 
-    ``beside`` says in words what ``baseline`` and comparing metrics such as the win rate were measured on. What no training has
-    measured refuses, too. Raises UserError if a gate names a metric of the evaluation that was not measured.
+    ``beside`` names the policy of ``baseline`` and of comparing metrics such as the win rate. A metric of training that was not
+    measured fails, too. Raises UserError if a gate names a metric of the evaluation that was not measured.
     """
     failed: list[str] = []
     for gate in gates:
@@ -48,20 +48,21 @@ def refusals(
 
 
 def warnings(recipe: BaseRecipe) -> list[str]:
-    """What to know of a recipe's gates before it runs: that there are none, or that one may never hold."""
+    """Warnings about a recipe's gates before it runs: there are none, or one may never hold."""
     judge = getattr(recipe, "reward_model", None)
     gates = recipe.promotion.gates if recipe.promotion else ()
-    found = [sentence] if (sentence := _ungated(recipe)) else []
-    if judge is not None and judge.model is not None and any(one.metric == "reward_model_accuracy" for one in gates):
-        found.append(
-            "promotion.gates: reward_model_accuracy is known only of a reward model that was trained into this store with "
+    sentence = _ungated(recipe)
+    sentences = [sentence] if sentence else []
+    if judge is not None and judge.model is not None and any(gate.metric == "reward_model_accuracy" for gate in gates):
+        sentences.append(
+            "promotion.gates: reward_model_accuracy is known only for a reward model that was trained into this store with "
             f"held-out pairs; if {judge.model.name} was not, the policy will not be promoted"
         )
-    return found
+    return sentences
 
 
 def _ungated(recipe: BaseRecipe) -> str | None:
-    """A warning about a promotion that nothing can refuse, with a gate that would fit; None where there are gates."""
+    """A warning about a promotion without gates, with suitable ones; None if there are gates."""
     if recipe.promotion is None or recipe.promotion.gates:
         return None
     fitting = [GATES[name] for name in recipe.measured_in_training if name in GATES]
@@ -72,7 +73,7 @@ def _ungated(recipe: BaseRecipe) -> str | None:
         if fitting
         else "hold rows out, or add an `evaluation`, and gate on it"
     )
-    return f"promotion.gates: there are none, so that {recipe.promotion.tag} moves to any policy, however it did: {how}"
+    return f"promotion.gates: there are none, so {recipe.promotion.tag} moves to every new policy, whatever its metrics: {how}"
 
 
 def _measured(name: str, metrics: Mapping[str, float]) -> float:

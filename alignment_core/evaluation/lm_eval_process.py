@@ -15,8 +15,8 @@ from alignment_core.evaluation.directions import STATED
 from alignment_core.recipes.sections.lm_eval import PREFIX
 
 
-def main(asked: dict[str, Any]) -> None:
-    """Evaluate, and write the metrics beside all that lm-eval says. Its answers to each question are not kept."""
+def main(request: dict[str, Any]) -> None:
+    """Evaluate, and write the metrics together with lm-eval's own results. Completions are not kept."""
     import lm_eval
     import torch
     import transformers
@@ -26,27 +26,27 @@ def main(asked: dict[str, Any]) -> None:
     from alignment_core.models.loading import load_model
     from alignment_core.models.saving import checkpoint_dtype
 
-    path, trust = Path(asked["model"]), asked["trust_remote_code"]
-    cuda = asked["device"] == "cuda" or (asked["device"] == "auto" and torch.cuda.is_available())
+    path, trust = Path(request["model"]), request["trust_remote_code"]
+    cuda = request["device"] == "cuda" or (request["device"] == "auto" and torch.cuda.is_available())
     device = "cuda" if cuda else "cpu"
     dtype = getattr(torch, checkpoint_dtype(path))
     model = load_model(str(path), "lm", dtype, trust_remote_code=trust).to(device)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
-    files = list(asked["files"])
-    folders = sorted({str(Path(one).parent) for one in files})
-    known = {*asked["tasks"]} > {*files}  # to find all tasks of the library takes seconds
+    files = list(request["files"])
+    folders = sorted({str(Path(file).parent) for file in files})
+    known = {*request["tasks"]} > {*files}  # indexing all tasks of the library takes seconds
     results = lm_eval.simple_evaluate(
-        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=asked["batch_size"], device=device),
-        tasks=[task_of(Path(one)) if one in files else one for one in asked["tasks"]],
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=request["batch_size"], device=device),
+        tasks=[task_of(Path(task)) if task in files else task for task in request["tasks"]],
         task_manager=TaskManager(include_path=folders or None, include_defaults=known),
-        num_fewshot=asked["num_fewshot"],
-        limit=asked["limit"],
-        apply_chat_template=asked["apply_chat_template"],
+        num_fewshot=request["num_fewshot"],
+        limit=request["limit"],
+        apply_chat_template=request["apply_chat_template"],
         log_samples=False,
-        random_seed=asked["seed"],
-        numpy_random_seed=asked["seed"],
-        torch_random_seed=asked["seed"],
-        fewshot_random_seed=asked["seed"],
+        random_seed=request["seed"],
+        numpy_random_seed=request["seed"],
+        torch_random_seed=request["seed"],
+        fewshot_random_seed=request["seed"],
     )
     rows = results.get("n-samples", {})
     scores = {**results["results"], **results.get("groups", {})}
@@ -56,7 +56,7 @@ def main(asked: dict[str, Any]) -> None:
         "versions": results.get("versions", {}),
         "rows": rows,
     }
-    Path(asked["output"]).write_text(json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
+    Path(request["output"]).write_text(json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
 
 
 def metrics_of(
@@ -64,38 +64,38 @@ def metrics_of(
     rows: dict[str, dict[str, int]],
     directions: Mapping[str, Mapping[str, bool | None]] | None = None,
 ) -> dict[str, float]:
-    """Metrics by name, ``lm_eval/<task>/<metric>``, with ``.stderr``, ``.higher_is_better`` (1 or 0, where the task says so)
-    and, of tasks that are no groups, ``.n``.
+    """Metrics by name, ``lm_eval/<task>/<metric>``, with ``.stderr``, ``.higher_is_better`` (1 or 0, if the task defines it)
+    and, except for groups, ``.n``.
 
-    Args: what ``lm_eval.simple_evaluate`` calls ``results``, ``n-samples`` and ``higher_is_better``. Another filter than
-    ``none`` is in the name: ``exact_match@strict-match``.
+    Args: ``results``, ``n-samples`` and ``higher_is_better`` of ``lm_eval.simple_evaluate``. A filter other than ``none`` is in
+    the name: ``exact_match@strict-match``.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for task, values in results.items():
         for key, value in values.items():
             metric, comma, chosen = key.partition(",")
             if not comma or isinstance(value, bool) or not isinstance(value, int | float):
-                continue  # names, or the error of a metric that has none
+                continue  # a name, or a missing standard error
             name, is_error = metric.removesuffix("_stderr"), metric.endswith("_stderr")
             whole = f"{PREFIX}{task}/{name}" + (f"@{chosen}" if chosen != "none" else "")
-            found[f"{whole}.stderr" if is_error else whole] = float(value)
+            metrics[f"{whole}.stderr" if is_error else whole] = float(value)
             if not is_error and task in rows:
-                found[f"{whole}.n"] = float(rows[task]["effective"])
+                metrics[f"{whole}.n"] = float(rows[task]["effective"])
             stated = (directions or {}).get(task, {}).get(name)
             if not is_error and stated is not None:
-                found[whole + STATED] = float(stated)
-    return found
+                metrics[whole + STATED] = float(stated)
+    return metrics
 
 
 class _TaskLoader(yaml.SafeLoader):
-    """YAML with tags of lm-eval's, such as ``!function``, whose values do not matter here."""
+    """YAML with tags of lm-eval's, such as ``!function``, whose values are not needed here."""
 
 
 _TaskLoader.add_multi_constructor("!", lambda loader, tag, node: None)
 
 
 def task_of(path: Path) -> str:
-    """The name of the task or group that a YAML file of lm-eval's defines: `task`, or `group` where `task` lists its members.
+    """The name of the task or group that a YAML file of lm-eval defines: `task`, or `group` if `task` lists its members.
 
     Raises UserError for a file that names none.
     """

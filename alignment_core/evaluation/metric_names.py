@@ -1,7 +1,7 @@
-"""What people see of a metric: its label in the field's words, its unit, its group, and whether it is drawn as a curve.
+"""How a metric is displayed: its label in the field's words, its unit, its group, and whether it is drawn as a curve.
 
-The console, reports and the Prefect UI show metrics by this one list, in its order. The direction of a metric is that of
-:mod:`~alignment_core.evaluation.directions`. Names in stored files and trackers are not changed by it.
+The console, reports and the Prefect UI show metrics by this list, in its order. The direction of a metric is in
+:mod:`~alignment_core.evaluation.directions`. Names in stored files and trackers are independent of it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ OF_POLICIES = (
     ("kl", "KL (nats)"),
     ("length", "mean tokens"),
 )
-"""Columns of the table that compares policies, where a column's title says more than the label."""
+"""Columns of the table that compares policies, with titles that are more precise than the labels."""
 _PATTERNS: tuple[tuple[str, str, Metric], ...] = (
     (r"rewards/(.+)/mean", "reward", Metric("reward: {}", REWARDS, curve=True)),
     (r"rewards/(.+)/std", "reward", Metric("reward std: {}", REWARDS, curve=True)),
@@ -116,12 +116,12 @@ _PATTERNS: tuple[tuple[str, str, Metric], ...] = (
     (r"best_(\d+)", "accuracy", Metric("best of n by reward {}", EVALUATION)),
     (r"lm_eval/(.+)", "judged_win_rate", Metric("{}", EVALUATION)),
 )
-"""Names with a part of their own: the metric that they follow in the order, and how they are shown."""
+"""Names with a variable part: the metric that they follow in the order, and how they are shown."""
 _PARTS = re.compile(r"\.(low|high|n|stderr|higher_is_better|first)$")
 
 
 def metric_of(name: str) -> Metric:
-    """How to show a metric, whatever made it."""
+    """How to show a metric."""
     return _placed(name)[1]
 
 
@@ -141,7 +141,7 @@ def is_curve(name: str) -> bool:
 
 
 def single_numbers(metrics: Mapping[str, Any]) -> list[str]:
-    """The names of metrics that are numbers, in order, without those that belong to another one, such as its start."""
+    """The names of metrics that are numbers, in order, without parts of others, such as ends of intervals."""
     numbers = [
         name for name, value in metrics.items() if isinstance(value, (int, float)) and not isinstance(value, bool)
     ]
@@ -149,7 +149,7 @@ def single_numbers(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def arrow(name: str, metrics: Mapping[str, Any]) -> str:
-    """``↑`` where a higher value of the metric is better, ``↓`` where a lower one is; nothing where neither is."""
+    """``↑`` if a higher value of the metric is better, ``↓`` if a lower one is; empty if neither is."""
     bare = re.sub("^(test|critic)_", "", name)
     if metric_of(name).group in (WORK, COMPLETIONS, OTHER) or bare in _NEUTRAL or re.search("/std$|^extra_", name):
         return ""
@@ -163,7 +163,7 @@ _NEUTRAL = frozenset(
         *("grad_norm", "learning_rate", "reward/missing_share"),
     )
 )
-"""Metrics that should neither rise nor fall as such."""
+"""Metrics without a direction."""
 
 
 def _placed(name: str) -> tuple[tuple[int, float], Metric]:
@@ -173,9 +173,9 @@ def _placed(name: str) -> tuple[tuple[int, float], Metric]:
         metric = METRICS[base]
         return (GROUPS.index(metric.group), _PLACES[base]), metric
     for pattern, follows, metric in _PATTERNS:
-        if found := re.fullmatch(pattern, base):
+        if match := re.fullmatch(pattern, base):
             beside = (GROUPS.index(metric.group), _PLACES[follows] + 0.5)
-            return beside, replace(metric, label=metric.label.format(found.group(1)))
+            return beside, replace(metric, label=metric.label.format(match.group(1)))
     for prefix in ("test_", "critic_", "pretraining_"):
         if base.startswith(prefix) and (rest := base.removeprefix(prefix)) in METRICS:
             (group, place), metric = _placed(rest)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 ROUNDING = 64 * float(np.finfo(np.float32).eps)
-"""Relative rounding of a reward: one completion, scored in another batch, gets the same reward up to this."""
+"""Relative rounding of a reward: the reward of a completion in another batch is the same up to this."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def bootstrap(values_P: np.ndarray, confidence: float, resamples: int, seed: int
 def wilson(values_P: np.ndarray, confidence: float) -> Interval:
     """Mean of per-prompt values in [0, 1] with a Wilson score interval (Wilson 1927).
 
-    Of values that are 0 or 1 this is the interval of a proportion of P trials, which is honest for few prompts: 0 of 20
-    is [0, 0.161] at 95 %. Means of several completions, and win rates whose ties count one half, vary less than that; then
-    the trials are as many as would vary as they do, p (1 - p) P / s² (the effective sample size of Kish 1965), and at
-    least P. Two imagined prompts, of 0 and of 1, are in s², so that a few equal values do not pass for certainty.
+    For values of 0 and 1 this is the interval of a proportion of P trials, which is valid for few prompts: 0 of 20 is
+    [0, 0.161] at 95 %. Means of several completions, and win rates whose ties count one half, vary less; then the number of
+    trials is the effective sample size p (1 - p) P / s² (Kish 1965), at least P. s² includes two pseudo-observations, 0 and 1,
+    so that a few equal values do not give an interval of zero width.
     Args: ``values_P`` [P] one number per prompt.
     """
     values_P = np.asarray(values_P, np.float64)
@@ -60,7 +60,7 @@ def wilson(values_P: np.ndarray, confidence: float) -> Interval:
 
 
 def per_prompt(rows: Sequence[dict[str, Any]], column: str) -> np.ndarray:
-    """Mean of ``column`` for each prompt [P], in the order of prompt numbers. Rows without a value are left out."""
+    """Mean of ``column`` for each prompt [P], in the order of prompt numbers. Rows without a value are skipped."""
     rows = [row for row in rows if row[column] is not None]
     prompts = np.array([row["prompt"] for row in rows])
     values = np.array([row[column] for row in rows], np.float64)
@@ -71,12 +71,13 @@ def per_prompt(rows: Sequence[dict[str, Any]], column: str) -> np.ndarray:
 def win_rate_per_prompt(
     rows: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]], column: str, margin: float
 ) -> np.ndarray:
-    """Share of wins of each prompt's completions over the baseline's, every one against every one [P].
+    """Win rate of each prompt's completions over the baseline's, over all pairs [P].
 
     A difference of at most ``margin``, or within the rounding of the two values, is a tie and counts one half. Completions
-    without a value are left out, and with them the prompts where one side has none left.
+    without a value are skipped, and so are prompts without completions on one side.
     """
-    mine, theirs = _by_prompt(rows, column), _by_prompt(baseline, column)
+    mine = _by_prompt(rows, column)
+    theirs = _by_prompt(baseline, column)
     if mine.keys() != theirs.keys():
         raise ValueError("the two policies were sampled on different prompts")
     both = [prompt for prompt in sorted(mine) if len(mine[prompt]) and len(theirs[prompt])]
@@ -84,11 +85,11 @@ def win_rate_per_prompt(
 
 
 def pass_at(rows: Sequence[dict[str, Any]], column: str, k: int) -> np.ndarray:
-    """Chance that one of ``k`` completions of a prompt is right, for each prompt [P].
+    """Probability that at least one of ``k`` completions of a prompt is right, for each prompt [P].
 
     ``1 - C(n - c, k) / C(n, k)`` for n completions of which c are right (a score of 1): unbiased, Chen et al. 2021, "Evaluating
-    Large Language Models Trained on Code". Completions without a score are left out, and with them the prompts that have
-    fewer than k left.
+    Large Language Models Trained on Code". Completions without a score are skipped, and so are prompts with fewer
+    than k.
     """
     scored = [values for _, values in sorted(_by_prompt(rows, column).items()) if len(values) >= k]
     right = [int((values >= 1).sum()) for values in scored]

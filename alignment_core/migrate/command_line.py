@@ -1,4 +1,4 @@
-"""Which program a command line or shell script starts, and with which flags, whatever launcher stands in front."""
+"""The program that a command line or shell script starts and its flags, behind any launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROGRAMS = (
     (TRL, re.compile(rf"(?:.*[./])?scripts[./]({'|'.join(_SUBCOMMANDS)})(?:\.py)?")),
 )
 _PROCESSES = ("num_processes", "nproc_per_node", "num_gpus")
-"""How launchers call the number of processes: accelerate, torchrun, deepspeed; the last two that of each machine."""
+"""The number of processes for accelerate, torchrun and deepspeed; for the last two it is that of each machine."""
 _MACHINES = ("nnodes", "num_nodes")
 _NEWLINE = "\ue000"
 """Stands for a newline in quotes while a script is read line by line."""
@@ -31,60 +31,61 @@ _USED = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
 
 @dataclass(frozen=True)
 class CommandLine:
-    """One command, taken apart."""
+    """The parts of one command."""
 
     framework: str
     program: str
     """Such as ``train_dpo`` or, of TRL, ``dpo``."""
     flags: Mapping[str, Sequence[str]]
-    """The words after each flag, by its name without dashes; of a flag that is repeated the last ones, as argparse has it."""
+    """The words after each flag, by its name without dashes; for a repeated flag the last ones, as in argparse."""
     launcher: Sequence[str] = ()
     """Words before the program."""
     variables: Sequence[str] = ()
-    """Names of environment variables that are set in front."""
+    """Names of environment variables that are set before the command."""
     stray: Sequence[str] = ()
     """Words that belong to no flag."""
     repeated: Sequence[str] = ()
-    """Flags that are given more than once."""
+    """Flags that occur more than once."""
     notes: Sequence[str] = ()
-    """Sentences about parts of a Python script that are in no flag."""
+    """Sentences about parts of a Python script that are not in the flags."""
     script: str = ""
-    """Name of the Python script that stands for the command."""
+    """Name of the Python script, if it is none in a shell."""
 
     @property
     def processes(self) -> int | None:
-        """How many processes the launcher starts, if it says so."""
+        """The number of processes that the launcher starts, if it says so."""
         given = _flags(self.launcher)[0]
-        machines = 1 if "num_processes" in given else _number(given, _MACHINES) or 1  # accelerate counts all of them
-        one = _number(given, _PROCESSES)
-        return one and one * machines
+        processes = _number(given, _PROCESSES)
+        if processes is None or "num_processes" in given:  # accelerate's number is for all machines
+            return processes
+        return processes * (_number(given, _MACHINES) or 1)
 
 
 def _number(flags: Mapping[str, Sequence[str]], names: Sequence[str]) -> int | None:
     """The whole number after the first of these flags that has one."""
-    told = (words[0] for name in names for words in [flags.get(name, ())] if words)
-    return next((int(word) for word in told if word.isdigit()), None)
+    first_words = (flags[name][0] for name in names if flags.get(name))
+    return next((int(word) for word in first_words if word.isdigit()), None)
 
 
 def read(text: str) -> CommandLine:
-    """The command in ``text``: a command line, or a script with one in it.
+    """The command in ``text``: a command line, or a shell script that contains one.
 
-    Raises UserError if there is none, or more than one.
+    Raises UserError unless there is exactly one.
     """
-    found = {(one.framework, one.program, repr(one.flags)): one for one in _commands(text)}
-    if not found:
+    commands = {(command.framework, command.program, repr(command.flags)): command for command in _commands(text)}
+    if not commands:
         raise UserError(
             "no command of OpenRLHF or TRL in it: give one such as 'python -m openrlhf.cli.train_dpo --pretrain …' or "
-            "'trl sft --model_name_or_path …' in quotes, a shell script that has one, or - for standard input; of a Python "
-            "script that trains with TRL, give the file itself (`align migrate train.py`)"
+            "'trl sft --model_name_or_path …' in quotes, a shell script that contains one, or - for standard input; for a "
+            "Python script that trains with TRL, give the file (`align migrate train.py`)"
         )
-    if len(found) > 1:
-        programs = ", ".join(one.program for one in found.values())
+    if len(commands) > 1:
+        programs = ", ".join(command.program for command in commands.values())
         raise UserError(
-            f"{len(found)} commands in it ({programs}): give one at a time, in quotes; a loop of generating and training "
+            f"{len(commands)} commands in it ({programs}): give one at a time, in quotes; a loop of generating and training "
             "is one recipe here, `iterative-dpo` or `rejection-sampling` (docs/migrating.md)"
         )
-    return next(iter(found.values()))
+    return next(iter(commands.values()))
 
 
 def _commands(text: str) -> Iterator[CommandLine]:
@@ -102,9 +103,9 @@ def _commands(text: str) -> Iterator[CommandLine]:
 
 
 def _without_blocks(text: str, variables: dict[str, str]) -> str:
-    """The text without here-documents and arrays that are put into variables, which are kept as lines of words."""
+    """The text without here-documents and arrays that are assigned to variables; these get their words."""
     text = text.replace("\\\r\n", "\\\n")
-    text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)  # an array in quotes is still several words
+    text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)  # an array in quotes is several words, too
     text = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda quoted: shlex.quote(_unescaped(quoted[1])), text)
 
     def keep(block: re.Match[str]) -> str:
@@ -130,7 +131,7 @@ def _without_blocks(text: str, variables: dict[str, str]) -> str:
 
 
 def _uncommented(line: str) -> str:
-    """A line without its comment, in which there may be quotes; in quotes there is none."""
+    """A line without its comment. A # in quotes begins none, and quotes in a comment do not count."""
     quote = ""
     for number, character in enumerate(line):
         if quote:
@@ -143,19 +144,19 @@ def _uncommented(line: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    known = {"n": _NEWLINE, "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-    return re.sub(r"\\(.)", lambda one: known.get(one[1], one[0]), text)
+    escapes = {"n": _NEWLINE, "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+    return re.sub(r"\\(.)", lambda match: escapes.get(match[1], match[0]), text)
 
 
 def _lines(text: str) -> list[str]:
-    """Lines, joined where one ends with a backslash, without those that are empty or a comment."""
+    """Lines, joined after a backslash at the end, without empty ones and comments."""
     kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(kept))
     return [*_with_quotes([line.strip() for line in joined.splitlines() if line.strip()])]
 
 
 def _with_quotes(lines: list[str]) -> Iterator[str]:
-    """The lines, joined from one that opens a quote to the one that closes it, if one of the next does."""
+    """The lines, joined from an opening quote to its end if that is among the next ones."""
     while lines:
         ends = (end for end in range(1, min(len(lines), 40) + 1) if _closed("\n".join(lines[:end])))
         end = next(ends, 1)
@@ -171,19 +172,20 @@ def _closed(text: str) -> bool:
 
 
 def _expanded(text: str, variables: Mapping[str, str], depth: int = 8) -> str:
-    """The text with what is known of its variables; others stay as they are."""
+    """The text with the values of variables that the script sets; others stay as they are."""
 
-    def value(one: re.Match[str]) -> str:
-        return variables.get(one[1] or one[3], one[2] if one[2] is not None else one[0])
+    def value(match: re.Match[str]) -> str:
+        return variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
 
     new = _USED.sub(value, text)
     return new if new == text or not depth else _expanded(new, variables, depth - 1)
 
 
 def _words(line: str) -> list[str]:
-    """The words of a shell's line up to its end, a pipe or a redirection. Raises UserError for a quote without an end."""
+    """The words of a line of the shell up to a pipe or redirection. Raises UserError for a quote without an end."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
-    lexer.whitespace_split, lexer.commenters = True, ""
+    lexer.whitespace_split = True
+    lexer.commenters = ""
     words: list[str] = []
     try:
         for word in lexer:
@@ -192,7 +194,7 @@ def _words(line: str) -> list[str]:
             if word and set(word) <= set(";&|<>"):
                 if words and words[-1] in ("1", "2") and word[0] == ">":
                     words.pop()
-                if set(word) & set(";|") or word == "&&":  # what stands before it was another command, as `cd x &&`
+                if set(word) & set(";|") or word == "&&":  # the words before it are another command, as in `cd x &&`
                     if any(_program(words, number) for number in range(len(words))):
                         break
                     words = []
@@ -207,21 +209,23 @@ def _words(line: str) -> list[str]:
 
 
 def _program(words: Sequence[str], number: int) -> tuple[str, str, int] | None:
-    """Framework and program that word ``number`` names, and where its flags begin."""
+    """Framework and program that word ``number`` names, and the position of the first flag."""
     word = words[number]
     if word.rpartition("/")[2] == "trl" and number + 1 < len(words) and words[number + 1] in _SUBCOMMANDS:
         return TRL, words[number + 1], number + 2
     for framework, pattern in _PROGRAMS:
         named = pattern.fullmatch(word)
-        if named and (number == 0 or "." in word.rpartition("/")[2]):  # elsewhere a bare name is a folder, or a job's
+        if named and (
+            number == 0 or "." in word.rpartition("/")[2]
+        ):  # elsewhere a bare name is that of a folder or job
             return framework, named[1], number + 1
     return None
 
 
 def _command(words: Sequence[str]) -> Iterator[CommandLine]:
     for number in range(len(words)):
-        if found := _program(words, number):
-            framework, program, begin = found
+        if start := _program(words, number):
+            framework, program, begin = start
             flags, stray, repeated = _flags(words[begin:])
             before = words[:number]
             variables = [word.partition("=")[0] for word in before if re.match(r"[A-Za-z_]\w*=", word)]
@@ -230,7 +234,7 @@ def _command(words: Sequence[str]) -> Iterator[CommandLine]:
 
 
 def _flags(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str], list[str]]:
-    """The flags with their words, words before any flag, and flags that occur again."""
+    """The flags with their words, words before any flag, and repeated flags."""
     flags: dict[str, list[str]] = {}
     stray: list[str] = []
     repeated = []

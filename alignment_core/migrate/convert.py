@@ -128,7 +128,7 @@ def positive_number(words: Words, flags: Flags) -> float | None:
 
 def numbers(words: Words, flags: Flags) -> list[float]:
     """Several numbers for one field."""
-    return [number([one], flags) for one in words]
+    return [number([word], flags) for word in words]
 
 
 def pair(words: Words, flags: Flags) -> Any:

@@ -49,7 +49,9 @@ class Rule:
             pairs = [*zip(self.fields.items(), values, strict=True)]
         except (ValueError, LookupError, ArithmeticError):
             raise NoCounterpart(f"{' '.join(words) or 'nothing'} is no value of it.") from None
-        return [(field, one) for (field, flag), one in pairs if one is not None and (not flag or flag in flags.given)]
+        return [
+            (field, item) for (field, flag), item in pairs if item is not None and (not flag or flag in flags.given)
+        ]
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def load(
         name: _rules(shared.get(name, {}), functions) | _rules(content["tables"].get(name, {}), functions)
         for name in {**shared, **content["tables"]}
     }
-    commands = {name: _command(one, content, tables, functions) for name, one in content["commands"].items()}
+    commands = {
+        name: _command(described, content, tables, functions) for name, described in content["commands"].items()
+    }
     return commands, content["elsewhere"], content["names"]
 
 
@@ -115,8 +119,8 @@ def _rules(table: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]
 
 def _rule(target: str, convert: Any = "word", note: str = "", *, functions: Mapping[str, Callable[..., Any]]) -> Rule:
     words = target.split()
-    first = next((number for number, one in enumerate(words) if one in ("if", "unless")), len(words))
-    fields = {name: flag for name, _, flag in (one.partition("@") for one in words[:first])}
+    first = next((number for number, word in enumerate(words) if word in ("if", "unless")), len(words))
+    fields = {name: flag for name, _, flag in (word.partition("@") for word in words[:first])}
     conditions = (*zip(words[first::2], words[first + 1 :: 2], strict=True),)
     if isinstance(convert, Mapping):
         return Rule(fields, conditions, partial(_chosen, options=convert), note)
@@ -128,19 +132,15 @@ def _rule(target: str, convert: Any = "word", note: str = "", *, functions: Mapp
 def _chosen(words: Words, flags: Flags, options: Mapping[str, Any]) -> Any:
     """The value of a word in a table. Raises NoCounterpart."""
     given = words[0].lower() if words else ""
-    known = [name for name, value in options.items() if not (isinstance(value, dict) and "refused" in value)]
     value = options.get(given)
-    if isinstance(value, dict) and "refused" in value:
-        raise NoCounterpart(value["refused"])
+    refused = {name: item["refused"] for name, item in options.items() if isinstance(item, dict) and "refused" in item}
+    if given in refused:
+        raise NoCounterpart(refused[given])
     if value is None:
-        raise NoCounterpart(f"{given or 'nothing'} is none of {', '.join(known)}, which have a counterpart.")
-    return (
-        tuple(one if one != "" else None for one in value)
-        if isinstance(value, list)
-        else value
-        if value != ""
-        else None
-    )
+        known = ", ".join(name for name in options if name not in refused)
+        raise NoCounterpart(f"{given or 'nothing'} is none of {known}, which have a counterpart.")
+    values = (*(None if item == "" else item for item in (value if isinstance(value, list) else [value])),)
+    return values if isinstance(value, list) else values[0]
 
 
 def _check(kind: str, condition: str, flags: Flags) -> None:
@@ -148,7 +148,7 @@ def _check(kind: str, condition: str, flags: Flags) -> None:
     names, equals, options = condition.partition("=")
     if equals:
         allowed = options.split("|")
-        holds = any(one in allowed for one in flags.words(names))
+        holds = any(word in allowed for word in flags.words(names))
         reason = f"it belongs to --{names} {' and '.join(allowed)} alone."
     else:
         named = names.split("|")

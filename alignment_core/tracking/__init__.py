@@ -1,4 +1,4 @@
-"""Trackers of a run: one protocol, with W&B and TensorBoard among its implementations. None of them can harm the run."""
+"""Trackers of a run: one protocol, implemented for W&B, TensorBoard and others. A failing tracker does not affect the run."""
 
 from alignment_core.tracking.guard import Trackers, listening
 from alignment_core.tracking.listener import Listener, Progress

@@ -11,42 +11,41 @@ from alignment_core.host.progress_log import Progress
 
 
 class Listener:
-    """A tracker of a run. ``label`` names a stage, as ``round-1/dpo`` does; a stage that is retried starts again.
+    """A tracker of a run. ``label`` names a stage, such as ``round-1/dpo``; a stage that is retried starts again.
 
     Its methods are called one at a time, in the order of events. A cached stage finishes without having started. Events that a
     listener does not define are ignored.
     """
 
     def started(self, label: str) -> None:
-        """A stage runs."""
+        """A stage starts to run."""
 
     def progress(self, label: str, progress: Progress) -> None:
-        """How far it is."""
+        """The progress of a stage."""
 
     def resumed(self, label: str, lines: Sequence[Line]) -> None:
-        """It is resumed from a checkpoint, and ``lines`` are its whole curve up to there. What was reported after that
-        no longer counts."""
+        """A stage resumes from a checkpoint. ``lines`` are its whole curve up to there and replace later reports."""
 
     def waits(self, label: str, reason: str | None) -> None:
-        """What a started stage waits for, in words; None when it goes on."""
+        """The reason why a started stage waits, in words; None when it continues."""
 
-    def starts(self, label: str, what: str | None) -> None:
-        """What is being started for a started stage, such as its run host or the engines; None once it is there."""
+    def starts(self, label: str, component: str | None) -> None:
+        """The component that starts for a stage, such as its run host or the engines; None once it is ready."""
 
     def warned(self, label: str, sentence: str) -> None:
-        """It restarts after something died: what, why, and what follows."""
+        """A stage restarts after a crash: the process, the reason and the consequence."""
 
     def failed(self, label: str, sentence: str) -> None:
-        """It failed, and stages that do not need it continue."""
+        """A stage failed; stages that do not need it continue."""
 
     def finished(self, result: StageResult) -> None:
-        """It is done, or was cached."""
+        """A stage is done, or was cached."""
 
     def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Texts to look at at the end of the run: prompts, and completions by what gave them."""
+        """Texts at the end of the run: prompts, and completions by policy."""
 
     def ended(self, completed: bool) -> None:
-        """The run is over: nothing comes after this."""
+        """The run is over; this is the last event."""
 
 
 def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""All that stages report, as one JSON object a line in the run's folder: ``ALIGN_HOME/runs/<id>/metrics.jsonl``."""
+"""The reported metrics of all stages as JSON Lines in the run's folder: ``ALIGN_HOME/runs/<id>/metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Points = list[tuple[float, dict[str, float]]]
 class MetricsFile(Listener):
     """A listener that writes ``metrics.jsonl`` into ``folder``: ``at``, ``stage``, ``unit``, ``step`` and ``metrics``.
 
-    The file has each step of a stage once: where a stage is resumed from a checkpoint, or starts again, later steps go.
+    The file has each step of a stage once: if a stage resumes from a checkpoint or starts again, later steps are removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,7 +29,7 @@ class MetricsFile(Listener):
         self._curves = read_curves(folder)
         self._file = self._path.open("a")
         if self._file.tell():
-            self._file.write("\n")  # ends a line that a kill may have cut
+            self._file.write("\n")  # ends a line that a killed process left incomplete
 
     def progress(self, label: str, progress: Progress) -> None:
         if not progress.metrics:
@@ -51,9 +51,9 @@ class MetricsFile(Listener):
         self._file.close()
 
     def _rewrite(self) -> None:
-        """Write the whole file again, in the order of time."""
+        """Rewrite the file in the order of time."""
         lines = [(line["at"], label, line) for label, curve in self._curves.items() for line in curve.lines]
-        text = "".join(_text(label, line) for _, label, line in sorted(lines, key=lambda one: one[0]))
+        text = "".join(_text(label, line) for _, label, line in sorted(lines, key=lambda item: item[0]))
         self._file.close()
         write_whole(self._path, lambda file: file.write(text.encode()))
         self._file = self._path.open("a")
@@ -64,7 +64,7 @@ def _text(label: str, line: Line) -> str:
 
 
 def read_curves(folder: Path) -> defaultdict[str, Curve]:
-    """What the stages of the run in ``folder`` reported, by label; lines that cannot be read are left out."""
+    """The reported curves of the run in ``folder`` by stage; unreadable lines are left out."""
     curves: defaultdict[str, Curve] = defaultdict(Curve)
     path = folder / METRICS
     for text in path.read_text(errors="replace").splitlines() if path.is_file() else ():
@@ -75,12 +75,12 @@ def read_curves(folder: Path) -> defaultdict[str, Curve]:
 
 
 def read_points(folder: Path) -> dict[str, Points]:
-    """What the stages of the run in ``folder`` reported, by label; nothing where the file is not there."""
+    """The reported steps and metrics of the run in ``folder`` by stage; empty if there is no file."""
     return {label: points_of(curve) for label, curve in read_curves(folder).items()}
 
 
 def points_of(curve: Curve) -> Points:
-    """Steps and their metrics, without those that are not finite."""
+    """Steps and their finite metrics."""
     return [(line["step"], _known(line["metrics"])) for line in curve.lines]
 
 

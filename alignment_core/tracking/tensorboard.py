@@ -1,4 +1,4 @@
-"""TensorBoard: one folder of event files per stage, so that the same curves of several stages lie over each other."""
+"""TensorBoard: one folder of event files per stage, so that curves of several stages are drawn in one chart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLUSH_SECONDS = 5
 
 
 class TensorBoard(Listener):
-    """A listener that writes below ``folder``. What a stage reports is a curve; its result is a point ``result/…``."""
+    """A listener that writes below ``folder``. Reported metrics are curves; a stage's result is a point ``result/…``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -92,7 +92,7 @@ class TensorBoard(Listener):
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table, whatever their texts hold."""
+    """Rows as a Markdown table, with all special characters escaped."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, ["---"] * len(names), *([_cell(row.get(name, "")) for name in names] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""Which trackers a recipe asks for, and whether this machine has them."""
+"""The trackers of a recipe, and whether their packages are installed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from alignment_core.tracking.wandb import WandbRun
 
 
 def require(tracking: TrackingConfig) -> None:
-    """Raise EnvironmentFault if a tracker is asked for whose package is not installed."""
-    for package, asked in (("wandb", tracking.wandb is not None), ("tensorboard", bool(tracking.tensorboard))):
-        found = importlib.util.find_spec(package) if asked else None
-        if asked and (found is None or found.origin is None):  # a folder of that name is no package
+    """Raise EnvironmentFault if the package of a configured tracker is not installed."""
+    for package, is_used in (("wandb", tracking.wandb is not None), ("tensorboard", bool(tracking.tensorboard))):
+        spec = importlib.util.find_spec(package) if is_used else None
+        if is_used and (spec is None or spec.origin is None):  # without an origin it is a folder of that name
             raise EnvironmentFault(
                 f"tracking.{package}: the package {package} is not installed; install this project's extra `tracking`, "
                 "or leave the field out"
@@ -30,13 +30,13 @@ def require(tracking: TrackingConfig) -> None:
 
 @contextmanager
 def file_trackers(recipe: BaseRecipe, warn: Warn) -> Iterator[Trackers]:
-    """The trackers that the recipe asks for; what they write is in the run's folder. ``warn`` gets W&B's complaints."""
+    """The trackers of the recipe, which write into the run's folder. ``warn`` gets the warnings of W&B."""
     tracking = recipe.tracking
     trackers: dict[str, Callable[[], Listener]] = {}
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if tracking.wandb is not None or tracking.tensorboard:
             try:
-                folder = held.enter_context(run_folder(recipe))
+                folder = stack.enter_context(run_folder(recipe))
             except OSError as error:
                 warn(f"W&B and TensorBoard are off: {error}")
             else:

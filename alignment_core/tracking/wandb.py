@@ -1,7 +1,7 @@
-"""Weights & Biases: a listener that passes on what it hears to a process of its own.
+"""Weights & Biases: a listener that forwards events to a separate process.
 
-In the flow's process W&B would hook ``sys.exit``, put a token into the environment, and hold up the interpreter's exit
-(for 90 seconds, where its server does not answer). Under the supervisor it ends with the flow, whatever ends that.
+In the flow's process W&B would hook ``sys.exit``, put a token into the environment, and delay the interpreter's exit (by 90
+seconds if its server does not respond). The supervisor ends its process together with the flow, also after a kill.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from alignment_core.recipes.sections.tracking import WandbConfig
 from alignment_core.tracking.listener import Listener, Progress, numbers
 
 GRACE_SECONDS = 5.0
-"""What W&B has to write down its last news when the flow was killed."""
+"""Time for W&B to write its last events after the flow was killed."""
 
 
 class WandbRun(Listener):
-    """The W&B run named by ``folder``; a run of that id that exists already is continued. Its files are in ``folder``."""
+    """The W&B run with the name of ``folder`` as its id, which is resumed if it exists. Its files are in ``folder``."""
 
     def __init__(self, settings: WandbConfig, recipe: BaseRecipe, folder: Path, warn: Callable[[str], None]) -> None:
-        self.log, self._warn = folder / "wandb.log", warn
+        self.log = folder / "wandb.log"
+        self._warn = warn
         mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
         temporary = short_folder()
         with theirs:
@@ -76,9 +77,9 @@ class WandbRun(Listener):
         self._send({"table": title, "columns": names, "rows": cells})
 
     def ended(self, completed: bool) -> None:
-        """Wait until W&B has everything, or has complained that it could not."""
+        """Wait until W&B has received everything, or has reported a failure."""
         self._send({"completed": completed})
-        self._complaints.join()  # until the process came to its end
+        self._complaints.join()  # ends when the process closes its channel
         self.process.close()
 
     def _pass_on(self) -> None:
@@ -94,6 +95,6 @@ class WandbRun(Listener):
 
 
 def _environment(temporary: Path) -> dict[str, str]:
-    """The user's own, in which W&B finds its key; what it writes beside the run's files goes when it ends."""
+    """The user's environment, which may contain the key; caches of W&B are in a folder that is deleted at the end."""
     places = {f"WANDB_{name}_DIR": str(temporary / name.lower()) for name in ("CACHE", "DATA")}
     return inherited(**places, TMPDIR=str(temporary), WANDB_ERROR_REPORTING="false")

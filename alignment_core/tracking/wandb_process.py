@@ -17,18 +17,18 @@ from alignment_core.files import write_whole
 from alignment_core.host.protocol import Channel
 
 OPEN_SECONDS = 30.0
-"""How long its server may take to answer before the run is recorded offline."""
+"""Timeout for its server, after which the run is recorded offline."""
 FINISH_SECONDS = 10.0
-"""How long the last uploads may take."""
+"""Timeout of the last uploads."""
 TRUE = ("1", "ON", "YES", "TRUE")
-"""What `transformers` takes for true in WANDB_DISABLED, which W&B itself no longer reads."""
+"""True values of WANDB_DISABLED in `transformers`; W&B itself no longer reads it."""
 FLUSH_SECONDS = 2.0
-"""What a kill may lose of the run's file."""
+"""Flush interval of the run's file: a kill loses at most this much."""
 
 
 def main() -> None:
-    """Entry point. The argument is the channel's file descriptor; the first message says which run."""
-    signal.signal(signal.SIGTERM, lambda *_: None)  # when the flow is killed, the channel ends, and the run is closed
+    """Entry point. The argument is the channel's file descriptor; the first message describes the run."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # a killed flow closes the channel, which closes the run
     channel = Channel(socket(fileno=int(sys.argv[1])))
     messages = channel.messages()
     opening = next(messages)
@@ -55,38 +55,38 @@ def main() -> None:
 
 
 class Logged:
-    """The last step of each stage that W&B has, and its metrics: a point that was logged cannot be taken back.
+    """The last logged step of each stage and its metrics, in a file in the run's folder.
 
-    So the steps after a checkpoint, which a resumed stage takes again, are logged once. It is a file of the run's folder.
+    A point cannot be removed from W&B, so steps that a resumed stage repeats after its checkpoint are logged once.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._last = folder / "logged.json", dict[str, tuple[float, list[str]]]()
+        self._path = folder / "logged.json"
+        self._last: dict[str, tuple[float, list[str]]] = {}
         with suppress(OSError, ValueError):
             self._last = json.loads(self._path.read_text())
 
     def new(self, label: str, step: float, metrics: dict[str, float]) -> dict[str, float]:
-        """Those of the metrics that W&B does not have, which are then logged."""
+        """The metrics that are not logged yet; they count as logged from now on."""
         last, names = self._last.get(label, (-1.0, []))
         if step < last:
             return {}
         names = names if step == last else []
-        found = {name: value for name, value in metrics.items() if name not in names}
-        self._last[label] = (step, [*names, *found])
-        if found:
+        added = {name: value for name, value in metrics.items() if name not in names}
+        self._last[label] = (step, [*names, *added])
+        if added:
             write_whole(self._path, lambda file: file.write(json.dumps(self._last).encode()))
-        return found
+        return added
 
 
-def _mode(asked: str) -> str:
-    """``disabled`` or ``offline`` if the user says so of all runs, by a variable or W&B's settings files; else what the recipe
-    asks for."""
+def _mode(configured: str) -> str:
+    """``disabled`` or ``offline`` if a variable or W&B's settings files set it for all runs; else the recipe's mode."""
     import wandb
 
     users = str(wandb.setup().settings.mode)
     if users == "disabled" or os.environ.get("WANDB_DISABLED", "").upper() in TRUE:
         return "disabled"
-    return "offline" if users in ("offline", "dryrun") else asked
+    return "offline" if users in ("offline", "dryrun") else configured
 
 
 def _read(messages: Iterable[dict[str, Any]]) -> None:
@@ -97,7 +97,7 @@ def _read(messages: Iterable[dict[str, Any]]) -> None:
 
 
 def _record(run: Any, messages: Iterable[dict[str, Any]], logged: Logged) -> None:
-    """Pass everything on to W&B. Raises TimeoutError if it could not upload all of it in time."""
+    """Log all messages. Raises TimeoutError if the upload does not finish in time."""
     import wandb
 
     known: set[str] = set()
@@ -118,7 +118,7 @@ def _record(run: Any, messages: Iterable[dict[str, Any]], logged: Logged) -> Non
 
 
 def _open(opening: dict[str, Any], complain: Callable[[str], None]) -> Any:
-    """The run: online or, where that cannot be had, offline."""
+    """The run: online if possible, else offline."""
     import wandb
 
     if opening["mode"] == "offline":
@@ -135,7 +135,7 @@ def _open(opening: dict[str, Any], complain: Callable[[str], None]) -> Any:
 
 
 def _init(opening: dict[str, Any], mode: Any) -> Any:
-    """Of the machine, the program's arguments and its output W&B gets nothing: the recipe and the metrics are enough."""
+    """Open the run without data on the machine, the program's arguments and its output: recipe and metrics suffice."""
     import wandb
 
     settings = wandb.Settings(
@@ -167,7 +167,7 @@ def _init(opening: dict[str, Any], mode: Any) -> Any:
 
 
 def _log(run: Any, known: set[str], label: str, step: float, metrics: dict[str, float]) -> None:
-    """One point per metric, drawn over the stage's own steps: W&B's count of calls has no meaning."""
+    """One point per metric, drawn over the stage's own steps, because W&B's counter of calls has no meaning."""
     axis = f"{label}/step"
     if axis not in known:
         known.add(axis)

@@ -147,7 +147,7 @@ def test_align_check_warns_of_a_promotion_without_gates(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "warning: promotion.gates: there are none" in " ".join(done.stdout.split())
     (warning,) = json.loads(align_here(tmp_path, "check", str(tmp_path / "recipe.yaml"), "--json").stdout)["warnings"]
-    assert warning.startswith("promotion.gates: there are none, so that policy/production moves to any policy")
+    assert warning.startswith("promotion.gates: there are none, so policy/production moves to every new policy")
 
 
 def test_every_shipped_recipe_that_promotes_has_gates_also_on_the_reward_model_that_it_trains() -> None:

@@ -25,7 +25,7 @@ LAUNCHERS = [
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_launcher_is_told_apart_from_the_command(launcher: str):
+def test_launchers_are_separated_from_the_command(launcher: str):
     line = read(f"{launcher} {FLAGS}")
     assert (line.framework, line.program) == ("OpenRLHF", "train_dpo")
     assert line.flags == {"pretrain": ["acme/base"], "beta": ["0.1"]}
@@ -42,7 +42,7 @@ def test_a_launcher_is_told_apart_from_the_command(launcher: str):
         "torchrun examples/scripts/dpo.py",
     ],
 )
-def test_a_command_of_trl_is_one_whether_it_is_called_by_name_or_as_a_script(launcher: str):
+def test_trl_is_recognised_as_command_and_as_script(launcher: str):
     line = read(f"{launcher} --learning-rate 5e-7 --gradient_checkpointing")
     assert (line.framework, line.program) == ("TRL", "dpo")
     assert line.flags == {"learning_rate": ["5e-7"], "gradient_checkpointing": []}
@@ -57,11 +57,11 @@ def test_a_command_of_trl_is_one_whether_it_is_called_by_name_or_as_a_script(lau
         ("deepspeed --module openrlhf.cli.train_sft", None),
     ],
 )
-def test_a_launcher_may_say_how_many_processes_train(launcher: str, count: int | None):
+def test_the_launcher_gives_the_number_of_processes(launcher: str, count: int | None):
     assert read(f"{launcher} --max_steps 3").processes == count
 
 
-def test_environment_variables_in_front_are_kept_by_name_and_without_their_values():
+def test_environment_variables_are_kept_by_name_without_values():
     line = read("WANDB_API_KEY=s3cret trl sft --max_steps 3")
     assert line.variables == ["WANDB_API_KEY"]
     assert "s3cret" not in repr(line)
@@ -82,7 +82,7 @@ def test_values_may_be_quoted_joined_negative_several_or_nothing():
     }
 
 
-def test_of_a_flag_that_is_given_twice_the_last_counts_and_both_are_reported():
+def test_the_last_of_repeated_flags_counts_and_the_repetition_is_reported():
     line = read("trl sft --max_steps 3 --max_steps 4")
     assert line.flags == {"max_steps": ["4"]}
     assert line.repeated == ["max_steps"]
@@ -92,7 +92,7 @@ def test_words_that_belong_to_no_flag_are_kept():
     assert read("trl sft config.yaml --max_steps 3").stray == ["config.yaml"]
 
 
-def test_what_a_shell_does_with_the_output_is_no_part_of_the_command():
+def test_redirections_and_pipes_are_not_part_of_the_command():
     for tail in ("2>&1 | tee log.txt", "> log.txt", "&", "; echo done", "&& echo --done"):
         assert read(f"trl sft --max_steps 3 {tail}").flags == {"max_steps": ["3"]}
 
@@ -144,17 +144,17 @@ python3 -m openrlhf.cli.train_dpo "${MODEL_ARGS[@]}" ${MORE[@]}
     assert line.flags == {"pretrain": ["acme/base"], "beta": ["0.1"]}
 
 
-def test_a_quoted_newline_of_the_shell_is_one():
+def test_an_escaped_newline_in_quotes_is_a_newline():
     line = read(r"python -m openrlhf.cli.train_sft --input_template $'User: {}\nAssistant: '")
     assert line.flags == {"input_template": ["User: {}\nAssistant: "]}
 
 
-def test_lines_of_windows_are_lines():
+def test_carriage_returns_of_windows_are_ignored():
     assert read("trl sft \\\r\n  --max_steps 3\r\n").flags == {"max_steps": ["3"]}
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "ls -l", "python train.py --lr 3", "trl", "trl fly --high", "\x00\x01"])
-def test_what_is_no_command_is_refused_with_an_example(text: str):
+def test_text_without_a_command_is_refused_with_an_example(text: str):
     with pytest.raises(UserError, match="no command of OpenRLHF or TRL"):
         read(text)
 
@@ -164,7 +164,7 @@ def test_two_commands_are_refused_and_a_loop_is_named():
         read("python -m openrlhf.cli.train_sft --a 1\npython -m openrlhf.cli.train_dpo --b 2")
 
 
-def test_the_same_command_twice_is_one():
+def test_a_repeated_command_counts_once():
     text = "if true; then\n trl sft --max_steps 3\nelse\n nice trl sft --max_steps 3\nfi"
     assert read(text).flags == {"max_steps": ["3"]}
 

@@ -18,8 +18,8 @@ PPO = "train_ppo_ray --pretrain acme/base --prompt_data acme/prompts --reward_pr
 TRL = "--model_name_or_path acme/base --dataset_name acme/rows"
 
 
-def at(made: Migration, path: str) -> Any:
-    node: Any = made.recipe
+def at(migration: Migration, path: str) -> Any:
+    node: Any = migration.recipe
     for step in path.split("."):
         node = node[int(step)] if step.isdigit() else node.get(step, {})
     return node
@@ -314,53 +314,61 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("command", "flag", "why"), REFUSED)
-def test_what_has_no_counterpart_says_why(command: str, flag: str, why: str, migrated: Migrate):
-    told = {one.flag: one.why for one in migrated(command).without}
-    assert why in told[flag]
-    assert told[flag].endswith(".")
+def test_flags_without_a_counterpart_have_a_reason(command: str, flag: str, why: str, migrated: Migrate):
+    report = {item.flag: item.why for item in migrated(command).without}
+    assert why in report[flag]
+    assert report[flag].endswith(".")
 
 
-def test_prompts_that_are_there_are_counted(migrated: Migrate, tmp_path: Path):
+def test_local_prompts_are_counted(migrated: Migrate, tmp_path: Path):
     (tmp_path / "prompts.jsonl").write_text('{"input": "a"}\n' * 10)
-    made = migrated(f"python -m openrlhf.cli.{PPO.replace('acme/prompts', 'prompts.jsonl')} --rollout_batch_size 4")
-    assert at(made, "rl.steps") == 3
+    migration = migrated(
+        f"python -m openrlhf.cli.{PPO.replace('acme/prompts', 'prompts.jsonl')} --rollout_batch_size 4"
+    )
+    assert at(migration, "rl.steps") == 3
 
 
-def test_where_they_are_not_the_steps_are_left_to_the_user(migrated: Migrate):
-    assert any("`rl.steps`" in one for one in migrated(f"python -m openrlhf.cli.{PPO}").to_do)
+def test_steps_are_left_to_the_user_if_prompts_cannot_be_counted(migrated: Migrate):
+    assert any("`rl.steps`" in item for item in migrated(f"python -m openrlhf.cli.{PPO}").to_do)
 
 
 def test_weights_of_several_data_sets(migrated: Migrate):
-    made = migrated("python -m openrlhf.cli.train_dpo --pretrain a/b --dataset a/x,y.jsonl --dataset_probs 0.7,0.3")
-    assert at(made, "dpo.data.sources") == [{"path": "a/x", "weight": 0.7}, {"path": "y.jsonl", "weight": 0.3}]
+    migration = migrated(
+        "python -m openrlhf.cli.train_dpo --pretrain a/b --dataset a/x,y.jsonl --dataset_probs 0.7,0.3"
+    )
+    assert at(migration, "dpo.data.sources") == [{"path": "a/x", "weight": 0.7}, {"path": "y.jsonl", "weight": 0.3}]
 
 
-def test_paths_are_seen_from_the_recipe(tmp_path: Path):
+def test_paths_are_relative_to_the_recipe(tmp_path: Path):
     (tmp_path / "base").mkdir()
     command = "python -m openrlhf.cli.train_dpo --pretrain ./base --dataset mine.jsonl,/data/x.jsonl,acme/rows"
-    made = migrate(read(command), tmp_path, tmp_path / "recipes")
-    assert made.recipe["model"] == "../base"
-    assert [one["path"] for one in at(made, "dpo.data.sources")] == ["../mine.jsonl", "/data/x.jsonl", "acme/rows"]
+    migration = migrate(read(command), tmp_path, tmp_path / "recipes")
+    assert migration.recipe["model"] == "../base"
+    assert [item["path"] for item in at(migration, "dpo.data.sources")] == [
+        "../mine.jsonl",
+        "/data/x.jsonl",
+        "acme/rows",
+    ]
 
 
-def test_a_configuration_file_of_trl_is_read_and_flags_come_before_it(migrated: Migrate, tmp_path: Path):
+def test_flags_take_precedence_over_a_configuration_file_of_trl(migrated: Migrate, tmp_path: Path):
     (tmp_path / "c.yaml").write_text(
         "model_name_or_path: acme/base\nlearning_rate: 1.0e-4\nbf16: false\nloss_type: [sigmoid, sft]\n"
         "datasets:\n  - {path: acme/rows, split: all, fraction: 0.5}\n  - {path: acme/more, fraction: 0.5}\nmy_own: 3\n"
     )
-    made = migrated("trl dpo --config c.yaml --learning_rate 5e-7")
-    assert made.loads, made.to_do
-    assert at(made, "dpo.training.learning_rate") == 5e-7
-    assert at(made, "dpo.loss.nll_weight") == 1.0
-    assert at(made, "dpo.data.sources") == [
+    migration = migrated("trl dpo --config c.yaml --learning_rate 5e-7")
+    assert migration.loads, migration.to_do
+    assert at(migration, "dpo.training.learning_rate") == 5e-7
+    assert at(migration, "dpo.loss.nll_weight") == 1.0
+    assert at(migration, "dpo.data.sources") == [
         {"path": "acme/rows", "split": "all", "weight": 0.5},
         {"path": "acme/more", "weight": 0.5},
     ]
-    assert [one.flag for one in made.unknown] == ["--my_own"]
+    assert [item.flag for item in migration.unknown] == ["--my_own"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("A=(--pretrain a/b)\nA+=(--beta 0.5)\npython -m openrlhf.cli.train_dpo ${A[@]} --dataset c/d", {"beta": 0.5}),
         ('B="--beta"\nB+=" 0.5"\npython -m openrlhf.cli.train_dpo --pretrain a/b --dataset c/d $B', {"beta": 0.5}),
@@ -369,13 +377,13 @@ def test_a_configuration_file_of_trl_is_read_and_flags_come_before_it(migrated: 
         ("ray job submit --env='{\n\"a\": 1}' -- python3 -m openrlhf.cli.train_dpo --beta 0.5", {"beta": 0.5}),
     ],
 )
-def test_a_script_of_many_lines(text: str, said: dict[str, Any], migrated: Migrate):
-    assert at(migrated(text), "dpo.loss") == said
+def test_a_script_of_many_lines(text: str, expected: dict[str, Any], migrated: Migrate):
+    assert at(migrated(text), "dpo.loss") == expected
 
 
-def test_what_the_shell_would_have_replaced_is_said(migrated: Migrate):
-    made = migrated(f"python -m openrlhf.cli.{DPO} --beta 0.5 --gradient_checkpointing $EXTRA")
-    assert any("replaced $EXTRA" in one for one in made.to_do)
+def test_unset_shell_variables_are_reported(migrated: Migrate):
+    migration = migrated(f"python -m openrlhf.cli.{DPO} --beta 0.5 --gradient_checkpointing $EXTRA")
+    assert any("replaced $EXTRA" in item for item in migration.to_do)
 
 
 def test_nulls_and_odd_values_of_a_configuration_file(migrated: Migrate, tmp_path: Path):
@@ -383,14 +391,16 @@ def test_nulls_and_odd_values_of_a_configuration_file(migrated: Migrate, tmp_pat
         "model_name_or_path: acme/base\nmodel_revision: null\nfp16: false\nuse_peft: true\nlora_target_modules: null\n"
         "datasets:\n  - {path: json, data_files: [a.jsonl, b.jsonl], columns: [x]}\n"
     )
-    made = migrated("trl sft --config c.yaml")
-    assert at(made, "model") == "acme/base"
-    assert at(made, "sft.training.bf16") is True
-    assert [one["path"] for one in at(made, "sft.data.sources")] == ["a.jsonl", "b.jsonl"]
-    assert any("columns of `datasets`" in one for one in made.to_do)
-    assert any("q_proj" in one for one in made.to_do)
+    migration = migrated("trl sft --config c.yaml")
+    assert at(migration, "model") == "acme/base"
+    assert at(migration, "sft.training.bf16") is True
+    assert [item["path"] for item in at(migration, "sft.data.sources")] == ["a.jsonl", "b.jsonl"]
+    assert any("columns of `datasets`" in item for item in migration.to_do)
+    assert any("q_proj" in item for item in migration.to_do)
     (tmp_path / "c.yaml").write_text("model_name_or_path: acme/base\ndatasets: [acme/rows]\n")
-    assert {one.flag: one.why for one in migrated("trl sft --config c.yaml").without}["--datasets"].startswith("a list")
+    assert {item.flag: item.why for item in migrated("trl sft --config c.yaml").without}["--datasets"].startswith(
+        "a list"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--hf_token hf_abc", "--use_wandb abc", "--wandb_key abc", "--hub_token abc"])

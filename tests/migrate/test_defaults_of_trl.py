@@ -1,4 +1,4 @@
-"""TRL's own defaults, as its configurations have them: to say one is to say nothing."""
+"""TRL's own defaults, as its configurations have them: giving a default explicitly changes nothing."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ NOT_ALONE = {"max_steps", "output_dir", "dataset_text_field"}
 
 def defaults(*configs: Any) -> Iterator[tuple[str, str]]:
     """Flags with their default as somebody would write it."""
-    for one in (field for config in configs for field in dataclasses.fields(config)):
-        made = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
-        made = getattr(made, "value", made)
-        words = " ".join(map(str, made)) if isinstance(made, list) else str(made)
-        if isinstance(made, bool | int | float | str | list) and words and one.name not in CHANGE_NO_RESULT | NOT_ALONE:
-            yield one.name, words
+    for field in (field for config in configs for field in dataclasses.fields(config)):
+        value = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        value = getattr(value, "value", value)
+        words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        is_plain = isinstance(value, bool | int | float | str | list)
+        if is_plain and words and field.name not in CHANGE_NO_RESULT | NOT_ALONE:
+            yield field.name, words
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_trl_has_by_default_the_recipe_has(command: str, tmp_path: Path) -> None:
+def test_the_recipe_has_the_defaults_of_trl(command: str, tmp_path: Path) -> None:
     config, more = COMMANDS[command]
 
     def recipe(flags: str) -> Any:
-        made = migrate(read(f"trl {command} {COMMON} {more} {flags}"), tmp_path, tmp_path)
-        return parse_recipe(made.recipe).model_dump(mode="json")
+        migration = migrate(read(f"trl {command} {COMMON} {more} {flags}"), tmp_path, tmp_path)
+        return parse_recipe(migration.recipe).model_dump(mode="json")
 
-    said_nothing, told = recipe(""), [*defaults(getattr(trl, config), trl.ModelConfig, trl.ScriptArguments)]
-    assert len(told) > 50
-    assert [f"--{flag} {words}" for flag, words in told if recipe(f"--{flag} {words}") != said_nothing] == []
+    without_flags = recipe("")
+    flags = [*defaults(getattr(trl, config), trl.ModelConfig, trl.ScriptArguments)]
+    assert len(flags) > 50
+    assert [f"--{flag} {words}" for flag, words in flags if recipe(f"--{flag} {words}") != without_flags] == []

@@ -77,7 +77,7 @@ def align(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Align:
     return partial(align_here, tmp_path / "home")
 
 
-def test_it_prints_a_recipe_that_loads_and_the_lists_beside_it(align: Align, tmp_path: Path):
+def test_a_loadable_recipe_is_printed_with_the_account_of_flags(align: Align, tmp_path: Path):
     done = align("migrate", f"{DPO} --packing_samples --beta_2 0.9")
     assert done.returncode == 0
     (tmp_path / "dpo.yaml").write_text(done.stdout)
@@ -91,7 +91,7 @@ def test_it_prints_a_recipe_that_loads_and_the_lists_beside_it(align: Align, tmp
     assert "# Unknown: --beta_2" in done.stdout
 
 
-def test_it_writes_a_file_once(align: Align, tmp_path: Path):
+def test_an_existing_file_is_replaced_only_by_force(align: Align, tmp_path: Path):
     assert align("migrate", DPO, "-o", "dpo.yaml").returncode == 0
     written = (tmp_path / "dpo.yaml").read_text()
     refused = align("migrate", DPO.replace("0.1", "0.2"), "-o", "dpo.yaml")
@@ -102,7 +102,7 @@ def test_it_writes_a_file_once(align: Align, tmp_path: Path):
     assert load_recipe(tmp_path / "dpo.yaml").dpo.loss.beta == 0.2  # type: ignore[attr-defined]
 
 
-def test_on_a_full_disk_it_writes_nothing(align: Align, small_disk: Path):
+def test_nothing_is_written_on_a_full_disk(align: Align, small_disk: Path):
     fill(small_disk)
     before = sorted(small_disk.iterdir())
     done = align("migrate", DPO, "-o", str(small_disk / "dpo.yaml"))
@@ -120,27 +120,27 @@ def test_a_recipe_in_another_folder_finds_the_same_rows(align: Align, tmp_path: 
 
 def test_json_has_every_flag_in_one_of_its_lists(align: Align):
     command = f"{DPO} --zero_stage 2 --packing_samples --save_path x --lora_rnk 3"
-    told = json.loads(align("migrate", command, "--json").stdout)
-    assert told["status"] == "complete"
-    assert told["recipe"]["dpo"]["loss"] == {"beta": 0.1}
-    assert {"flag": "--beta", "field": "dpo.loss.beta", "value": 0.1, "note": ""} in told["mapped"]
-    assert told["unknown"] == [{"flag": "--lora_rnk", "near": "--lora_rank"}]
-    flags = {one["flag"] for part in ("mapped", "without", "unknown") for one in told[part]}
+    report = json.loads(align("migrate", command, "--json").stdout)
+    assert report["status"] == "complete"
+    assert report["recipe"]["dpo"]["loss"] == {"beta": 0.1}
+    assert {"flag": "--beta", "field": "dpo.loss.beta", "value": 0.1, "note": ""} in report["mapped"]
+    assert report["unknown"] == [{"flag": "--lora_rnk", "near": "--lora_rank"}]
+    flags = {item["flag"] for part in ("mapped", "without", "unknown") for item in report[part]}
     assert {word for word in command.split() if word.startswith("--")} <= flags
-    assert {"--train_batch_size", "--adam_betas"} <= {one["flag"] for one in told["defaults"]}
+    assert {"--train_batch_size", "--adam_betas"} <= {item["flag"] for item in report["defaults"]}
 
 
-def test_what_is_missing_is_said_in_a_sentence(align: Align):
+def test_missing_fields_are_reported_in_a_sentence(align: Align):
     done = align("migrate", "python -m openrlhf.cli.train_ppo_ray --pretrain acme/base")
     assert done.returncode == 0
     assert "to do: The recipe does not load yet: rl.rewards: is missing" in " ".join(done.stderr.split())
-    told = json.loads(align("migrate", "python -m openrlhf.cli.train_ppo_ray --pretrain acme/base", "--json").stdout)
-    assert told["status"] == "incomplete"
-    assert any("rl.rewards" in one for one in told["to_do"])
+    report = json.loads(align("migrate", "python -m openrlhf.cli.train_ppo_ray --pretrain acme/base", "--json").stdout)
+    assert report["status"] == "incomplete"
+    assert any("rl.rewards" in item for item in report["to_do"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["ls -l"], "no command of OpenRLHF or TRL"),
         (["missing.sh"], "no command of OpenRLHF or TRL"),
@@ -155,10 +155,10 @@ def test_what_is_missing_is_said_in_a_sentence(align: Align):
         ([DPO, "-o", "."], "--force"),
     ],
 )
-def test_what_is_no_such_command_or_file_is_refused(align: Align, arguments: list[str], said: str):
+def test_unknown_commands_and_files_are_refused(align: Align, arguments: list[str], expected: str):
     done = align("migrate", *arguments)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert expected in done.stderr
 
 
 def test_a_python_script_is_read_without_being_run_and_bytes_are_refused(align: Align, tmp_path: Path):
@@ -166,10 +166,10 @@ def test_a_python_script_is_read_without_being_run_and_bytes_are_refused(align: 
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "model.bin").write_bytes(b"\xff\xfe\x00\x80")
     done = align("migrate", "train.py", "--json")
-    made = json.loads(done.stdout)
-    assert (made["recipe"]["model"], made["recipe"]["dpo"]["loss"]["beta"]) == ("acme/base", 0.2)
-    assert "Line 2 of train.py: `**more` of DPOConfig is not read." in made["to_do"]
-    assert made["status"] == "incomplete", "there are no rows"
+    migration = json.loads(done.stdout)
+    assert (migration["recipe"]["model"], migration["recipe"]["dpo"]["loss"]["beta"]) == ("acme/base", 0.2)
+    assert "Line 2 of train.py: `**more` of DPOConfig is not read." in migration["to_do"]
+    assert migration["status"] == "incomplete", "there are no rows"
     assert not (tmp_path / "was-run").exists()
     assert "no text" in align("migrate", "model.bin").stderr
 
@@ -180,7 +180,7 @@ def test_a_folder_that_takes_no_file_is_a_problem_of_the_environment(align: Alig
     assert "cannot be written" in done.stderr
 
 
-def test_it_reads_standard_input(align: Align, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_command_is_read_from_standard_input(align: Align, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "in.sh").write_text(DPO_SCRIPT)
     with (tmp_path / "in.sh").open() as script:
         monkeypatch.setattr("sys.stdin", script)
@@ -191,19 +191,19 @@ def test_a_script_of_train_dpo_becomes_a_recipe(align: Align, tmp_path: Path):
     (tmp_path / "train.sh").write_text(DPO_SCRIPT)
     done = align("migrate", "train.sh", "-o", "dpo.yaml", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["status"], told["unknown"]) == ("complete", [])
+    report = json.loads(done.stdout)
+    assert (report["status"], report["unknown"]) == ("complete", [])
     assert "0123456789abcdef" not in (tmp_path / "dpo.yaml").read_text() + done.stdout
     recipe = load_recipe(tmp_path / "dpo.yaml")
     section = recipe.dpo  # type: ignore[attr-defined]
     assert (recipe.name, recipe.seed, recipe.model.name) == ("support-dpo-3", 7, "acme/support-7b-sft")
-    assert [(one.path.split("/")[-1], one.weight, one.held_out) for one in section.data.sources] == [
+    assert [(item.path.split("/")[-1], item.weight, item.held_out) for item in section.data.sources] == [
         ("tickets.jsonl", 0.8, False),
         ("helpful", 0.2, False),
         ("held_out.jsonl", None, True),
     ]
     assert all(
-        one.columns == {"prompt": "question", "chosen": "good", "rejected": "bad"} for one in section.data.sources
+        item.columns == {"prompt": "question", "chosen": "good", "rejected": "bad"} for item in section.data.sources
     )
     assert (section.loss.beta, section.loss.label_smoothing, section.loss.nll_weight) == (0.2, 0.05, 0.1)
     training = section.training
@@ -223,7 +223,7 @@ def test_a_script_of_train_dpo_becomes_a_recipe(align: Align, tmp_path: Path):
     assert (recipe.resources.zero_stage, recipe.resources.offload_optimizer, recipe.resources.trainers) == (3, True, 4)
     assert recipe.tracking.wandb is not None
     assert recipe.tracking.wandb.project == "support"
-    why = {one["flag"]: one["why"] for one in told["without"]}
+    why = {item["flag"]: item["why"] for item in report["without"]}
     assert {
         "--ref_pretrain",
         "--save_path",
@@ -237,8 +237,8 @@ def test_a_script_of_train_ppo_ray_becomes_a_recipe(align: Align, tmp_path: Path
     (tmp_path / "train.sh").write_text(PPO_SCRIPT)
     done = align("migrate", "train.sh", "-o", "ppo.yaml", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["status"], told["unknown"]) == ("complete", [])
+    report = json.loads(done.stdout)
+    assert (report["status"], report["unknown"]) == ("complete", [])
     assert "s3cret" not in (tmp_path / "ppo.yaml").read_text() + done.stdout
     recipe = load_recipe(tmp_path / "ppo.yaml")
     rl = recipe.rl  # type: ignore[attr-defined]

@@ -29,10 +29,10 @@ NEEDS = {
 
 def whole(cell: str) -> str | None:
     """The command that a cell of the table stands for, with all that it needs."""
-    said = re.findall(r"`([^`]+)`", cell)
-    if not said or any(words in cell for words in SEVERAL):
+    quoted = re.findall(r"`([^`]+)`", cell)
+    if not quoted or any(words in cell for words in SEVERAL):
         return None
-    command = said[0].removeprefix("openrlhf.cli.")
+    command = quoted[0].removeprefix("openrlhf.cli.")
     if command.startswith("trl "):
         text = " --dataset_text_field text" if "column `text`" in cell else ""
         rewards = " --reward_funcs rewards.right" if re.match(r"trl (grpo|rloo)", command) else ""
@@ -81,9 +81,9 @@ def test_a_command_becomes_a_recipe_of_the_method_beside_it(
     command: str, recipe: str, migrated: Callable[[str], Migration], tmp_path: Path
 ):
     (tmp_path / "rewards.py").write_text("def right(completions, **kwargs):\n    return [1.0] * len(completions)\n")
-    made = migrated(command)
-    assert made.loads, made.to_do
-    assert made.unknown == []
+    migration = migrated(command)
+    assert migration.loads, migration.to_do
+    assert migration.unknown == []
     file = tmp_path / "recipe.yaml"
-    file.write_text(made.text())
+    file.write_text(migration.text())
     assert load_recipe(file).method == load_recipe(file_of(Path(recipe))).method

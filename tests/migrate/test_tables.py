@@ -49,12 +49,12 @@ def test_every_dotted_name_stands_for_a_flag_of_some_table():
 
 
 @pytest.mark.parametrize("sentence", sorted(SENTENCES))
-def test_what_a_sentence_sends_people_to_is_there(sentence: str):
+def test_commands_pages_and_fields_in_sentences_exist(sentence: str):
     align: Any = typer.main.get_command(app)
-    for said in re.findall(r"`align ([a-z-]+(?: [a-z-]+)?)", sentence):
-        first, _, second = said.partition(" ")
+    for command in re.findall(r"`align ([a-z-]+(?: [a-z-]+)?)", sentence):
+        first, _, second = command.partition(" ")
         assert first in align.commands
-        assert not second or second in getattr(align.commands[first], "commands", {second: None}), said
+        assert not second or second in getattr(align.commands[first], "commands", {second: None}), command
     for page in re.findall(r"docs/[\w/.-]+\.md", sentence):
         assert (ROOT / page).exists()
     for path in re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+)", sentence):

@@ -100,12 +100,12 @@ def command(text: str, folder: Path) -> Migration:
     return migrate(read(text), folder, folder)
 
 
-def said(made: Migration) -> str:
-    return " ".join(made.to_do)
+def sentences(migration: Migration) -> str:
+    return " ".join(migration.to_do)
 
 
 def test_a_script_becomes_the_recipe_of_the_command_with_its_settings(script: Script, tmp_path: Path) -> None:
-    made = script(GRPO)
+    migration = script(GRPO)
     same = command(
         "trl grpo --model_name_or_path acme/base-instruct --dataset_name prompts.jsonl --output_dir out "
         "--learning_rate 2e-5 --num_generations 4 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 "
@@ -113,12 +113,12 @@ def test_a_script_becomes_the_recipe_of_the_command_with_its_settings(script: Sc
         "--reward_funcs code_of_mine.rewards.three_sentences judging.right --reward_weights 1.0 0.5",
         tmp_path,
     )
-    *functions, judge = made.recipe["rl"].pop("rewards")
+    *functions, judge = migration.recipe["rl"].pop("rewards")
     assert functions == same.recipe["rl"].pop("rewards")
     assert judge == {"reward_model": "acme/judge", "weight": -2.0}
-    assert made.recipe == same.recipe
-    assert made.loads
-    assert "Line" not in said(made), "all of it was read"
+    assert migration.recipe == same.recipe
+    assert migration.loads
+    assert "Line" not in sentences(migration), "all of it was read"
     assert not (tmp_path / "was-run").exists()
 
 
@@ -128,11 +128,11 @@ def test_reward_functions_of_scripts_and_commands_can_be_loaded(
     """TRL imports modules from the working folder, which is not on the path of the installed command."""
     (tmp_path / "recipes").mkdir()
     (tmp_path / "train.py").write_text(GRPO)
-    made = migrate(read_script(Path("train.py"), tmp_path), tmp_path, tmp_path / "recipes")
-    (tmp_path / "recipes" / "rl.yaml").write_text(made.text())
+    migration = migrate(read_script(Path("train.py"), tmp_path), tmp_path, tmp_path / "recipes")
+    (tmp_path / "recipes" / "rl.yaml").write_text(migration.text())
     monkeypatch.chdir("/")
     recipe = load_recipe(tmp_path / "recipes" / "rl.yaml")
-    names = [one.function for one in recipe.rl.rewards[:2]]  # type: ignore[attr-defined]
+    names = [item.function for item in recipe.rl.rewards[:2]]  # type: ignore[attr-defined]
     assert [load_function(name, "rl.rewards").__name__ for name in names] == ["three_sentences", "right"]
 
 
@@ -143,27 +143,27 @@ def test_reward_functions_of_scripts_and_commands_can_be_loaded(
         ("nowhere.right", r"rl.rewards.0.function: .*no file .*nowhere.py"),
     ],
 )
-def test_a_function_that_is_not_there_is_said_and_the_recipe_is_incomplete(
+def test_a_missing_reward_function_is_reported_and_the_recipe_is_incomplete(
     script: Script, tmp_path: Path, function: str, says: str
 ) -> None:
     script(GRPO)  # makes the folder
     needed = "--model_name_or_path acme/base --dataset_name prompts.jsonl"
-    made = command(f"trl grpo {needed} --reward_funcs {function}", tmp_path)
-    assert not made.loads
+    migration = command(f"trl grpo {needed} --reward_funcs {function}", tmp_path)
+    assert not migration.loads
     with pytest.raises(AssertionError, match=says):
-        raise AssertionError(said(made))
+        raise AssertionError(sentences(migration))
 
 
 def test_a_guarded_script_with_a_loaded_model_splits_and_a_tokenizer_is_read(script: Script, tmp_path: Path) -> None:
-    made = script(DPO)
+    migration = script(DPO)
     same = command(
         "trl dpo --model_name_or_path acme/base --dataset_name acme/pairs --dataset_config hard --dataset_train_split train "
         "--dataset_test_split test --beta 0.2 --loss_type ipo --eval_strategy steps --eval_steps 50",
         tmp_path,
     )
-    assert made.recipe == same.recipe
-    assert "s3cret" not in made.text() + str(made)
-    lines = [one for one in made.to_do if one.startswith("Line")]
+    assert migration.recipe == same.recipe
+    assert "s3cret" not in migration.text() + str(migration)
+    lines = [item for item in migration.to_do if item.startswith("Line")]
     assert lines == [
         "Line 8 of train.py: `os.environ['WANDB_API_KEY']` is set, which the recipe does not do: set it before `align run`, "
         "too.",
@@ -199,22 +199,22 @@ UNREAD = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "says"), UNREAD, ids=[one[1][:30] for one in UNREAD])
-def test_what_cannot_be_read_is_listed_with_its_line(script: Script, old: str, new: str, says: str) -> None:
+@pytest.mark.parametrize(("old", "new", "says"), UNREAD, ids=[item[1][:30] for item in UNREAD])
+def test_unreadable_parts_are_listed_with_their_lines(script: Script, old: str, new: str, says: str) -> None:
     assert old in GRPO
     text = GRPO.replace(old, new, 1)
-    made = script(text)
-    found = [one for one in made.to_do if says in one]
-    assert len(found) == 1, made.to_do
+    migration = script(text)
+    notes = [item for item in migration.to_do if says in item]
+    assert len(notes) == 1, migration.to_do
     before = text[: text.index(new) + len(new.rstrip(","))]
-    assert found[0].startswith(f"Line {len(before.splitlines())} of train.py: ")
+    assert notes[0].startswith(f"Line {len(before.splitlines())} of train.py: ")
 
 
 def test_a_value_that_is_set_under_a_condition_or_by_a_loop_is_not_guessed(script: Script) -> None:
     text = GRPO.replace('BASE = "acme/base"', 'BASE = "acme/base"\nif large:\n    BASE = "acme/large"')
-    assert "`BASE` depends on what the script does" in said(script(text))
+    assert "`BASE` depends on what the script does" in sentences(script(text))
     text = GRPO.replace('BASE = "acme/base"', 'for BASE in ("acme/base", "acme/large"):\n    pass')
-    assert "`BASE` depends on what the script does" in said(script(text))
+    assert "`BASE` depends on what the script does" in sentences(script(text))
 
 
 @pytest.mark.parametrize(
@@ -229,32 +229,34 @@ def test_a_value_that_is_set_under_a_condition_or_by_a_loop_is_not_guessed(scrip
 )
 def test_a_reward_of_a_module_is_named_in_that_modules_file(script: Script, imports: str, name: str) -> None:
     """As Python finds it: `from a import b` binds the module `a.b`, `import a.b` binds `a`."""
-    made = script(f"{imports}\n{GRPO.replace('judging.right', name)}")
-    assert made.recipe["rl"]["rewards"][1]["function"] == "code_of_mine/rewards.py:three_sentences"
-    assert made.loads
+    migration = script(f"{imports}\n{GRPO.replace('judging.right', name)}")
+    assert migration.recipe["rl"]["rewards"][1]["function"] == "code_of_mine/rewards.py:three_sentences"
+    assert migration.loads
 
 
 def test_a_method_of_an_imported_object_is_no_function_that_can_be_named(script: Script) -> None:
-    made = script(f"from judging import judge\n{GRPO.replace('judging.right', 'judge.score')}")
-    assert "`reward_funcs`: `judge.score` is made while the script runs" in said(made)
+    migration = script(f"from judging import judge\n{GRPO.replace('judging.right', 'judge.score')}")
+    assert "`reward_funcs`: `judge.score` is made while the script runs" in sentences(migration)
 
 
-def test_the_weight_of_a_reward_that_cannot_be_read_goes_with_it(script: Script) -> None:
-    made = script(GRPO.replace("judging.right", "partial(judging.right, 1)"))
-    weights = [(one.get("function", one.get("reward_model")), one["weight"]) for one in made.recipe["rl"]["rewards"]]
+def test_an_unreadable_reward_is_dropped_with_its_weight(script: Script) -> None:
+    migration = script(GRPO.replace("judging.right", "partial(judging.right, 1)"))
+    weights = [
+        (item.get("function", item.get("reward_model")), item["weight"]) for item in migration.recipe["rl"]["rewards"]
+    ]
     assert weights == [("code_of_mine/rewards.py:three_sentences", 1.0), ("acme/judge", -2.0)]
 
 
 def test_a_function_of_the_script_itself_is_named_there_unless_loading_it_would_train(script: Script) -> None:
     own = "def short(completions, **kwargs):\n    return [0.0] * len(completions)\n"
-    made = script(own + GRPO.replace("judging.right", "short"))
-    assert "`short` is defined in this script, which would train whenever it is loaded: move" in said(made)
+    migration = script(own + GRPO.replace("judging.right", "short"))
+    assert "`short` is defined in this script, which would train whenever it is loaded: move" in sentences(migration)
     head, body = GRPO.replace("judging.right", "short").split("dataset = load", 1)
     guarded = "dataset = load" + body
     inner = "\n".join(f"    {line}" for line in guarded.splitlines())
-    made = script(f'{own}{head}\nif __name__ == "__main__":\n{inner}\n')
-    assert {"function": "train.py:short", "weight": 0.5} in made.recipe["rl"]["rewards"]
-    assert made.loads
+    migration = script(f'{own}{head}\nif __name__ == "__main__":\n{inner}\n')
+    assert {"function": "train.py:short", "weight": 0.5} in migration.recipe["rl"]["rewards"]
+    assert migration.loads
 
 
 @pytest.mark.parametrize("start", ["main()", "fire.Fire(main)", "def begin():\n    main()\n\nbegin()"])
@@ -265,9 +267,9 @@ def test_a_function_of_a_script_that_calls_its_training_without_a_check_of_the_n
     own = "def short(completions, **kwargs):\n    return [0.0] * len(completions)\n"
     head, body = GRPO.replace("judging.right", "short").split("dataset = load", 1)
     inner = "\n".join(f"    {line}" for line in f"dataset = load{body}".splitlines())
-    made = script(f"{own}{head}\ndef main():\n{inner}\n\n{start}\n")
-    assert "`short` is defined in this script, which would train whenever it is loaded: move" in said(made)
-    assert "train.py:short" not in [one.get("function") for one in made.recipe["rl"]["rewards"]]
+    migration = script(f"{own}{head}\ndef main():\n{inner}\n\n{start}\n")
+    assert "`short` is defined in this script, which would train whenever it is loaded: move" in sentences(migration)
+    assert "train.py:short" not in [item.get("function") for item in migration.recipe["rl"]["rewards"]]
 
 
 @pytest.mark.parametrize(
@@ -287,14 +289,14 @@ def test_a_script_that_is_no_training_is_refused(script: Script, text: str, says
         script(text)
 
 
-def test_settings_of_the_command_line_are_said_to_be_missing(script: Script) -> None:
-    made = script(
+def test_settings_from_the_command_line_are_reported_as_missing(script: Script) -> None:
+    migration = script(
         "from trl import SFTConfig, SFTTrainer, TrlParser\nparser = TrlParser((SFTConfig,))\n"
         "(args,) = parser.parse_args_and_config()\nSFTTrainer('acme/base', args=args)\n"
     )
-    assert "Line 2 of train.py: settings come from the command line" in said(made)
-    assert "Line 4 of train.py: `args`: `args` depends on what the script does" in said(made)
-    assert not made.loads
+    assert "Line 2 of train.py: settings come from the command line" in sentences(migration)
+    assert "Line 4 of train.py: `args`: `args` depends on what the script does" in sentences(migration)
+    assert not migration.loads
 
 
 def test_the_scripts_of_trl_itself_are_read_without_an_error(tmp_path: Path) -> None:
