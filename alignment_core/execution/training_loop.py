@@ -18,10 +18,10 @@ from alignment_core.execution.evaluation_checkpoints import EvaluationCheckpoint
 from alignment_core.execution.metric_window import MetricWindow
 from alignment_core.models.saving import ADAPTER
 from alignment_core.training.checkpoints import curve_of, drop_incomplete, drop_older, newest_progress
-from alignment_core.training.learner import StepReport
 from alignment_core.training.rank_folders import write
 from alignment_core.training.ranks import open_job
 from alignment_core.training.resumable import resume, save_progress
+from alignment_core.training.step_report import StepReport
 from alignment_core.training.trainer import Trainer, TrainJob
 
 REPORT_SECONDS = 1.0

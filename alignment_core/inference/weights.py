@@ -47,7 +47,7 @@ class WeightUpdate:
 
     def take_bucket(self, bucket: Bucket) -> None:
         """Load some of the weights; a layer is replaced as soon as all of its weights are there."""
-        self._load(self.receiver.take(bucket))
+        self._load(self.receiver.add(bucket))
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
         from vllm.config import set_current_vllm_config

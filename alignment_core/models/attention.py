@@ -302,7 +302,7 @@ def _heads_if_plain(model: Any, head: Head, mode: bool = False) -> frozenset[Hea
     training, _seen = model.training, []
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            _states(model.train(mode), head, _sequences(model)[-1:], share=True)
+            _states(model.train(mode), head, _sequences(model)[-1:], share_prefixes=True)
         found = frozenset(one for one in _seen if one is not None)
         plain = None not in _seen and len(_seen) == model.config.get_text_config().num_hidden_layers
         return found if plain else frozenset()
@@ -312,22 +312,22 @@ def _heads_if_plain(model: Any, head: Head, mode: bool = False) -> frozenset[Hea
 
 
 def _are_as_alone_in_trees(model: Any, head: Head) -> bool | None:
-    return _are_as_alone(model, head, share=True)
+    return _are_as_alone(model, head, share_prefixes=True)
 
 
-def _are_as_alone(model: Any, head: Head, share: bool = False) -> bool | None:
+def _are_as_alone(model: Any, head: Head, share_prefixes: bool = False) -> bool | None:
     """Whether sequences that are given at once are to each other as if they were not, and the last gets what it gets alone;
     None where the weights are no numbers, of which nothing can be said."""
     sequences = _sequences(model)
     with torch.no_grad():
-        alone = _states(model, head, sequences[-1:], share=False)
+        alone = _states(model, head, sequences[-1:], share_prefixes=False)
         if not alone.isfinite().all():
             return None
-        as_alone = _close(_states(model, head, sequences, share), alone)
-    return as_alone and _are_kept_apart(model, head, share)
+        as_alone = _close(_states(model, head, sequences, share_prefixes), alone)
+    return as_alone and _are_kept_apart(model, head, share_prefixes)
 
 
-def _are_kept_apart(model: Any, head: Head, share: bool) -> bool:
+def _are_kept_apart(model: Any, head: Head, share_prefixes: bool) -> bool:
     """Whether a sequence has no influence on the one that comes after it, whatever the precision: none by its gradient, which
     is exactly zero then, and none by choices that have no gradient."""
     first, second, mine = _sequences(model)
@@ -340,26 +340,26 @@ def _are_kept_apart(model: Any, head: Head, share: bool) -> bool:
     hook = model.get_input_embeddings().register_forward_hook(keep)
     try:
         with torch.enable_grad():
-            states = _states(model, head, [first, mine], share)
+            states = _states(model, head, [first, mine], share_prefixes)
             (gradient,) = torch.autograd.grad(states.float().square().sum(), embedded[:1])
     finally:
         hook.remove()
     layout = lay_out([first, mine])
-    foreign = np.setdiff1d(layout.places[0], layout.places[1]) if share else np.arange(len(first))
+    foreign = np.setdiff1d(layout.places[0], layout.places[1]) if share_prefixes else np.arange(len(first))
     with torch.no_grad():
-        changed = _states(model, head, [second, mine], share)
+        changed = _states(model, head, [second, mine], share_prefixes)
     return not gradient[0, foreign].any() and _close(changed, states.detach())
 
 
-def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share: bool) -> Tensor:
+def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share_prefixes: bool) -> Tensor:
     """What the last layer gives for the tokens of the last sequence. [T, H], or [T, V] logits"""
-    if share:
+    if share_prefixes:
         layout = lay_out(sequences)
         ids, positions, places, more = layout.ids, layout.positions, layout.places[-1], {"nodes": layout.nodes}
     else:
         ids, positions = np.concatenate(sequences), np.concatenate([np.arange(len(one)) for one in sequences])
         places, more = np.arange(len(ids) - len(sequences[-1]), len(ids)), {}
-    with over_trees() if share else nullcontext():
+    with over_trees() if share_prefixes else nullcontext():
         output = (model if head == "lm" else model.base_model)(
             input_ids=torch.from_numpy(ids)[None].to(model.device),
             position_ids=torch.from_numpy(positions)[None].to(model.device),

@@ -1,4 +1,4 @@
-"""What a model is given at once: rows of token sequences, packed into lines, as tensors."""
+"""The input of a model: rows of token sequences, packed into lines, as tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Pair = tuple[Tokens, Tokens]
 """Token ids of a prompt and of a completion."""
 
 
-def distinct(asked: Seq[Pair]) -> tuple[list[Pair], list[int]]:
-    """The different ones among ``asked``, and where each of ``asked`` is among them."""
-    keys = [tuple(np.asarray(ids, np.int32).tobytes() for ids in pair) for pair in asked]
-    pairs = dict(zip(keys, asked, strict=True))  # in the order of their first places
-    places = {key: place for place, key in enumerate(pairs)}
-    return list(pairs.values()), [places[key] for key in keys]
+def distinct(pairs: Seq[Pair]) -> tuple[list[Pair], list[int]]:
+    """The distinct pairs in the order of their first places, and for each of ``pairs`` its index among them."""
+    keys = [tuple(np.asarray(ids, np.int32).tobytes() for ids in pair) for pair in pairs]
+    by_key = dict(zip(keys, pairs, strict=True))
+    indices = {key: index for index, key in enumerate(by_key)}
+    return list(by_key.values()), [indices[key] for key in keys]
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class TokenSequence:
     ids: np.ndarray
     targets: np.ndarray
     candidates: np.ndarray | None = None
-    """Token ids [targets, C] whose log-probabilities a loss wants in place of each target, beside the target's own."""
+    """Token ids [targets, C] whose log-probabilities a loss needs in place of each target, beside the target's own."""
     candidate_values: np.ndarray | None = None
-    """What the loss compares them with, such as their log-probabilities under another model [targets, C]."""
+    """Values that the loss compares them with, such as log-probabilities under another model [targets, C]."""
 
     @classmethod
     def of_prompt_and_completion(cls, prompt: Tokens, completion: Tokens) -> TokenSequence:
@@ -68,16 +68,16 @@ class MicroBatch:
 
     rows: tuple[Row, ...]
     input_ids: torch.Tensor  # [L, W]
-    position_ids: torch.Tensor  # [L, W], each token's place in its sequences; 0 for every token that fills a line
-    uses: torch.Tensor  # [L, W], to how many sequences each token belongs; 0 for every token that fills a line
+    position_ids: torch.Tensor  # [L, W], each token's place in its sequences; 0 for padding
+    multiplicity: torch.Tensor  # [L, W], number of sequences that each token belongs to; 0 for padding
     predict_K: torch.Tensor  # [K], place whose output predicts the target
     labels_K: torch.Tensor  # [K], the target's token id
     sequence_K: torch.Tensor  # [K], the target's sequence, 0..S-1
     last_S: torch.Tensor  # [S], place of each sequence's last token
     candidates_KC: torch.Tensor | None = None
-    """Token ids that may be in place of each target, if the rows have any."""
+    """Candidate tokens of each target, if the rows have any."""
     nodes: tuple[Node, ...] | None = None
-    """How the sequences of the line share their prefixes; None where each has its own tokens."""
+    """The prefix trees of the line; None where sequences share no tokens."""
 
     @property
     def sequences(self) -> int:

@@ -1,4 +1,4 @@
-"""A model seen through a packed micro-batch: lines of tokens go in, what a loss needs comes out."""
+"""A model that computes packed micro-batches: lines of tokens in; log-probabilities, scores or values out."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class PackedModel(nn.Module):
     """Wraps a ``transformers`` model of either head; its forward gives [K] log-probabilities, [S] scores or [K] values; of
     micro-batches with candidates, the log-probabilities [K, 1 + C] of targets and candidates.
 
-    There is no attention mask. Sequences that share their prefixes are kept apart by the attention of
-    :mod:`~alignment_core.models.attention`, those in lines by ``transformers``, from position ids that restart. Only the
-    places that predict a target reach the vocabulary projection, whatever else the model does to its logits.
+    There is no attention mask. The attention of :mod:`~alignment_core.models.attention` separates sequences that share their
+    prefixes; ``transformers`` separates those in lines, by position ids that restart. Only places that predict a target reach
+    the vocabulary projection.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class PackedModel(nn.Module):
         model: Any,
         head: Head,
         with_entropy: bool = False,
-        share: bool = True,
+        share_prefixes: bool = True,
         device: str = "cpu",
         dropout: bool = False,
         context: int | None = None,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
-        With ``share`` sequences share their prefixes if the model can do with that and the ``device`` that it will compute
-        on can. A model that cannot be given several sequences in a line is given each in a line of its own. With ``dropout``
-        the model's own dropout is on in training mode; that of LoRA adapters always is. ``context``: see
+        With ``share_prefixes`` sequences share their prefixes if the model supports that on the ``device`` that will compute
+        it. A model that does not support several sequences in a line gets each in a line of its own. With ``dropout`` the
+        model's own dropout is on in training mode; that of LoRA adapters always is. ``context``: see
         :class:`~alignment_core.models.rope.RopeLengths`.
         """
         super().__init__()
@@ -58,57 +58,57 @@ class PackedModel(nn.Module):
         self.head = head
         self.with_entropy = with_entropy
         self.top: int | None = None
-        """Of a language model: have the forward give so many of the likeliest tokens of each place instead, [2, K, C]."""
+        """Of a language model: the forward returns this many of the likeliest tokens of each place instead, [2, K, C]."""
         self.dropout = dropout
         if not dropout:
             for layer in _checkpointed_layers(model):
-                layer.register_forward_pre_hook(self._evaluates)
-                layer.register_forward_hook(self._trains, always_call=True)
+                layer.register_forward_pre_hook(self._set_evaluation)
+                layer.register_forward_hook(self._restore_mode, always_call=True)
         self.rope = RopeLengths(model, context)
-        one_length = not self.rope.needed or context is not None  # what sequences share has the same frequencies in all
-        self.shares = share and one_length and use_trees(model, head, device, dropout)
-        """Whether micro-batches for it are to share prefixes."""
-        counts_chunks = getattr(
-            model.config.get_text_config(), "attention_chunk_size", None
-        )  # from where a line begins
-        self.alone = not self.shares and (bool(counts_chunks) or not keeps_apart(model, head))
-        """Whether it has to be given each sequence in a line of its own."""
+        # Shared tokens are computed once, so their rotary frequencies must be the same in all of their sequences.
+        one_length = not self.rope.needed or context is not None
+        self.shares_prefixes = share_prefixes and one_length and use_trees(model, head, device, dropout)
+        """Whether its micro-batches must be laid out with shared prefixes."""
+        # Chunked attention counts its chunks from the start of the line, not of the sequence.
+        counts_chunks = getattr(model.config.get_text_config(), "attention_chunk_size", None)
+        self.alone = not self.shares_prefixes and (bool(counts_chunks) or not keeps_apart(model, head))
+        """Whether each sequence needs a line of its own."""
         if self.alone:
             log.info("the layers of a %s model carry a state: its sequences are not packed", model.config.model_type)
         self.router_loss: Tensor | None = None
-        """After a forward pass in training, where :meth:`balance_routers` asked for it: with its gradient."""
+        """The load-balancing loss of the last forward pass in training, after :meth:`balance_routers`; has a gradient."""
         self._balancing: Any = None
-        self._chosen: Tensor | None = None
+        self._selected: Tensor | None = None
         if head == "lm":
-            model.get_output_embeddings().register_forward_pre_hook(self._choose)
+            model.get_output_embeddings().register_forward_pre_hook(self._select_places)
         elif isinstance(model.score, nn.Linear):
             score: Any = model.score
             score.forward = functools.partial(_linear_in_fp32, score)
 
     def train(self, mode: bool = True) -> PackedModel:
         """Set training or evaluation mode. Without ``dropout``, training mode is for LoRA adapters and for gradient
-        checkpointing; everything else in the model computes as in evaluation, so that the policy that trains is the one
-        that samples and that a reference is a copy of. (GPT-2 and OPT have dropout of 0.1 in their configuration, Mixtral
+        checkpointing; all other modules compute as in evaluation, so that the policy that trains equals the one that samples
+        and the reference. (GPT-2 and OPT have dropout of 0.1 in their configuration, Mixtral
         and PhiMoE can have noise before their routers.)"""
         super().train(mode)
         if mode and not self.dropout:
             for name, module in self.model.named_modules():
                 module.training = "lora_" in name
             for layer in _checkpointed_layers(self.model):
-                layer.training = True  # outside of their forward pass: they checkpoint in training mode alone
+                layer.training = True  # except in their forward pass: they checkpoint in training mode only
         return self
 
-    def _evaluates(self, layer: nn.Module, *_: Any) -> None:
+    def _set_evaluation(self, layer: nn.Module, *_: Any) -> None:
         layer.training = False
 
-    def _trains(self, layer: nn.Module, *_: Any) -> None:
+    def _restore_mode(self, layer: nn.Module, *_: Any) -> None:
         layer.training = self.training
 
     def balance_routers(self) -> None:
-        """Have forward passes in training leave ``router_loss``, the load-balancing loss of ``transformers``.
+        """Let forward passes in training set ``router_loss``, the load-balancing loss of ``transformers``.
 
-        It is that of all routers of a mixture of experts over the tokens of one pack, without those that fill lines. Raises
-        UserError if the model has none.
+        It covers all routers of a mixture of experts and the tokens of one pack, without padding of lines. Raises UserError if
+        the model has no routers.
         """
         self._balancing = getattr(sys.modules[type(self.model).__module__], "load_balancing_loss_func", None)
         if self._balancing is None or not hasattr(self.model.config.get_text_config(), "router_aux_loss_coef"):
@@ -117,17 +117,17 @@ class PackedModel(nn.Module):
                 "balanced; leave it at 0"
             )
 
-    def _choose(self, _module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """[L, W, H] hidden states → [1, K, H], those of the chosen places."""
-        if self._chosen is None:
+    def _select_places(self, _module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """[L, W, H] hidden states → [1, K, H], those of the selected places."""
+        if self._selected is None:
             return None
-        return (arguments[0].flatten(0, 1)[self._chosen][None],)
+        return (arguments[0].flatten(0, 1)[self._selected][None],)
 
     def forward(
         self,
         input_ids: Tensor,
         position_ids: Tensor,
-        uses: Tensor,
+        multiplicity: Tensor,
         predict_K: Tensor,
         labels_K: Tensor,
         last_S: Tensor,
@@ -135,32 +135,34 @@ class PackedModel(nn.Module):
         nodes: tuple[Node, ...] | None = None,
         candidates_KC: Tensor | None = None,
     ) -> Tensor:
-        assert (nodes is not None) == self.shares, "the micro-batch was laid out for another model"
+        assert (nodes is not None) == self.shares_prefixes, "the micro-batch was laid out for another model"
         if self.rope.needed:
             self.rope.lengths = self._lengths(position_ids)
         if self.alone:
-            input_ids, position_ids, uses, place_N = _apart(input_ids, position_ids, uses)
+            input_ids, position_ids, multiplicity, place_N = _apart(input_ids, position_ids, multiplicity)
             predict_K, last_S = place_N[predict_K], place_N[last_S]
             if self.rope.needed:
-                self.rope.lengths = torch.where(uses > 0, uses.sum(1, keepdim=True), uses.shape[1])
+                self.rope.lengths = torch.where(
+                    multiplicity > 0, multiplicity.sum(1, keepdim=True), multiplicity.shape[1]
+                )
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
         if nodes is not None:
             options["nodes"] = nodes
         balancing = self._balancing is not None and self.training
         if balancing:
             options["output_router_logits"] = True
-        self._chosen = predict_K if self.head == "lm" else None
+        self._selected = predict_K if self.head == "lm" else None
         try:
-            with over_trees() if self.shares else nullcontext():
+            with over_trees() if self.shares_prefixes else nullcontext():
                 output = (self.model if self.head == "lm" else self.model.base_model)(**options)
         finally:
-            self._chosen = None
+            self._selected = None
         if balancing:
             config = self.model.config.get_text_config()
             experts = getattr(config, "num_experts", None) or config.num_local_experts  # either name, by the model
-            self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, uses)
+            self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, multiplicity)
         if self.head == "lm":
-            logits_KV = output.logits[0].float()  # before the temperature: bf16 would round what it divides
+            logits_KV = output.logits[0].float()  # before the temperature: bf16 would round the quotient
             if temperature != 1:
                 logits_KV = logits_KV / temperature
             if self.top is not None:
@@ -169,14 +171,14 @@ class PackedModel(nn.Module):
                 return candidate_logps(logits_KV, labels_K, candidates_KC)
             logps_K = token_logps(logits_KV, labels_K)
             return torch.stack([logps_K, entropy(logits_KV)]) if self.with_entropy else logps_K
-        places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
+        places = last_S if self.head == "score" else predict_K  # the value of the state before each token
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
 
     def _lengths(self, position_ids: Tensor) -> Tensor:
-        """How many tokens the sequence of each token has. [L, W]"""
-        if not self.shares:
+        """Length of the sequence of each token. [L, W]"""
+        if not self.shares_prefixes:
             return sequence_lengths(position_ids)
-        assert self.rope.context is not None, "models whose sequences differ share nothing"
+        assert self.rope.context is not None, "without a context such a model shares no prefixes"
         longest = int(position_ids.max()) + 1
         if longest > self.rope.context:
             raise UserError(
@@ -187,8 +189,8 @@ class PackedModel(nn.Module):
 
 
 def _linear_in_fp32(layer: nn.Linear, states: Tensor) -> Tensor:
-    """The output of a head in fp32, whatever the type of its weights: scores near 8 in bf16 are multiples of 1/16, so that the
-    completions of a prompt tie."""
+    """The output of a head in fp32 for weights of any type: in bf16, scores near 8 are multiples of 1/16, and the completions
+    of a prompt would tie."""
     return nn.functional.linear(
         states.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float()
     )
@@ -199,15 +201,15 @@ def _checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
 
 
-def _apart(input_ids: Tensor, position_ids: Tensor, uses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lines of several sequences [L, W] as lines of one each [S, T], filled up behind, where nothing looks ahead: ids,
-    positions and uses; and which place there each of the L·W places has, 0 for those that filled lines."""
-    is_used_N = uses.flatten() > 0
+def _apart(input_ids: Tensor, position_ids: Tensor, multiplicity: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lines of several sequences [L, W] as lines of one each [S, T], right-padded (attention is causal): ids, positions and
+    multiplicity; and for each of the L·W places its new place, 0 for padding."""
+    is_used_N = multiplicity.flatten() > 0
     position_N = position_ids.flatten()
     sequence_N = (is_used_N & (position_N == 0)).cumsum(0) - 1
     count, width = int(sequence_N[-1]) + 1, int(position_N[is_used_N].max()) + 1
     place_N = torch.where(is_used_N, sequence_N * width + position_N, 0)
-    ids, used = (torch.zeros(count * width, dtype=one.dtype, device=one.device) for one in (input_ids, uses))
+    ids, used = (torch.zeros(count * width, dtype=one.dtype, device=one.device) for one in (input_ids, multiplicity))
     ids[place_N[is_used_N]] = input_ids.flatten()[is_used_N]
     used[place_N[is_used_N]] = 1
     positions = torch.arange(width, device=ids.device).expand(count, width)
@@ -217,14 +219,18 @@ def _apart(input_ids: Tensor, position_ids: Tensor, uses: Tensor) -> tuple[Tenso
 def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: float = 1.0) -> Tensor:
     """Call ``module`` (a :class:`PackedModel`, bare or within a DeepSpeed engine) on a micro-batch.
 
-    ``temperature`` is that of the distribution over tokens that is asked for.
+    ``temperature`` is that of the returned distribution over tokens.
     """
-    places = (batch.uses, batch.predict_K, batch.labels_K, batch.last_S)
+    places = (batch.multiplicity, batch.predict_K, batch.labels_K, batch.last_S)
     return module(batch.input_ids, batch.position_ids, *places, temperature, batch.nodes, batch.candidates_KC)
 
 
 def load_frozen(
-    model: Model, head: Head, dtype: torch.dtype, device: str, share: bool, context: int | None = None
+    model: Model, head: Head, dtype: torch.dtype, device: str, share_prefixes: bool, context: int | None = None
 ) -> PackedModel:
-    """The weights of ``model`` on a device, for forward passes alone."""
-    return PackedModel(model.load(head, dtype), head, share=share, device=device, context=context).to(device).eval()
+    """The weights of ``model`` on a device, for forward passes only."""
+    return (
+        PackedModel(model.load(head, dtype), head, share_prefixes=share_prefixes, device=device, context=context)
+        .to(device)
+        .eval()
+    )

@@ -1,7 +1,7 @@
-"""Token sequences laid out one behind the other; where several begin alike, their beginning lies there once.
+"""Token sequences laid out one after the other, with each shared prefix once.
 
 The layout is a forest of prefix trees: a node is a run of tokens, and its children continue it. Nodes lie in depth-first
-order, so that all that continues a node lies right behind it.
+order, so that all descendants of a node lie right after it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 LEAST_SHARED = 16
-"""Tokens of a node that sequences share, at least: a shorter one costs more calls of the attention than it saves tokens."""
+"""Least tokens of a shared node: a shorter one would cost more in calls of the attention than it saves in tokens."""
 
 
 class Node(NamedTuple):
-    """Tokens ``start`` to ``end`` of a layout. Each is seen by itself, by the node's later tokens, and by all that
-    continues the node: the tokens from ``end`` to ``last``."""
+    """Tokens ``start`` to ``end`` of a layout. Each is seen by itself, by the node's later tokens, and by all descendants of
+    the node: the tokens from ``end`` to ``last``."""
 
     start: int
     end: int
@@ -28,30 +28,30 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """N tokens, in which S sequences lie."""
+    """N tokens that hold S sequences."""
 
     ids: np.ndarray
     """[N] int64"""
     positions: np.ndarray
-    """[N] int64: each token's place in the sequences that it belongs to."""
-    uses: np.ndarray
-    """[N] int64: how many sequences each token belongs to."""
+    """[N] int64: each token's position in its sequences."""
+    multiplicity: np.ndarray
+    """[N] int64: number of sequences that each token belongs to."""
     nodes: tuple[Node, ...]
     places: tuple[np.ndarray, ...]
-    """Of each sequence [T] int64: where its tokens lie."""
+    """Of each sequence [T] int64: the indices of its tokens."""
     width: int = 0
-    """Of lines, if there are several."""
+    """Width of the lines, if there are several."""
 
 
 def shared_tokens(first: np.ndarray, second: np.ndarray) -> int:
-    """With how many equal tokens two sequences begin."""
+    """Length of the common prefix of two sequences."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
     return int(differ.argmax()) if differ.any() else length
 
 
 def by_prefix(sequences: Sequence[np.ndarray]) -> list[int]:
-    """The numbers of the sequences in lexicographic order: none shares more with another than with its neighbours."""
+    """The numbers of the sequences in lexicographic order: each shares the longest prefix with a neighbour."""
     keys = [sequence.astype(">u4").tobytes() for sequence in sequences]
     return sorted(range(len(keys)), key=keys.__getitem__)
 
@@ -62,13 +62,13 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
     shared = [shared_tokens(sequences[one], sequences[other]) for one, other in pairwise(order)]
 
     def children(first: int, end: int, depth: int, parent: int) -> list[tuple[int, int, int, int]]:
-        """The sequences ``first`` to ``end`` of the order, by what they have in common beyond ``depth`` tokens."""
+        """The sequences ``first`` to ``end`` of the order, grouped by their common prefix beyond ``depth`` tokens."""
         cuts = [number + 1 for number in range(first, end - 1) if shared[number] < depth + LEAST_SHARED]
         return [(begin, until, depth, parent) for begin, until in pairwise([first, *cuts, end])]
 
     starts, parents = [0], list[int]()  # by node; ``starts`` with the end of the last
     parts: list[np.ndarray] = []
-    uses: list[np.ndarray] = []
+    multiplicity: list[np.ndarray] = []
     places: list[list[np.ndarray]] = [[] for _ in sequences]
     positions: list[np.ndarray] = []
     waiting = children(0, len(order), 0, -1)[::-1]
@@ -83,7 +83,7 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
             parents.append(parent)
             parts.append(ids[depth:common])
             positions.append(np.arange(depth, common))
-            uses.append(np.full(common - depth, end - first))
+            multiplicity.append(np.full(common - depth, end - first))
             for number in order[first:end]:
                 places[number].append(np.arange(place, starts[-1]))
         if end - first > 1:
@@ -95,7 +95,7 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
     return Layout(
         ids=np.concatenate(parts).astype(np.int64),
         positions=np.concatenate(positions),
-        uses=np.concatenate(uses),
+        multiplicity=np.concatenate(multiplicity),
         nodes=tuple(Node(*one) for one in zip(starts[:-1], starts[1:], last, strict=True)),
         places=tuple(np.concatenate(one) for one in places),
     )

@@ -1,7 +1,7 @@
-"""The weights of a model in buckets, for engines that follow a policy while it trains.
+"""The weights of a model in buckets, for engines that get the policy's new weights while it trains.
 
-Buckets travel through memory that the actors of a machine share, of which there is little: none is larger than asked for,
-so that a large tensor, such as the embedding of a real vocabulary, comes in several.
+Buckets travel through the shared memory of a machine's actors, which is small. None is larger than a given size, so a large
+tensor, such as the embedding of a real vocabulary, is split over several.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Share(NamedTuple):
-    """What one bucket is to hold: parameters, or one of several parts of a parameter that is too large for one."""
+class BucketSpec(NamedTuple):
+    """The contents of one bucket: parameters, or one of several parts of a parameter that is too large for one bucket."""
 
     names: tuple[str, ...]
     number: int = 0
@@ -35,60 +35,64 @@ class Piece(NamedTuple):
 
     name: str
     dtype: str
-    """Of torch."""
+    """Name of the type in torch."""
     shape: tuple[int, ...]
-    """Of the whole weight."""
+    """Shape of the whole weight."""
     first: int
-    """Place of the first of ``numbers`` in the whole weight, as if that had one dimension."""
+    """Index of the first of ``numbers`` in the whole weight, flattened."""
     numbers: np.ndarray
-    """[N] Those of a bfloat16 weight are viewed as uint16."""
+    """[N] A bfloat16 weight is viewed as uint16."""
 
 
 Bucket = Sequence[Piece]
 BUCKET_BYTES = 32 << 20
-"""Of one bucket at most: what a transfer takes of the memory that actors share."""
+"""Most bytes of one bucket."""
 
 
-def plan(model: nn.Module, size: int = BUCKET_BYTES) -> list[Share]:
-    """The parameters by bucket of at most ``size`` bytes, in the model's order; a tied one is named once.
+def plan(model: nn.Module, size: int = BUCKET_BYTES) -> list[BucketSpec]:
+    """The parameters by bucket of at most ``size`` bytes, in the model's order; a tied parameter is named once.
 
-    Adapters are not named: they travel within the weights that they belong to.
+    Adapters are not named: they are merged into the weights that they belong to.
     """
-    shares: list[Share] = []
+    specs: list[BucketSpec] = []
     room = 0
     for name in plain_names(model):
         parameter = model.get_parameter(name)
         needed = (getattr(parameter, "ds_numel", 0) or numbers_of(parameter)) * item_bytes(parameter)
         if needed > size:
             parts = -(-needed // size)
-            shares += [Share((name,), number, parts) for number in range(parts)]
+            specs += [BucketSpec((name,), number, parts) for number in range(parts)]
             room = 0
         elif needed > room:
-            shares.append(Share((name,)))
+            specs.append(BucketSpec((name,)))
             room = size - needed
         else:
-            shares[-1] = Share((*shares[-1].names, name))
+            specs[-1] = BucketSpec((*specs[-1].names, name))
             room -= needed
-    return shares
+    return specs
 
 
 class Sender:
-    """Makes the buckets of a plan, on every rank at once: with ZeRO 3 each holds a part of each weight."""
+    """Makes the buckets of a plan. Call it on every rank at once: with ZeRO 3 each holds a part of each weight."""
 
     def __init__(self, model: Any, rank: int, zero_stage: int) -> None:
-        self.model, self.rank, self.zero_stage = model, rank, zero_stage
+        self.model = model
+        self.rank = rank
+        self.zero_stage = zero_stage
         self._names: tuple[str, ...] = ()
         self._whole: Bucket = ()
-        """Of these parameters, kept between the buckets that have a part of them."""
+        """The whole weights of these parameters, kept between the buckets that hold parts of them."""
 
-    def bucket(self, share: Share, merge: bool = True) -> Bucket:
-        """These weights under the names that a checkpoint has them by; nothing on other ranks than 0. Adapters are merged in,
-        unless the weights beside them are asked for."""
-        if share.number == 0 or share.names != self._names:
-            self._names, self._whole = share.names, self._gathered(share.names, merge)
-        bucket = _part(self._whole, share.number, share.parts)
-        if share.number == share.parts - 1:
-            self._names, self._whole = (), ()
+    def bucket(self, spec: BucketSpec, merge: bool = True) -> Bucket:
+        """These weights under their names in a checkpoint; empty on ranks other than 0. With ``merge`` adapters are merged
+        in."""
+        if spec.number == 0 or spec.names != self._names:
+            self._names = spec.names
+            self._whole = self._gathered(spec.names, merge)
+        bucket = _part(self._whole, spec.number, spec.parts)
+        if spec.number == spec.parts - 1:
+            self._names = ()
+            self._whole = ()
         return bucket
 
     def _gathered(self, names: Sequence[str], merge: bool) -> Bucket:
@@ -121,34 +125,38 @@ def _piece(name: str, tensor: Tensor) -> Piece:
 
 
 def _part(whole: Bucket, number: int, parts: int) -> Bucket:
-    """The bytes of part ``number`` of all in ``whole``, one weight after the other, cut between two numbers."""
-    total, before, found = sum(piece.numbers.nbytes for piece in whole), 0, []
-    begin, end = total * number // parts, total * (number + 1) // parts
+    """Part ``number`` of the bytes in ``whole``, one weight after the other, cut between two numbers."""
+    total = sum(piece.numbers.nbytes for piece in whole)
+    begin = total * number // parts
+    end = total * (number + 1) // parts
+    before = 0
+    pieces = []
     for piece in whole:
         size, most = piece.numbers.itemsize, len(piece.numbers)
         first, last = (min(max(-(-(place - before) // size), 0), most) for place in (begin, end))
         if first < last or parts == 1:
-            found.append(piece._replace(first=first, numbers=piece.numbers[first:last]))
+            pieces.append(piece._replace(first=first, numbers=piece.numbers[first:last]))
         before += piece.numbers.nbytes
-    return found
+    return pieces
 
 
 class Receiver:
-    """Puts together what comes in several buckets."""
+    """Puts weights together that come in several buckets."""
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[Tensor, int]] = {}
-        """Weights of which something is missing, as one dimension, and how many numbers."""
+        """Incomplete weights, flattened, and how many of their numbers are missing."""
 
-    def take(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """The weights that are whole now. They may lie in the bucket's own memory: it is shared, so only read them."""
+    def add(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
+        """The weights that are complete now. They may lie in the bucket's own memory, which is shared: do not write to them."""
         import torch
 
-        found = []
+        complete = []
         for piece in bucket:
-            dtype, size = getattr(torch, piece.dtype), math.prod(piece.shape)
+            dtype = getattr(torch, piece.dtype)
+            size = math.prod(piece.shape)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch knows no tensor that is only read
+                warnings.simplefilter("ignore")  # torch warns that it has no read-only tensors
                 numbers = torch.from_numpy(piece.numbers).view(dtype)
             if len(numbers) < size:
                 if piece.name not in self._begun:
@@ -159,5 +167,5 @@ class Receiver:
                     self._begun[piece.name] = whole, missing - len(numbers)
                     continue
                 numbers = whole
-            found.append((piece.name, numbers.reshape(piece.shape)))
-        return found
+            complete.append((piece.name, numbers.reshape(piece.shape)))
+        return complete

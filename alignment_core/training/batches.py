@@ -58,14 +58,14 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
     return -(-rows // batch_size)
 
 
-def cut(rows: Seq[Row], ranks: int, token_budget: int, share: bool = True) -> list[list[list[Row]]]:
+def cut(rows: Seq[Row], ranks: int, token_budget: int, share_prefixes: bool = True) -> list[list[list[Row]]]:
     """Cut a batch into packs of at most ``token_budget`` tokens (a longer row is a pack of its own).
 
-    With ``share`` rows that begin alike stay together as far as they fit, and what they share counts once. Every rank gets
-    the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones. The largest go first
-    into the emptiest pack: packs, and so ranks, are balanced. Returns ``[rank][pack][row]``.
+    With ``share_prefixes`` rows that begin alike stay together as far as they fit, and shared tokens count once. Every rank
+    gets the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones. The largest rows go
+    first into the emptiest pack, which balances packs and ranks. Returns ``[rank][pack][row]``.
     """
-    pieces = _pieces(rows, ranks, token_budget) if share else [(row.tokens, [row]) for row in rows]
+    pieces = _pieces(rows, ranks, token_budget) if share_prefixes else [(row.tokens, [row]) for row in rows]
     pieces.sort(key=lambda piece: (-piece[0], piece[1][0].number))
     total = sum(min(tokens, token_budget) for tokens, _ in pieces)
     alone = sum(2 * tokens > token_budget for tokens, _ in pieces)  # no two of these are one pack
@@ -147,15 +147,15 @@ def _saved(one: TokenSequence, other: TokenSequence) -> int:
     return max(LEAST_SHARED, tokens - LEAST_SHARED + 1) if tokens >= LEAST_SHARED else 0
 
 
-def pack(rows: Seq[Row], device: str = "cpu", share: bool = True) -> MicroBatch:
-    """Lay out the sequences of ``rows``: with ``share`` as prefix trees in one line, otherwise each for itself in lines.
+def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True) -> MicroBatch:
+    """Lay out the sequences of ``rows``: with ``share_prefixes`` as prefix trees in one line, otherwise apart, in lines.
 
     An empty pack is one token, so that its rank joins the collectives.
     """
     import torch
 
     sequences = [sequence for row in rows for sequence in row.sequences]
-    layout = lay_out([s.ids for s in sequences] or [np.zeros(1, np.int64)]) if share else _lines(sequences)
+    layout = lay_out([s.ids for s in sequences] or [np.zeros(1, np.int64)]) if share_prefixes else _lines(sequences)
     width = layout.width or len(layout.ids)
     predict, labels, number = [], [], []
     for index, (sequence, places) in enumerate(zip(sequences, layout.places, strict=False)):
@@ -173,13 +173,13 @@ def pack(rows: Seq[Row], device: str = "cpu", share: bool = True) -> MicroBatch:
         rows=tuple(rows),
         input_ids=tensor([layout.ids]).view(-1, width),
         position_ids=tensor([layout.positions]).view(-1, width),
-        uses=tensor([layout.uses]).view(-1, width),
+        multiplicity=tensor([layout.multiplicity]).view(-1, width),
         predict_K=tensor(predict),
         labels_K=tensor(labels),
         sequence_K=tensor(number),
         last_S=tensor([places[-1:] for places in layout.places[: len(sequences)]]),
         candidates_KC=tensor(candidates) if candidates else None,
-        nodes=layout.nodes if share else None,
+        nodes=layout.nodes if share_prefixes else None,
     )
 
 
@@ -188,12 +188,12 @@ def _lines(sequences: Seq[TokenSequence]) -> Layout:
     lengths = [len(sequence.ids) for sequence in sequences]
     width = max([LINE_TOKENS, *lengths]) if sequences else 1
     starts, lines = _first_fit(lengths, width)
-    ids, positions, uses = (np.zeros(lines * width, np.int64) for _ in range(3))
-    uses[:1] = 1  # also of an empty pack: no sum over one divides by zero
+    ids, positions, multiplicity = (np.zeros(lines * width, np.int64) for _ in range(3))
+    multiplicity[:1] = 1  # also of an empty pack: no sum over one divides by zero
     places = tuple(np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True))
     for sequence, place in zip(sequences, places, strict=True):
-        ids[place], positions[place], uses[place] = sequence.ids, np.arange(len(place)), 1
-    return Layout(ids, positions, uses, (), places, width)
+        ids[place], positions[place], multiplicity[place] = sequence.ids, np.arange(len(place)), 1
+    return Layout(ids, positions, multiplicity, (), places, width)
 
 
 def _first_fit(lengths: Seq[int], width: int) -> tuple[list[int], int]:

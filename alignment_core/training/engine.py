@@ -1,4 +1,4 @@
-"""A DeepSpeed engine that trains a model with one optimiser, whatever the ZeRO stage."""
+"""A DeepSpeed engine that trains a model with one optimiser, for every ZeRO stage, with workarounds for DeepSpeed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignment_core.training.ema import whole_tensors
 
 
 class RecordingDict(dict[str, Any]):
-    """A configuration that knows which of its entries were asked for."""
+    """A configuration that records which of its entries are read, so that unknown options can be refused."""
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
         super().__init__(entries)
@@ -34,8 +34,10 @@ class RecordingDict(dict[str, Any]):
 
 
 def _merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings with further ones."""
-    both = {name: _merged(settings[name], one) for name, one in more.items() if isinstance(settings.get(name), dict)}
+    """Nested settings, overridden by ``more``."""
+    both = {
+        name: _merged(settings[name], value) for name, value in more.items() if isinstance(settings.get(name), dict)
+    }
     return {**settings, **more, **both}
 
 
@@ -47,17 +49,17 @@ def make_engine(
     bf16: bool,
     max_grad_norm: float,
 ) -> Any:
-    """DeepSpeed's engine for ``module``, whose backward passes add up until its ``step``; ``max_grad_norm`` of 0 clips nothing.
+    """DeepSpeed's engine for ``module``; gradients accumulate until its ``step``, and ``max_grad_norm`` of 0 clips nothing.
 
-    With ``bf16`` gradients are added up in fp32: the sum of some hundred micro-batches in bf16 is off by some percent. Raises
-    UserError for options in ``resources.deepspeed`` that DeepSpeed does not take.
+    With ``bf16`` gradients accumulate in fp32: the sum of some hundred micro-batches in bf16 is off by some percent. Raises
+    UserError for options in ``resources.deepspeed`` that DeepSpeed does not accept.
     """
     import deepspeed
 
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,  # `step` is the boundary: packs per step vary
+        "managed_gradient_accumulation": False,  # the number of packs per step varies, so `step` is the boundary
         "gradient_clipping": max_grad_norm,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -68,26 +70,28 @@ def make_engine(
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if resources.offload_optimizer:
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-    asked = RecordingDict(_merged(settings, resolved(resources.deepspeed, "resources.deepspeed")))
+    config = RecordingDict(_merged(settings, resolved(resources.deepspeed, "resources.deepspeed")))
     try:
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=asked)
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
         if not resources.deepspeed:
             raise
-        raise UserError(f"resources.deepspeed: DeepSpeed does not take it: {cut(one_line(error))}") from None
-    if unknown := [name for name in resources.deepspeed if name not in asked.names]:
+        raise UserError(f"resources.deepspeed: DeepSpeed refuses it: {cut(one_line(error))}") from None
+    if unknown := [name for name in resources.deepspeed if name not in config.names]:
         raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
     if bf16 and zero_stage == 0:
-        _begin_anew(engine)
+        _undo_first_step(engine)
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     return engine
 
 
-def _begin_anew(engine: Any) -> None:
-    """Undo the step with gradients of zero that DeepSpeed's optimiser for stage 0 begins with: AdamW would take the first real
-    step for its second, and weights have decayed once."""
+def _undo_first_step(engine: Any) -> None:
+    """Undo the step that DeepSpeed's bf16 optimiser of stage 0 takes with gradients of zero when it is made.
+
+    AdamW would otherwise correct the bias of the first real step as if it were the second, and weights would have decayed once.
+    """
     engine.basic_optimizer.state.clear()
     master = whole_tensors(engine)
     with torch.no_grad():
@@ -97,8 +101,31 @@ def _begin_anew(engine: Any) -> None:
 
 
 def fill_gradients(module: torch.nn.Module) -> None:
-    """Give parameters that no micro-batch used, such as those of an expert, a gradient of zero, where gradients are in fp32 and
-    the parameters are not: DeepSpeed would give them one of their own type."""
+    """Give parameters that no micro-batch used, such as those of an idle expert, a gradient of zero in fp32.
+
+    Needed where gradients are in fp32 and parameters are not: DeepSpeed would make a gradient of the parameter's own type.
+    """
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.grad is None and parameter.grad_dtype != parameter.dtype:
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
+
+
+def close_engine(engine: Any, module: torch.nn.Module, zero_stage: int) -> None:
+    """Free the memory of an engine and its module.
+
+    ZeRO-3 keeps a reference to every module that it ever saw, in a global list and in the caches of methods.
+    """
+    engine.destroy()
+    if zero_stage != 3:
+        return
+    from deepspeed.runtime.zero import parameter_offload
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+
+    stack = parameter_offload.FWD_MODULE_STACK
+    stack[:] = [other for other in stack if other is not module]
+    for method in vars(PartitionedParameterCoordinator).values():
+        for cell in (
+            getattr(method, "__closure__", None) or ()
+        ):  # DeepSpeed wraps its methods, so the cache is in a closure
+            if hasattr(cell.cell_contents, "cache_clear"):
+                cell.cell_contents.cache_clear()

@@ -46,10 +46,11 @@ class Forward:
     def __init__(self, job: ForwardJob, resources: ResourcesConfig, device: Device) -> None:
         self.job, self.token_budget, self.device = job, resources.max_tokens_per_microbatch, device
         bf16 = job.model.bf16 if job.bf16 is None else job.bf16
-        dtype, share = torch.bfloat16 if bf16 else torch.float32, resources.attention == "auto"
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        share_prefixes = resources.attention == "auto"
         try:
             with memory_explained(self.token_budget):
-                self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share, job.context)
+                self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share_prefixes, job.context)
         except OutOfMemory as error:  # whatever the size of micro-batches
             raise EnvironmentFault(
                 f"{job.model.reference.short} does not fit into the memory of one device, which has to hold all of a model "
@@ -64,10 +65,10 @@ class Forward:
         """
         rows = [Row(number, (self._sequence(*pair),)) for number, pair in enumerate(pairs)]
         values = np.zeros(len(rows), np.float32)
-        for part in cut(rows, 1, self.token_budget, self.packed.shares)[0]:
+        for part in cut(rows, 1, self.token_budget, self.packed.shares_prefixes)[0]:
             if not part:
                 continue
-            micro = pack(part, self.device.torch_device, self.packed.shares)
+            micro = pack(part, self.device.torch_device, self.packed.shares_prefixes)
             with torch.no_grad():
                 output = run_packed(self.packed, micro, self.job.temperature)
                 if self.job.verdicts:

@@ -1,7 +1,6 @@
 """One model under DeepSpeed on one rank: steps on given rows, forward passes, checkpoints that resume exactly, export.
 
-It knows nothing of where rows come from or why; :mod:`~alignment_core.training.trainer` and
-:mod:`~alignment_core.training.policy_trainer` do.
+:mod:`~alignment_core.training.trainer` and :mod:`~alignment_core.training.policy_trainer` choose the rows and losses.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,54 +35,13 @@ from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.collectives import from_rank_0, sum_over_ranks, unanimous
 from alignment_core.training.ema import WeightAverage
-from alignment_core.training.engine import fill_gradients, make_engine
+from alignment_core.training.engine import close_engine, fill_gradients, make_engine
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
 from alignment_core.training.portable_checkpoint import Portable
+from alignment_core.training.step_report import MetricSums, StepReport
 
 Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
-"""Output of the model and its micro-batch → the loss summed over it, and sums of metrics of which one is ``loss``."""
-
-
-@dataclass
-class StepReport:
-    """Sums over the steps of one call on one rank; the driver adds ranks and divides."""
-
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    normaliser: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    grad_norm: float = math.nan
-    learning_rate: float = 0.0
-    seconds: float = 0.0
-    each: list[StepReport] = field(default_factory=list)
-    """The steps one by one, where somebody asks for that."""
-
-    def take(self, step: StepReport) -> None:
-        """Add what one step came to."""
-        for name, value in step.sums.items():
-            self.sums[name] += value
-        self.normaliser += step.normaliser
-        self.tokens += step.tokens
-        self.steps += step.steps
-        self.grad_norm, self.learning_rate = step.grad_norm, step.learning_rate
-        self.each.append(step)
-
-
-class MetricSums:
-    """Sums of metrics over micro-batches. They stay on the device until they are read: each read waits for a GPU to finish."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-
-    def add(self, metrics: Mapping[str, torch.Tensor]) -> None:
-        """Add the metrics of a micro-batch, each a single number."""
-        for name, value in metrics.items():
-            value = value.detach().double()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-
-    def read(self) -> dict[str, float]:
-        """The sums by name."""
-        return dict(zip(self._sums, torch.stack([*self._sums.values()]).tolist(), strict=True)) if self._sums else {}
+"""Output of the model and its micro-batch → the loss summed over it, and sums of metrics, among them ``loss``."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +52,10 @@ class Term:
     loss: Loss
     normaliser: float
     report: StepReport
-    """Takes up its sums."""
+    """The sums of the term are added to it."""
     weight: float = 1.0
     temperature: float = 1.0
-    """Of the distribution whose log-probabilities the loss gets."""
+    """Temperature of the distribution over tokens whose log-probabilities the loss gets."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +66,18 @@ class ModelSource:
     head: Head
     head_seed: int | None = None
     adapter_seed: int = 0
-    """With ``training.lora``: what its adapters begin from."""
+    """Seed of the initial adapters; only with ``training.lora``."""
     with_entropy: bool = False
     dropout: bool = False
     """Whether the model's own dropout is on in training; that of LoRA adapters always is."""
     context: int | None = None
-    """Tokens of the longest sequence that an engine samples with it, see :class:`~alignment_core.models.rope.RopeLengths`."""
+    """Tokens of the longest sequence that an engine samples with it; see :class:`~alignment_core.models.rope.RopeLengths`."""
     chat_template: str | None = None
-    """That of the training data, if it is not the tokenizer's own."""
+    """Chat template of the training data, if it is not the tokenizer's own."""
 
 
 class Learner:
-    """Create it on every rank at once; its methods are collective unless they say so."""
+    """One model with its optimiser on this rank. Create it on every rank at once; its methods are collective."""
 
     def __init__(
         self,
@@ -133,16 +90,21 @@ class Learner:
         ema_decay: float | None = None,
     ) -> None:
         """With ``ema_decay`` an exponential moving average of the weights is kept beside them."""
-        self.source, self.training, self.resources, self.device = source, training, resources, device
-        self.rank, self.world = rank, world
+        self.source = source
+        self.training = training
+        self.resources = resources
+        self.device = device
+        self.rank = rank
+        self.world = world
         self.zero_stage = zero_stage(resources, world)
         if self.zero_stage == 3 and training.in_4bit:
-            raise UserError(f"{IN_4_BITS}: ZeRO 3 cannot part weights in 4 bits; set resources.zero_stage to 2 or less")
+            raise UserError(
+                f"{IN_4_BITS}: ZeRO 3 cannot shard weights in 4 bits; set resources.zero_stage to 2 or less"
+            )
         self.steps = 0
         """Optimiser steps that are in the weights."""
-        self.consistent = (
-            True  # false from a step's beginning to its end: nobody may save what a failed step left behind
-        )
+        self.consistent = True
+        """False while a step runs, and after one that failed: its half-updated weights must not be saved."""
         self.grad_norm = 0.0
         dtype = torch.bfloat16 if training.bf16 else torch.float32
         model = replace(source.model, in_4bit=training.in_4bit).load(source.head, dtype, source.head_seed)
@@ -151,10 +113,16 @@ class Learner:
         if training.lora:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")
-        share = resources.attention == "auto"
-        options = source.with_entropy, share, device.torch_device, source.dropout, source.context
-        self.packed = PackedModel(model, source.head, *options)
-        if not unanimous(self.packed.shares, device.torch_device):
+        self.packed = PackedModel(
+            model,
+            source.head,
+            with_entropy=source.with_entropy,
+            share_prefixes=resources.attention == "auto",
+            device=device.torch_device,
+            dropout=source.dropout,
+            context=source.context,
+        )
+        if not unanimous(self.packed.shares_prefixes, device.torch_device):
             raise EnvironmentFault(
                 "resources.attention: prefix trees can be computed on some of the trainers' devices and not on others; use "
                 "devices of one kind, or set it to `sdpa`"
@@ -164,7 +132,8 @@ class Learner:
         if problem := from_rank_0(self._why_not_saved(), device.torch_device):
             raise UserError(problem)
         optimizer = make_optimizer(self.packed, training, self.zero_stage, resources.offload_optimizer)
-        clips = self.zero_stage == 0 and not training.bf16  # DeepSpeed would clip and keep the norm to itself
+        # Without ZeRO and in fp32, DeepSpeed clips but does not report the norm, so gradients are clipped here.
+        clips = self.zero_stage == 0 and not training.bf16
         if clips:
             optimizer.register_step_pre_hook(self._clip)
         limit = 0.0 if clips else training.max_grad_norm
@@ -174,29 +143,29 @@ class Learner:
         self._portable = Portable(self.engine, self.zero_stage) if resources.progress == "store" else None
 
     def _clip(self, *_: Any) -> None:
-        """Called by the optimiser before it steps, when the gradients of all ranks are added up."""
+        """Clip gradients; the optimiser calls it before it steps, when the gradients of all ranks are added up."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.packed.parameters() if p.grad is not None])
         self.grad_norm = float(norm)
-        if self.grad_norm > (most := self.training.max_grad_norm) > 0:
-            torch.nn.utils.clip_grads_with_norm_(self.packed.parameters(), most, norm)
+        if self.grad_norm > self.training.max_grad_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.packed.parameters(), self.training.max_grad_norm, norm)
 
     def parameters(self) -> int:
-        """Parameters of the whole model, also where this rank holds a part of them."""
+        """Number of parameters of the whole model, also where this rank holds a part of them."""
         return sum(_size(p) for p in self.packed.parameters())
 
     def base(self, *batch: Any) -> torch.Tensor:
-        """A forward pass of the model that LoRA began with."""
+        """A forward pass of the model without its LoRA adapters."""
         with adapters_off(self.packed):
             return self.engine(*batch)
 
     def step(self, terms: Sequence[Term], rate: float) -> None:
-        """One optimiser step on the sum of the terms, of whose rows this rank takes its packs.
+        """One optimiser step on the sum of the terms; each rank computes its own packs of their rows.
 
-        The report of the first term takes up what is of the whole step. Raises NumericError on every rank where the loss
+        The report of the first term also gets the numbers of the whole step. Raises NumericError on every rank where the loss
         or its gradient is not finite, or above ``training.max_loss``.
         """
         self.consistent = False
-        if not self.packed.training:  # the engine's own flag never changes
+        if not self.packed.training:  # ask the model: the engine's own flag never changes
             self.engine.train()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
@@ -205,12 +174,13 @@ class Learner:
         loss_of_batch = float(summed)
         if not math.isfinite(loss_of_batch):
             raise NumericError(f"the loss is {loss_of_batch}")
-        if (most := self.training.max_loss) is not None and loss_of_batch > most:
-            raise NumericError(f"the loss is {loss_of_batch:.4g}, above training.max_loss {most:g},")
+        max_loss = self.training.max_loss
+        if max_loss is not None and loss_of_batch > max_loss:
+            raise NumericError(f"the loss is {loss_of_batch:.4g}, above training.max_loss {max_loss:g},")
         fill_gradients(self.packed)
         self.engine.step()
         report = terms[0].report
-        norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none where this trainer clips
+        norm = self.engine.get_global_grad_norm()  # over all ranks; infinite if NaN; None where `_clip` clips
         report.grad_norm = self.grad_norm if norm is None else float(norm)
         if not math.isfinite(report.grad_norm):
             raise NumericError("the gradient is not finite")
@@ -224,40 +194,43 @@ class Learner:
         self.consistent = True
 
     def _backward(self, term: Term, terms: Sequence[Term]) -> float:
-        """Add the gradient of this rank's packs of ``term``, one of the step's ``terms``; their part of the loss.
+        """Add the gradient of this rank's packs of ``term``, one of the step's ``terms``; returns their part of the loss.
 
-        The routers' loss of a step is that of its packs, weighed by their tokens.
+        The load-balancing loss of routers is averaged over the packs of the step, weighted by their tokens.
         """
-        sums, tokens = MetricSums(), sum(row.tokens for one in terms for row in one.rows)
-        for micro in self._packs(term.rows, self.packed.shares):
+        sums = MetricSums()
+        tokens = sum(row.tokens for one in terms for row in one.rows)
+        for micro in self._packs(term.rows, self.packed.shares_prefixes):
             loss_of_pack, metrics = term.loss(run_packed(self.engine, micro, term.temperature), micro)
             tokens_of_pack = sum(row.tokens for row in micro.rows)
             objective = loss_of_pack * (term.weight / term.normaliser)
             if self.packed.router_loss is not None:
                 aux_loss = self.packed.router_loss * (tokens_of_pack / tokens)
                 objective = objective + self.training.router_aux_loss_coef * aux_loss
-                sums.add({"aux_loss": aux_loss * terms[0].normaliser})  # by which it will be divided
+                sums.add({"aux_loss": aux_loss * terms[0].normaliser})  # metrics are divided by it later
             # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
             self.engine.backward(objective * self.world)
             sums.add(metrics)
             term.report.tokens += tokens_of_pack
-        found = sums.read()
-        for name, value in found.items():
+        metric_sums = sums.read()
+        for name, value in metric_sums.items():
             report = terms[0].report if name == "aux_loss" else term.report
             report.sums[name] += value
-        return term.weight * found["loss"] / term.normaliser
+        return term.weight * metric_sums["loss"] / term.normaliser
 
-    def micro_batches(self, rows: Sequence[Row], share: bool | None = None) -> list[MicroBatch]:
+    def micro_batches(self, rows: Sequence[Row], share_prefixes: bool | None = None) -> list[MicroBatch]:
         """This rank's packs of ``rows`` for a forward pass; every rank gets the same number.
 
-        ``share`` is whether another model, for which they are, shares prefixes.
+        Pass ``share_prefixes`` if another model computes them: whether its sequences share prefixes.
         """
         self.engine.eval()
-        return list(self._packs(rows, self.packed.shares if share is None else share)) if rows else []
+        if not rows:
+            return []
+        return list(self._packs(rows, self.packed.shares_prefixes if share_prefixes is None else share_prefixes))
 
-    def _packs(self, rows: Sequence[Row], share: bool) -> Iterator[MicroBatch]:
-        packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch, share)[self.rank]
-        return (pack(part, self.device.torch_device, share) for part in packs)
+    def _packs(self, rows: Sequence[Row], share_prefixes: bool) -> Iterator[MicroBatch]:
+        parts = cut(rows, self.world, self.resources.max_tokens_per_microbatch, share_prefixes)[self.rank]
+        return (pack(part, self.device.torch_device, share_prefixes) for part in parts)
 
     def export(self, directory: Path, average: bool = False, adapter: Path | None = None) -> None:
         """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part).
@@ -265,9 +238,9 @@ class Learner:
         With LoRA its adapters go into the folder ``adapter``, if one is given. Raises EnvironmentFault where the disk has no
         room for the model.
         """
-        self.check_sound()
+        self.check_consistent()
         if average:
-            assert self.average is not None, "it was not asked for"
+            assert self.average is not None, "the learner was made without ema_decay"
             state = self.average.state(self.packed)
         elif self.zero_stage == 3:
             state = self.engine._zero3_consolidated_16bit_state_dict()
@@ -280,7 +253,7 @@ class Learner:
     def _write(self, weights: Mapping[str, torch.Tensor], directory: Path, adapter: Path | None = None) -> None:
         model, source = self.packed.model, self.source.model
         state = merged(model, weights)
-        size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied ones once
+        size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied weights count once
         check_room(directory.parent, size, f"the model of step {self.steps}")
         save_checkpoint(model, source.path, directory, state, source.trust_remote_code)
         if self.source.head == "lm":
@@ -292,7 +265,7 @@ class Learner:
             save_adapter(model, weights, self.training.lora, head, str(source.reference), adapter)
 
     def _why_not_saved(self) -> str | None:
-        """A sentence if the model cannot be saved; found by writing it without its weights, on rank 0."""
+        """Why the model cannot be saved, None if it can; rank 0 tries by writing it without its weights."""
         if self.rank != 0:
             return None
         with tempfile.TemporaryDirectory() as folder:
@@ -308,16 +281,17 @@ class Learner:
         return None
 
     def adapter(self) -> dict[str, bytes]:
-        """The adapter that it trains, as :func:`save_adapter` writes it, by file; nothing on other ranks than the first."""
-        assert self.training.lora, "there is none"
-        self.check_sound()
-        model, whole = self.packed.model, nullcontext()
+        """The files of the trained adapter, as :func:`save_adapter` writes them, by name; empty on ranks other than 0."""
+        assert self.training.lora, "the model has no adapter"
+        self.check_consistent()
+        model = self.packed.model
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        gathered: AbstractContextManager[Any] = nullcontext()
         if self.zero_stage == 3:
             import deepspeed
 
-            whole = deepspeed.zero.GatheredParameters([*trained.values()])
-        with whole, tempfile.TemporaryDirectory() as folder:
+            gathered = deepspeed.zero.GatheredParameters([*trained.values()])
+        with gathered, tempfile.TemporaryDirectory() as folder:
             if self.rank != 0:
                 return {}
             base = str(self.source.model.reference)
@@ -325,7 +299,7 @@ class Learner:
             return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint must share with the learner that resumes from it; one that goes to the store, only its form."""
+        """What a checkpoint must share with the learner that resumes from it; a portable one, only the optimiser."""
         if self._portable is not None:
             return {"portable": self.training.optimizer}
         return {
@@ -336,7 +310,7 @@ class Learner:
 
     def save(self, target: Path) -> None:
         """Write weights and optimiser below ``target``. Raises EnvironmentFault where the disk has no room for them."""
-        self.check_sound()
+        self.check_consistent()
         if self.rank == 0:
             target.mkdir(parents=True, exist_ok=True)
             self._check_room(target)
@@ -349,8 +323,8 @@ class Learner:
             self.engine.save_checkpoint(str(target), tag="state", save_latest=False, exclude_frozen_parameters=True)
             if self.average is not None:
                 self.average.save(target)
-        except (RuntimeError, SafetensorError):  # they do not say why they could not write
-            self._check_room(target)
+        except (RuntimeError, SafetensorError):
+            self._check_room(target)  # these errors do not name a full disk as their reason
             raise
         torch.distributed.barrier()
 
@@ -360,16 +334,16 @@ class Learner:
         try:
             check_room(target, size, f"the checkpoint of step {self.steps}")
         except EnvironmentFault:
-            shutil.rmtree(target, ignore_errors=True)  # half of one is of no use and takes the last room
+            shutil.rmtree(target, ignore_errors=True)  # half a checkpoint is useless and takes the last room
             raise
 
-    def check_sound(self) -> None:
+    def check_consistent(self) -> None:
         """Raise NumericError after a step that failed."""
         if not self.consistent:
             raise NumericError(f"step {self.steps} failed half-way: the half-updated weights are not saved")
 
     def restore(self, target: Path, steps: int) -> None:
-        """Read what :meth:`save` wrote after so many steps. Raises EnvironmentFault where somebody else wrote it."""
+        """Read what :meth:`save` wrote after ``steps`` steps. Raises EnvironmentFault if another user owns it."""
         if self._portable is not None:
             self._portable.load(target, self.average)
             self.steps = steps
@@ -383,25 +357,10 @@ class Learner:
         self.steps = steps
 
     def close(self) -> None:
-        """Let go of what DeepSpeed holds."""
-        self.engine.destroy()
-        if self.zero_stage == 3:
-            _forget(self.packed)
-
-
-def _forget(model: torch.nn.Module) -> None:
-    """Take a model out of what ZeRO-3 would keep of every one for ever: a global list, and the cache of a method."""
-    from deepspeed.runtime.zero import parameter_offload
-    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
-
-    stack = parameter_offload.FWD_MODULE_STACK
-    stack[:] = [module for module in stack if module is not model]
-    for method in vars(PartitionedParameterCoordinator).values():
-        for cell in getattr(method, "__closure__", None) or ():  # DeepSpeed wraps its methods
-            if hasattr(cell.cell_contents, "cache_clear"):
-                cell.cell_contents.cache_clear()
+        """Free the memory that DeepSpeed holds."""
+        close_engine(self.engine, self.packed, self.zero_stage)
 
 
 def _size(parameter: torch.Tensor) -> int:
-    """Of all of it, also where this rank holds a part."""
+    """Numbers of the whole parameter, also where this rank holds a part of it."""
     return getattr(parameter, "ds_numel", 0) or numbers_of(parameter)

@@ -34,16 +34,17 @@ from alignment_core.models import weight_transfer
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, load_frozen, run_packed
-from alignment_core.models.weight_transfer import Bucket, Share
+from alignment_core.models.weight_transfer import Bucket, BucketSpec
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.checkpoints import described
 from alignment_core.training.collectives import sum_over_ranks
-from alignment_core.training.learner import Learner, ModelSource, StepReport, Term
+from alignment_core.training.learner import Learner, ModelSource, Term
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.pretraining import Pretraining
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.step_data import StepData
+from alignment_core.training.step_report import StepReport
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ class PolicyTrainer:
         if job.section.kl.coefficient > 0 and starts_below and job.reference is None:
             self.reference = self.policy.base  # no second copy: the policy without its adapters is what it started from
         elif job.section.kl.coefficient > 0:
-            dtype, share = torch.bfloat16 if training.bf16 else torch.float32, resources.attention == "auto"
-            share = self.policy.packed.shares if job.reference is None else share
+            dtype = torch.bfloat16 if training.bf16 else torch.float32
+            share = resources.attention == "auto" if job.reference else self.policy.packed.shares_prefixes
             start = job.reference or replace(job.policy, in_4bit=training.in_4bit)
             self.frozen = load_frozen(start, "lm", dtype, device.torch_device, share, job.context)
             self.reference = self.frozen
@@ -141,12 +142,12 @@ class PolicyTrainer:
         """
         asked: list[tuple[str, Any, bool]] = []
         if old:
-            asked.append(("old_logps", self.policy.engine, self.policy.packed.shares))
+            asked.append(("old_logps", self.policy.engine, self.policy.packed.shares_prefixes))
         if self.reference is not None:
-            shares = (self.frozen or self.policy.packed).shares
+            shares = (self.frozen or self.policy.packed).shares_prefixes
             asked.append(("reference_logps", self.reference, shares))
         if "critic" in self.learners:
-            asked.append(("old_values", self.learners["critic"].engine, self.learners["critic"].packed.shares))
+            asked.append(("old_values", self.learners["critic"].engine, self.learners["critic"].packed.shares_prefixes))
         for learner in self.learners.values():
             learner.engine.eval()
         packs = {share: self.policy.micro_batches(self.rows, share) for share in {share for _, _, share in asked}}
@@ -271,7 +272,7 @@ class PolicyTrainer:
         values_K = self.batch.numbers[name][self.batch.places_K(micro.rows)]
         return torch.from_numpy(values_K).to(micro.input_ids.device)
 
-    def buckets(self) -> list[Share]:
+    def buckets(self) -> list[BucketSpec]:
         """Which of the policy's weights travel together to the engines.
 
         Engines on the same GPUs that slept during the update have back what it alone took of their memory.
@@ -280,9 +281,9 @@ class PolicyTrainer:
             torch.cuda.empty_cache()
         return weight_transfer.plan(self.policy.packed.model)
 
-    def bucket(self, share: Share, merge: bool = True) -> Bucket:
+    def bucket(self, share: BucketSpec, merge: bool = True) -> Bucket:
         """These weights of the policy, adapters merged in or left out; nothing on other ranks than the first."""
-        self.policy.check_sound()
+        self.policy.check_consistent()
         return self.sender.bucket(share, merge)
 
     def adapter(self) -> dict[str, bytes]:

@@ -44,8 +44,8 @@ class Teacher:
         self.token_budget, self.device = resources.max_tokens_per_microbatch, device
         dtype = torch.bfloat16 if job.bf16 else torch.float32
         with memory_explained(self.token_budget):
-            share = resources.attention == "auto"
-            self.packed = load_frozen(job.model, "lm", dtype, device.torch_device, share)
+            share_prefixes = resources.attention == "auto"
+            self.packed = load_frozen(job.model, "lm", dtype, device.torch_device, share_prefixes)
         self.packed.top = job.top_k
         tokens = max(job.model.tokenizer().get_vocab().values()) + 1
         head = self.packed.model.get_output_embeddings()
@@ -54,10 +54,10 @@ class Teacher:
     def run(self, rows: Sequence[Row]) -> list[Said]:
         """For each row of one sequence the likeliest tokens of each target, the most likely first."""
         said: dict[int, Said] = {}
-        for part in cut(rows, 1, self.token_budget, self.packed.shares)[0]:
+        for part in cut(rows, 1, self.token_budget, self.packed.shares_prefixes)[0]:
             if not part:
                 continue
-            micro = pack(part, self.device.torch_device, self.packed.shares)
+            micro = pack(part, self.device.torch_device, self.packed.shares_prefixes)
             with torch.no_grad():
                 ids_KC, logps_KC = run_packed(self.packed, micro).cpu().numpy()
             ends = np.cumsum([int(row.sequences[0].targets.sum()) for row in part])[:-1]

@@ -1,7 +1,7 @@
-"""The trainer: one loop for every method, over DeepSpeed, with checkpoints that resume exactly.
+"""Training on fixed data on one rank: the steps of every method, with checkpoints that resume exactly.
 
-One object per rank. What a step does follows from (job, step) alone: which rows, how they are cut, the learning rate,
-the dropout seed. So a resumed run needs nothing but the weights, the optimiser and the number of the next step.
+A step depends on (job, step) alone: which rows, how they are cut, the learning rate, the dropout seed. So a resumed run needs
+only the weights, the optimiser and the number of the next step.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.checkpoints import described
 from alignment_core.training.collectives import agree, sum_over_ranks
-from alignment_core.training.learner import Learner, Loss, MetricSums, ModelSource, StepReport, Term
+from alignment_core.training.learner import Learner, Loss, ModelSource, Term
 from alignment_core.training.methods.base import BatchMethod, Method
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
+from alignment_core.training.step_report import MetricSums, StepReport
 from alignment_core.training.training_rows import Rows, rows_before, shuffles, training_rows
 
 
@@ -43,29 +44,31 @@ class TrainJob:
     method: Method
     model: Model
     reference_logps: Path | None
-    """What the stage of this name made of the data, for a method that needs it."""
+    """Output of the stage of this name for the same data, for a method that needs it."""
     train_data: Path
     test_data: Path | None
     training: TrainingConfig
     seed: int
     reference: Model | None = None
-    """What a method compares with that has its reference follow the policy (``sync``), as it starts; None: the policy."""
+    """Initial reference of a method whose reference follows the policy (``sync``); None: the policy."""
     sync: ReferenceSyncConfig | None = None
     scratch: Path | None = None
-    """Folder for rows that are not in memory; None: where temporary files go."""
+    """Folder for rows that are not in memory; None: the folder for temporary files."""
     dropout: bool = False
     """Whether the model's own dropout is on; that of LoRA adapters always is."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> Trainer:
-        """One rank of it."""
+        """The trainer of one rank."""
         return Trainer(self, resources, device, rank, world)
 
 
 class Trainer:
-    """Trains one job on this rank. Create it on every rank at once; its methods are collective unless they say so."""
+    """Trains one job on this rank. Create it on every rank at once; its methods are collective."""
 
     def __init__(self, job: TrainJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
-        self.job, self.resources, self.device, self.rank, self.world = job, resources, device, rank, world
+        self.job = job
+        self.device = device
+        self.rank = rank
         self.rows = training_rows(job.train_data, job.method, job.scratch)
         self.shuffles = shuffles(job.train_data)
         self.test_rows = list(training_rows(job.test_data, job.method, job.scratch)) if job.test_data else []
@@ -82,15 +85,25 @@ class Trainer:
             train = first_rows(self.total_steps * config.batch_size, len(self.rows), job.seed, self.shuffles)
             needed = {"train": train, "test": range(len(self.test_rows))}
             self.reference = ReferenceLogps.read(job.reference_logps, needed)
-        seeds = derive_seed(job.seed, "head"), derive_seed(job.seed, "adapters")
-        template = chat_template_of(job.train_data.parent)
-        source = ModelSource(job.model, job.method.head, *seeds, dropout=job.dropout, chat_template=template)
+        source = ModelSource(
+            job.model,
+            job.method.head,
+            head_seed=derive_seed(job.seed, "head"),
+            adapter_seed=derive_seed(job.seed, "adapters"),
+            dropout=job.dropout,
+            chat_template=chat_template_of(job.train_data.parent),
+        )
         self.learner = Learner(source, config, resources, device, rank, world)
         self.engine = self.learner.engine
         self.moving: MovingReference | None = None
         if job.sync is not None:
-            dtype, share = torch.bfloat16 if config.bf16 else torch.float32, self.learner.packed.shares
-            frozen = load_frozen(job.reference or job.model, job.method.head, dtype, device.torch_device, share)
+            frozen = load_frozen(
+                job.reference or job.model,
+                job.method.head,
+                torch.bfloat16 if config.bf16 else torch.float32,
+                device.torch_device,
+                self.learner.packed.shares_prefixes,
+            )
             self.moving = MovingReference(frozen, self.learner, job.sync.sync_steps, job.sync.mixup_alpha)
 
     def layout(self) -> dict[str, Any]:
@@ -98,9 +111,10 @@ class Trainer:
         return self.learner.layout()
 
     def prepare(self, checkpoint: Path | None) -> dict[str, Any]:
-        """Go on from a complete checkpoint, if there is one; say where we stand."""
+        """Continue from a complete checkpoint, if there is one; where the job stands."""
         if self.moving:
-            self.reference = ReferenceLogps({"test": self._held_out_logps(self.moving)})  # before the reference moves
+            # Before the reference moves, so that held-out losses of all steps compare with the same policy.
+            self.reference = ReferenceLogps({"test": self._held_out_logps(self.moving)})
         if checkpoint is not None:
             self.learner.restore(checkpoint, described(checkpoint)["step"])
             if self.moving:
@@ -117,19 +131,20 @@ class Trainer:
         report = StepReport()
         started = time.monotonic()
         for _ in range(min(steps, self.total_steps - self.learner.steps)):
-            taken = StepReport()
-            self._step(taken)
-            report.take(taken)
+            of_step = StepReport()
+            self._step(of_step)
+            report.add(of_step)
             if agree(time.monotonic() - started > seconds, self.device.torch_device):
                 break
         report.seconds = time.monotonic() - started
         return report
 
     def _step(self, report: StepReport) -> None:
-        job, step = self.job, self.learner.steps
+        job = self.job
+        step = self.learner.steps
         numbers = batch_of_step(step, len(self.rows), job.training.batch_size, job.seed, self.shuffles)
         batch = [self.rows[number] for number in numbers]
-        torch.manual_seed(derive_seed(job.seed, "step", step, self.rank))  # dropout, where a model has any
+        torch.manual_seed(derive_seed(job.seed, "step", step, self.rank))  # for dropout, if the model has any
         rate = learning_rate(job.training, step, self.total_steps)
         method = self._method_of("train", batch, step / max(1, self.total_steps - 1))
         try:
@@ -147,14 +162,14 @@ class Trainer:
         return loss
 
     def _reference_of(self, split: str, micro: MicroBatch, first: int = 0) -> torch.Tensor | None:
-        """What the method compares a micro-batch with, if with anything: [S], the numbers from column ``first`` on."""
+        """The reference's log-probabilities of a micro-batch, [S], from column ``first`` on; None if there is no reference."""
         if self.moving and split == "train":
             return self.moving.logps_of(micro)
         return self.reference.of(split, micro, first) if self.reference else None
 
     def _held_out_logps(self, reference: MovingReference) -> np.ndarray:
-        """Log-probabilities of the held-out rows under the reference as it is, in nats: [rows, columns] float32, the columns as
-        in :class:`ReferenceLogps`. All held-out losses compare with the same policy, so that they compare over the steps."""
+        """Log-probabilities of the held-out rows under the reference as it is now, in nats: [rows, columns] float32, with
+        columns as in :class:`ReferenceLogps`."""
         columns, parts = [], [self.test_rows]
         if isinstance(self.job.method, BatchMethod) and not self.job.method.passes_trained_rows:
             parts.append(list(self.rows_before["test"]))
@@ -168,12 +183,15 @@ class Trainer:
         return np.concatenate(columns, axis=1) if columns else np.zeros((0, 0), np.float32)
 
     def _method_of(self, split: str, rows: Sequence[Row], done: float | None = None) -> Method:
-        """The method for a batch, in training after this share of all steps; where its loss depends on all of the batch, after
-        the pass without a gradient that it asks for."""
+        """The method for a batch; if its loss depends on the whole batch, after a pass over it without gradient.
+
+        ``done`` is the fraction of all steps that are done, in training.
+        """
         method = self.job.method
         if not isinstance(method, BatchMethod):
             return method
-        before, sums = self.rows_before[split], list[torch.Tensor]()
+        before = self.rows_before[split]
+        sums: list[torch.Tensor] = []
         first = 0 if method.passes_trained_rows else len(rows[0].sequences)
         for micro in self.learner.micro_batches([before[row.number] for row in rows] if len(before) else []):
             reference = self._reference_of(split, micro, first)
@@ -181,17 +199,18 @@ class Trainer:
                 sums.append(method.sums_before(run_packed(self.engine, micro), micro, reference).double())
         return method.of_batch(rows, sum_over_ranks(torch.stack(sums).sum(0)) if sums else None, done)
 
-    def _numeric_error(self, what: str, numbers: Sequence[int]) -> NumericError:
-        """Says which step it was and every row of its batch, with the place in the user's data where that is known."""
+    def _numeric_error(self, reason: str, numbers: Sequence[int]) -> NumericError:
+        """An error that names the step and every row of its batch, with the row's place in the user's data if that is known."""
         sources = _sources(self.job.train_data)
         rows = ", ".join(f"{number} ({sources[number]})" if sources else str(number) for number in numbers)
         return NumericError(
-            f"{what} at step {self.learner.steps} of {self.total_steps}; the rows of its batch are {rows}"
+            f"{reason} at step {self.learner.steps} of {self.total_steps}; the rows of its batch are {rows}"
         )
 
     def evaluate(self) -> StepReport:
         """Loss and metrics on the held-out rows, without gradients."""
-        report, loss = StepReport(), self._loss_of("test", self._method_of("test", self.test_rows))
+        report = StepReport()
+        loss = self._loss_of("test", self._method_of("test", self.test_rows))
         report.normaliser = self.job.method.normaliser(self.test_rows) if self.rank == 0 else 0.0
         sums = MetricSums()
         for micro in self.learner.micro_batches(self.test_rows):
@@ -201,17 +220,17 @@ class Trainer:
         return report
 
     def export(self, directory: Path) -> None:
-        """Write the trained model as a Hugging Face folder, with LoRA and its adapters in a folder therein (rank 0 writes, all
-        ranks take part)."""
+        """Write the trained model as a Hugging Face folder, and adapters of LoRA into a folder in it (rank 0 writes, all ranks
+        take part)."""
         self.learner.export(directory, adapter=directory / ADAPTER)
 
     def close(self) -> None:
-        """Let go of the model's memory."""
+        """Free the model's memory."""
         self.learner.close()
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint of this step says of itself."""
-        self.learner.check_sound()
+        """The description of a checkpoint of this step."""
+        self.learner.check_consistent()
         return {"step": self.learner.steps, "layout": self.layout()}
 
     def save(self, folder: Path) -> None:
@@ -222,7 +241,7 @@ class Trainer:
 
 
 def _sources(path: Path) -> Any:
-    """Where the rows of a table were read, if it says so."""
+    """The column with the places of a table's rows in the user's data, if it has one."""
     import pyarrow.parquet
 
     names = pyarrow.parquet.read_schema(path).names

@@ -54,8 +54,8 @@ def passes(model: PackedModel, rows: list[Row]) -> tuple[float, torch.Tensor]:
     """Loss and gradient of all rows."""
     model.zero_grad()
     loss = 0.0
-    for part in cut(rows, 1, BUDGET, model.shares)[0]:
-        loss_of_pack = -run_packed(model, pack(part, share=model.shares)).sum()
+    for part in cut(rows, 1, BUDGET, model.shares_prefixes)[0]:
+        loss_of_pack = -run_packed(model, pack(part, share_prefixes=model.shares_prefixes)).sum()
         loss_of_pack.backward()
         loss += float(loss_of_pack)
     return loss, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -66,9 +66,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         parameters = create_model(SHAPE, None, 0, Path(folder))
         trees, lines = (
-            PackedModel(load_model(folder, "lm", torch.float32), "lm", share=share).train() for share in (True, False)
+            PackedModel(load_model(folder, "lm", torch.float32), "lm", share_prefixes=share).train()
+            for share in (True, False)
         )
-    assert trees.shares
+    assert trees.shares_prefixes
     for name, rows in rows_of_each_kind().items():
         (loss, gradient), (loss_of_lines, gradient_of_lines) = passes(trees, rows), passes(lines, rows)
         parts = {"trees": partial(passes, trees, rows), "lines": partial(passes, lines, rows)}

@@ -17,7 +17,7 @@ from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models.model_ref import Model
 from alignment_core.models.scratch import create_model
-from alignment_core.models.weight_transfer import Share
+from alignment_core.models.weight_transfer import BucketSpec
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
 from alignment_core.training.policy_trainer import PolicyTrainer, RlJob
 from alignment_core.training.rank_folders import write
@@ -96,7 +96,7 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
         ranks = open_job(trainers, RlJob(section, policy, None, 0), resources)
         resume(ranks, progress)
         buckets = ranks.all(PolicyTrainer.buckets)[0]
-        single = [Share((name,)) for share in buckets for name in share.names if share.number == 0]
+        single = [BucketSpec((name,)) for spec in buckets for name in spec.names if spec.number == 0]
         times: dict[str, list[float]] = {"bucketed": [], "per_parameter": [], "folder": []}
         for _ in range(REPEATS):
             for name, plan in (("bucketed", buckets), ("per_parameter", single)):
@@ -112,9 +112,9 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     }
 
 
-def _send(ranks: ActorGroup[PolicyTrainer], engines: Engines, plan: list[Share]) -> None:
+def _send(ranks: ActorGroup[PolicyTrainer], engines: Engines, plan: list[BucketSpec]) -> None:
     engines.begin_update()
-    ranks.relay((call(PolicyTrainer.bucket, share) for share in plan), engines.group, Engine.take_bucket)
+    ranks.relay((call(PolicyTrainer.bucket, spec) for spec in plan), engines.group, Engine.take_bucket)
     engines.end_update("policy", 1)
 
 

@@ -228,7 +228,7 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Engines, models: dict
     model = transformers.AutoModelForCausalLM.from_pretrained(models["b"])
     names = tuple(name for share in weight_transfer.plan(model) for name in share.names if "layers.1.mlp" not in name)
     engine.begin_update()
-    bucket = weight_transfer.Sender(model, rank=0, zero_stage=0).bucket(weight_transfer.Share(names))
+    bucket = weight_transfer.Sender(model, rank=0, zero_stage=0).bucket(weight_transfer.BucketSpec(names))
     engine.group.one(0, Engine.take_bucket, bucket)
     says = r"had no weights for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):

@@ -73,7 +73,7 @@ def test_the_trainer_computes_what_the_engine_sampled_from(
         for number, (prompt, one) in enumerate(zip(prompts, sampled, strict=True))
     ]
     packed = PackedModel(load_model(str(tmp_path / "model"), "lm", torch.float32), "lm", context=context)
-    assert packed.shares
+    assert packed.shares_prefixes
     with torch.no_grad():
         found = run_packed(packed, pack(rows))
     np.testing.assert_allclose(found.numpy(), np.concatenate([one.logps for one in sampled]), atol=1e-4)

@@ -78,7 +78,7 @@ def rows_of(sequences: list[np.ndarray]) -> list[Row]:
     return [Row(number, (TokenSequence(one, np.arange(len(one)) > 0),)) for number, one in enumerate(sequences)]
 
 
-def check_that_packed_is_alone(model: Any, share: bool) -> None:
+def check_that_packed_is_alone(model: Any, share_prefixes: bool) -> None:
     """Log-probabilities of packed sequences are those of each sequence alone, by ``transformers``."""
     ids = trees(np.random.default_rng(1))
     alone = []
@@ -87,15 +87,15 @@ def check_that_packed_is_alone(model: Any, share: bool) -> None:
             logps = torch.log_softmax(model(torch.from_numpy(one)[None]).logits[0], -1)
             alone.append(logps[torch.arange(len(one) - 1), torch.from_numpy(one[1:])])
         packed = PackedModel(model, "lm")
-        assert packed.shares == share
-        found = run_packed(packed, pack(rows_of(ids), share=packed.shares))
+        assert packed.shares_prefixes == share_prefixes
+        found = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
     torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma", "mistral", "phi3", "olmo2", "gpt_neox"])
 def test_models_with_plain_attention_share_prefixes(architecture: str) -> None:
     more = {"sliding_window": None} if architecture == "mistral" else {}
-    check_that_packed_is_alone(model_of(architecture, **more), share=True)
+    check_that_packed_is_alone(model_of(architecture, **more), share_prefixes=True)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_models_with_plain_attention_share_prefixes(architecture: str) -> None:
 )
 def test_models_with_windows_keep_what_transformers_does(architecture: str, more: dict[str, Any]) -> None:
     model = model_of(architecture, **more)
-    check_that_packed_is_alone(model, share=False)
+    check_that_packed_is_alone(model, share_prefixes=False)
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_model_that_trains_with_dropout_in_its_attention_shares_nothing() -> None:
-    assert not PackedModel(model_of("llama", attention_dropout=0.1), "lm", dropout=True).shares
-    assert PackedModel(model_of("llama", attention_dropout=0.1), "lm").shares, "its dropout is off"
+    assert not PackedModel(model_of("llama", attention_dropout=0.1), "lm", dropout=True).shares_prefixes
+    assert PackedModel(model_of("llama", attention_dropout=0.1), "lm").shares_prefixes, "its dropout is off"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,7 +125,7 @@ def test_a_model_that_carries_state_from_token_to_token_has_a_line_for_each_sequ
     model = model_of("jamba", **jamba).to(dtype)
     assert PackedModel(model, "lm").alone
     if dtype == torch.float32:
-        check_that_packed_is_alone(model, share=False)
+        check_that_packed_is_alone(model, share_prefixes=False)
 
 
 def test_a_model_that_keeps_the_trees_from_its_layers_shares_nothing() -> None:
@@ -136,7 +136,7 @@ def test_a_model_that_keeps_the_trees_from_its_layers_shares_nothing() -> None:
             return super().forward(*arguments, **more)
 
     model.__class__ = Deaf
-    check_that_packed_is_alone(model, share=False)
+    check_that_packed_is_alone(model, share_prefixes=False)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -144,17 +144,19 @@ def test_a_model_whose_layers_count_tokens_from_the_beginning_of_a_line_has_one_
     llama4 = {"attention_chunk_size": 32, "intermediate_size_mlp": 64, "num_local_experts": 2}
     model = model_of("llama4_text", **llama4)
     assert PackedModel(model, "lm").alone
-    check_that_packed_is_alone(model, share=False)
+    check_that_packed_is_alone(model, share_prefixes=False)
 
 
 def test_a_pack_of_nothing_has_one_token_in_a_line_of_its_own() -> None:
-    module = PackedModel(model_of("llama"), "lm", share=False)
+    module = PackedModel(model_of("llama"), "lm", share_prefixes=False)
     module.alone = True
-    assert run_packed(module, pack([], share=False)).shape == (0,)
+    assert run_packed(module, pack([], share_prefixes=False)).shape == (0,)
 
 
 def test_a_model_for_short_sequences_can_be_packed() -> None:
-    assert PackedModel(model_of("opt", max_position_embeddings=16, word_embed_proj_dim=32, ffn_dim=64), "lm").shares
+    assert PackedModel(
+        model_of("opt", max_position_embeddings=16, word_embed_proj_dim=32, ffn_dim=64), "lm"
+    ).shares_prefixes
 
 
 def test_tensors_of_any_strides_are_read_as_they_are() -> None:
@@ -172,7 +174,7 @@ def test_a_model_that_shares_prefixes_is_as_before_to_others(tmp_path: Any) -> N
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
     with torch.no_grad():
         before = model(ids, attention_mask=mask).logits
-        assert PackedModel(model, "lm").shares
+        assert PackedModel(model, "lm").shares_prefixes
         assert model.config._attn_implementation == NAME
         torch.testing.assert_close(model(ids, attention_mask=mask).logits[mask.bool()], before[mask.bool()])
     model.save_pretrained(tmp_path)

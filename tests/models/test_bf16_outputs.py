@@ -25,7 +25,7 @@ def test_logits_are_divided_by_the_temperature_in_fp32() -> None:
     model.lm_head.register_forward_hook(lambda _module, _arguments, output: heads.append(output))
     packed = PackedModel(model, "lm", with_entropy=True)
     heads.clear()
-    micro = pack(rows_of(IDS), share=packed.shares)
+    micro = pack(rows_of(IDS), share_prefixes=packed.shares_prefixes)
     with torch.no_grad():
         logps_K, entropy_K = run_packed(packed, micro, temperature=0.7)
     (logits,) = heads
@@ -48,7 +48,7 @@ def test_a_reward_head_computes_in_fp32(head: Any) -> None:
     states: list[torch.Tensor] = []
     model.model.norm.register_forward_hook(lambda _module, _arguments, output: states.append(output))
     packed = PackedModel(model.eval(), head)
-    micro = pack(rows_of(ids), share=packed.shares)
+    micro = pack(rows_of(ids), share_prefixes=packed.shares_prefixes)
 
     def scores() -> tuple[torch.Tensor, torch.Tensor]:
         states.clear()
@@ -78,7 +78,7 @@ def test_a_reward_head_learns_from_what_it_computed_in_fp32() -> None:
     model.model.norm.register_forward_hook(lambda _module, _arguments, output: states.append(output.detach()))
     packed = PackedModel(model, "score")
     states.clear()
-    micro = pack(rows_of(IDS), share=packed.shares)
+    micro = pack(rows_of(IDS), share_prefixes=packed.shares_prefixes)
     run_packed(packed, micro).sum().backward()
     expected = states[0].flatten(0, 1)[micro.last_S].double().sum(0)
     torch.testing.assert_close(model.score.weight.grad[0].double(), expected, atol=1e-2, rtol=1e-2)

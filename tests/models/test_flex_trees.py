@@ -72,7 +72,7 @@ def test_a_device_that_cannot_have_it_keeps_the_attention_of_transformers(
     assert "FlexAttention does not run on this device (NotImplementedError)" in caplog.text
     monkeypatch.setattr(flex_trees, "works", lambda *_: False)
     model = model_of("llama")
-    assert not PackedModel(model, "lm", device="cuda").shares
+    assert not PackedModel(model, "lm", device="cuda").shares_prefixes
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -91,8 +91,8 @@ def test_a_device_that_computes_gradients_too_passes_the_trial(
 def test_a_device_is_asked_for_the_heads_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(flex_trees, "works", lambda *of: asked.append(of) or True)
-    assert PackedModel(model_of("llama"), "lm", device="cuda").shares
-    assert PackedModel(model_of("gpt_neox"), "lm", device="cuda").shares
+    assert PackedModel(model_of("llama"), "lm", device="cuda").shares_prefixes
+    assert PackedModel(model_of("gpt_neox"), "lm", device="cuda").shares_prefixes
     assert asked == [("cuda", torch.float32, 4, 2, 8), ("cuda", torch.float32, 4, 4, 8)]
 
 
@@ -116,7 +116,7 @@ def test_a_model_on_a_gpu_gives_what_it_gives_on_a_cpu(dtype: torch.dtype) -> No
     gradients = []
     for device in ("cpu", "cuda"):
         packed = PackedModel(model, "lm", device=device).to(device).train()
-        assert packed.shares
+        assert packed.shares_prefixes
         logps = run_packed(packed, pack(rows, device))
         gradients.append([logps, *torch.autograd.grad(logps.sum(), [*model.parameters()])])
     for on_cpu, on_gpu in zip(*gradients, strict=True):

@@ -34,7 +34,7 @@ def test_each_token_sees_those_that_its_sequences_have_before_it(sequences: list
         assert layout.positions[places].tolist() == list(range(len(sequence)))
         assert seen(layout, places[-1]) == places.tolist()
         uses[places] += 1
-    assert layout.uses.tolist() == uses.tolist()
+    assert layout.multiplicity.tolist() == uses.tolist()
     assert [node.start for node in layout.nodes] == [0, *(node.end for node in layout.nodes[:-1])]
 
 
@@ -56,4 +56,4 @@ def test_turns_of_a_conversation_are_a_chain() -> None:
     layout = lay_out([whole[:30], whole, whole[:60]])
     assert layout.ids.tolist() == whole.tolist()
     assert [tuple(node) for node in layout.nodes] == [(0, 30, 90), (30, 60, 90), (60, 90, 90)]
-    assert layout.uses.tolist() == [3] * 30 + [2] * 30 + [1] * 30
+    assert layout.multiplicity.tolist() == [3] * 30 + [2] * 30 + [1] * 30

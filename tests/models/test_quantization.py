@@ -86,7 +86,7 @@ def test_buckets_bring_plain_weights_and_count_their_bytes(tiny_model: Any) -> N
     for share in weight_transfer.plan(small, most):
         bucket = sender.bucket(share)
         assert sum(piece.numbers.nbytes for piece in bucket) <= most
-        found |= dict(receiver.take(bucket))
+        found |= dict(receiver.add(bucket))
     assert found.keys() <= expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
 

@@ -74,9 +74,9 @@ def test_neighbours_in_a_pack_change_nothing(name: str) -> None:
     packed = PackedModel(model, "lm")
     with torch.no_grad():
         for _ in range(2):  # `transformers` remembers the longest sequence of the first pass
-            found = run_packed(packed, pack(rows_of(ids), share=packed.shares))
+            found = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-            one = run_packed(packed, pack(rows_of(ids[1:2]), share=packed.shares))
+            one = run_packed(packed, pack(rows_of(ids[1:2]), share_prefixes=packed.shares_prefixes))
             torch.testing.assert_close(one, alone_part(expected, 1), atol=2e-5, rtol=2e-5)
 
 
@@ -92,7 +92,7 @@ def test_a_sequence_in_a_line_of_its_own_has_positions_of_its_own(name: str) -> 
     packed = PackedModel(model, "lm")
     packed.alone = True
     with torch.no_grad():
-        found = run_packed(packed, pack(rows_of(ids), share=False))
+        found = run_packed(packed, pack(rows_of(ids), share_prefixes=False))
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -116,10 +116,10 @@ def test_with_a_context_all_sequences_have_the_positions_of_one_so_long(name: st
     filled = [np.concatenate([one, np.ones(context - len(one), np.int64)]) for one in ids]
     expected = torch.cat([alone(model, long)[: len(one) - 1] for one, long in zip(ids, filled, strict=True)])
     for share in (True, False):
-        packed = PackedModel(copy.deepcopy(model), "lm", share=share, context=context)
-        assert packed.shares == share
+        packed = PackedModel(copy.deepcopy(model), "lm", share_prefixes=share, context=context)
+        assert packed.shares_prefixes == share
         with torch.no_grad():
-            found = run_packed(packed, pack(rows_of(ids), share=packed.shares))
+            found = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -131,7 +131,7 @@ def test_a_sequence_beyond_the_context_shares_no_prefix_with_others() -> None:
 
 def test_models_with_other_positions_are_left_as_they_are() -> None:
     packed = PackedModel(model_of("llama"), "lm")
-    assert packed.shares
+    assert packed.shares_prefixes
     assert not packed.rope.needed
     assert "forward" not in vars(packed.model.model.rotary_emb)
 
@@ -143,5 +143,5 @@ def test_a_model_that_counts_chunks_from_the_beginning_of_a_line_is_known_by_its
     expected = torch.cat([alone(model, one) for one in ids])
     packed = PackedModel(model, "lm")
     with torch.no_grad():
-        found = run_packed(packed, pack(rows_of(ids), share=packed.shares))
+        found = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)

@@ -47,7 +47,7 @@ def test_a_policy_that_trains_is_the_policy_that_samples(architecture: str, chec
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     packed = PackedModel(model, "lm")
     for mode in (True, False, True):
-        found = run_packed(packed.train(mode), pack(rows_of(IDS), share=packed.shares))
+        found = run_packed(packed.train(mode), pack(rows_of(IDS), share_prefixes=packed.shares_prefixes))
         torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=1e-5)
     found.sum().backward()
 
@@ -60,10 +60,10 @@ def test_checkpointed_layers_are_computed_a_second_time_in_the_backward_pass(arc
     layers = model.model.layers if architecture == "llama" else model.model.decoder.layers
     layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
     for step in (1, 2):
-        run_packed(packed, pack(rows_of(IDS), share=packed.shares)).sum().backward()
+        run_packed(packed, pack(rows_of(IDS), share_prefixes=packed.shares_prefixes)).sum().backward()
         assert len(calls) == 2 * step
     with torch.no_grad():
-        run_packed(packed.eval(), pack(rows_of(IDS), share=packed.shares))
+        run_packed(packed.eval(), pack(rows_of(IDS), share_prefixes=packed.shares_prefixes))
     assert len(calls) == 5
 
 
@@ -75,7 +75,7 @@ def test_the_dropout_of_adapters_stays_on() -> None:
         if "lora_B" in name:
             weight.data.normal_()
     packed = PackedModel(model, "lm")
-    micro = pack(rows_of(IDS), share=packed.shares)
+    micro = pack(rows_of(IDS), share_prefixes=packed.shares_prefixes)
     first, second = (run_packed(packed.train(), micro).detach() for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(run_packed(packed.eval(), micro), run_packed(packed.eval(), micro))
@@ -87,7 +87,7 @@ def test_the_dropout_of_adapters_stays_on() -> None:
 def test_supervised_fine_tuning_can_ask_for_the_dropout_of_the_configuration(architecture: str) -> None:
     model = model_of(architecture, **NOISY[architecture])
     packed = PackedModel(model, "lm", dropout=True)
-    micro = pack(rows_of(IDS), share=packed.shares)
+    micro = pack(rows_of(IDS), share_prefixes=packed.shares_prefixes)
     first, second = (run_packed(packed.train(), micro).detach() for _ in range(2))
     assert not torch.equal(first, second)
     assert model.config.to_dict().items() >= NOISY[architecture].items(), "what is saved says what it said"

@@ -19,7 +19,7 @@ def parameters(model: Any) -> dict[str, torch.Tensor]:
 
 def received(buckets: list[Bucket]) -> dict[str, torch.Tensor]:
     receiver = Receiver()
-    weights = [one for bucket in buckets for one in receiver.take(bucket)]
+    weights = [one for bucket in buckets for one in receiver.add(bucket)]
     assert len(weights) == len(dict(weights)), "each comes once"
     return dict(weights)
 

@@ -140,11 +140,11 @@ def packed_loss(
     """As the trainer does it: each part is a packed micro-batch, its gradient is added to those before."""
 
     def run() -> float:
-        module = PackedModel(model, method.head, share=share)
+        module = PackedModel(model, method.head, share_prefixes=share)
         normaliser = method.normaliser([row for part in parts for row in part])
         total = 0.0
         for part in parts:
-            batch = pack(part, share=share)
+            batch = pack(part, share_prefixes=share)
             numbers = [2 * row.number + side for row in part for side in (0, 1)]
             reference_S = None if reference is None else reference[numbers]
             loss, metrics = method.loss(run_packed(module, batch), batch, reference_S)
@@ -183,7 +183,7 @@ def test_a_packed_batch_has_the_loss_and_gradient_of_plain_padded_transformers(
         computed = pack(rows).input_ids.numel()
         assert computed < 0.8 * tokens if alike else computed <= tokens
     else:
-        lines = len(pack(rows, share=False).input_ids)
+        lines = len(pack(rows, share_prefixes=False).input_ids)
         assert lines < sum(len(row.sequences) for row in rows) / 2, "several sequences share a line"
     packed = loss_and_gradient(model, packed_loss(method, model, [rows], reference, share))
     padded = loss_and_gradient(model, lambda: padded_loss(method, model, rows, reference))

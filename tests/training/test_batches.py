@@ -49,7 +49,7 @@ def test_rows_of_one_prompt_stay_together_and_what_they_share_counts_once(groups
     assert all(pack(part).input_ids.numel() <= budget for part in packs)
     homes = [{number for number, part in enumerate(packs) for row in part if row.number // 10 == p} for p in range(8)]
     assert all(len(home) <= 1 for home in homes)
-    [apart] = cut(rows, 1, budget, share=False)
+    [apart] = cut(rows, 1, budget, share_prefixes=False)
     assert len(apart) >= len(packs)
 
 
@@ -83,7 +83,7 @@ def test_one_long_completion_leaves_what_the_others_share_together() -> None:
 
 def test_a_short_common_beginning_costs_no_packs() -> None:
     rows = behind([1] * 20, random.Random(0).choices(range(100, 700), k=200))
-    [shared], [apart] = cut(rows, 1, 1024), cut(rows, 1, 1024, share=False)
+    [shared], [apart] = cut(rows, 1, 1024), cut(rows, 1, 1024, share_prefixes=False)
     assert len(shared) <= len(apart)
 
 
@@ -106,7 +106,7 @@ def test_a_pack_holds_a_common_prefix_once_and_points_at_the_predicting_tokens()
     batch = pack(rows)
     assert batch.input_ids.tolist() == [[1, 3, *[5] * 16, 7, 8, 9]]
     assert batch.position_ids.tolist() == [[0, 1, *range(16), 16, 17, 16]]
-    assert batch.uses.tolist() == [[1, 1, *[2] * 16, 1, 1, 1]]
+    assert batch.multiplicity.tolist() == [[1, 1, *[2] * 16, 1, 1, 1]]
     assert batch.labels_K.tolist() == [7, 8, 3, 9]
     assert batch.predict_K.tolist() == [
         17,
@@ -125,7 +125,7 @@ def test_lines_restart_positions_and_point_at_the_predicting_tokens() -> None:
         Row(0, (TokenSequence.of_prompt_and_completion([9], [3]),)),
         Row(1, (TokenSequence.of_prompt_and_completion([5, 6], [7, 8]),)),
     ]
-    batch = pack(rows, share=False)
+    batch = pack(rows, share_prefixes=False)
     assert batch.input_ids.shape == (1, LINE_TOKENS)
     assert batch.input_ids[0, :7].tolist() == [5, 6, 7, 8, 9, 3, 0]
     assert batch.position_ids[0, :7].tolist() == [0, 1, 2, 3, 0, 1, 0]
@@ -138,7 +138,7 @@ def test_lines_restart_positions_and_point_at_the_predicting_tokens() -> None:
 @given(lengths=st.lists(st.integers(2, 300), min_size=1, max_size=40))
 def test_lines_hold_every_sequence_whole(lengths: list[int]) -> None:
     rows = [row(number, length) for number, length in enumerate(lengths)]
-    batch = pack(rows, share=False)
+    batch = pack(rows, share_prefixes=False)
     lines, width = batch.input_ids.shape
     assert width == max(LINE_TOKENS, *lengths)
     assert lines * width <= 2 * sum(lengths) + width  # first fit leaves at most every other line half empty
@@ -151,7 +151,7 @@ def test_lines_hold_every_sequence_whole(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 def test_an_empty_pack_still_has_a_token_for_the_collectives(share: bool) -> None:
-    batch = pack([], share=share)
+    batch = pack([], share_prefixes=share)
     assert batch.input_ids.shape == (1, 1)
     assert batch.sequences == 0
 

@@ -91,9 +91,9 @@ def test_over_the_whole_vocabulary_it_is_the_divergence_of_plain_models_in_every
     expected = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
     for share, budget in ((True, 4000), (True, 64), (False, 100)):
         student.zero_grad()
-        packed, total = PackedModel(student, "lm", share=share), 0.0
+        packed, total = PackedModel(student, "lm", share_prefixes=share), 0.0
         for part in cut(rows, 1, budget, share)[0]:
-            batch = pack(part, share=share)
+            batch = pack(part, share_prefixes=share)
             loss, _ = method.loss(run_packed(packed, batch), batch, None)
             (loss / method.normaliser(rows)).backward()
             total += float(loss.detach()) / method.normaliser(rows)

@@ -18,10 +18,10 @@ from alignment_core.models.microbatch import Row
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.training.batches import cut, pack
-from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.base import BatchMethod
 from alignment_core.training.methods.kto import Kto
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.step_report import StepReport
 from alignment_core.training.trainer import Trainer
 from tests.training.conftest import random_ids
 from tests.training.test_batch_invariance import assert_equal, loss_and_gradient, padded_logps
@@ -83,12 +83,12 @@ def as_trained(
     """As the trainer does it, in packs of at most so many tokens."""
 
     def run() -> float:
-        module = PackedModel(model, "lm", share=share)
+        module = PackedModel(model, "lm", share_prefixes=share)
         rows, before = method.rows(table), method.rows_before(table)
 
         def passes(rows: Sequence[Row], logps: np.ndarray) -> Any:
             for part in cut(rows, 1, tokens, share)[0]:
-                micro = pack(part, share=share)
+                micro = pack(part, share_prefixes=share)
                 numbers = [row.number for row in part]
                 yield run_packed(module, micro), micro, torch.from_numpy(logps[numbers])
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from alignment_core.training.learner import MetricSums
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.step_report import MetricSums
 from tests.stages.calls import ROOT
 
 

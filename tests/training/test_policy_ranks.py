@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rl import RlConfig
-from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.policy_trainer import PolicyTrainer, RlJob
 from alignment_core.training.rank_folders import write
@@ -20,6 +19,7 @@ from alignment_core.training.ranks import TrainerActors
 from alignment_core.training.ranks import open_job as open_policy
 from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_data import StepData
+from alignment_core.training.step_report import StepReport
 from tests.training.conftest import MODEL, random_ids
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
 

@@ -76,9 +76,9 @@ def test_a_cut_batch_has_the_loss_and_gradient_of_plain_transformers(
     model = load_model(str(tiny_model()), "lm", torch.float32)
 
     def packed() -> float:
-        module, rows, total = PackedModel(model, "lm", share=share), METHOD.rows(table), 0.0
+        module, rows, total = PackedModel(model, "lm", share_prefixes=share), METHOD.rows(table), 0.0
         for part in cut(rows, 1, tokens, share)[0]:
-            micro = pack(part, share=share)
+            micro = pack(part, share_prefixes=share)
             loss, metrics = METHOD.loss(run_packed(module, micro), micro, None)
             (loss / METHOD.normaliser(rows)).backward()
             total += float(metrics["loss"]) / METHOD.normaliser(rows)

@@ -75,16 +75,18 @@ def test_the_loss_of_a_pack_is_that_of_the_equation(
     model = load_model(str(mixture_model(architecture)), head, torch.float32, head_seed=7)
     if share:  # each token counts as often as a sequence has it
         rows = [*rows, *(dataclasses.replace(row, number=row.number + 5) for row in rows[:3])]
-    packed, micro = PackedModel(model, head, share=share).train(), pack(rows, share=share)
-    assert int(micro.uses.sum()) == sum(row.tokens for row in rows)
-    assert (micro.uses.numel() < micro.uses.sum()) if share else (0 in micro.uses), "lines are filled"
+    packed, micro = PackedModel(model, head, share_prefixes=share).train(), pack(rows, share_prefixes=share)
+    assert int(micro.multiplicity.sum()) == sum(row.tokens for row in rows)
+    assert (micro.multiplicity.numel() < micro.multiplicity.sum()) if share else (0 in micro.multiplicity), (
+        "lines are filled"
+    )
     without = run_packed(packed, micro)
     assert packed.router_loss is None
     packed.balance_routers()
     assert torch.equal(run_packed(packed, micro), without)
     assert packed.router_loss is not None
     assert float(packed.router_loss) == pytest.approx(of_the_equation(model, rows), rel=1e-5)
-    run_packed(packed, pack([], share=share))
+    run_packed(packed, pack([], share_prefixes=share))
     assert bool(packed.router_loss.isfinite()), "a rank may get an empty pack"
 
 

@@ -25,7 +25,6 @@ from alignment_core.models.model_ref import Model
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.batches import batch_of_step
 from alignment_core.training.checkpoints import newest_progress
-from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.reward_model import RewardModel
@@ -34,6 +33,7 @@ from alignment_core.training.rank_folders import write
 from alignment_core.training.ranks import TrainerActors
 from alignment_core.training.ranks import open_job as open_on
 from alignment_core.training.resumable import resume, save_progress
+from alignment_core.training.step_report import StepReport
 from alignment_core.training.trainer import Trainer, TrainJob
 from tests.training.conftest import MODEL, reference_logps
 
@@ -115,7 +115,7 @@ def test_further_options_of_deepspeed_are_taken_or_refused(make_job: Any, machin
         ({"wall_clock_brakdown": True}, r"resources\.deepspeed\.wall_clock_brakdown: DeepSpeed has no such option"),
         (
             {"zero_optimization": {"bucket": 1}},
-            r"resources\.deepspeed: DeepSpeed does not take it: bucket: Extra inputs are not permitted",
+            r"resources\.deepspeed: DeepSpeed refuses it: bucket: Extra inputs are not permitted",
         ),
     ):
         with machines(1).trainers() as group, pytest.raises(UserError, match=says):
