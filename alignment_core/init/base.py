@@ -22,10 +22,10 @@ class Profile:
     name: str
     """Of the recipe."""
     rows: Rows
-    reading: ColumnMapping
+    mapping: ColumnMapping
     sources: list[dict[str, Any]]
     """The rows to train on, as sources of a recipe."""
-    tests: list[dict[str, Any]]
+    test_sources: list[dict[str, Any]]
     """Held-out rows; empty if there are too few rows to hold some out."""
     prompts: list[dict[str, Any]]
     """The held-out rows as prompts."""
@@ -42,15 +42,9 @@ class Profile:
     @property
     def all_sources(self) -> list[dict[str, Any]]:
         """The rows to train on, and the held-out ones, whose prompts training data must not repeat."""
-        return [*self.sources, *({**source, "held_out": True} for source in self.tests)]
+        return [*self.sources, *({**source, "held_out": True} for source in self.test_sources)]
 
 
 def loaded() -> dict[str, Init]:
     """How each method that has an ``init`` writes a first recipe, by the method's name."""
     return {method.name: method.init for method in methods.loaded()[0] if method.init is not None}
-
-
-def by_rank() -> list[tuple[str, Init]]:
-    """Those that are tried if no method was named, in their order."""
-    ranked = [(name, init) for name, init in loaded().items() if init.rank is not None]
-    return sorted(ranked, key=lambda item: item[1].rank or 0)

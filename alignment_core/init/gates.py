@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alignment_core.init.text import Said, plain
+from alignment_core.init.text import Commented, plain
 
 TAG = "the name of the result in the store"
 
@@ -14,21 +14,23 @@ def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]
     gates, content = [], plain(sections)
     evaluation = content.get("evaluation")
     if method == "dpo" and _holds_out(content["dpo"]):
-        gates.append(Said({"metric": "test_margin", "min": 0.0001}, "prefers the better answers of held-out pairs"))
+        gates.append(
+            Commented({"metric": "test_margin", "min": 0.0001}, "prefers the better answers of held-out pairs")
+        )
     if method == "kto" and _holds_out(content["kto"]):
-        gates.append(Said({"metric": "test_accuracy", "min": 0.5}, "tells good from bad held-out answers"))
+        gates.append(Commented({"metric": "test_accuracy", "min": 0.5}, "tells good from bad held-out answers"))
     judge = "reward functions" if evaluation and "rewards" in evaluation else None
     if _holds_out(content.get("reward_model", {})):
         judge = "reward model"
         gate = {"metric": "reward_model_accuracy", "min": 0.55}
-        gates.append(Said(gate, "a reward model that is no better than chance teaches nothing"))
+        gates.append(Commented(gate, "a reward model that is no better than chance teaches nothing"))
     if evaluation is not None and "verifier" in evaluation:
-        gates.append(Said({"metric": "accuracy", "min_gain": 0}, "no worse than the model with the tag"))
+        gates.append(Commented({"metric": "accuracy", "min_gain": 0}, "no worse than the model with the tag"))
     elif evaluation is not None and judge:
-        gates.append(Said({"metric": "win_rate", "min": 0.5}, f"against the initial policy, by the {judge}"))
+        gates.append(Commented({"metric": "win_rate", "min": 0.5}, f"against the initial policy, by the {judge}"))
     if not gates:
-        return {"tag": Said(tag, f"{TAG}; add `gates` that it must pass")}
-    return {"tag": Said(tag, TAG), "gates": gates}
+        return {"tag": Commented(tag, f"{TAG}; add `gates` that it must pass")}
+    return {"tag": Commented(tag, TAG), "gates": gates}
 
 
 def _holds_out(section: dict[str, Any]) -> bool:

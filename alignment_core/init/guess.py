@@ -45,7 +45,7 @@ class ColumnMapping:
         }
 
 
-def reading(
+def guess_columns(
     rows: Sequence[Row], kind_name: str, only_formats: Sequence[str], given: Mapping[str, str]
 ) -> ColumnMapping | None:
     """How a kind of rows reads these, or None.

@@ -21,7 +21,7 @@ from alignment_core.recipes.paths import is_written_as_path
 from alignment_core.stages.base_model import BaseModelConfig, in_store, near_tags
 
 PRODUCTION = "policy/production"
-USUAL = "Qwen/Qwen2.5-0.5B-Instruct"
+DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 """A small instruction-tuned model that anyone may download."""
 SCRATCH = "scratch"
 """The name that stands for a new tiny model."""
@@ -49,13 +49,13 @@ class Model:
 
 
 def choose(name: str | None, store: Store) -> Model:
-    """The named model, or :data:`USUAL`. Raises UserError for a name that is neither in the store nor a folder or Hub
+    """The named model, or :data:`DEFAULT_MODEL`. Raises UserError for a name that is neither in the store nor a folder or Hub
     name. A Hub that does not answer leaves a model with a ``problem``."""
     if name == SCRATCH:
         return Model(SCRATCH, "a new tiny model, to try the recipe with", TokenizerSource())
     if name is None:
         why = f"small, open and instruction-tuned; --model {PRODUCTION} starts from the store's policy instead"
-        return _of_hub(USUAL, why, store)
+        return _of_hub(DEFAULT_MODEL, why, store)
     why = "as you named it"
     folder = Path(name).expanduser()
     if reference := in_store(store, ModelConfig(name=name), field="--model"):

@@ -14,14 +14,14 @@ from alignment_core.data import kinds
 from alignment_core.data.fields import Fields
 from alignment_core.errors import UserError
 from alignment_core.init import models, reward_functions, rows, text
-from alignment_core.init.base import Profile, by_rank, loaded
+from alignment_core.init.base import Profile, loaded
 from alignment_core.init.gates import promotion
-from alignment_core.init.guess import ColumnMapping, check_columns, columns_of, reading, unreadable
+from alignment_core.init.guess import ColumnMapping, check_columns, columns_of, guess_columns, unreadable
 from alignment_core.init.held_out import hold_out, in_folder
 from alignment_core.init.lengths import Lengths, measure
 from alignment_core.init.machine import Machine, this_machine
 from alignment_core.init.prompts import prompt_template
-from alignment_core.init.text import Said
+from alignment_core.init.text import Commented
 from alignment_core.init.verifying import labels, verifier_of
 from alignment_core.recipes import methods
 from alignment_core.recipes.methods import Init
@@ -97,9 +97,9 @@ def draft(
     profile = Profile(
         name=_name(data.name, method),
         rows=data,
-        reading=mapping,
+        mapping=mapping,
         sources=[{**in_folder(source, folder), **fields} for source in data.sources],
-        tests=[{**source, **kept_columns} for source in held_out.sources],
+        test_sources=[{**source, **kept_columns} for source in held_out.sources],
         prompts=[{**source, **kept_columns} for source in held_out.prompts],
         model=_in_recipe(model, lengths, folder),
         machine=machine or this_machine(),
@@ -135,9 +135,11 @@ def draft(
 def choose_method(request: InitRequest, data: rows.Rows) -> tuple[str, Init, ColumnMapping]:
     """The requested method, or the first that suits the rows, and the mapping of their columns."""
     if request.method is None and not request.rewards:
-        for name, start in by_rank():
+        ranked = sorted((start.rank, name) for name, start in loaded().items() if start.rank is not None)
+        for _, name in ranked:
+            start = loaded()[name]
             for kind in start.kinds:
-                mapping = reading(data.first, kind, start.formats, request.columns)
+                mapping = guess_columns(data.first, kind, start.formats, request.columns)
                 if mapping is not None and start.fits(data.first, mapping):
                     return name, start, mapping
         raise unreadable(data.name, data.first, data.problems)
@@ -146,7 +148,7 @@ def choose_method(request: InitRequest, data: rows.Rows) -> tuple[str, Init, Col
         raise UserError("--reward is for --method rl: leave one of them out, or write `rewards` into the recipe")
     start = loaded()[name]
     for kind in start.kinds:
-        mapping = reading(data.first, kind, (), request.columns)
+        mapping = guess_columns(data.first, kind, (), request.columns)
         if mapping is not None:
             return name, start, mapping
     raise unreadable(data.name, data.first, data.problems, kinds.load(start.kinds[0]))
@@ -179,7 +181,7 @@ def _verification(
     if mapping.kind != "demonstrations":
         return None, None
     prompt = {role: column for role, column in mapping.columns.items() if role in ("prompt", "messages", "tools")}
-    as_prompts = reading(first, "prompts", ("prompts", "messages"), {**prompt, **given})
+    as_prompts = guess_columns(first, "prompts", ("prompts", "messages"), {**prompt, **given})
     column = as_prompts.columns.get("label") if as_prompts else None
     if column is None:
         return None, None
@@ -214,28 +216,28 @@ def _name(data: str, method: str) -> str:
 
 def _content(profile: Profile, method: str, start: Init, sections: dict[str, Any]) -> dict[str, Any]:
     """The sections of the recipe, with comments."""
-    model = Said(profile.model.name, "a Hub name, a folder, or a tag of the store")
+    model = Commented(profile.model.name, "a Hub name, a folder, or a tag of the store")
     if profile.model.is_scratch:
         shape = {"scratch": {**SCRATCH_SHAPE, "max_position_embeddings": profile.model.context}}
-        model = Said(
+        model = Commented(
             shape, "new and tiny; for a real run write `model: NAME`: a Hub name, a folder or a tag of the store"
         )
     content = {"method": method, "name": profile.name, "seed": 0, "model": model, **sections}
     if start.promotes:
         content["promotion"] = promotion(f"policy/{profile.name}", method, sections)
     if profile.model.is_scratch:
-        content["resources"] = {"zero_stage": Said(0, "so small a model has nothing to share between ranks")}
+        content["resources"] = {"zero_stage": Commented(0, "so small a model has nothing to share between ranks")}
     return content
 
 
 def _with_template(value: Any, template: str) -> Any:
     """Add the template to every data set."""
-    if isinstance(value, Said):
+    if isinstance(value, Commented):
         return replace(value, value=_with_template(value.value, template))
     if not isinstance(value, dict):
         return value
     inner = {name: _with_template(item, template) for name, item in value.items()}
-    return {**inner, "prompt_template": Said(template, "the further column")} if "sources" in inner else inner
+    return {**inner, "prompt_template": Commented(template, "the further column")} if "sources" in inner else inner
 
 
 def _columns(
@@ -266,14 +268,14 @@ def _warnings(profile: Profile, start: Init) -> list[str]:
     warnings = []
     if profile.lengths.problem and not profile.model.problem:
         warnings.append(f"the rows were not measured: {profile.lengths.problem}")
-    if not start.evaluates or profile.prompts or profile.reading.kind == "documents":
+    if not start.evaluates or profile.prompts or profile.mapping.kind == "documents":
         return warnings
-    if profile.tests or profile.test_rows:
+    if profile.test_sources or profile.test_rows:
         warnings.append(
             "the policy is not evaluated, as prompts would take the column `label` for a right answer: rename it"
         )
     else:
-        count = profile.rows.words
+        count = profile.rows.count_in_words
         warnings.append(
             f"nothing is held out of {count}, so that nothing is evaluated: name other rows with --eval-data"
         )
@@ -282,10 +284,10 @@ def _warnings(profile: Profile, start: Init) -> list[str]:
 
 def _labels_without_answer(profile: Profile) -> list[str]:
     """A sentence if some labels are no answers that the verifier understands: a run ends at the first of them."""
-    column = profile.reading.columns.get("label")
-    if profile.reading.kind != "prompts" or profile.verifier is None or column is None:
+    column = profile.mapping.columns.get("label")
+    if profile.mapping.kind != "prompts" or profile.verifier is None or column is None:
         return []
-    texts = labels(profile.rows.first, profile.reading.columns, len(profile.rows.first))
+    texts = labels(profile.rows.first, profile.mapping.columns, len(profile.rows.first))
     without = [number for number, label in enumerate(texts, 1) if verifier_of([label]) != profile.verifier]
     if not without:
         return []

@@ -55,7 +55,7 @@ class Rows:
     """Sentences about the choice of files and splits."""
 
     @property
-    def words(self) -> str:
+    def count_in_words(self) -> str:
         if not self.all_counted:
             return f"more than {self.count:,} rows"
         return f"{self.count:,} row{'' if self.count == 1 else 's'}"

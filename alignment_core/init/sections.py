@@ -8,7 +8,7 @@ from typing import Any
 from alignment_core.errors import UserError
 from alignment_core.init.base import Profile
 from alignment_core.init.machine import BYTES_PER_PARAMETER
-from alignment_core.init.text import Said
+from alignment_core.init.text import Commented
 
 MULTIPLE = 32
 """Limits in tokens are multiples of it."""
@@ -24,44 +24,44 @@ LORA_RATE = 10
 """Factor of the learning rate for adapters."""
 
 
-def longest_row(facts: Profile) -> int:
+def longest_row(profile: Profile) -> int:
     """The limit of a row in tokens."""
-    most = LONGEST_ON_GPU if facts.machine.gpus else LONGEST_ON_CPU
-    most = most if facts.lengths.rows else LONGEST_UNMEASURED
-    return min(most, facts.model.context or most)
+    most = LONGEST_ON_GPU if profile.machine.gpus else LONGEST_ON_CPU
+    most = most if profile.lengths.rows else LONGEST_UNMEASURED
+    return min(most, profile.model.context or most)
 
 
-def data(facts: Profile, documents: bool = False) -> dict[str, Any]:
+def data(profile: Profile, documents: bool = False) -> dict[str, Any]:
     """The rows to train on, and the held-out ones."""
-    section: dict[str, Any] = {"sources": facts.all_sources, **_max_length(facts, documents)}
-    if facts.test_rows:
-        section["test_rows"] = Said(facts.test_rows, "held out; their prompts are not trained on")
+    section: dict[str, Any] = {"sources": profile.all_sources, **_max_length(profile, documents)}
+    if profile.test_rows:
+        section["test_rows"] = Commented(profile.test_rows, "held out; their prompts are not trained on")
     return section
 
 
-def _max_length(facts: Profile, documents: bool) -> dict[str, Any]:
-    lengths, most = facts.lengths.rows, longest_row(facts)
+def _max_length(profile: Profile, documents: bool) -> dict[str, Any]:
+    lengths, most = profile.lengths.rows, longest_row(profile)
     if not lengths:
-        return {"max_length": Said(most, "tokens; the rows were not measured")}
+        return {"max_length": Commented(most, "tokens; the rows were not measured")}
     longest = lengths[-1]
     measured = f"the longest of {len(lengths):,} that were measured has {longest}"
     if documents:
         comment = f"tokens; longer texts become blocks; {measured}"
-        return {"max_length": Said(min(_rounded(longest), most), comment)}
+        return {"max_length": Commented(min(_rounded(longest), most), comment)}
     if longest <= most:
-        return {"max_length": Said(min(_rounded(longest * 1.1), most), f"tokens of a row; {measured}")}
+        return {"max_length": Commented(min(_rounded(longest * 1.1), most), f"tokens of a row; {measured}")}
     longer = sum(length > most for length in lengths) / len(lengths)
     truncate = longer > MOST_DROPPED
     effect = "truncated" if truncate else "dropped"
     comment = f"tokens of a row; {max(longer, 0.001):.1%} have more and are {effect}: {measured}"
-    return {"max_length": Said(most, comment), **({"overlong": "truncate"} if truncate else {})}
+    return {"max_length": Commented(most, comment), **({"overlong": "truncate"} if truncate else {})}
 
 
-def answer_room(facts: Profile, least: int = MULTIPLE) -> int:
+def answer_room(profile: Profile, least: int = MULTIPLE) -> int:
     """The limit of a policy's answers in tokens: a quarter above the rows' own, as far as the model takes them."""
-    own = _quantile(facts.lengths.answers, 0.95) if facts.lengths.rows else ANSWER
-    wanted = min(_rounded(max(least, 1.25 * own)), 1024 if facts.machine.gpus else 256)
-    return min(wanted, max(16, (facts.model.context or longest_row(facts)) // 2))
+    own = _quantile(profile.lengths.answers, 0.95) if profile.lengths.rows else ANSWER
+    wanted = min(_rounded(max(least, 1.25 * own)), 1024 if profile.machine.gpus else 256)
+    return min(wanted, max(16, (profile.model.context or longest_row(profile)) // 2))
 
 
 def _quantile(ascending: Sequence[int], share: float) -> int:
@@ -73,84 +73,86 @@ def _rounded(length: float) -> int:
     return max(MULTIPLE, -(-int(length) // MULTIPLE) * MULTIPLE)
 
 
-def prompts(facts: Profile, sources: list[dict[str, Any]], room: int) -> dict[str, Any]:
+def prompts(profile: Profile, sources: list[dict[str, Any]], room: int) -> dict[str, Any]:
     """Prompts that leave ``room`` tokens for the answer."""
-    most = max(16, longest_row(facts) - room)
-    longest = facts.lengths.prompts[-1] if facts.lengths.prompts else most
-    return {"sources": sources, "max_length": Said(min(_rounded(longest * 1.1), most), "tokens of a prompt")}
+    most = max(16, longest_row(profile) - room)
+    longest = profile.lengths.prompts[-1] if profile.lengths.prompts else most
+    return {"sources": sources, "max_length": Commented(min(_rounded(longest * 1.1), most), "tokens of a prompt")}
 
 
-def training(facts: Profile, learning_rate: float, scratch: float, epochs: bool = True) -> dict[str, Any]:
+def training(profile: Profile, learning_rate: float, scratch: float, epochs: bool = True) -> dict[str, Any]:
     """Optimiser and schedule. ``scratch`` is the learning rate of a new model."""
-    count, section = facts.rows.count, dict[str, Any]()
+    count, section = profile.rows.count, dict[str, Any]()
     if epochs:
         section["num_train_epochs"] = 1 if count >= 10_000 else 2 if count >= 1_000 else 3
     size = 64 if count >= 10_000 else 32 if count >= 1_000 else 16 if count >= 200 else 8
-    section["batch_size"] = Said(size, f"rows in a step; there are {facts.rows.words}")
-    lora = _lora(facts)
-    if facts.model.is_scratch:
-        section["learning_rate"] = Said(scratch, f"of a new model; about {learning_rate:g} for a trained one")
+    section["batch_size"] = Commented(size, f"rows in a step; there are {profile.rows.count_in_words}")
+    lora = _lora(profile)
+    if profile.model.is_scratch:
+        section["learning_rate"] = Commented(scratch, f"of a new model; about {learning_rate:g} for a trained one")
     elif lora:
-        section["learning_rate"] = Said(learning_rate * LORA_RATE, "about ten times that of full training")
+        section["learning_rate"] = Commented(learning_rate * LORA_RATE, "about ten times that of full training")
     else:
-        section["learning_rate"] = Said(learning_rate, "lower it if the loss jumps")
-    precision = {"bf16": Said(True, f"this machine has {facts.machine.words}")} if facts.machine.gpus else {}
+        section["learning_rate"] = Commented(learning_rate, "lower it if the loss jumps")
+    precision = {"bf16": Commented(True, f"this machine has {profile.machine.words}")} if profile.machine.gpus else {}
     return {**section, "warmup_ratio": 0.05, **lora, **precision}
 
 
-def _lora(facts: Profile) -> dict[str, Any]:
+def _lora(profile: Profile) -> dict[str, Any]:
     """Adapters, if full training does not fit into this machine's memory."""
-    if facts.model.parameters is None or facts.machine.holds(facts.model.parameters):
+    if profile.model.parameters is None or profile.machine.holds(profile.model.parameters):
         return {}
-    needed = facts.model.parameters * BYTES_PER_PARAMETER / 2**30
-    comment = f"training all weights needs {needed:.0f} GiB; {facts.machine.words} here"
-    return {"lora": Said({"r": 16, "lora_alpha": 32}, comment)}
+    needed = profile.model.parameters * BYTES_PER_PARAMETER / 2**30
+    comment = f"training all weights needs {needed:.0f} GiB; {profile.machine.words} here"
+    return {"lora": Commented({"r": 16, "lora_alpha": 32}, comment)}
 
 
-def evaluation(facts: Profile, answers: int = 1, verifier: bool = True) -> dict[str, Any]:
+def evaluation(profile: Profile, answers: int = 1, verifier: bool = True) -> dict[str, Any]:
     """The policy's answers to held-out prompts, before and after training; empty if there are none."""
-    if not facts.prompts:
+    if not profile.prompts:
         return {}
-    room, most = answer_room(facts), 200 if facts.machine.gpus or facts.model.is_scratch else 64
-    held_out = prompts(facts, [{**source, "rows": most} for source in facts.prompts], room)
+    room, most = answer_room(profile), 200 if profile.machine.gpus or profile.model.is_scratch else 64
+    held_out = prompts(profile, [{**source, "rows": most} for source in profile.prompts], room)
     section: dict[str, Any] = {"prompts": held_out, "generation": generation(answers, room)}
-    if facts.rewards:
-        section["rewards"] = reward_list(facts)
-    if verifier and facts.verifier:
-        section["verifier"] = Said(facts.verifier, "compares answers with the label")
+    if profile.rewards:
+        section["rewards"] = reward_list(profile)
+    if verifier and profile.verifier:
+        section["verifier"] = Commented(profile.verifier, "compares answers with the label")
     section["generation"] |= decoding("verifier" in section or "rewards" in section)
     return {"evaluation": section}
 
 
-def reward_list(facts: Profile) -> list[Any]:
+def reward_list(profile: Profile) -> list[Any]:
     """The user's reward functions; their sum counts."""
-    return [{"function": name} for name in facts.rewards]
+    return [{"function": name} for name in profile.rewards]
 
 
 def decoding(scored: bool) -> dict[str, Any]:
     """The temperature of an evaluation: greedy for scored answers; otherwise 1, as the KL is estimated from samples."""
     if scored:
         return {
-            "temperature": Said(0, "greedy: the likeliest answer; with 1, samples, and the KL to the start is measured")
+            "temperature": Commented(
+                0, "greedy: the likeliest answer; with 1, samples, and the KL to the start is measured"
+            )
         }
-    return {"temperature": Said(1, "sampled, so that the KL to the start is measured; 0 is greedy")}
+    return {"temperature": Commented(1, "sampled, so that the KL to the start is measured; 0 is greedy")}
 
 
 def generation(answers: int, room: int) -> dict[str, Any]:
     """Sampling of policies."""
-    return {"num_generations": answers, "max_completion_length": Said(room, "tokens of an answer")}
+    return {"num_generations": answers, "max_completion_length": Commented(room, "tokens of an answer")}
 
 
-def steps(facts: Profile, per_step: int) -> int:
+def steps(profile: Profile, per_step: int) -> int:
     """Steps that use each prompt about twice, at most 200."""
-    return max(10, min(200, 2 * facts.rows.count // per_step))
+    return max(10, min(200, 2 * profile.rows.count // per_step))
 
 
-def check_verified(facts: Profile, method: str) -> str:
+def check_verified(profile: Profile, method: str) -> str:
     """The verifier. Raises UserError if the rows have no label that a verifier understands."""
-    if facts.verifier is not None:
-        return facts.verifier
-    column = facts.reading.columns.get("label")
+    if profile.verifier is not None:
+        return profile.verifier
+    column = profile.mapping.columns.get("label")
     reason = f"`{column}` is no number, formula or test of a program" if column else "no column holds a right answer"
     raise UserError(
         f"method {method}: its answers cannot be verified: {reason}; name the column with --column label=NAME"

@@ -13,7 +13,7 @@ WIDTH = 120
 
 
 @dataclass(frozen=True)
-class Said:
+class Commented:
     """A value, and the comment beside it."""
 
     value: Any
@@ -22,7 +22,7 @@ class Said:
 
 def plain(content: Any) -> Any:
     """The content without comments."""
-    if isinstance(content, Said):
+    if isinstance(content, Commented):
         return plain(content.value)
     if isinstance(content, dict):
         return {name: plain(value) for name, value in content.items()}
@@ -53,7 +53,7 @@ def _field(name: str, value: Any, indent: str) -> Iterator[str]:
 
 
 def _split(value: Any) -> tuple[Any, str]:
-    return (value.value, f"  # {value.comment}") if isinstance(value, Said) else (value, "")
+    return (value.value, f"  # {value.comment}") if isinstance(value, Commented) else (value, "")
 
 
 def _flow(value: Any) -> str:

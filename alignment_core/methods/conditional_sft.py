@@ -13,7 +13,7 @@ from alignment_core.composition.graph import submit
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
-from alignment_core.init.text import Said
+from alignment_core.init.text import Commented
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.conditional_sft import FIELD, ConditionalSftConfig
@@ -92,11 +92,11 @@ def init_sections(profile: Profile) -> dict[str, Any]:
     correct = {"reward": {"verifier": verifier}, "decimals": 0}
     asked = sections.prompts(profile, profile.all_sources, room)
     section = {
-        "prompts": {**asked, "max_length": Said(asked["max_length"].value + room, "tokens of prompt and answer")},
+        "prompts": {**asked, "max_length": Commented(asked["max_length"].value + room, "tokens of prompt and answer")},
         "generation": sections.generation(4, room),
-        "attributes": {"correct": Said(correct, "what the verifier says of each answer")},
-        "template": Said("{prompt} [correct={correct}]", "how it is written into the prompt"),
-        "wanted": [Said({"correct": 1}, "what the trained policy is asked for")],
+        "attributes": {"correct": Commented(correct, "what the verifier says of each answer")},
+        "template": Commented("{prompt} [correct={correct}]", "how it is written into the prompt"),
+        "wanted": [Commented({"correct": 1}, "what the trained policy is asked for")],
         "training": sections.training(profile, 1e-5, 1e-3),
     }
     return {"conditional_sft": section, **sections.evaluation(profile)}

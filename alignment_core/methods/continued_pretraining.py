@@ -91,7 +91,6 @@ METHOD = Method(
         why="plain text without prompts",
         rank=60,
         formats=("text",),
-        learns=False,
         evaluates=False,
     ),
 )

@@ -11,8 +11,8 @@ from alignment_core.composition.graph import Input, artifact, current, submit
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
-from alignment_core.init.models import USUAL
-from alignment_core.init.text import Said
+from alignment_core.init.models import DEFAULT_MODEL
+from alignment_core.init.text import Commented
 from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
@@ -90,11 +90,11 @@ TEACHER = "Qwen/Qwen2.5-1.5B-Instruct"
 
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from demonstrations, on which a larger model is the teacher."""
-    teacher: Any = TEACHER if profile.model.name == USUAL else profile.model.name
+    teacher: Any = TEACHER if profile.model.name == DEFAULT_MODEL else profile.model.name
     if profile.model.is_scratch:
         teacher = {"scratch": {"hidden_size": 128, "num_hidden_layers": 3}}
     section = {
-        "teacher": {"model": Said(teacher, "a larger model with the student's tokenizer: put yours here")},
+        "teacher": {"model": Commented(teacher, "a larger model with the student's tokenizer: put yours here")},
         "data": sections.data(profile),
         "training": sections.training(profile, 1e-5, 1e-3),
     }

@@ -10,7 +10,7 @@ from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
-from alignment_core.init.text import Said
+from alignment_core.init.text import Commented
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.training import DpoConfig, SftConfig
@@ -46,7 +46,7 @@ def compose(recipe: DpoRecipe) -> Outputs:
 
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from preference pairs."""
-    loss = {"beta": Said(0.1, "the lower, the further the policy may move")}
+    loss = {"beta": Commented(0.1, "the lower, the further the policy may move")}
     section = {"data": sections.data(profile), "loss": loss, "training": sections.training(profile, 1e-6, 2e-4)}
     return {"dpo": section, **sections.evaluation(profile, verifier=False)}
 

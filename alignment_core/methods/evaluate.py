@@ -13,7 +13,7 @@ from alignment_core.composition.graph import artifact, current
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
-from alignment_core.init.text import Said
+from alignment_core.init.text import Commented
 from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
@@ -73,9 +73,9 @@ def init_sections(profile: Profile) -> dict[str, Any]:
         "generation": sections.generation(1, room),
     }
     if profile.verifier:
-        section["verifier"] = Said(profile.verifier, "says which answers are right, by the label")
+        section["verifier"] = Commented(profile.verifier, "says which answers are right, by the label")
     section["generation"] |= sections.decoding("verifier" in section)
-    others = Said({}, "others to compare with, such as {tuned: policy/production}")
+    others = Commented({}, "others to compare with, such as {tuned: policy/production}")
     return {"evaluation": section, "models": others}
 
 

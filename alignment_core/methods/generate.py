@@ -76,7 +76,6 @@ METHOD = Method(
         why="prompts with nothing to learn from, which the model can only answer",
         rank=70,
         formats=("prompts", "messages"),
-        learns=False,
         evaluates=False,
         promotes=False,
     ),

@@ -13,7 +13,7 @@ from alignment_core.data.fields import Fields
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
 from alignment_core.init.guess import ColumnMapping
-from alignment_core.init.text import Said
+from alignment_core.init.text import Commented
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.kto import KtoConfig
@@ -50,7 +50,7 @@ def compose(recipe: KtoRecipe) -> Outputs:
 
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from completions with a thumb up or down."""
-    loss = {"beta": Said(0.1, "the lower, the further the policy may move")}
+    loss = {"beta": Commented(0.1, "the lower, the further the policy may move")}
     section = {"data": sections.data(profile), "loss": loss, "training": sections.training(profile, 1e-6, 2e-4)}
     return {"kto": section, **sections.evaluation(profile, verifier=False)}
 

@@ -13,8 +13,8 @@ from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
-from alignment_core.init.guess import ColumnMapping, reading
-from alignment_core.init.text import Said
+from alignment_core.init.guess import ColumnMapping, guess_columns
+from alignment_core.init.text import Commented
 from alignment_core.init.verifying import labels, verifier_of
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
@@ -104,7 +104,7 @@ def fits(rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping) -> bool:
     column = mapping.columns.get("label")
     if column is None or verifier_of(labels(rows, mapping.columns), worked=False) is None:
         return False
-    shown = reading(rows, "demonstrations", ("prompt_completion",), {})
+    shown = guess_columns(rows, "demonstrations", ("prompt_completion",), {})
     return shown is None or (shown.columns["completion"] == column and column != "completion")
 
 
@@ -113,21 +113,25 @@ def init_sections(profile: Profile) -> dict[str, Any]:
     reward_list = sections.reward_list(profile)
     if not reward_list:
         reward_list = [
-            Said({"verifier": sections.check_verified(profile, "rl")}, "1 for an answer that equals the label, else 0")
+            Commented(
+                {"verifier": sections.check_verified(profile, "rl")}, "1 for an answer that equals the label, else 0"
+            )
         ]
     room = answer_room(profile)
     per_step = 64 if profile.machine.gpus else 16
     per_step = max(2, min(per_step, profile.rows.count // 4))
     prompts = sections.prompts(profile, profile.all_sources, room)
     train = sections.training(profile, 1e-6, 2e-4, epochs=False)
-    train["batch_size"] = Said(per_step * GENERATIONS, "completions in an optimiser step: all of a step")
+    train["batch_size"] = Commented(per_step * GENERATIONS, "completions in an optimiser step: all of a step")
     section = {
         "prompts": prompts,
-        "steps": Said(sections.steps(profile, per_step), f"each takes the next {per_step} of {profile.rows.words}"),
+        "steps": Commented(
+            sections.steps(profile, per_step), f"each takes the next {per_step} of {profile.rows.count_in_words}"
+        ),
         "prompts_per_step": per_step,
         "generation": sections.generation(GENERATIONS, room),
         "rewards": reward_list,
-        "advantage": Said({"estimator": "group", "divide_by_deviation": True}, "GRPO"),
+        "advantage": Commented({"estimator": "group", "divide_by_deviation": True}, "GRPO"),
         "training": {**train, "lr_scheduler_type": "constant"},
     }
     evaluation = sections.evaluation(profile)

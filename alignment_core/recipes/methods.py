@@ -33,8 +33,6 @@ class Init:
     """Aliases of the method for settings that ``sections`` does not write."""
     instead: str = ""
     """What to do for these."""
-    learns: bool = True
-    """Whether it learns from rows of several columns."""
     evaluates: bool = True
     """Whether its policies are evaluated on held-out prompts."""
     promotes: bool = True

@@ -194,7 +194,7 @@ def _checked(output: Path, store: Store, result: InitResult) -> tuple[list[str],
 
 
 def _print(result: InitResult, held_out: Path | None, warnings: list[str], problems: list[str]) -> None:
-    out.print(f"{result.rows.name}: {result.rows.words}", markup=False)
+    out.print(f"{result.rows.name}: {result.rows.count_in_words}", markup=False)
     table = Table("column", "role", "in the first row", box=None)
     for name, role, value in result.columns:
         text = " ".join(as_text(value).split())

@@ -14,7 +14,7 @@ import pytest
 from alignment_core.data.build import BuiltDataset
 from alignment_core.errors import DataError
 from alignment_core.init import rows as starting_rows
-from alignment_core.init.guess import reading
+from alignment_core.init.guess import guess_columns
 
 Write = Callable[..., Path]
 Build = Callable[..., BuiltDataset]
@@ -125,6 +125,6 @@ def test_a_message_that_means_nothing_is_named(built: Build, jsonl: Write, messa
 def test_init_reads_them(jsonl: Write) -> None:
     path = jsonl([{"id": str(number), "conversations": SHAREGPT} for number in range(5)])
     found = starting_rows.find(str(path))
-    read = reading(found.first, "demonstrations", (), {})
+    read = guess_columns(found.first, "demonstrations", (), {})
     assert read is not None
     assert (read.format, read.columns) == ("messages", {"messages": "conversations"})

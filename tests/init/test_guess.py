@@ -19,18 +19,18 @@ from tests.init.rows_of_kinds import ROWS, N, jsonl
 
 def guessed(folder: Path, content: list[dict[str, Any]], **options: Any) -> tuple[str, ColumnMapping]:
     file = jsonl(folder / "rows.jsonl", content)
-    method, _, reading = recipe.choose_method(
+    method, _, mapping = recipe.choose_method(
         InitRequest(str(file), folder / "recipe.yaml", **options), rows.find(str(file))
     )
-    return method, reading
+    return method, mapping
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_speak_for_a_method_under_any_of_their_names(name: str, tmp_path: Path) -> None:
     method, columns, content = ROWS[name]
-    found, reading = guessed(tmp_path, content)
+    found, mapping = guessed(tmp_path, content)
     assert found == method
-    assert reading.columns == columns
+    assert mapping.columns == columns
 
 
 @pytest.mark.parametrize("role", OTHER_NAMES)
@@ -48,11 +48,11 @@ def test_of_two_likely_columns_the_likelier_is_taken(likelier: str, other: str, 
 
 def test_a_column_that_the_user_names_is_taken(tmp_path: Path) -> None:
     content = [{"prompt": f"q {n}", "answer": f"long answer {n}", "response": f"a {n}"} for n in N]
-    _, reading = guessed(tmp_path, content, columns={"completion": "answer"})
-    assert reading.columns == {"prompt": "prompt", "completion": "answer"}
+    _, mapping = guessed(tmp_path, content, columns={"completion": "answer"})
+    assert mapping.columns == {"prompt": "prompt", "completion": "answer"}
     odd = [{"Frage": f"q {n}", "Antwort": f"a {n}"} for n in N]
-    method, reading = guessed(tmp_path, odd, columns={"prompt": "Frage", "completion": "Antwort"})
-    assert (method, reading.columns) == ("sft", {"prompt": "Frage", "completion": "Antwort"})
+    method, mapping = guessed(tmp_path, odd, columns={"prompt": "Frage", "completion": "Antwort"})
+    assert (method, mapping.columns) == ("sft", {"prompt": "Frage", "completion": "Antwort"})
 
 
 def test_answers_in_words_are_imitated_and_bare_numbers_are_verified(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from alignment_core.init.held_out import held_out_file
 from alignment_core.init.machine import Machine
 from alignment_core.init.machine import _visible as machine_visible
 from alignment_core.init.recipe import InitRequest, InitResult
-from alignment_core.init.text import Said, plain, written
+from alignment_core.init.text import Commented, plain, written
 from alignment_core.recipes import load_recipe
 from tests.init.rows_of_kinds import ROWS, jsonl
 
@@ -228,7 +228,7 @@ def test_a_tag_of_the_store_is_a_model_and_never_the_default(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     store.tags.move(models.PRODUCTION, store.publish(tiny_model(), "model"), None, "made")
     default = models.choose(None, store)
-    assert default.name == models.USUAL
+    assert default.name == models.DEFAULT_MODEL
     assert "--model policy/production" in default.why
     chosen = models.choose(models.PRODUCTION, store)
     assert (chosen.name, chosen.context, chosen.parameters) == (models.PRODUCTION, 256, pytest.approx(90624, rel=0.02))
@@ -280,8 +280,8 @@ def test_a_name_that_the_hub_cannot_be_asked_for_leaves_a_recipe(
 
 def test_the_text_has_a_comment_beside_a_value_and_means_the_same() -> None:
     content = {
-        "a": Said(1, "one"),
-        "b": {"c": [Said({"d": "x: y"}, "two")], "e": {"f": Said([1, 2], "three")}},
+        "a": Commented(1, "one"),
+        "b": {"c": [Commented({"d": "x: y"}, "two")], "e": {"f": Commented([1, 2], "three")}},
         "g": {},
     }
     text = written(content, "A head.")

@@ -105,7 +105,7 @@ def test_a_name_that_means_nothing_is_refused_without_a_word_about_recipes(
 def test_a_long_file_is_counted_to_some_point_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "COUNTED", 20)
     found = rows.find(str(jsonl(tmp_path / "rows.jsonl", CONTENT)))
-    assert (found.count, found.all_counted, found.words) == (20, False, "more than 20 rows")
+    assert (found.count, found.all_counted, found.count_in_words) == (20, False, "more than 20 rows")
 
 
 def test_large_rows_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
