@@ -11,8 +11,9 @@ from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
 from alignment.flows.nightly_events import announce
+from alignment.flows.outcome import Outcome
 from alignment.flows.preflight import COMMAND_LINE
-from alignment.flows.runs import Outcome, flow_run, run_recipe
+from alignment.flows.runs import flow_run, run_recipe
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.methods.nightly import NightlyRecipe, compose_night
 from alignment_core.nights.attempt import attempt

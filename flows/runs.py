@@ -1,4 +1,4 @@
-"""The life of a run around its composition: open it, wait for its stages, promote, and return the outcome that is printed."""
+"""The life of a run around its composition: open it, wait for its stages, and end it in order if it fails or is stopped."""
 
 from __future__ import annotations
 
@@ -18,28 +18,25 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
-from pydantic import BaseModel
 
 from alignment.flows import access
-from alignment.flows.comparison import Compared, compare, measured_in_training
-from alignment.flows.costs import run_cost
+from alignment.flows.comparison import compare
 from alignment.flows.host_log import in_run_log
+from alignment.flows.outcome import outcome_of
 from alignment.flows.planning import plan
 from alignment.flows.preflight import COMMAND_LINE, CommandLine, check_from_stage, check_recipe
 from alignment.flows.progress import ProgressArtifacts
-from alignment.flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
+from alignment.flows.run_page import leave_unfinished, only_shown
 from alignment.flows.stale_runs import clear_page, close_not_begun, log_no_task_that_did_not_begin
 from alignment.flows.state_watcher import Watch
-from alignment.tasks.promotion import promote, publish
 from alignment.tasks.stage import Run
-from alignment_core.artifacts import Reference, open_store, prune
+from alignment_core.artifacts import open_store, prune
 from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.graph import BranchFailed, Input, composing
 from alignment_core.composition.results import Outputs
 from alignment_core.credentials import refuse_literals, remember_variables
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.evaluation.gates import warnings
-from alignment_core.execution.base import StageResult
 from alignment_core.execution.key import packages_named
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
@@ -47,46 +44,24 @@ from alignment_core.host.logs import prune_logs
 from alignment_core.journal import Journal, in_use, new_record
 from alignment_core.journal import prune as prune_journals
 from alignment_core.recipes import BaseRecipe
-from alignment_core.reporting.run_report import policies_of
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
 
 SETTLE_SECONDS = 5.0
-"""How long the stages of a run that ends may take to say how they ended: their host is gone by then."""
+"""Time for the tasks of a run that ends to reach their final states; their host is gone by then."""
 LOST = 75
 """Exit code of a process whose run was taken over by another attempt."""
 
 
-class Outcome(BaseModel):
-    """Outcome of a run: the JSON object that ``align run --json`` prints last."""
-
-    status: str
-    run_id: str
-    store: str
-    stages: list[StageResult] = []
-    outputs: dict[str, str] = {}
-    cost: dict[str, float] = {}
-    """Sums over the stages that ran; see :mod:`alignment_core.execution.cost`."""
-    metrics: dict[str, Any] = {}
-    promotion: dict[str, Any] | None = None
-    night: dict[str, Any] | None = None
-    given_up: list[dict[str, Any]] = []
-    """Entries of the ledger of nights for rows that this night has given up."""
-    failed: dict[str, str] = {}
-    """Why stages failed that other branches of the run did not need, by label; the status is ``partly failed`` then."""
-    report: str | None = None
-    """The run's report with curves, text and lineage, as Markdown; the same as one HTML page lies beside it."""
-    error: str | None = None
-
-
 @dataclass
 class OpenRun:
-    """A run that takes stages."""
+    """A run to which stages are submitted."""
 
     outputs: Outputs = field(default_factory=Outputs)
-    """What its composition hands back."""
+    """Results of its composition."""
     outcome: Any = None
-    """An :class:`Outcome` as plain data, once the run is complete; Prefect's state for it if somebody cancelled the run."""
+    """An :class:`~alignment.flows.outcome.Outcome` as plain data once the run is complete; Prefect's state if it was
+    cancelled."""
 
     def finish(
         self,
@@ -95,12 +70,12 @@ class OpenRun:
         final: str | None = None,
         **others: Input | None,
     ) -> None:
-        """Name the results: the ``policy`` that may be promoted, the ``evaluations`` of the run's policies, among which it is
-        called ``final``, and ``reward_model`` and ``rollouts``."""
+        """Name the results of the run: the ``policy`` to promote, its label ``final`` in the ``evaluations``, and a
+        ``reward_model`` or ``rollouts``."""
         report = evaluations.report() if evaluations else None
         baseline = evaluations.baseline[0] if evaluations and evaluations.baseline else None
-        judged = {"final": final, "baseline": baseline, "report": report, "evaluations": evaluations}
-        self.outputs = Outputs(policy=policy, **judged, **others)
+        evaluated = {"final": final, "baseline": baseline, "report": report, "evaluations": evaluations}
+        self.outputs = Outputs(policy=policy, **evaluated, **others)
 
 
 def run_recipe(
@@ -110,13 +85,13 @@ def run_recipe(
     lost: Callable[[], None] = lambda: None,
     notes: Sequence[str] = (),
 ) -> dict[str, Any] | State:
-    """Run a composition with its own host; returns an :class:`Outcome` as plain data. Raises the first failure.
+    """Run a composition with its own host; returns an :class:`~alignment.flows.outcome.Outcome` as plain data.
 
-    A run that somebody cancelled returns Prefect's state for that. ``from_stage`` and what depends on it run again. The
-    promotion's tag is moved from what its policy was compared with, see :mod:`alignment.flows.comparison`. ``lost`` is called
-    before this process exits because another attempt owns the run; the report begins with ``notes``.
+    Raises the first failure. A cancelled run returns Prefect's state. ``from_stage`` and its dependants run again.
+    The promotion's tag moves only from the policy that the new one was compared with, see :mod:`alignment.flows.comparison`.
+    ``lost`` is called before this process exits because another attempt owns the run. The report begins with ``notes``.
     """
-    if COMMAND_LINE.get() is None:  # else the command has done it
+    if COMMAND_LINE.get() is None:  # the command has checked the recipe before
         for sentence in check_recipe(recipe, open_store(recipe.store), from_stage).warnings:
             get_run_logger().warning("%s", sentence)
 
@@ -127,12 +102,12 @@ def run_recipe(
 
 
 def planned(recipe: BaseRecipe) -> Callable[[Run], list[str]]:
-    """Labels of the stages of a recipe, also of those yet to come."""
+    """Labels of all stages of a recipe, submitted or not."""
     return lambda run: [one.label for one in plan(recipe, run.store).stages]
 
 
 def submitted(run: Run) -> list[str]:
-    """Labels of the stages of a run that has them all."""
+    """Labels of the submitted stages of a run."""
     return [step.label for step in run.steps]
 
 
@@ -145,10 +120,10 @@ def open_run(
     lost: Callable[[], None] = lambda: None,
     notes: Sequence[str] = (),
 ) -> Iterator[OpenRun]:
-    """A run with its own host, for as long as its stages are submitted and then until all are done; see :func:`run_recipe`.
+    """Open a run with its own host. Stages are submitted inside the block, and done when it ends; see :func:`run_recipe`.
 
-    ``labels`` are those from which it may run again, ``called`` is what the journal says of a flow that is not ours. Where
-    somebody cancels the run, the block ends there, quietly.
+    ``labels`` gives the stages from which it may run again. ``called`` are fields of the journal that say how a user's flow was
+    called. If the run is cancelled, the block ends without an error.
     """
     opened = OpenRun()
     log_no_task_that_did_not_begin()
@@ -156,7 +131,7 @@ def open_run(
     for warning in warnings(recipe):
         (caller.display.warn if caller else get_run_logger().warning)(warning)
         notes = (*notes, warning)
-    with _running(recipe, from_stage, called) as run:
+    with _running(recipe, from_stage, called, caller) as run:
         with Watch(run.journal.record.run_id, run.host.close) as watch:
             try:
                 yield opened
@@ -166,35 +141,35 @@ def open_run(
                 run.wait()
             except BaseException as error:
                 with sigterm_ignored():
-                    run.host.close()  # first: it wakes the stages that wait for an answer
+                    run.host.close()  # first, because it wakes the stages that wait for an answer
                     if watch.lost:
                         with suppress(Exception):
                             lost()
-                        os._exit(LOST)  # whatever this process said now would be about somebody else's attempt
+                        os._exit(LOST)  # another attempt owns this run: exit without reporting
                     cancelled = watch.cancelled and isinstance(error, Stopped)
-                    with suppress(OSError):  # now: whoever ended this run may not wait for what follows
+                    with suppress(OSError):  # before the slow steps: this process may be killed during them
                         run.journal.end("cancelled" if cancelled else None, error)
                     _settle(run)
                     cause = _cause(run, error)
-                    _leave_unfinished(recipe, run, cause, cancelled)
+                    _leave_unfinished(recipe, run, cause, cancelled, caller)
                     if cancelled:
                         opened.outcome = Cancelled(message="Cancelled; a later attempt continues from here.")
                         return
-                    if isinstance(error, Exception):  # whoever interrupts does not want to wait
+                    if isinstance(error, Exception):  # after Ctrl-C, end at once
                         _prune(recipe, run)
                     raise cause from None
-        opened.outcome = _outcome(recipe, run, opened.outputs, compared, notes).model_dump(mode="json")
-        if (caller := COMMAND_LINE.get()) is not None:
+        opened.outcome = outcome_of(recipe, run, opened.outputs, compared, notes).model_dump(mode="json")
+        if caller is not None:
             caller.outcomes.append(opened.outcome)
         _prune(recipe, run)
 
 
 @contextmanager
 def sigterm_ignored() -> Iterator[None]:
-    """Hear no SIGTERM: to be told once more to end would cut off what a run that ends still has to say."""
+    """Ignore SIGTERM while shutting down: a second one would interrupt the journal and the report."""
     try:
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    except ValueError:  # not the main thread, which alone hears signals
+    except ValueError:  # only the main thread may set signal handlers
         yield
         return
     try:
@@ -204,15 +179,17 @@ def sigterm_ignored() -> Iterator[None]:
 
 
 def _settle(run: Run) -> None:
-    """Let the stages of a run that ends say how they ended, which those that only wait for them do, too."""
+    """Wait briefly until the tasks of a run that ends have reached their final states."""
     deadline = time.monotonic() + SETTLE_SECONDS
     for step in run.steps:
-        with suppress(Exception):  # of a future that was cancelled
+        with suppress(Exception):  # a future may be cancelled
             step.future.wait(max(0.0, deadline - time.monotonic()))
 
 
-def _leave_unfinished(recipe: BaseRecipe, run: Run, cause: BaseException, cancelled: bool) -> None:
-    """The report of a run that is not complete; whoever waits at a terminal is told where it lies."""
+def _leave_unfinished(
+    recipe: BaseRecipe, run: Run, cause: BaseException, cancelled: bool, caller: CommandLine | None
+) -> None:
+    """Write the report of an incomplete run, and show its path on the terminal."""
     with (
         only_shown("stages that never began"),
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
@@ -221,20 +198,21 @@ def _leave_unfinished(recipe: BaseRecipe, run: Run, cause: BaseException, cancel
         skipped = close_not_begun(client, run.steps)
     if skipped:
         get_run_logger().warning("not begun, because the run ended before: %s", ", ".join(skipped))
-    report, caller = leave_unfinished(recipe.name, run, cause, cancelled), COMMAND_LINE.get()
+    report = leave_unfinished(recipe.name, run, cause, cancelled)
     if report and caller:
         with only_shown("where the run's report is", "not said"):
             caller.display.left(report)
 
 
 def _prune(recipe: BaseRecipe, run: Run) -> None:
-    """Apply the recipe's retention. What cannot be dropped now, a later run will: it never fails this one."""
+    """Apply the recipe's retention. Errors are logged and do not fail the run: a later run prunes what is left."""
     logger = get_run_logger()
     try:
         if recipe.retention.journal_days is not None:
             prune_journals(recipe.retention.journal_days)
-        days, used = recipe.retention, in_use(but=run.journal.record.run_id)
-        pruned = prune(run.store, days.progress_days, days.rollouts_days, delete=True, used=used)
+        retention = recipe.retention
+        used = in_use(but=run.journal.record.run_id)
+        pruned = prune(run.store, retention.progress_days, retention.rollouts_days, delete=True, used=used)
     except Exception as error:
         logger.warning("nothing more was pruned: %s", error)
         return
@@ -251,21 +229,23 @@ def flow_run() -> FlowRun:
 
 
 @contextmanager
-def _running(recipe: BaseRecipe, from_stage: str | None, called: Mapping[str, Any]) -> Iterator[Run]:
-    run_id, content = str(flow_run().id), recipe.model_dump(mode="json")
+def _running(
+    recipe: BaseRecipe, from_stage: str | None, called: Mapping[str, Any], caller: CommandLine | None
+) -> Iterator[Run]:
+    run_id = str(flow_run().id)
+    content = recipe.model_dump(mode="json")
     refuse_literals(content)
     remember_variables(content)
     store = open_store(recipe.store)
-    caller = COMMAND_LINE.get()
     resumes = caller.resumes if caller else None
-    again = (resumes.rerun if resumes and resumes.from_stage == from_stage else run_id) if from_stage else ""
+    rerun = (resumes.rerun if resumes and resumes.from_stage == from_stage else run_id) if from_stage else ""
     record = new_record(
         run_id,
         recipe.name,
         content,
         store.uri,
         from_stage=from_stage,
-        rerun=again,
+        rerun=rerun,
         deployed=flow_run().deployment_id is not None,
         server=os.environ.get(access.URL, ""),
         run_count=flow_run().run_count,
@@ -274,20 +254,20 @@ def _running(recipe: BaseRecipe, from_stage: str | None, called: Mapping[str, An
     )
     log = align_home() / "logs" / f"{run_id}.log"
     prune_logs(log.parent)
-    early = caller.host if caller else None
-    if early is not None:  # it started before the run had its id
+    early_host = caller.host if caller else None
+    if early_host is not None:  # it started before the run had its id
         if log.exists():
-            log.rename(log.with_suffix(f".{time.time():.0f}.log"))  # of an earlier attempt
-        with suppress(FileNotFoundError):  # a host that was not needed yet has written nothing
-            early.log.rename(log)
-        early.log = log
+            log.rename(log.with_suffix(f".{time.time():.0f}.log"))  # the log of an earlier attempt
+        with suppress(FileNotFoundError):  # the host may not have written anything yet
+            early_host.log.rename(log)
+        early_host.log = log
     with Journal(record).open() as journal:
-        if record.run_count > 1:  # not before the journal is open: the attempt before this one may live until then
+        if record.run_count > 1:  # only now: until the journal is open, the attempt before this one may still be alive
             with get_client(sync_client=True) as client:
                 clear_page(client, flow_run().id, "the attempt that it belonged to is over")
         with (
             _listeners(recipe, journal, log, caller) as listeners,
-            early or Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples) as host,
+            early_host or Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples) as host,
         ):
             host.run_ids = {"prefect": run_id}
             host.follow(in_run_log(get_run_logger()))
@@ -309,7 +289,7 @@ def _running(recipe: BaseRecipe, from_stage: str | None, called: Mapping[str, An
 def _listeners(
     recipe: BaseRecipe, journal: Journal, log: Path, caller: CommandLine | None
 ) -> Iterator[tuple[Listener, ...]]:
-    """The console, where there is one, the run's folder and page in the Prefect UI, and the recipe's own trackers."""
+    """The console if there is one, the run's folder, its page in the Prefect UI, and the recipe's trackers."""
     require(recipe.tracking)
     warn = caller.display.warn if caller else get_run_logger().warning
     flow_run = UUID(journal.record.run_id)
@@ -333,11 +313,11 @@ def _listeners(
 
 
 class _Incomplete(Exception):
-    """Tells the trackers, and nobody else, of a run that was cancelled: it did not complete, but nothing was raised."""
+    """Raised for the trackers alone if a run was cancelled: it is not complete, but the block raised no error."""
 
 
 def _check_from_stage(run: Run, labels: Callable[[Run], list[str]]) -> None:
-    """Raise UserError if no stage of the run has the name from which it should run again, also of those yet to come."""
+    """Raise UserError if no stage of the run, submitted or not, has the name from which it should run again."""
     chosen = run.journal.record.from_stage
     if chosen is None or any(step.again for step in run.steps):
         return
@@ -345,7 +325,7 @@ def _check_from_stage(run: Run, labels: Callable[[Run], list[str]]) -> None:
 
 
 def _cause(run: Run, error: BaseException) -> BaseException:
-    """The failure that started it all: a stage whose input failed reports only that it could not begin."""
+    """The root failure: a stage whose input failed reports only that it could not begin."""
     if not isinstance(error, Exception):
         return error  # Ctrl-C, cancellation
     if isinstance(error, BranchFailed):
@@ -354,60 +334,3 @@ def _cause(run: Run, error: BaseException) -> BaseException:
         return error
     failures = [failure for step in run.steps if (failure := step.failure()) is not None]
     return next((failure for failure in failures if not isinstance(failure, Stopped)), error)
-
-
-def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared, notes: Sequence[str] = ()) -> Outcome:
-    failed, stages = _failed(run), [step.result() for step in run.steps if step.cause() is None]
-    report = compared.report.result() if compared.report else None
-    metrics: dict[str, Any] = {**report.metrics, "policies": policies_of(run.store, report)} if report else {}
-    policies = metrics.get("policies", {})
-    promotion = None
-    if recipe.promotion and outputs.policy is not None:
-        final = {**measured_in_training(run.store, outputs), **policies.get(compared.final, {})}
-        baseline = policies.get(compared.baseline, {})
-        policy, expected = reference_of(outputs.policy), compared.expected
-        beside = compared.beside(recipe.promotion.tag)
-        promotion = promote(recipe.promotion, policy, final, baseline, beside, expected, compared.problem)
-        promotion["compared_with"] = (
-            compared.baseline if any(gate.compares for gate in recipe.promotion.gates) else None
-        )
-        if recipe.promotion.publish and promotion["state"] in ("promoted", "unchanged"):
-            promotion["publication"] = publish(recipe.promotion, policy)
-    named = {
-        "policy": outputs.policy,
-        "reward_model": outputs.reward_model,
-        "rollouts": outputs.rollouts,
-        "report": compared.report,
-    }
-    references = {name: reference_of(step) for name, step in named.items() if step is not None}
-    if outputs.summary is not None:
-        metrics |= outputs.summary.result().metrics
-    if not metrics and stages:
-        metrics = dict(stages[-1].metrics)
-    leave_tables(stages, metrics)
-    return Outcome(
-        status="partly failed" if failed else "completed",
-        run_id=run.journal.record.run_id,
-        store=run.store.uri,
-        stages=stages,
-        cost=run_cost(stages),
-        outputs={name: str(reference) for name, reference in references.items()},
-        metrics=metrics,
-        promotion=promotion,
-        failed=failed,
-        report=leave_report(recipe.name, run, stages, references, promotion, notes, failed),
-    )
-
-
-def _failed(run: Run) -> dict[str, str]:
-    """Why stages failed without ending the run, by label. Those that need them get a final state in Prefect."""
-    failed = {step.label: str(error) for step in run.steps if (error := step.failure()) is not None}
-    if failed:
-        with only_shown("stages that never began"), get_client(sync_client=True) as client:
-            close_not_begun(client, run.steps)
-    return failed
-
-
-def reference_of(value: Input) -> Reference:
-    """The artifact behind an input."""
-    return value if isinstance(value, Reference) else value.artifact()

@@ -18,7 +18,7 @@ import typer
 import alignment
 from alignment.flows.cli.custom_flow import checked, load_flow, parameters_of
 from alignment.flows.cli.run import NOT_PROMOTED, _print_outcomes
-from alignment.flows.runs import Outcome
+from alignment.flows.outcome import Outcome
 from alignment.flows.shipped_recipes import file_of
 from alignment_core.errors import UserError
 from alignment_core.public import MODULE_OF

@@ -362,7 +362,7 @@ from alignment.flows import preflight
 from alignment.flows.cli import main as cli
 from alignment.flows.cli import run
 from alignment.flows.service import prefect_api
-from alignment.flows.runs import Outcome
+from alignment.flows.outcome import Outcome
 
 promotion = {"state": "refused", "reasons": ["too low"], "tag": "policy/production"}
 outcome = Outcome(status="completed", run_id="1", store=sys.argv[1], promotion=promotion).model_dump(mode="json")

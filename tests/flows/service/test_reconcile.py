@@ -13,7 +13,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 
-from alignment.flows.preflight import COMMAND_LINE, CommandLine
+from alignment.flows.preflight import CommandLine
 from alignment.flows.runs import _running
 from alignment.flows.service.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
 from alignment.flows.stale_runs import close_not_begun
@@ -186,17 +186,17 @@ def test_what_an_attempt_left_open_is_closed_by_the_next_only_once_its_process_h
     monkeypatch.setattr("alignment.flows.runs.get_client", lambda **_: nullcontext())
     monkeypatch.setattr("alignment.flows.runs.clear_page", lambda *args: closed.append(args))
     monkeypatch.setattr("alignment.flows.runs._listeners", lambda *_: _fails())  # far enough
-    recipe, token = recipe_with({}), COMMAND_LINE.set(CommandLine(None, None))
-    try:
-        with Journal(new_record(str(run.id), "small", {}, "store")).open():
-            with pytest.raises(UserError, match="is running in another process already"), _running(recipe, None, {}):
-                pass
-            assert closed == []
-        with pytest.raises(RuntimeError, match="far enough"), _running(recipe, None, {}):
+    recipe, caller = recipe_with({}), CommandLine(None, None)
+    with Journal(new_record(str(run.id), "small", {}, "store")).open():
+        with (
+            pytest.raises(UserError, match="is running in another process already"),
+            _running(recipe, None, {}, caller),
+        ):
             pass
-        assert len(closed) == 1
-    finally:
-        COMMAND_LINE.reset(token)
+        assert closed == []
+    with pytest.raises(RuntimeError, match="far enough"), _running(recipe, None, {}, caller):
+        pass
+    assert len(closed) == 1
 
 
 def _fails() -> Any:
