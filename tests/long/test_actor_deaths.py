@@ -23,5 +23,5 @@ def test_the_death_of_an_actor_ends_the_run_and_its_own_group_alone(
 ) -> None:
     before = actors()
     with pytest.raises(RestartsExhausted):
-        run(Killer(machines(2), f"_{dies}", at=2))
+        run(Killer(machines(2), dies, at=2))
     assert actors() == {stays: before[stays]}

@@ -99,7 +99,7 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
     assert "restarts" not in first.cost
     apart = resources.model_copy(update={"placement": "disaggregated"})  # engines do not sleep then
     for dies, stays in (("trainers", "engines"), ("engines", "trainers")):
-        killer, before = Killer(machines(2), f"_{dies}", at=2), actors()
+        killer, before = Killer(machines(2), dies, at=2), actors()
         _, killed = run(section, dies, resources=apart, reporter=killer)
         assert killed.cost["restarts"] == 1
         assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
