@@ -1,10 +1,10 @@
-"""Secrets: how a recipe names one, what counts as one, and cutting them out of what is written or sent.
+"""Secrets: references to them in recipes, names and shapes that reveal them, and their removal from texts.
 
-A recipe is copied to many places (journal, records of the store, Prefect's database, W&B, attestations on the Hub), so it
-holds no secret: :func:`refuse_literals` says which field does, before anything is written. ``env:NAME`` stands for the value
+A recipe is copied to many places (journal, records of the store, Prefect's database, W&B, attestations on the Hub), so it must
+hold no secret: :func:`refuse_literals` names the fields that do, before anything is written. ``env:NAME`` stands for the value
 of an environment variable. Every copy, and every stage's key, has the name; the process that uses the value reads it with
-:func:`resolved`. :func:`cut` removes what looks like a secret, or was read so, from texts that others wrote: errors of
-libraries and of the user's code, and records of earlier versions.
+:func:`resolved`. :func:`cut` removes secrets from the texts of others, such as errors of libraries and of the user's code, and
+records of earlier versions: values that :func:`resolved` read, and texts of the shape of a secret.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from alignment_core.errors import UserError
 
 REMOVED = "<removed>"
 LEAST = 4
-"""A shorter value protects nothing, and to cut it out would cut up everything else."""
+"""Shorter values are not removed: they protect nothing, and occur everywhere."""
 LONG = 8
-"""From so many characters on, a secret is cut out inside a longer word, too."""
+"""Secrets of at least so many characters are removed inside longer words, too."""
 SETTINGS = {
     "true", "false", "none", "null", "auto", "token", "basic", "bearer", "default", "empty", "dummy", "not-needed", "no-key",
 }  # fmt: skip
-"""Values that are settings or placeholders, whatever their field is called."""
+"""Values that are settings or placeholders in a field of any name."""
 _ENDS = (
     *("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "CREDENTIAL", "AUTHORIZATION"),
     *("APIKEY", "ACCESSKEY", "SECRETKEY", "PRIVATEKEY", "AUTHKEY"),
 )
 _WORDS = {"AUTH", "PAT", "WEBHOOK", "COOKIE", "COOKIES", "BEARER", "JWT", "SECRETS", "PASSWORDS"}
 _LAST_WORDS = {"KEY", "PASS"}
-"""Words that say it only at the end: ``key_parts`` and ``pass_at`` are none."""
+"""Words that mark a secret only at the end of a name, unlike in ``key_parts`` and ``pass_at``."""
 _NO_SECRETS = {
     "COUNT", "DIR", "ENABLED", "FILE", "HOST", "LIMIT", "METHOD", "MODE", "NAME", "PATH", "SOCK", "TIMEOUT", "TTL", "TYPE",
     "URI", "URL", "USER", "USERNAME", "VARIABLE",
 }  # fmt: skip
-"""Last words of names that say what kind of thing is meant, though another word in them sounds secret."""
+"""Last words of names that do not mean a secret, although another word in them may."""
 _OF_DATA = {
     "ANSWER", "CACHE", "COLUMN", "COMPLETION", "CONTENT", "DATA", "DATASET", "FOREIGN", "GROUP", "ID", "IMAGE", "INDEX",
     "INPUT", "INSTRUCTION", "JSON", "LABEL", "MESSAGE", "MESSAGES", "OUTPUT", "PRIMARY", "PROMPT", "QUESTION", "RESPONSE",
@@ -50,8 +50,8 @@ _OF_DATA = {
 """Words before ``key`` in names of keys of rows, such as ``prompt_key``."""
 _COUNTED = re.compile(r"(?i)(token|key|pass|auth)s?$")
 _NUMERIC = re.compile(r"(?i)(secret|passw(or)?d|passphrase|credential|pwd)s?(_?\d+)?$")
-"""Names of counts and places, and of secrets that may be numbers: other names with a secret word, such as ``token_budget``, are
-names of numbers about it."""
+"""Names of counts and places, and of secrets that may be numbers: a number behind another name with a secret word, such as
+``token_budget``, is not a secret."""
 _PLURALS = re.compile(r"(API|ACCESS|AUTH|HF|BEARER|REFRESH)_(KEYS|TOKENS)$")
 _OF_A_VOCABULARY = re.compile(r"(?i)(eos|bos|pad|unk|sep|cls|mask|image|special|stop|next|per)[_-]token$")
 
@@ -90,7 +90,7 @@ _QUERY_NAMES = re.compile(
 _PLACEHOLDER = re.compile(r"<[^>]*>|\[/?[A-Z_]*\]|\$?\{[^}]*\}|\W+")
 
 _read: set[str] = set()
-"""Values that this process has read with ``resolved``, or was told of by ``remember``."""
+"""Values that this process has read with ``resolved``, or got by ``remember``."""
 
 
 def looks_secret(name: str) -> bool:
@@ -135,12 +135,12 @@ def _value_of(name: str, field: str) -> str:
 
 
 def remember(*values: str) -> None:
-    """Values that ``cut`` removes in this process from now on."""
+    """Have ``cut`` remove these values in this process."""
     _read.update(value for value in values if len(value) >= LEAST and value.lower() not in SETTINGS)
 
 
 def remember_variables(content: Any) -> None:
-    """The same for the variables that plain data, such as a recipe, names, as far as this process has them."""
+    """The same for the values of the variables that plain data, such as a recipe, names."""
     remember(*filter(None, (os.environ.get(name) for _, name in variables(content))))
 
 
@@ -181,7 +181,7 @@ def _texts(content: Any, path: str, name: str = "") -> Iterator[tuple[str, str, 
 
 
 def refuse_literals(content: Any, origin: str = "") -> None:
-    """Raise UserError with a line for each field of plain data that holds a secret itself; ``origin`` stands before them."""
+    """Raise UserError with a line for each field of plain data that holds a secret itself; lines begin with ``origin``."""
     prefix = f"{origin}: " if origin else ""
     lines = [
         f"{prefix}{field}: holds a secret, and what is configured is written to the run's journal, the store, Prefect's "
@@ -194,25 +194,25 @@ def refuse_literals(content: Any, origin: str = "") -> None:
 
 def literals(content: Any) -> list[str]:
     """The fields of plain data that hold a secret itself: by their names, or by the shape of their texts."""
-    found: list[str] = []
+    fields: list[str] = []
     of_environment = _of_environment()
 
     def named(field: str, value: Any) -> Any:
         if _is_literal(value) and not _names_a_key(field.rpartition(".")[2], value):
-            found.append(field)
+            fields.append(field)
         return value
 
     def text(field: str, value: str) -> Any:
         if _has_literal(value) or any(secret in value for secret in of_environment):
-            found.append(field)
+            fields.append(field)
         return value
 
     map_texts(content, text, named)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(fields))
 
 
 def _of_environment() -> list[str]:
-    """Long values of variables whose names say that they are secret; a path is none."""
+    """Long values of variables with the name of a secret, except paths."""
     return [
         value
         for name, value in os.environ.items()
@@ -221,7 +221,7 @@ def _of_environment() -> list[str]:
 
 
 def _is_literal(value: Any) -> bool:
-    """Whether what stands behind the name of a secret is one, and no placeholder."""
+    """Whether the value behind the name of a secret is one, and not a placeholder."""
     if isinstance(value, str):
         return len(value) >= LEAST and value.lower() not in SETTINGS and not _PLACEHOLDER.fullmatch(value)
     return abs(value) >= 10 ** (LEAST - 1)
@@ -253,9 +253,9 @@ def map_texts(
     name: str = "",
     key_text: Callable[[str], str] = str,
 ) -> Any:
-    """Plain data with ``text(field, value)`` for each text, and ``named(field, value)`` for one, or a number, whose name says
-    that it is a secret: that of its field or of one above, or of the header or variable of which it is the ``value``.
-    Names become ``key_text(name)``."""
+    """Plain data with ``text(field, value)`` for each text, and ``named(field, value)`` for each text or number with a secret's
+    name: that of its field or of one above, or of the header or variable of which it is the ``value``. Names become
+    ``key_text(name)``."""
 
     def inner(value: Any, step: Any, secret: bool, name: str) -> Any:
         return map_texts(value, text, named, f"{field}.{step}" if field else str(step), secret, name, key_text)
@@ -285,16 +285,16 @@ def map_texts(
 
 
 class Cutter:
-    """Cuts out secrets: ``values`` in every spelling that a file may have of them, what has the shape of one, and what
-    stands behind the name of one. ``count`` is how many it has cut.
+    """Removes secrets from texts: ``values`` in every spelling that a file may have, texts of the shape of a secret, and values
+    behind the name of one. ``count`` is the number of removals.
 
-    With ``sentences``, a word without a digit behind ``password: `` stays: so our own errors begin.
+    With ``sentences``, a word without a digit behind ``password: `` stays, because our own errors begin so.
     """
 
     def __init__(self, values: Iterable[str] = (), sentences: bool = False) -> None:
         self.count = 0
         self._assigned = _assigned_in_sentence if sentences else _assigned
-        self._values = _alternatives(form for value in set(values) for form in _spellings(value))
+        self._values = _alternatives(form for value in set(values) for form in spellings(value))
 
     def text(self, text: str) -> str:
         """A text without secrets."""
@@ -309,10 +309,10 @@ class Cutter:
 
     def plain(self, content: Any) -> Any:
         """Plain data without secrets."""
-        return map_texts(content, lambda _, text: self.text(text), lambda _, value: self.field(value))
+        return map_texts(content, lambda _, text: self.text(text), self.field)
 
-    def field(self, value: Any) -> Any:
-        """What stands for a field whose name says that it is secret."""
+    def field(self, field: str, value: Any) -> str:
+        """The replacement of the value of a field whose name is that of a secret."""
         self.count += 1
         return REMOVED
 
@@ -326,7 +326,7 @@ class Cutter:
 
 
 def cut(content: Any) -> Any:
-    """A text, or plain data, without what looks like a secret or was read as one in this process."""
+    """A text, or plain data, without secrets that this process read, and without texts of the shape of one."""
     cutter = _cutter(frozenset(_read))
     return cutter.text(content) if isinstance(content, str) else cutter.plain(content)
 
@@ -343,8 +343,8 @@ def _query(found: re.Match[str]) -> str:
 
 
 def _assigned(found: re.Match[str]) -> str:
-    """``password=…`` goes in any case; behind ``token:`` a word of a sentence may stand, or the name of a token of a
-    vocabulary."""
+    """Remove any value of ``password=…``; behind ``token:`` only long ones with a digit, because a word of a sentence may
+    follow, or the name of a token of a vocabulary."""
     name, between, value = found.groups()
     if value.startswith(_BEGINS):
         return found[0]
@@ -360,8 +360,8 @@ def _assigned_in_sentence(found: re.Match[str]) -> str:
     return found[0] if is_prose else _assigned(found)
 
 
-def _spellings(secret: str) -> Iterator[str]:
-    """A text as it may be written in JSON, Python, a URL, HTML, or in the header of a request."""
+def spellings(secret: str) -> Iterator[str]:
+    """The spellings of a text in JSON, Python, a URL, HTML, and the header of a request."""
     yield from (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1])
     yield from (quote(secret, safe=""), quote(secret), html.escape(secret))
     if len(secret) >= LONG:
@@ -374,6 +374,6 @@ def _bounded(spelling: str) -> str:
 
 
 def _alternatives(spellings: Iterable[str]) -> re.Pattern[str]:
-    """One of them, the longest that fits; with none, what never occurs."""
+    """Matches the longest spelling that fits; without spellings, nothing."""
     longest_first = sorted(set(spellings), key=lambda one: (-len(one), one))
     return re.compile("|".join(map(_bounded, longest_first)) or "(?!)")

@@ -1,4 +1,4 @@
-"""How much memory this machine, or the control group around this process, has, and who uses it."""
+"""Memory of this machine, or of the control group around this process, and its use."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Memory:
 
     @property
     def usable(self) -> int:
-        """What all processes together may use before Ray's memory monitor kills actors."""
+        """Bytes that all processes together may use before Ray's memory monitor kills actors."""
         return int(self.total * float(os.environ.get(MONITOR_THRESHOLD) or DEFAULT_THRESHOLD))
 
     @property
     def free(self) -> int:
-        """What processes may still take before that."""
+        """Bytes that are left until then."""
         return max(0, self.usable - self.used)
 
 
 def machine_memory() -> Memory:
-    """The memory of this machine, or of the control group around this process that leaves the least."""
-    found = psutil.virtual_memory()
-    known = [Memory(found.total, found.total - found.available)]
-    known += [Memory(limit, used) for limit, used in _limits(OWN, MOUNT) if limit < found.total]
+    """The memory of this machine, or of the control group around this process with the least free memory."""
+    machine = psutil.virtual_memory()
+    known = [Memory(machine.total, machine.total - machine.available)]
+    known += [Memory(limit, used) for limit, used in _limits(OWN, MOUNT) if limit < machine.total]
     return min(known, key=lambda memory: memory.free)
 
 
@@ -77,9 +77,9 @@ def used_by(process: psutil.Process) -> int:
     """Bytes that a process and all its descendants use; memory that several share counts once (PSS)."""
     total = 0
     with suppress(psutil.Error):
-        for one in (process, *process.children(recursive=True)):
+        for member in (process, *process.children(recursive=True)):
             with suppress(psutil.Error, AttributeError):
-                total += one.memory_full_info().pss
+                total += member.memory_full_info().pss
     return total
 
 

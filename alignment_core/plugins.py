@@ -1,6 +1,6 @@
-"""Plug-ins: named objects that modules of a folder of ours and installed distributions offer, found without imports.
+"""Plug-ins: named objects in the modules of one of our folders and in installed distributions, found without imports.
 
-A distribution offers an object by an entry point, as in ``[project.entry-points."alignment.methods"]`` with
+A distribution provides an object by an entry point, as in ``[project.entry-points."alignment.methods"]`` with
 ``kto = "my_package.kto:METHOD"``.
 """
 
@@ -27,18 +27,18 @@ class Group:
     package: str
     """Package whose modules are the plug-ins that come with the project; ``a_b`` is called ``a-b``."""
     attribute: str
-    """What each of these modules calls its plug-in."""
+    """Name of the plug-in in each of these modules."""
     what: str
-    """What one is called in messages, such as ``method``."""
+    """The word for a plug-in in messages, such as ``method``."""
     type: str = "builtins:object"
-    """What each must be an instance of, as ``module:Class``: its module may import this group."""
+    """Class of the plug-ins, as ``module:Class``, because its module may import this group."""
 
     def targets(self) -> dict[str, str]:
-        """Where each plug-in is, as ``module:attribute`` by name, ours first. Nothing is imported but the package of ours."""
+        """The place of each plug-in, as ``module:attribute`` by name, ours first. Only our own package is imported."""
         return {name: targets[0] for name, targets in _targets(self).items()}
 
     def names(self) -> tuple[str, ...]:
-        """The names that :meth:`load` takes."""
+        """The names that :meth:`load` accepts."""
         return tuple(_targets(self))
 
     def module(self, name: str) -> str:
@@ -63,24 +63,24 @@ class Group:
             ) from error
 
     def loaded(self) -> tuple[dict[str, Any], list[str]]:
-        """All plug-ins that load, by name, and a sentence for each that does not: it is the trouble of those who use it.
+        """All plug-ins that load, by name, and a sentence for each other one. Failures surface only when that plug-in is used.
 
-        Ours stay where others bring one of the same name. What does not load is tried once.
+        One of ours takes precedence over one of the same name. Loading is tried once per process.
         """
-        found, problems = _loaded(self)
-        return dict(found), list(problems)
+        plugins, problems = _loaded(self)
+        return dict(plugins), list(problems)
 
     def _is_ours(self, target: str) -> bool:
         return target.startswith(f"{self.package}.")
 
-    def _checked(self, found: Any) -> Any:
-        """Raises TypeError for what those who go through all plug-ins would stumble over."""
+    def _checked(self, plugin: Any) -> Any:
+        """Raises TypeError for a plug-in of another class, or without one of its annotated attributes."""
         wanted = resolve(self.type)
-        if not isinstance(found, wanted):
+        if not isinstance(plugin, wanted):
             raise TypeError(f"it is not a {wanted.__name__}")
-        if missing := [name for name in inspect.get_annotations(wanted) if not hasattr(found, name)]:
+        if missing := [name for name in inspect.get_annotations(wanted) if not hasattr(plugin, name)]:
             raise TypeError(f"every {wanted.__name__} needs {', '.join(f'`{name}`' for name in missing)}")
-        return found
+        return plugin
 
     def _target(self, name: str) -> str:
         known = _targets(self)
@@ -98,13 +98,13 @@ class Group:
 
 
 def resolve(target: str) -> Any:
-    """What ``module:attribute`` names. Raises whatever the import of the module raises, and AttributeError."""
+    """The object at ``module:attribute``. Raises as the import of the module does, and AttributeError."""
     module, _, attribute = target.partition(":")
     return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
 def entry_points(group: str) -> metadata.EntryPoints:
-    """Those of a group, of all installed distributions."""
+    """The entry points of a group in all installed distributions."""
     return _every_group().select(group=group)
 
 
@@ -115,30 +115,31 @@ def _every_group() -> Any:
 
 @functools.cache
 def _targets(group: Group) -> dict[str, list[str]]:
-    """More than one under a name is nobody's trouble but theirs who ask for it."""
+    """Targets by name. Several targets of one name are an error only when that name is loaded."""
     spec = util.find_spec(group.package)
     folders = list(spec.submodule_search_locations or ()) if spec else []
-    found = {
-        one.name.replace("_", "-"): [f"{group.package}.{one.name}:{group.attribute}"]
-        for one in sorted(pkgutil.iter_modules(folders), key=lambda one: one.name)
-        if not one.name.startswith("_")
+    by_name = {
+        module.name.replace("_", "-"): [f"{group.package}.{module.name}:{group.attribute}"]
+        for module in sorted(pkgutil.iter_modules(folders), key=lambda module: module.name)
+        if not module.name.startswith("_")
     }
     for entry in sorted(entry_points(group.name)):
         target = entry.value if ":" in entry.value else f"{entry.value}:{group.attribute}"
-        targets = found.setdefault(entry.name.replace("_", "-"), [])
+        targets = by_name.setdefault(entry.name.replace("_", "-"), [])
         if target not in targets:
             targets.append(target)
-    return found
+    return by_name
 
 
 @functools.cache
 def _loaded(group: Group) -> tuple[dict[str, Any], list[str]]:
-    found, problems = {}, []
+    plugins: dict[str, Any] = {}
+    problems: list[str] = []
     for name, (target, *others) in _targets(group).items():
         try:
-            found[name] = group.load(name)
+            plugins[name] = group.load(name)
         except UserError as error:
             problems.append(str(error))
             if others and group._is_ours(target):
-                found[name] = group._at(target, name)
-    return found, problems
+                plugins[name] = group._at(target, name)
+    return plugins, problems

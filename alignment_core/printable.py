@@ -1,7 +1,7 @@
-"""Text of models, data and other programs, made safe to show on a terminal and in Markdown.
+"""Text of models, data and other programs, made safe for terminals and Markdown.
 
-A terminal obeys control characters: those of ASCII (C0), of Latin-1 (C1: U+009B alone begins an escape sequence), and marks of
-writing direction, which let text read as something else than it is.
+Terminals execute control characters: those of ASCII (C0) and of Latin-1 (C1: U+009B alone begins an escape sequence). Marks of
+writing direction make text look like another text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ACTIVE = re.compile(r"[\\<\[\]|]")
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal would obey shown as U+FFFD; ends of lines and tabs stay."""
+    """The text with U+FFFD in place of control characters; line ends and tabs stay."""
     return text.replace("\r\n", "\n").translate(_UNSAFE)
 
 
@@ -33,10 +33,10 @@ def without_colours(text: str) -> str:
 
 
 def markdown_line(text: str) -> str:
-    """The text as one line of Markdown in which it makes no link, picture, HTML or cell of a table."""
+    """The text as one line of Markdown, escaped so that it makes no link, image, HTML or table cell."""
     return _ACTIVE.sub(r"\\\g<0>", " ".join(printable(text).split()))
 
 
 def escaped_json(text: str) -> str:
-    """JSON with the same content in which such characters are escapes: they can only be in its strings."""
+    """JSON with the same content in which such characters, which only strings can have, are escaped."""
     return text.translate(_ESCAPED)

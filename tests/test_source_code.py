@@ -22,12 +22,17 @@ PLAIN = "def f(x, y=1):\n    return x + y\n\nclass A:\n    size = 2\n"
     [
         "# says nothing\ndef f(x, y=1):  # nor this\n    return x + y\n\nclass A:\n    size = 2\n",
         "def f(\n    x,\n    y=1,\n):\n    return (x\n            + y)\nclass A: size = 2",
-        '"""Module."""\ndef f(x, y=1):\n    """Function."""\n    return x + y\n\nclass A:\n    size = 2\n    """Field."""\n',
     ],
-    ids=["comments", "formatting", "docstrings"],
+    ids=["comments", "formatting"],
 )
-def test_comments_formatting_and_docstrings_do_not_count(same):
+def test_comments_and_formatting_do_not_count(same):
     assert digest_of_source(same.encode()) == digest_of_source(PLAIN.encode())
+
+
+def test_docstrings_count_except_where_nothing_computes_with_texts():
+    source = b'"""A."""\ndef f(x, y=1):\n    """B."""\n    return x + y\n\nclass A:\n    size = 2\n    """C."""\n'
+    assert digest_of_source(source, texts=False) == digest_of_source(PLAIN.encode(), texts=False)
+    assert digest_of_source(source) != digest_of_source(PLAIN.encode())
 
 
 @pytest.mark.parametrize(
@@ -49,12 +54,6 @@ def test_what_is_computed_counts(other):
     assert digest_of_source(other.encode()) != digest_of_source(PLAIN.encode())
 
 
-def test_docstrings_count_where_a_policy_may_read_them():
-    one, other = (f'def tool():\n    """{text}"""\n'.encode() for text in ("Adds.", "Multiplies."))
-    assert digest_of_source(one) == digest_of_source(other)
-    assert digest_of_source(one, docstrings=True) != digest_of_source(other, docstrings=True)
-
-
 def test_what_is_no_python_counts_by_its_bytes():
     assert digest_of_source(b"{{ name }} (") != digest_of_source(b"{{ name }}  (")
 
@@ -64,7 +63,7 @@ def test_all_of_a_source_counts_that_may_read_itself(way):
     one, other = (
         f'import inspect\ndef f():\n    """{text}"""\nPROMPT = {way}\n'.encode() for text in ("Good?", "Bad?")
     )
-    assert digest_of_source(one) != digest_of_source(other)
+    assert digest_of_source(one, texts=False) != digest_of_source(other, texts=False)
 
 
 def test_a_long_chain_of_elif_has_a_digest():
@@ -119,12 +118,17 @@ def test_texts_of_errors_and_logs_are_left_out_where_nothing_computes_with_them(
     edit: tuple[str, str], same: bool
 ) -> None:
     before, after = RAISES.encode(), RAISES.replace(*edit).encode()
-    assert (digest_of_source(before, messages=False) == digest_of_source(after, messages=False)) is same
+    assert (digest_of_source(before, texts=False) == digest_of_source(after, texts=False)) is same
     assert digest_of_source(before) != digest_of_source(after)
 
 
-def test_of_ours_texts_of_errors_count_in_environments_alone_where_a_policy_reads_them() -> None:
-    path, before, after = Path("x.py"), RAISES.encode(), RAISES.replace("wrong", "right").encode()
+@pytest.mark.parametrize(
+    "edit", [("wrong", "right"), ("def f(x):", 'def f(x):\n    """Adds."""')], ids=["error", "docstring"]
+)
+def test_of_ours_texts_count_in_environments_alone_where_a_policy_reads_them(edit: tuple[str, str]) -> None:
+    path = Path("x.py")
+    before = RAISES.encode()
+    after = RAISES.replace(*edit).encode()
     counts = {
         place: source_code.read(before, f"{place}.x", path) != source_code.read(after, f"{place}.x", path)
         for place in ("alignment_core.environments", "alignment_core.training", "my_package")

@@ -1,4 +1,4 @@
-"""How much of the engines' key-value cache the longest sequence of a stage takes, on this machine's processors."""
+"""The key-value cache that the longest sequence of a stage needs, on this machine's processors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from alignment_core.recipes import ResourcesConfig
 
 
 class Need(BaseModel):
-    """The cache that a stage needs at least."""
+    """The least cache that a stage needs."""
 
     stage: str
     tokens: int
-    """Of a sequence that is certain to be sampled, prompt and completion."""
+    """Prompt and completion of a sequence that will certainly be sampled."""
     mib: int
 
     def problem(self, resources: ResourcesConfig) -> str | None:
@@ -30,7 +30,7 @@ class Need(BaseModel):
         )
 
     def sentence(self, resources: ResourcesConfig) -> str:
-        """What a table of stages says below it."""
+        """The line below a table of stages."""
         return (
             f"{self.stage}: {self.mib} of {resources.kv_cache_mib} MiB of each engine's key-value cache for a sequence of "
             f"{self.tokens:,} tokens"
@@ -38,9 +38,9 @@ class Need(BaseModel):
 
 
 def needs(stage: str, tokens: int, shape: dict[str, Any], resources: ResourcesConfig, trained: bool) -> Iterator[Need]:
-    """The need of a stage, if the model's shape is known. A policy that a run trains may be stored in bf16 or fp32: the smaller
-    one counts."""
-    if "kv_cache_dtype" in resources.engine_options:  # numbers of another size than the model's
+    """The need of a stage, if the model's shape is known. A policy that a run trains may be stored in bf16 or fp32; the smaller
+    one is assumed."""
+    if "kv_cache_dtype" in resources.engine_options:  # other bytes per number than the model
         return
     needed = mib_needed(shape, tokens, SMALLEST if trained else None, resources.tensor_parallel_size) if shape else None
     if needed is not None:

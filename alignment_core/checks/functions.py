@@ -1,4 +1,4 @@
-"""Each function of the user, called as a run calls it, on a few rows: one that never works is said before anything starts."""
+"""Trial calls of each function of the user on a few rows, as a run makes them, to find broken functions before a run starts."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Rows = Sequence[dict[str, Any]]
 Answers = Generator[Any, None, None]
 SHOWN = 60
 USUAL: float = RewardConfig.model_fields["max_failed"].default
-"""Where a recipe lets more fail, a function may be meant to refuse what we make up."""
+"""With a higher `max_failed`, a function may be meant to refuse made-up completions."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """A function to call: by its name in a recipe, on the prompts of one data set."""
+    """A function to call on the prompts of one data set."""
 
     field: str
     name: str
     max_failed: float
-    """Share of the completions for which it may fail."""
-    look: Callable[[Rows, float], Answers]
-    """Calls it with so many seconds for each answer; what it answers to each row, or why it does not."""
+    """Fraction of the completions for which it may fail."""
+    trial: Callable[[Rows, float], Answers]
+    """Call it with a timeout in seconds; result or failure per row."""
 
     def problem(self, rows: Rows, timeout: float) -> str | None:
-        """A sentence, if it cannot be loaded or fails on every one of ``rows``. Raises EnvironmentFault where it cannot run."""
+        """A sentence if it cannot be loaded or fails on all ``rows``. Raises EnvironmentFault if this machine cannot run it."""
         failed = []
         try:
-            with closing(self.look(rows, timeout)) as answers:
+            with closing(self.trial(rows, timeout)) as answers:
                 for row, answer in zip(rows, answers, strict=False):
                     if not isinstance(answer, Failed):
                         return None
@@ -55,13 +55,13 @@ class Called:
 def called_by(
     rewards: Mapping[str, RewardConfig], sampling: SamplingPlan, resources: ResourcesConfig
 ) -> Iterator[Called]:
-    """The functions of the user's among the rewards, by their fields, of what is sampled, and those of its environment. An
-    endpoint is not asked, nor is what needs actors, such as a reward model."""
+    """The user's functions among the rewards of samples, by their fields, and that of their environment. Endpoints are not
+    called, nor rewards that need actors, such as a reward model."""
     for field, reward in rewards.items():
         kind = kind_of(reward)
         for name in () if kind.actors else kind.user_code:
-            look = _reward(reward, Opening(field, resources), sampling.generation.num_generations)
-            yield Called(f"{field}.{name}", getattr(reward, name), reward.max_failed, look)
+            trial = _reward(reward, Opening(field, resources), sampling.generation.num_generations)
+            yield Called(f"{field}.{name}", getattr(reward, name), reward.max_failed, trial)
     environment = sampling.environment
     if environment is not None and environment.name is not None:
         most = next((reward.max_failed for reward in rewards.values() if reward.of_environment), USUAL)
@@ -69,9 +69,9 @@ def called_by(
 
 
 def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
-    """The rows as if they were that many completions each; of their rewards, one that is no failure if there is one."""
+    """Rewards of the rows, each as a group of so many completions: a successful one per group, if there is one."""
 
-    def look(rows: Rows, timeout: float) -> Answers:
+    def trial(rows: Rows, timeout: float) -> Answers:
         account = Account(opening.field, reward.max_failed, opening.field, missing=reward.missing)
         resources = opening.resources.model_copy(update={"reward_timeout_seconds": timeout, "reward_processes": 1})
         with closing(kind_of(reward).open(reward, replace(opening, resources=resources))) as source:
@@ -81,13 +81,13 @@ def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
                     for sample in range(generations)
                 ]
                 answers = [account.result(answer) for _, answer in source(group)]
-                yield next((one for one in answers if not isinstance(one, Failed)), answers[0])
+                yield next((result for result in answers if not isinstance(result, Failed)), answers[0])
 
-    return look
+    return trial
 
 
 def _environment(config: EnvironmentConfig) -> Any:
-    def look(rows: Rows, timeout: float) -> Answers:
+    def trial(rows: Rows, timeout: float) -> Answers:
         process = FunctionProcess(ACT, timeout, environment_calls.FIELD)
         with closing(process):
             for number, row in enumerate(rows):
@@ -97,4 +97,4 @@ def _environment(config: EnvironmentConfig) -> Any:
                 for _ in process.answers([["close", str(number)]]):
                     pass
 
-    return look
+    return trial

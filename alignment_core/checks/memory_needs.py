@@ -1,4 +1,4 @@
-"""Whether this machine has the memory that a plan needs, before anything starts: a lower bound from the model's shape."""
+"""The memory that a plan needs, before a run starts: a lower bound from the model's shape, compared with this machine's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from alignment_core.machine_memory import GIB, gib, machine_memory
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 
 HOST_BYTES, TRAINER_BYTES, ENGINE_BYTES = int(0.4 * GIB), int(0.3 * GIB), int(0.5 * GIB)
-"""What processes use before they hold a model, at least."""
+"""Least memory of processes before they load a model."""
 GRADIENT_AND_MOMENTS, SAMPLING_BYTES = 12, 2
 """Bytes for a parameter: its gradient and Adam's two moments in fp32, once for all trainers; in bf16 on each engine."""
 
 
 def parameters(shape: dict[str, Any]) -> int:
-    """Parameters of a Llama-like language model from its ``config.json``, without biases and norms; 0 if it cannot be known.
-    A new model has no ``vocab_size`` before its tokenizer is made, so that its embeddings count as nothing.
+    """Parameters of a Llama-like language model from its ``config.json``, without biases and norms; 0 if unknown. A new model
+    has no ``vocab_size`` before its tokenizer exists, so its embeddings are not counted.
 
     V·H for the embedding, once more if the head is not tied; in each layer H·d·(2·n + 2·k) for n query and k key-value heads
     of size d, and 3·H·I for each expert, or for the MLP of a dense model.
@@ -37,8 +37,8 @@ def parameters(shape: dict[str, Any]) -> int:
 
 
 def bytes_needed(todo: list[PlannedStage], count: int, resources: ResourcesConfig) -> int:
-    """Bytes that the most demanding of these stages needs at the least for a model of so many parameters; 0 if none uses
-    trainers or engines, or if they run on GPUs or on a cluster."""
+    """Least bytes that the most demanding of these stages needs for a model of ``count`` parameters; 0 if none uses trainers or
+    engines, or if they run on GPUs or on a cluster."""
     if not ray_cluster.is_private() or resources.device == "cuda":
         return 0
     if resources.device == "auto" and not metadata.version("torch").endswith("+cpu"):
@@ -63,8 +63,7 @@ def _of_stage(config: Any, count: int, trainers: int, engines: int) -> tuple[int
 
 
 def shortage(needed: int) -> str | None:
-    """A sentence if other processes use some of the memory that is needed. Raises EnvironmentFault if there is too little of it
-    on this machine."""
+    """A sentence if other processes use some of the needed memory. Raises EnvironmentFault if this machine has too little."""
     memory = machine_memory()
     if needed > memory.usable:
         raise EnvironmentFault(

@@ -1,4 +1,4 @@
-"""The look at a plan before anything heavy starts. No torch, Ray, vLLM or Prefect is imported here."""
+"""All checks of a plan before a run starts. Neither torch, Ray, vLLM nor Prefect is imported here."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from alignment_core.recipes import ResourcesConfig
 
 
 class Findings(BaseModel):
-    """What a look at a plan came to."""
+    """Results of the checks of a plan."""
 
     problems: list[str] = []
-    """Sentences; the recipe cannot run while there is one."""
+    """Sentences; each keeps the recipe from running."""
     seen: list[rows.Answer] = []
-    """The data sets that were looked at."""
+    """The checked data sets."""
     warnings: list[str] = []
-    """Sentences about what may slow the run down or end it."""
+    """Sentences about risks that may slow the run down or end it."""
     caches: list[cache.Need] = []
-    """Key-value cache that each stage needs which samples on this machine's processors, as far as that is known."""
+    """Key-value cache for each stage that samples on this machine's processors, as far as it is known."""
 
     def refuse(self) -> None:
         """Raise DataError with all problems, if there are any."""
@@ -39,9 +39,9 @@ class Findings(BaseModel):
 
 
 def check(plan: Plan, resources: ResourcesConfig) -> Findings:
-    """Look at all that would run, the cheapest first, until something is wrong.
+    """Check all stages that would run, with the cheapest checks first, until one fails.
 
-    Raises EnvironmentFault where this machine cannot run the user's functions, or has too little memory.
+    Raises EnvironmentFault if this machine cannot run the user's functions, or has too little memory.
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
     problems = [*_without_variable(plan, todo)]
@@ -49,7 +49,8 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     if problems:
         return Findings(problems=list(dict.fromkeys(problems)))
     short_of_memory = memory_needs.shortage(_memory_needed(plan, todo, resources))
-    called, timeout = _functions(todo, resources), resources.reward_timeout_seconds
+    called = _functions(todo, resources)
+    timeout = resources.reward_timeout_seconds
     read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
     roles = dict(_roles(todo))
     cached = [stage for stage in plan.stages if stage.label in roles and stage.state == "cached"]
@@ -63,25 +64,24 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
             seen[answer.label] = answer
             if answer.problem:
                 problems.append(f"{answer.label}: {answer.problem}")
-            elif (
-                not problems and answer.label not in made_before
-            ):  # the reader goes on with the next data set meanwhile
-                functions_of_it = called.pop(answer.label, {}).values()
-                if broken := list(_broken(functions_of_it, answer.samples, timeout)):
+            elif not problems and answer.label not in made_before:
+                # meanwhile the reader continues with the next data set
+                broken = list(_broken(called.pop(answer.label, {}).values(), answer.samples, timeout))
+                if broken:
                     return Findings(problems=broken)
     problems = problems or list(_too_long(plan.store, todo, seen))
     needs = list(_caches(plan.store, todo, seen, resources)) if shapes.on_cpu(resources) else []
     problems = problems or [sentence for need in needs if (sentence := need.problem(resources))]
-    made = {stage.label: stage.reference for stage in plan.stages if stage.reference is not None}
+    stored = {stage.label: stage.reference for stage in plan.stages if stage.reference is not None}
     for label, others in called.items() if not problems else ():
-        if label in made:
-            problems += _broken(others.values(), rows.samples_of(plan.store.fetch(made[label])), timeout)
-    found = [seen[stage.label] for stage in todo if stage.label in seen]
+        if label in stored:
+            problems += _broken(others.values(), rows.samples_of(plan.store.fetch(stored[label])), timeout)
+    of_todo = [seen[stage.label] for stage in todo if stage.label in seen]
     for label, sentence in _other_templates(plan):
         if label in seen:
             seen[label].warnings.append(sentence)
     warnings = [short_of_memory] if short_of_memory else []
-    return Findings(problems=list(dict.fromkeys(problems)), seen=found, warnings=warnings, caches=needs)
+    return Findings(problems=list(dict.fromkeys(problems)), seen=of_todo, warnings=warnings, caches=needs)
 
 
 def _memory_needed(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> int:
@@ -98,7 +98,7 @@ def _reads(stage: PlannedStage) -> bool:
 
 
 def _other_templates(plan: Plan) -> Iterator[tuple[str, str]]:
-    """A sentence for each data set that a model reads in another chat template than its other data, with its label."""
+    """Label and warning for each data set whose chat template differs from that of the same model's other data."""
     rendered: dict[str, list[tuple[str, str | None]]] = {}
     for stage in filter(_reads, plan.stages):
         config, tokenizer = stage.config, stage.inputs.get("tokenizer")
@@ -129,7 +129,7 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
 
 
 def _without_score_head(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
-    if plan.trust_remote_code:  # a model with code of its own may call its head as it likes
+    if plan.trust_remote_code:  # a model with its own code may have any name for its head
         return
     for stage in todo:
         for number, (field, reward) in enumerate(stage.config.rewarded().items()):
@@ -144,7 +144,7 @@ def _without_score_head(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
 
 
 def _other_references(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
-    """References that are to take over the policy's weights, and have another architecture."""
+    """References that take over the policy's weights but have another architecture."""
     for stage in todo:
         config: Any = stage.config
         if stage.stage != "rl" or config.section.kl.refresh_every is None or "reference" not in stage.inputs:
@@ -177,7 +177,8 @@ def _caches(
         prompts = list(_prompts_of(stage))
         if not prompts or (sampling := stage.config.sampling()) is None:
             continue
-        longest = max(seen[one.label].certain(sampling.prompts) if one.label in seen else 0 for one in prompts)
+        labels = [data.label for data in prompts]
+        longest = max(seen[label].certain(sampling.prompts) if label in seen else 0 for label in labels)
         tokens = longest + sampling.generation.max_completion_length
         policy = _beside(stage.inputs["policy"])
         trained = isinstance(policy, PlannedStage) and policy.stage != "base_model"
@@ -188,23 +189,23 @@ def _caches(
 def _prompts_of(stage: PlannedStage) -> Iterator[PlannedStage]:
     """The data sets whose prompts a stage samples for."""
     if stage.config.sampling():
-        found = (stage.inputs.get(role) for role in ("prompts", "held_out"))
-        yield from (one for one in found if isinstance(one, PlannedStage))
+        inputs = (stage.inputs.get(role) for role in ("prompts", "held_out"))
+        yield from (prompts for prompts in inputs if isinstance(prompts, PlannedStage))
 
 
 def _broken(called: Iterable[functions.Called], samples: list[dict[str, Any]], timeout: float) -> Iterator[str]:
-    """What is wrong with functions that are called on these samples; nothing where there are none."""
+    """Problems of functions that are called on these samples; none without samples."""
     if samples:
         yield from (problem for function in called if (problem := function.problem(samples, timeout)))
 
 
 def _functions(todo: list[PlannedStage], resources: ResourcesConfig) -> dict[str, dict[str, functions.Called]]:
     """The user's functions by the label of the data set whose prompts they judge, and by the field that names them."""
-    found: dict[str, dict[str, functions.Called]] = {}
+    by_label: dict[str, dict[str, functions.Called]] = {}
     for stage in todo:
         for prompts, function in _functions_of(stage, resources):
-            found.setdefault(prompts.label, {})[function.field] = function
-    return found
+            by_label.setdefault(prompts.label, {})[function.field] = function
+    return by_label
 
 
 def _functions_of(stage: PlannedStage, resources: ResourcesConfig) -> Iterator[tuple[PlannedStage, functions.Called]]:
@@ -214,11 +215,11 @@ def _functions_of(stage: PlannedStage, resources: ResourcesConfig) -> Iterator[t
     if isinstance(samples, PlannedStage) and sampling:
         for prompts in [*_prompts_of(samples)][:1]:
             called = functions.called_by(stage.config.rewarded(), sampling, resources)
-            yield from ((prompts, one) for one in called)
+            yield from ((prompts, function) for function in called)
 
 
 def _roles(todo: list[PlannedStage]) -> Iterator[tuple[str, str]]:
-    """The data sets whose prompts are sampled for in an environment, and the role of its answers."""
+    """Labels of the data sets whose prompts are sampled in an environment, and the role of its answers."""
     for stage in todo:
         sampling = stage.config.sampling()
         if sampling is not None and sampling.environment is not None and sampling.environment.name is not None:
@@ -239,7 +240,7 @@ def _question(plan: Plan, stage: PlannedStage, role: str | None, of_rows: bool) 
 
 
 def _beside(model: PlannedStage | Reference) -> PlannedStage | Reference:
-    """The model whose shape it has: an adapter does not change it."""
+    """The model below merged adapters, which do not change its shape."""
     while isinstance(model, PlannedStage) and model.stage == "merge_adapter":
         model = model.inputs["model"]
     return model
@@ -276,7 +277,7 @@ def _of_adapter(store: Store, merged: PlannedStage, base: rows.TokenizerSource) 
 
 
 def _file_of(place: dict[str, Any], name: str) -> Path | None:
-    """A file of a folder or of a repository on the Hub, if it is there and can be read now."""
+    """A file of a folder or of a repository on the Hub, if it exists and can be read now."""
     if place["folder"] is not None:
         file = Path(place["folder"]) / name
         return file if file.is_file() else None
@@ -284,7 +285,7 @@ def _file_of(place: dict[str, Any], name: str) -> Path | None:
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(place["hub"], name, revision=place["commit"]))
-    except Exception:  # no network, no such file: the stage that needs it will tell
+    except Exception:  # no network, no such file: the stage that needs it will report this
         return None
 
 

@@ -1,6 +1,6 @@
-"""A first look at the rows of data sets, in a process that has tokenizers and no torch: seconds instead of a stage.
+"""Checks of the first rows of data sets, in a process with tokenizers and without torch: seconds instead of a stage.
 
-``python -m alignment_core.checks.rows`` reads a list of :class:`Question` as JSON and answers each with a line of JSON, an
+``python -m alignment_core.checks.rows`` reads a list of :class:`Question` as JSON and writes a line of JSON for each, an
 :class:`Answer`.
 """
 
@@ -34,19 +34,19 @@ READ = 20_000
 RENDERED = 1_000
 """Rows of a source that a tokenizer sees."""
 MADE = 100
-"""Rows that a built-in task or a library is asked to make: one is as the other."""
+"""Rows that a built-in task or a library makes for the check: few, because they are alike."""
 SAMPLES = 4
 """Rows that reward functions are called on."""
 MAIN = "import gc, sys; gc.disable(); sys.path.insert(0, {root!r}); from {module} import main; main()"
-"""The reader's process: it ends before looking for garbage, a quarter of the time of its imports, would find much."""
+"""The reader's process, without garbage collection, which would take a quarter of the imports' time."""
 SAID = "This is the result."
 """An answer to a turn of the policy."""
 STAND_IN = "This is not an answer."
-"""A completion where a row says no right one."""
+"""The completion for a row without a label."""
 
 
 class TokenizerSource(BaseModel):
-    """Where a tokenizer is: a folder, a Hub name with its commit, or none of them for that of models made from scratch."""
+    """The place of a tokenizer: a folder, or a Hub name with its commit; neither for that of models from scratch."""
 
     folder: str | None = None
     hub: str | None = None
@@ -56,7 +56,7 @@ class TokenizerSource(BaseModel):
 
 
 class Question(BaseModel):
-    """A data set to look at."""
+    """A data set to check."""
 
     label: str
     dataset: DatasetConfig
@@ -65,24 +65,24 @@ class Question(BaseModel):
     """The longest sequence that the model takes."""
     seed: int = 0
     role: str | None = None
-    """Of the messages that answer a policy's turns, where it samples for these prompts in an environment."""
+    """Role of the messages that answer a policy's turns, if these prompts are sampled in an environment."""
     rows: bool = True
-    """Whether to look at the rows; otherwise only at what the chat template makes of such an answer."""
+    """Whether to check the rows; otherwise only how the chat template renders such an answer."""
 
 
 class Answer(BaseModel):
-    """What was found."""
+    """The result of a check."""
 
     label: str
     problem: str | None = None
-    """A sentence, where the rows cannot be used."""
+    """A sentence if the rows cannot be used."""
     unseen: str | None = None
-    """Why nobody looked."""
+    """The reason if the rows were not checked."""
     read: int = 0
     dropped: dict[str, int] = {}
     shortened: int = 0
     whole: bool = False
-    """Whether these were all rows that there are."""
+    """Whether all rows were read."""
     longest: int = 0
     """Tokens of the longest prompt, for a data set of prompts."""
     lengths: list[int] = []
@@ -90,14 +90,14 @@ class Answer(BaseModel):
     sequences: list[tuple[int, int | None]] = []
     """Tokens of each sequence before its targets, and of the targets, which prompts do not have."""
     warnings: list[str] = []
-    """Sentences about files that are left out, and about fields that nothing reads."""
+    """Sentences about ignored files and fields."""
     used: bool = False
-    """Whether the data set will hold all that were seen: none is held out, and no mixture leaves any."""
+    """Whether the data set will have all rows that were read: none is held out, and no mixture leaves any out."""
     samples: list[dict[str, Any]] = []
-    """Prompts as reward functions see them, each with a completion: its label, where it has one."""
+    """Prompts as reward functions see them, each with a completion: its label, if it has one."""
 
     def certain(self, count: int | None) -> int:
-        """Tokens that the longest of any ``count`` prompts of the data set has at least (None: of all); 0 if unknown.
+        """Least number of tokens of the longest of any ``count`` prompts of the data set (None: of all); 0 if unknown.
 
         Of k prompts among n, the longest has at least as many tokens as the k-th shortest of the n.
         """
@@ -109,7 +109,7 @@ class Answer(BaseModel):
 
 
 def ask(questions: Sequence[Question]) -> Generator[Answer]:
-    """The answers, in order, as they come. A process that ends early leaves the rest unseen."""
+    """The answers, in order, as they come. If the process ends early, the rest is not checked."""
     if not questions:
         return
     root = Path(__file__).parents[2]
@@ -136,24 +136,25 @@ def ask(questions: Sequence[Question]) -> Generator[Answer]:
 
 def main() -> None:
     """Entry point."""
-    questions = [Question.model_validate(one) for one in json.load(sys.stdin)]
+    questions = [Question.model_validate(content) for content in json.load(sys.stdin)]
     if not any(_may_want_torch(question) for question in questions):
-        sys.modules["torch"] = None  # type: ignore[assignment] # tokenizers do without, and importing it takes seconds
-    answers, sys.stdout = sys.stdout, sys.stderr  # a library that prints must not spoil the answers
+        sys.modules["torch"] = None  # type: ignore[assignment] # tokenizers do not need it, and its import takes seconds
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # a library that prints must not spoil the answers
     for answer in answers_to(questions):
         print(answer.model_dump_json(), file=answers, flush=True)
 
 
 def _may_want_torch(question: Question) -> bool:
-    """Whether others' code runs: that of a tokenizer, or a library's, such as `datasets` for data of the Hub."""
+    """Whether code of others runs: that of a tokenizer, or a library's, such as `datasets` for data of the Hub."""
     others = any(origin_of(source.source).runs_others_code(source) for source in question.dataset.sources)
     return question.tokenizer.trust_remote_code or others
 
 
 def answers_to(questions: Sequence[Question]) -> Iterator[Answer]:
-    """First the rows of all as they stand in their sources; if these are fine, as a tokenizer sees them."""
+    """Check the rows of all data sets as they are in their sources; if these are valid, as a tokenizer renders them."""
     parsed = [_answer(question, _parse) for question in questions]
-    broken = any(answer.problem for answer in parsed)  # is said without waiting for any tokenizer
+    broken = any(answer.problem for answer in parsed)  # reported without waiting for a tokenizer
     yield from parsed if broken else (_answer(question, _render) for question in questions)
 
 
@@ -162,7 +163,7 @@ def _answer(question: Question, look: Callable[[Question], dict[str, Any]]) -> A
         return Answer(label=question.label, **look(question))
     except UserError as error:
         return Answer(label=question.label, problem=str(error))
-    except Exception as error:  # no network, a tokenizer that needs torch: the stage itself will tell
+    except Exception as error:  # no network, a tokenizer that needs torch: the stage itself will report this
         return Answer(label=question.label, unseen=f"{type(error).__name__}: {error}")
 
 
@@ -197,23 +198,22 @@ def _render(question: Question) -> dict[str, Any]:
     limits = Limits(config.data, renderer, tokenizer.bos_token_id, config.settings)
     rows = [columns for _, columns in kept_rows(pinned, limits, ledger, kind, question.seed, None)]
     _judge(ledger, config.data)
-    found = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
-    unread = ledger.unread + renderer.fields.unread
-    warnings = [*_notes(config.sources), *statistics.not_read(unread)]
-    found |= {"shortened": ledger.shortened.total(), "warnings": warnings}
+    warnings = [*_notes(config.sources), *statistics.not_read(ledger.unread + renderer.fields.unread)]
+    result: dict[str, Any] = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
+    result |= {"shortened": ledger.shortened.total(), "warnings": warnings}
     whole = all(_to_its_end(source, pinned[n], ledger.read[n]) for n, source in enumerate(config.sources))
     if not rows:
         if whole:
             ledger.check_rows_left([0] * len(pinned), mixture=False)
-        return found | {"unseen": f"the filters drop all of the first {found['read']} rows; later rows were not read"}
+        return result | {"unseen": f"the filters drop all of the first {result['read']} rows; later rows were not read"}
     drawn = config.data.mixing == "all_exhausted" or all(source.source.weight is None for source in pinned)
-    if drawn:  # otherwise the mixture may never come to a row that is too long
+    if drawn:  # otherwise the mixture may never reach a row that is too long
         check_context([kind.sequences(row) for row in rows], question.context, lambda place: rows[place]["source"])
-    found |= {"whole": whole, "sequences": [one for row in rows for one in kind.sequences(row)]}
+    result |= {"whole": whole, "sequences": [sequence for row in rows for sequence in kind.sequences(row)]}
     if not kind.asked:
-        return found
+        return result
     lengths = sorted(len(row["prompt_ids"]) for row in rows)
-    return found | {
+    return result | {
         "longest": lengths[-1],
         "lengths": lengths,
         "used": drawn and not config.data.has_test_rows,
@@ -222,8 +222,7 @@ def _render(question: Question) -> dict[str, Any]:
 
 
 def _check_answers(renderer: Renderer, role: str) -> None:
-    """Raise UserError for a template that cannot show a policy's turn and the message that answers it, as an environment
-    renders them."""
+    """Raise UserError for a template that does not render the answer to a policy's turn, as an environment renders it."""
     shown = []
     try:
         for text in (SAID, f"{SAID} {SAID}"):
@@ -238,26 +237,26 @@ def _check_answers(renderer: Renderer, role: str) -> None:
 
 
 def _judge(ledger: statistics.Ledger, data: DataConfig) -> None:
-    """Raise DataError for malformed rows. A share of them that the recipe allows is for the whole data set to say."""
+    """Raise DataError for malformed rows. If the recipe allows a fraction of them, only the whole data set can show it."""
     if not data.max_bad_rows:
         ledger.check_bad_rows()
 
 
 def _first(pinned: PinnedSource, rows: int) -> PinnedSource:
-    """The source, cut to its first rows."""
+    """The source, limited to its first rows."""
     source = pinned.source
     most = rows if source.path else MADE
     return pinned.model_copy(update={"source": source.model_copy(update={"rows": min(source.rows or most, most)})})
 
 
 def _to_its_end(source: PinnedSource, cut: PinnedSource, read: int) -> bool:
-    """Whether the first rows of a source, of which so many were ``read``, are all that the data set is to have of it."""
+    """Whether the ``read`` rows of a source are all that the data set will have of it."""
     most = cut.source.rows
     return most is None or read < most or source.source.rows == most
 
 
 def samples_of(dataset: Path) -> list[dict[str, Any]]:
-    """The same of a data set in the store."""
+    """The same for a data set in the store."""
     import pyarrow.parquet as pq
 
     file = dataset / "train.parquet"
@@ -265,12 +264,12 @@ def samples_of(dataset: Path) -> list[dict[str, Any]]:
 
 
 def _sample(row: dict[str, Any]) -> dict[str, Any]:
-    ids = [int(one) for one in row["prompt_ids"]]
+    ids = [int(token) for token in row["prompt_ids"]]
     return {
         "prompt_text": row["prompt"],
         "prompt_ids": ids,
         "completion_text": row["label"] or STAND_IN,
-        "completion_ids": ids,  # any will do
+        "completion_ids": ids,  # any tokens
         **{name: row.get(name) for name in ("label", "task", "messages", "tools", "columns", "source")},
     }
 
@@ -284,7 +283,7 @@ def _tokenizer(source: TokenizerSource) -> Any:
 
     trust = source.trust_remote_code
     place = {"revision": source.commit} if source.hub else {}
-    found = AutoTokenizer.from_pretrained(source.folder or source.hub, trust_remote_code=trust, **place)
+    tokenizer = AutoTokenizer.from_pretrained(source.folder or source.hub, trust_remote_code=trust, **place)
     if source.chat_template is not None:
-        found.chat_template = source.chat_template
-    return found
+        tokenizer.chat_template = source.chat_template
+    return tokenizer

@@ -1,5 +1,5 @@
-"""What the shape of a model rules out: heads that the installed vLLM's attention does not serve, too long completions, and
-scores of a model that has no head for them."""
+"""Limits from the shape of a model: head sizes that the installed vLLM's attention does not support, too long completions, and
+reward models without a score head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU_ATTENTION = Path("v1", "attention", "backends", "cpu_attn.py")
 
 
 def model_shape(config: BaseModelConfig) -> dict[str, Any]:
-    """The model's own ``config.json``, before it is in any store; empty where it cannot be read now."""
+    """The model's own ``config.json``, before the model is in a store; empty if it cannot be read now."""
     model = config.model
     if model.scratch is not None:
         return model.scratch.model_dump()
@@ -35,7 +35,7 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
         return dict(
             json.loads(Path(hf_hub_download(str(model.name), "config.json", revision=config.commit)).read_text())
         )
-    except Exception:  # no network, no such file: the stage that needs it will tell
+    except Exception:  # no network, no such file: the stage that needs it will report this
         return {}
 
 
@@ -49,18 +49,18 @@ WEIGHTS = (
     "head_dim",
     "vocab_size",
 )
-"""Fields of a ``config.json`` that decide which weights a model has."""
+"""Fields of a ``config.json`` that determine the weights of a model."""
 
 
-def difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """The first field by which two models have other weights for certain, if there is any."""
-    one, other = ({"model_type": shape.get("architecture"), **shape} for shape in (one, other))
-    known = (name for name in WEIGHTS if one.get(name) is not None and other.get(name) is not None)
-    return next((name for name in known if one[name] != other[name]), None)
+def difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
+    """The first field that shows that two models have weights of different shapes, if there is one."""
+    first, second = ({"model_type": shape.get("architecture"), **shape} for shape in (first, second))
+    known = (name for name in WEIGHTS if first.get(name) is not None and second.get(name) is not None)
+    return next((name for name in known if first[name] != second[name]), None)
 
 
 def without_score_head(config: BaseModelConfig) -> bool:
-    """Whether it is a language model for certain, and no reward model; one of the Hub is not looked at."""
+    """Whether a model is certainly a language model and not a reward model; models of the Hub are not checked."""
     if config.model.scratch is not None:
         return True
     if config.commit is not None:
@@ -76,13 +76,13 @@ def without_score_head(config: BaseModelConfig) -> bool:
             with safe_open(file, "numpy") as weights:
                 if any("score" in name for name in weights.keys()):  # noqa: SIM118 (it has no __iter__)
                     return False
-    except (OSError, SafetensorError):  # the stage that needs it will tell
+    except (OSError, SafetensorError):  # the stage that needs it will report this
         return False
     return True
 
 
 def wrong_heads(shape: dict[str, Any], resources: ResourcesConfig) -> Iterator[str]:
-    """A sentence if the engines, on this machine's processors, cannot serve heads of the model's size."""
+    """A sentence if the engines cannot serve the model's head size on this machine's processors."""
     served = head_sizes_on_cpu()
     heads, width = shape.get("num_attention_heads"), shape.get("hidden_size")
     size = shape.get("head_dim") or (width // heads if heads and width else None)
@@ -101,10 +101,10 @@ def on_cpu(resources: ResourcesConfig) -> bool:
 
 @functools.cache
 def head_sizes_on_cpu() -> tuple[int, ...]:
-    """What the installed vLLM's attention on the CPU says it serves, read from its source; nothing if it does not say."""
-    found = importlib.util.find_spec("vllm")  # does not import it
-    for place in (found.submodule_search_locations or ()) if found else ():
-        file = Path(place) / CPU_ATTENTION
+    """Head sizes that the installed vLLM's attention supports on the CPU, from its source; none if it does not list them."""
+    spec = importlib.util.find_spec("vllm")  # does not import it
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(folder) / CPU_ATTENTION
         if file.is_file():
             return tuple(_returned(parse(file.read_text()), "get_supported_head_sizes"))
     return ()
@@ -119,9 +119,9 @@ def _returned(tree: ast.AST, function: str) -> Iterator[int]:
 
 
 def too_long(stage: PlannedStage, room: int, longest_prompt: int, most: int | None) -> Iterator[str]:
-    """A sentence if a stage's longest prompt and completion are more than the ``most`` tokens that the model takes.
+    """A sentence if a stage's longest prompt and completion exceed ``most``, the model's maximum in tokens.
 
-    ``longest_prompt`` is what its longest prompt has at least, ``room`` the tokens that a completion may have.
+    ``longest_prompt`` is a lower bound of its longest prompt, ``room`` the maximum of a completion, both in tokens.
     """
     if most is not None and longest_prompt + room > most:
         yield (

@@ -1,4 +1,4 @@
-"""Checks of what is around this machine: loopback, Prefect's API, the store, proxies, and credentials by name."""
+"""Checks of this machine's surroundings: loopback, Prefect's API, the store, proxies, and the presence of credentials."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def loopback() -> Answer:
         with accepted:
             client.sendall(b"?")
             accepted.settimeout(SECONDS / 2)
-            heard = accepted.recv(1)
-    return ("ok", "a port on 127.0.0.1 was bound and reached") if heard else ("failed", "127.0.0.1 loses data")
+            received = accepted.recv(1)
+    return ("ok", "a port on 127.0.0.1 was bound and reached") if received else ("failed", "127.0.0.1 loses data")
 
 
 def prefect() -> Answer:
@@ -53,8 +53,10 @@ def prefect() -> Answer:
 
 def store_probe(uri: str | None) -> Answer:
     """Write conditionally, read back and delete, in the store itself."""
-    store, began = open_store(uri), time.monotonic()
-    path, content = f"{TEMPORARY}doctor-{uuid.uuid4().hex}", os.urandom(1024)
+    store = open_store(uri)
+    began = time.monotonic()
+    path = f"{TEMPORARY}doctor-{uuid.uuid4().hex}"
+    content = os.urandom(1024)
     try:
         if not store.backend.put(path, content):
             return "failed", f"{store.uri} reports a new object as existing: it cannot hold a store"
@@ -73,7 +75,7 @@ def store_probe(uri: str | None) -> Answer:
 
 
 def discreet(check: Check) -> Answer:
-    """Run a check that touches secrets: what a library says of an error may quote one, so only its type is told."""
+    """Run a check that reads secrets: an error of a library may quote one, so only its type is shown."""
     try:
         return check()
     except Exception as error:
@@ -90,12 +92,12 @@ def hub_credentials() -> Answer:
 
 
 def netrc_file() -> Path:
-    """Where W&B, and others, keep passwords of servers."""
+    """The file where W&B and others keep passwords of servers."""
     return Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
 
 
 def aws_file() -> Path:
-    """Where AWS's tools keep keys."""
+    """The file where AWS's tools keep keys."""
     return Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
 
 
@@ -125,7 +127,7 @@ def aws_credentials() -> Answer:
 
 
 def proxies() -> Answer:
-    """Names alone: a proxy's address may hold a password."""
+    """Only the names of variables: a proxy's address may hold a password."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     given = [name for wanted in names for name in (wanted, wanted.lower()) if os.environ.get(name)]
     if not given:

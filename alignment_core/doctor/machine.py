@@ -24,11 +24,11 @@ from alignment_core.processes import inherited
 
 State = Literal["ok", "warning", "failed"]
 Answer = tuple[State, str]
-"""The state, and one sentence: what was found and, where that is not good, the cure."""
+"""The state and one sentence: the result and, if it is bad, the fix."""
 Check = Callable[[], Answer]
 
 SECONDS = 4.0
-"""What has not answered by then has failed."""
+"""Time limit of a check in seconds; one without a result by then has failed."""
 
 LEAST_MEMORY, LEAST_DISK, COMFORTABLE_DISK = 4 * GIB, 1 * GIB, 10 * GIB
 LEAST_INODES = 100_000
@@ -52,7 +52,7 @@ def python() -> Answer:
 
 
 def packages() -> Answer:
-    """Whether what is installed lies in the ranges that this project was locked for."""
+    """Whether the installed packages are in the version ranges of this project."""
     from packaging.requirements import Requirement
 
     wrong, engines = [], []
@@ -77,17 +77,17 @@ def packages() -> Answer:
     if others := _of_another_build():
         return "failed", (
             f"{', '.join(others)} is of another build than torch {_version('torch')}, and transformers or vLLM does not load "
-            f"with it: `pip uninstall {' '.join(one.partition(' ')[0] for one in others)}`, as no text model needs it"
+            f"with it: `pip uninstall {' '.join(package.partition(' ')[0] for package in others)}`, as no text model needs it"
         )
     shown = [f"{name} {version}" for name in SHOWN if (version := _version(name))]
     return "ok", f"alignment {_version('alignment')}, {', '.join(shown)}, all in the locked ranges"
 
 
 def _of_another_build() -> list[str]:
-    """What vLLM brings beside torch, where one of them is from PyTorch's index of CPU builds and the other is not."""
+    """PyTorch's packages that vLLM installs, if only one of torch and the package is from PyTorch's index of CPU builds."""
     cpu = str(_version("torch")).endswith("+cpu")
-    found = ((name, _version(name)) for name in ("torchvision", "torchaudio", "torchcodec"))
-    return [f"{name} {version}" for name, version in found if version and version.endswith("+cpu") != cpu]
+    versions = ((name, _version(name)) for name in ("torchvision", "torchaudio", "torchcodec"))
+    return [f"{name} {version}" for name, version in versions if version and version.endswith("+cpu") != cpu]
 
 
 def _version(package: str) -> str | None:
@@ -134,10 +134,10 @@ def memory() -> Answer:
 
 
 def own_disk(directory: Path) -> Answer:
-    """Whether ``directory`` is on a disk of this machine, as locks and SQLite's journal do not work for several machines,
-    and closed to other users."""
+    """Whether ``directory`` is on a disk of this machine, because locks and SQLite's journal do not work on network file
+    systems, and closed to other users."""
     existing = _existing(directory).resolve()
-    mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    mounts = {Path(partition.mountpoint): partition.fstype for partition in psutil.disk_partitions(all=True)}
     kind = next(mounts[parent] for parent in (existing, *existing.parents) if parent in mounts)
     if kind.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS:
         cure = (
@@ -155,7 +155,7 @@ def _existing(directory: Path) -> Path:
 
 
 def disk(directory: Path) -> Answer:
-    """Room where ``directory`` is, or will be made."""
+    """Free space at ``directory``, which may not exist yet."""
     existing = _existing(directory)
     usage, found = shutil.disk_usage(existing), os.statvfs(existing)
     sentence = f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} GiB at {directory}"
@@ -194,7 +194,7 @@ def open_files() -> Answer:
 
 
 def socket_paths() -> Answer:
-    """Whether Ray's sockets fit below the folder that the run host will take for them."""
+    """Whether the paths of Ray's sockets are short enough below the run host's folder for them."""
     own = align_home() / "tmp"
     folder = own if len(str(own)) <= LONGEST_SOCKET_FOLDER else Path(tempfile.gettempdir())
     longest = len(f"{folder}/align-12345678{BELOW_TEMPORARY}")

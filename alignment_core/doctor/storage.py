@@ -1,4 +1,4 @@
-"""``align store doctor``: what a store's server honours, how fast it answers, and how much it carries."""
+"""``align store doctor``: the conditions that a store's server honours, its latency, and its throughput."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BYTES = 32 << 20
 
 
 class Promise(BaseModel):
-    """Something that a store relies on, and whether it was kept."""
+    """A guarantee that a store relies on, and whether the storage keeps it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,7 +29,7 @@ class Promise(BaseModel):
 
 
 class StorageReport(BaseModel):
-    """What was found of a store."""
+    """The results for a store."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -47,19 +47,21 @@ class StorageReport(BaseModel):
     @property
     def sound(self) -> bool:
         """Whether it can hold a store."""
-        return all(one.kept for one in self.promises)
+        return all(promise.kept for promise in self.promises)
 
 
 def examine_storage(store: Store, size: int = _BYTES) -> StorageReport:
-    """Try what a store needs, below its folder for temporary things, and leave nothing there. ``size``: bytes of the file whose
-    way is timed."""
+    """Try the operations of a store in its folder for temporary objects, and remove all traces. ``size``: bytes of the file for
+    throughput."""
     with tempfile.TemporaryDirectory() as folder:
         return _Trial(store, Path(folder)).report(size)
 
 
 class _Trial:
     def __init__(self, store: Store, folder: Path) -> None:
-        self.backend, self.uri, self.folder = store.backend, store.uri, folder
+        self.backend = store.backend
+        self.uri = store.uri
+        self.folder = folder
         self.prefix = f"{TEMPORARY}doctor-{uuid.uuid4().hex}/"
         self.large = f"{self.prefix}large"
         self.latency: dict[str, list[float]] = {}
@@ -79,8 +81,8 @@ class _Trial:
                 clock_seconds=round(self.backend.now() - time.time(), 1),
             )
         finally:
-            for found in list(self.backend.list(self.prefix)):
-                self.backend.delete(found.path)
+            for entry in list(self.backend.list(self.prefix)):
+                self.backend.delete(entry.path)
 
     def _promises(self) -> list[Promise]:
         backend, path = self.backend, f"{self.prefix}conditions"
@@ -92,7 +94,7 @@ class _Trial:
         replaced = first is not None and backend.put(path, b"third", replaces=first) is not None
         found.append(Promise(name="replaces the version that was read", kept=replaced))
         found.append(Promise(name="reads what was just written", kept=backend.read(path) == b"third"))
-        listed = [one.path for one in backend.list(self.prefix)]
+        listed = [entry.path for entry in backend.list(self.prefix)]
         found.append(Promise(name="lists what was just written", kept=listed == [path]))
         backend.delete(path)
         gone = backend.stat(path) is None and not list(backend.list(self.prefix))

@@ -40,7 +40,7 @@ def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     Raises UserError if there is no environment of this name, or if ``content`` fails.
     """
     kind, name, field = ("name", config.name, FIELD) if config.name else ("agent", str(config.agent), AGENT)
-    found = {kind: function_content(name, field, docstrings=True)}
+    found = {kind: function_content(name, field)}
     of_options = _options_content(name, field, config.options, str(found))
     return found if of_options is None else {**found, "options": of_options}
 

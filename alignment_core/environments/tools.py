@@ -45,7 +45,7 @@ class Tools:
         name = _name_of(verifier)
         found = {**verifier_content(name, f"{FIELD}.verifier"), **verifier_computed_by(name)}
         named = _by_name(tools).values()
-        return {"tools": [function_content(one, f"{FIELD}.tools", docstrings=True) for one in named], "verifier": found}
+        return {"tools": [function_content(one, f"{FIELD}.tools") for one in named], "verifier": found}
 
     def reset(self, prompt: str, label: str | None) -> None:
         """The prompt itself says which tools there are."""

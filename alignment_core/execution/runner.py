@@ -26,7 +26,7 @@ from alignment_core.execution.key import StageKey, check_same_code, check_unchan
 from alignment_core.execution.restarts import with_restarts
 from alignment_core.execution.scheduling import FIRST, Ticket
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.user_code.dependencies import serving
+from alignment_core.user_code.dependencies import counting
 
 if TYPE_CHECKING:
     from alignment_core.execution.machines import WarmMachines
@@ -108,7 +108,7 @@ def run_stage(request: StageRequest) -> StageResult:
     if (found := cached_result(store, call, key)) is not None:
         return found
     meter = Meter(request.ticket, request.requested)
-    with _claimed(store, key.value, request.machines, meter.ticket) as progress, serving(key.files):
+    with _claimed(store, key.value, request.machines, meter.ticket) as progress, counting(key.files):
         if (found := cached_result(store, call, key)) is not None:
             return found
         stored = _stored_progress(request, key)

@@ -1,4 +1,19 @@
-"""One folder about a run, to attach to a question: what it was, where it ran, how it went; without secrets, homes and rows."""
+"""A folder about a run, to attach to a question. It has these files, each as far as there is one, and no others:
+
+==================  ====================================================================================
+``README.md``       how the run ended and why, its stages, and the files that are missing
+``recipe.yaml``     the recipe, with the names of variables instead of secrets
+``journal/``        ``run.json``, ``stages.jsonl``, ``metrics.jsonl``
+``logs/``           the run's logs
+``report/``         ``report.md`` without the sections of rows and answers, and its plots
+``versions.json``   Python, the system, and the installed distributions
+``doctor.json``     the checks of ``align doctor``
+``why.json``        why each stage ran or was cached
+==================  ====================================================================================
+
+No environment variable, file of the user's, row or weight is among them. Every text goes through
+:class:`~alignment_core.reporting.redaction.Redactor`, because logs and errors may quote anything.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +42,37 @@ from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
 from alignment_core.home import align_home
 from alignment_core.journal import RunRecord, StageLine
 from alignment_core.lineage.explain import Explanation, explain
-from alignment_core.reporting.redaction import Redactor
+from alignment_core.reporting.redaction import Redactor, secret_values
 from alignment_core.reporting.run_report import MARKDOWN, table
-from alignment_core.reporting.secret_values import secret_values
 
 SUMMARY = "README.md"
 LONGEST = 4 << 20
-"""Bytes of a log or of metrics that go along: of a longer file, its beginning and its end."""
+"""Bytes of a log or of metrics; of a longer file, only its beginning and end are copied."""
 _SAMPLES = ("## Held-out prompts, ", "## Completions of ")
-"""How the parts of a run's report begin that show rows and answers."""
+"""Titles of the sections of a run's report that show rows and answers."""
 _FENCE = re.compile("`{3,}")
 
 
 @dataclass
 class Bundle:
-    """What was written."""
+    """The written folder."""
 
     folder: Path
     files: dict[str, int] = field(default_factory=dict)
     """Bytes by name."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Why something is not there, by its name."""
+    """Reasons, by the names of missing files."""
     cut: dict[str, int] = field(default_factory=dict)
-    """How often something was cut out, by kind."""
+    """Numbers of redactions by kind."""
 
 
 def write_bundle(
     record: RunRecord, folder: Path, samples: bool = False, secrets: tuple[str, ...] = (), store: str | None = None
 ) -> Bundle:
-    """Write the folder, whole or not at all. ``samples`` leaves texts of rows and answers in the report and the logs.
+    """Write the folder, whole or not at all. With ``samples``, texts of rows and answers stay in the report and the logs.
 
-    ``secrets`` are more values that nobody may read. Raises UserError for a folder that holds something, EnvironmentFault
-    where it cannot be written.
+    ``secrets`` are further values to redact. Raises UserError for a folder that is not empty, EnvironmentFault if it cannot be
+    written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already; choose another folder with --output, or remove it")
@@ -104,7 +118,7 @@ def _redactor(record: RunRecord, samples: bool, secrets: tuple[str, ...]) -> Red
 def _contents(
     record: RunRecord, redactor: Redactor, samples: bool, store: str, done: Bundle
 ) -> Iterator[tuple[str, str]]:
-    """Names and texts of the files; what cannot be had is noted."""
+    """Names and texts of the files; missing ones are noted in ``done``."""
     folder = journal.folder_of(record.run_id)
     lines = journal.stages(record.run_id)
     yield "recipe.yaml", yaml.safe_dump(redactor.plain(record.recipe), sort_keys=False, allow_unicode=True)
@@ -124,24 +138,25 @@ def _contents(
         if text := _file(picture, done):
             yield f"report/{picture.name}", redactor.markup(text)
     yield "versions.json", _json(redactor.plain(versions()))
-    found = _tried("doctor.json", lambda: as_object(examine(store)), done)
-    if found is not None:
-        yield "doctor.json", _json(redactor.plain(found))
+    checks = _tried("doctor.json", lambda: as_object(examine(store)), done)
+    if checks is not None:
+        yield "doctor.json", _json(redactor.plain(checks))
     why = _tried("why.json", lambda: _explained(lines, store, record.run_id), done)
     if why is not None:
-        yield "why.json", _json(redactor.plain([one.model_dump(mode="json") for one in why]))
+        yield "why.json", _json(redactor.plain([each.model_dump(mode="json") for each in why]))
     yield SUMMARY, redactor.text(_summary(record, lines, why or [], done))
 
 
 def without_samples(report: str) -> str:
-    """A run's report without rows and answers. They stand in fences, and may have lines that look like titles."""
+    """A run's report without rows and answers. These are in fences, and may have lines that look like titles."""
     kept: list[str] = []
-    fence, left_out = "", False
+    fence = ""
+    left_out = False
     for line in report.splitlines(keepends=True):
         if fence:
             fence = "" if line.rstrip() == fence else fence
-        elif found := _FENCE.match(line):
-            fence = found[0]
+        elif opening := _FENCE.match(line):
+            fence = opening[0]
         elif line.startswith("## "):
             left_out = line.startswith(_SAMPLES)
         if not left_out:
@@ -150,8 +165,9 @@ def without_samples(report: str) -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Python, the system, and every distribution that is installed."""
-    packages = {f"{one.metadata['Name']}=={one.version}" for one in metadata.distributions() if one.metadata["Name"]}
+    """Python, the system, and all installed distributions."""
+    installed = [each for each in metadata.distributions() if each.metadata["Name"]]
+    packages = {f"{each.metadata['Name']}=={each.version}" for each in installed}
     return {
         "python": sys.version,
         "system": platform.platform(),
@@ -170,13 +186,13 @@ def _tried(name: str, make: Callable[[], Any], done: Bundle) -> Any:
         return make()
     except (AlignmentError, OSError) as error:
         done.missing[name] = str(error)
-    except Exception as error:  # of a back end, or of what a newer version wrote
+    except Exception as error:  # of a back end, or of records that a newer version wrote
         done.missing[name] = f"{type(error).__name__}: {error}"
     return None
 
 
 def _file(path: Path, done: Bundle) -> str | None:
-    """A file's text, of a long one the beginning and the end; None if there is none."""
+    """A file's text, of a long one the beginning and the end; None if it is missing."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -196,7 +212,7 @@ def _file(path: Path, done: Bundle) -> str | None:
 
 
 def _summary(record: RunRecord, lines: Mapping[str, StageLine], why: list[Explanation], done: Bundle) -> str:
-    """What a maintainer reads first."""
+    """The page that a maintainer reads first."""
     status = journal.status_of(record)
     facts = {
         "status": status,
@@ -212,31 +228,31 @@ def _summary(record: RunRecord, lines: Mapping[str, StageLine], why: list[Explan
         "python": platform.python_version(),
         "system": platform.platform(),
     }
-    said = [f"# Run {record.name}", "", f"Run `{record.run_id}`.", ""]
-    said += [f"* {name}: `{value}`" for name, value in facts.items() if value]
+    page = [f"# Run {record.name}", "", f"Run `{record.run_id}`.", ""]
+    page += [f"* {name}: `{value}`" for name, value in facts.items() if value]
     if record.error:
-        said += ["", "## Why it ended", "", "```text", record.error, "```"]
+        page += ["", "## Why it ended", "", "```text", record.error, "```"]
     failed = [line for line in lines.values() if line.state == "failed"]
     for line in failed:
-        said += ["", f"## Where it failed: {line.label}", "", "```text", line.reason, "```"]
-    because = {one.label: one.why for one in why}
+        page += ["", f"## Where it failed: {line.label}", "", "```text", line.reason, "```"]
+    reasons = {each.label: each.why for each in why}
     rows = [
-        (label, line.state, f"{line.seconds:.1f}", because.get(label, line.reason).replace("\n", " ").replace("|", "/"))
+        (label, line.state, f"{line.seconds:.1f}", reasons.get(label, line.reason).replace("\n", " ").replace("|", "/"))
         for label, line in lines.items()
     ]
-    said += ["", "## Stages", "", *table(("stage", "state", "seconds", "why"), rows)]
+    page += ["", "## Stages", "", *table(("stage", "state", "seconds", "why"), rows)]
     if done.missing:
-        said += [
+        page += [
             "",
             "## What is missing",
             "",
             *(f"* {name}: {reason}" for name, reason in sorted(done.missing.items())),
         ]
-    said += [
+    page += [
         "",
-        "Secrets, folders of home, names of the user and the machine, and texts of rows are cut out.",
+        "Secrets, home folders, names of the user and the machine, and texts of rows are cut out.",
     ]
-    return "\n".join(said) + "\n"
+    return "\n".join(page) + "\n"
 
 
 def _version(package: str) -> str:

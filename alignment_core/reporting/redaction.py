@@ -1,49 +1,41 @@
-"""Cutting out of a text what a stranger must not read: secrets, home folders, names of the user and the machine, rows.
-
-Two nets: the values that are secret on this machine (:mod:`.secret_values`), in every spelling that a file may have of
-them; and what has the shape of a secret, or stands behind a name that says so, wherever it came from.
-"""
+"""Texts for readers elsewhere: without secrets, home folders, names of the user and the machine, and rows."""
 
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import unquote
 
-from alignment_core.credentials import REMOVED, Cutter, map_texts
+from alignment_core.credentials import LEAST, REMOVED, SETTINGS, Cutter, looks_secret, map_texts, spellings, variables
+from alignment_core.doctor.environment import aws_file, netrc_file
 
 SECRET, HOME, ALIGN_HOME, USER, HOST, ROW = REMOVED, "~", "$ALIGN_HOME", "<user>", "<host>", "<text of a row>"
 COMMON = {
     "admin", "align", "alignment", "app", "container", "data", "debian", "docker", "ec2-user", "jovyan", "localhost", "model",
     "nobody", "prefect", "ray", "root", "runner", "test", "train", "ubuntu", "user", "vllm", "worker", "workspace",
 }  # fmt: skip
-"""Names of accounts and machines that say nothing about anybody; to cut out such words would spoil the rest."""
+"""Common names of accounts and machines, which identify nobody: to replace such words would spoil the rest."""
 
 _QUOTED_ROW = re.compile(
-    r"\b(for the prompt|gave|returned) (\"(?:[^\"\\\n]|\\.)*(?:\"|$)|'(?:[^'\\\n]|\\.)*(?:'|$))", re.MULTILINE
+    r"\b(for the prompt|gave|returned) (?:\"(?:[^\"\\\n]|\\.)*(?:\"|$)|'(?:[^'\\\n]|\\.)*(?:'|$))", re.MULTILINE
 )
-"""How :mod:`alignment_core.rewards` and the checks quote a row, or what was answered to it."""
-_PLACES = (
-    (SECRET, "secrets"),
-    (ALIGN_HOME, "home folders"),
-    (HOME, "home folders"),
-    (USER, "names"),
-    (HOST, "names"),
-    (ROW, "rows"),
-)
-_WHAT = dict(_PLACES)
+"""A row, or an answer to one, as errors of rewards and checks quote it."""
+_HOMES = re.compile(r"(?<![\w.~}-])/(?:(?:home|Users)/[^/\s\"'\\:,;)\]}>]+|root(?![\w-]|\.\w))")
+_USERINFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/]+)@")
+_PAIRS = re.compile(r"(?<![\w.-])([\w.-]+)(?=(?:[ \t]*[=:][ \t]*|\s+)(\S+))")
+"""Names and values, as .netrc and AWS's credentials file have them: each word with the next one."""
 
 
 class Redactor:
-    """Knows what to cut out; ``cut`` counts what it did, by kind.
+    """Replaces what nobody else should read; ``cut`` counts the replacements by kind.
 
-    Args: ``secrets`` are values; ``align_home`` and ``homes`` folders; ``users`` and ``hosts`` names. ``rows`` says that
-    texts of rows may stay.
+    Args: ``secrets`` are values; ``align_home`` and ``homes`` folders; ``users`` and ``hosts`` names. With ``rows``, texts of
+    rows stay.
     """
 
     def __init__(
@@ -55,64 +47,84 @@ class Redactor:
         hosts: Iterable[str] = (),
         rows: bool = False,
     ) -> None:
-        self.cut: Counter[str] = Counter()
-        self._rows = rows
+        self.cut = Counter[str]()
         self._secrets = Cutter(secrets)
-        of_align = _folders([align_home] if align_home else [])
-        folders = {**dict.fromkeys(_folders(homes), HOME), **dict.fromkeys(of_align, ALIGN_HOME)}
-        self._folders = [
-            (re.compile(rf"{re.escape(folder)}(?![\w-]|\.\w)"), place)
-            for folder, place in sorted(folders.items(), key=lambda one: -len(one[0]))
-        ] + [(re.compile(r"(?<![\w.~}-])/(?:(?:home|Users)/[^/\s\"'\\:,;)\]}>]+|root(?![\w-]|\.\w))"), HOME)]
-        self._names = [
-            (re.compile(rf"(?i)(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])"), place)
-            for names, place in ((hosts, HOST), (users, USER))
-            for name in sorted(set(names), key=len, reverse=True)
-            if len(name) > 1 and name.lower() not in COMMON
-        ]
+        folders = {**dict.fromkeys(homes, HOME), **({align_home: ALIGN_HOME} if align_home else {})}
+        spelled = {
+            form: place
+            for folder, place in folders.items()
+            for path in {folder.absolute(), folder.resolve()} - {Path("/")}
+            for form in spellings(str(path))
+        }
+        names = {**dict.fromkeys(users, USER), **dict.fromkeys(hosts, HOST)}
+        self._rules = [] if rows else [(_QUOTED_ROW, rf"\1 {ROW}", "rows")]
+        for form in sorted(spelled, key=len, reverse=True):
+            self._rules.append((re.compile(rf"{re.escape(form)}(?![\w-]|\.\w)"), spelled[form], "home folders"))
+        self._rules.append((_HOMES, HOME, "home folders"))
+        for name in sorted(names, key=len, reverse=True):
+            if len(name) > 1 and name.lower() not in COMMON:
+                pattern = re.compile(rf"(?i)(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])")
+                self._rules.append((pattern, names[name], "names"))
 
     def text(self, text: str) -> str:
-        """A text without what must not be in it."""
-        before = self._secrets.count
+        """A text with replacements."""
         text = self._secrets.text(text)
-        self.cut["secrets"] += self._secrets.count - before
-        if not self._rows:
-            text = self._sub(_QUOTED_ROW, ROW, text, lambda found: f"{found[1]} {ROW}")
-        for pattern, place in (*self._folders, *self._names):
-            text = self._sub(pattern, place, text)
+        self.cut["secrets"] = self._secrets.count
+        for pattern, replacement, kind in self._rules:
+            text, count = pattern.subn(replacement, text)
+            self.cut[kind] += count
         return text
 
     def markup(self, text: str) -> str:
-        """The same for SVG, where what stands for the cut must not look like a tag."""
+        """The same for SVG, where a replacement must not look like a tag."""
         text = self.text(text)
         for place in (SECRET, USER, HOST, ROW):
             text = text.replace(place, html.escape(place))
         return text
 
     def plain(self, content: Any) -> Any:
-        """The same for plain data: each text in it, and all of a field whose name says that it is secret."""
-        return map_texts(content, lambda _, text: self.text(text), self._field, key_text=self.text)
-
-    def _field(self, _: str, value: Any) -> Any:
-        self.cut["secrets"] += 1
-        return SECRET
-
-    def _sub(
-        self,
-        pattern: re.Pattern[str],
-        place: str,
-        text: str,
-        change: Callable[[re.Match[str]], str] | None = None,
-    ) -> str:
-        def changed(found: re.Match[str]) -> str:
-            new = change(found) if change else place
-            self.cut[_WHAT[place]] += new != found[0]
-            return new
-
-        return pattern.sub(changed, text)
+        """The same for plain data: for each text in it, and for the whole value of a field whose name is that of a secret."""
+        content = map_texts(content, lambda _, text: self.text(text), self._secrets.field, key_text=self.text)
+        self.cut["secrets"] = self._secrets.count
+        return content
 
 
-def _folders(paths: Iterable[Path]) -> list[str]:
-    """Folders as a file may name them; the root of the file system is nobody's home."""
-    spelled = {form for path in paths for form in (str(path.absolute()), str(path.resolve()))}
-    return [form for name in spelled if len(name) > 1 for form in (name, json.dumps(name)[1:-1], quote(name))]
+def secret_values(environ: Mapping[str, str], recipe: Mapping[str, Any]) -> set[str]:
+    """Every secret of this machine that this process can find: variables, and files where tools keep credentials.
+
+    ``recipe`` may name variables that hold secrets: ``env:NAME``.
+    """
+    values: list[str] = []
+    named = {name for _, name in variables(recipe)}
+    for name, value in environ.items():
+        values += [text for userinfo in _USERINFO.findall(value) for text in (userinfo, unquote(userinfo))]
+        text = _text(Path(value)) if value.startswith(("/", "~")) else ""
+        if text and looks_secret(re.sub(r"(?i)_(FILE|PATH)$", "", name)):  # RAY_AUTH_TOKEN_PATH, MY_KEY_FILE
+            values.append(text)
+        elif name in named or looks_secret(name):
+            values.append(value)
+    for file in (netrc_file(), aws_file()):
+        values += [value for name, value in _PAIRS.findall(_text(file)) if looks_secret(name)]
+    with suppress(Exception):  # a broken file of the Hub's client, which fails on it, too
+        from huggingface_hub import get_token
+
+        values.append(get_token() or "")
+    return {part for value in values for part in _parts(value) if len(part) >= LEAST and part.lower() not in SETTINGS}
+
+
+def _text(path: Path) -> str:
+    """The text of a small file; empty without one."""
+    with suppress(OSError, RuntimeError, UnicodeDecodeError):
+        file = path.expanduser()
+        if file.is_file() and file.stat().st_size < 1 << 16:  # opening a pipe would block
+            return file.read_text()
+    return ""
+
+
+def _parts(value: str) -> Iterator[str]:
+    """A secret; the password of ``name:password``; the lines of a key in PEM."""
+    yield value.strip()
+    name, colon, password = value.strip().partition(":")
+    if colon and "\n" not in value and "/" not in name:
+        yield password
+    yield from (line.strip() for line in value.splitlines() if len(line.strip()) >= 16 and "-----" not in line)

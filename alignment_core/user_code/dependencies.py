@@ -1,8 +1,8 @@
-"""The user's Python: what of it a stage's key counts.
+"""The user's Python: the files that a stage's key counts.
 
-What counts is the file that the recipe names and all that it can reach by imports, from beside it or from ``sys.path``, but
-for what is installed (site-packages, the standard library). It is found without executing any of it. Files that it reads
-while it runs do not count. That nothing else is loaded is the business of :mod:`~alignment_core.user_code.import_guard`.
+These are the file that the recipe names and all files that it reaches by imports, beside it or on ``sys.path``, except
+installed ones (site-packages, the standard library). They are found without executing any of them. Files that the code reads
+while it runs do not count. :mod:`~alignment_core.user_code.import_guard` refuses to load others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,19 +23,16 @@ from alignment_core.canonical import digest_of
 from alignment_core.source_code import PACKAGE, Source, computing_source, digest_of_source, reachable, read, spec_of
 
 COUNTED: ContextVar[dict[str, str]] = ContextVar("files that a key counts")
-"""The files that keys counted in this context, with the digests of their source: see :func:`counting`."""
+"""Digests, by path, of the files that keys counted in this context: see :func:`counting`."""
 
 
 @contextmanager
-def counting() -> Iterator[dict[str, str]]:
-    """Collects which files the keys that are computed in this context count, by path, with the digests of their source."""
-    with serving({}) as files:
-        yield files
+def counting(files: dict[str, str] | None = None) -> Iterator[dict[str, str]]:
+    """Adds the files that keys count in this context to ``files``, by path, with the digests of their source.
 
-
-@contextmanager
-def serving(files: dict[str, str]) -> Iterator[dict[str, str]]:
-    """A process that serves one of the functions of these files, if it is made in this context, loads these and no others."""
+    A process for a function of the user's that is made in this context loads these files and no others.
+    """
+    files = {} if files is None else files
     token = COUNTED.set(files)
     try:
         yield files
@@ -44,50 +41,51 @@ def serving(files: dict[str, str]) -> Iterator[dict[str, str]]:
 
 
 def edited(files: Mapping[str, str]) -> Iterator[str]:
-    """Those of the files that :func:`counting` collected that are other ones by now, or gone."""
+    """The files that differ from the digests that :func:`counting` collected, or are gone."""
     for path, digest in files.items():
         try:
-            same = digest_of_source(Path(path).read_bytes(), docstrings=True) == digest
+            is_same = digest_of_source(Path(path).read_bytes()) == digest
         except OSError:
-            same = False
-        if not same:
+            is_same = False
+        if not is_same:
             yield path
 
 
 @dataclass(frozen=True)
 class Code:
-    """A file of the user's, and what it imports."""
+    """A file of the user's, and its imports."""
 
     source: str
     """``file.py`` or a module's name, as the recipe has it."""
     name: str
-    """Name of the module once it is loaded; that of a file is none that an import could ask for."""
+    """Name of the module once it is loaded; for a file, a name that no import can have."""
     folder: Path | None
     """Where imports look first: beside a file."""
     files: dict[str, Path] = field(default_factory=dict)
     """The user's files that count, by module name."""
-    ours: dict[str, str] = field(default_factory=dict)
-    """Digests of our own package's modules among what it imports, by name."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Digests of these files, and of our package's modules among the imports, by module name."""
 
     def find(self, name: str) -> Path | None:
-        """The file of a module, if it is one that counts. Of installed packages that is the one that the recipe names."""
-        beside = _file(name, [str(self.folder)]) if self.folder else None
+        """The file of a module, if it counts. Of the installed packages, only the one that the recipe names does."""
+        beside = file_of(spec_of(name, [str(self.folder)])) if self.folder else None
         path = beside or locate(name)
-        named = not self.folder and name.partition(".")[0] == self.name.partition(".")[0]
-        return path if path and (beside or named or not installed(path)) else None
+        is_named = not self.folder and name.partition(".")[0] == self.name.partition(".")[0]
+        return path if path and (beside or is_named or not installed(path)) else None
 
-    def digest(self, docstrings: bool) -> str:
-        """Of all that counts; the same wherever the files lie, and whatever the one that the recipe names is called."""
-        counted, found = COUNTED.get({}), dict(self.ours)
-        for name, path in self.files.items():
-            data = path.read_bytes()
-            counted[str(path)] = digest_of_source(data, docstrings=True)
-            found["" if name == self.name else name] = digest_of_source(data, docstrings)
-        return digest_of(found)
+    def count(self, name: str, path: Path, digest: str) -> None:
+        """Make a file count."""
+        self.files[name] = path
+        self.digests[name] = digest
+
+    def digest(self) -> str:
+        """Of all that counts; independent of where the files lie, and of the name of the one that the recipe names."""
+        COUNTED.get({}).update({str(path): self.digests[name] for name, path in self.files.items()})
+        return digest_of({"" if name == self.name else name: digest for name, digest in self.digests.items()})
 
 
 def code_of(source: str) -> Code:
-    """What counts of ``file.py`` or ``package.module``, none of which is executed.
+    """The files that count for ``file.py`` or ``package.module``; none of them is executed.
 
     Raises OSError, SyntaxError, ValueError and ImportError.
     """
@@ -95,72 +93,65 @@ def code_of(source: str) -> Code:
     if source.endswith(".py"):
         path = Path(source).expanduser().resolve()
         if not path.is_file():
-            begins = "relative paths are relative to the recipe's file, those of --set to the working folder"
-            raise FileNotFoundError(f"no file {source} ({begins})")
-        code, module = Code(source, f"{path.stem} (file)", path.parent), ""
+            base = "relative paths are relative to the recipe's file, those of --set to the working folder"
+            raise FileNotFoundError(f"no file {source} ({base})")
+        code = Code(source, f"{path.stem} (file)", path.parent)
     else:
         path = _source_file(source)
-        code, module = Code(source, source, None), source
+        code = Code(source, source, None)
 
     def source_of(name: str) -> tuple[Path, Source] | None:
         if name.partition(".")[0] == PACKAGE:
             return computing_source(name)
-        if name == code.name:
-            return path, _read_named(path, module)
-        found = code.find(name)
-        return None if found is None else (found, _read(found, name))
+        file = path if name == code.name else code.find(name)
+        return None if file is None else (file, _read(file, name, is_named=name == code.name))
 
-    for name, (found, parsed) in reachable(code.name, source_of).items():
+    for name, (file, parsed) in reachable(code.name, source_of).items():
         if name.partition(".")[0] == PACKAGE:
-            code.ours[name] = parsed.digest
+            code.digests[name] = parsed.digest
         else:
-            code.files[name] = found
+            code.count(name, file, parsed.digest)
     return code
 
 
-def _read_named(path: Path, module: str) -> Source:
-    """The source of the file that the recipe names."""
-    try:
-        return read(path.read_bytes(), module, path)
-    except SyntaxError as error:
-        error.filename = path.name
-        raise
-
-
-def _read(path: Path, module: str) -> Source:
-    """The source of a module that is imported, perhaps; one that is no Python, or broken, counts by its bytes."""
+def _read(path: Path, name: str, is_named: bool) -> Source:
+    """The source of a module. One that is not Python, or broken, counts by its bytes, unless the recipe names it."""
     data = path.read_bytes()
     try:
-        return read(data, module, path)
-    except (SyntaxError, ValueError):
-        return Source(digest_of_source(data), ())
+        return read(data, name, path)
+    except (SyntaxError, ValueError) as error:
+        if not is_named:
+            return Source(digest_of_source(data), ())
+        if isinstance(error, SyntaxError):
+            error.filename = path.name
+        raise
 
 
 def _source_file(name: str) -> Path:
     """The source file of a module. Raises ImportError if there is none."""
-    spec = spec_of(name)
+    spec = spec_of(name) if all(part.isidentifier() for part in name.split(".")) else None
     if spec is None:
         raise ModuleNotFoundError(f"no module named {name!r}")
     if not spec.origin or not spec.origin.endswith(".py"):
-        raise ImportError(f"the module {name} has no Python source")
+        raise ImportError(f"the module {name} has no Python source; name a function written in Python")
     return Path(spec.origin).resolve()
 
 
 def locate(name: str) -> Path | None:
-    """The file of a module as imports find it, wherever that is; None for one without a file."""
-    return _file(name, None)
-
-
-def _file(name: str, search_path: Sequence[str] | None) -> Path | None:
-    return file_of(spec_of(name, search_path))
+    """The file of a module as imports find it, installed or not; None for one without a file."""
+    return file_of(spec_of(name))
 
 
 def file_of(spec: Any) -> Path | None:
-    """The file of a module, which is the archive if it lies in one; None for one without a file."""
-    if not isinstance(spec, ModuleSpec) or not spec.has_location or not spec.origin:
-        return None
-    path = Path(spec.origin).resolve()
-    return next((one for one in (path, *path.parents) if one.is_file()), None)
+    """The file of a module, or the archive that has it; None for one without a file."""
+    has_file = isinstance(spec, ModuleSpec) and spec.has_location and spec.origin
+    return file_at(spec.origin) if has_file else None
+
+
+def file_at(path: str) -> Path | None:
+    """The file at a path, or the archive that the path leads into."""
+    resolved = Path(path).resolve()
+    return next((file for file in (resolved, *resolved.parents) if file.is_file()), None)
 
 
 def installed(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A call of the user's code that returned no result: a typed reason, and what it raised and where, in one line."""
+"""A call of the user's code without a result: a typed reason, and the error and its line in one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Reason = Literal[
 
 
 class Failed(Exception):
-    """One completion has no reward; the message says why, after the name of what should have given it."""
+    """One completion has no reward; the message is the reason, to follow the name of the function."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 def raised(error: BaseException) -> str:
-    """What the user's code raised, without secrets, and the last of its own lines that it came through."""
+    """An error of the user's code, without secrets, with the innermost line of that code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(frame.filename.startswith(folder) for folder in NOT_THE_USERS)]
     location = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -34,11 +34,11 @@ def raised(error: BaseException) -> str:
 
 
 def does_not_take(error: BaseException, *callers: str) -> bool:
-    """Whether a function does not take the arguments that one of our ``callers`` gave it, so that nothing of it ran."""
+    """Whether a function does not accept the arguments of one of our ``callers``, so that none of it ran."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = bool(frames) and frames[-1].name in callers and frames[-1].filename.startswith(NOT_THE_USERS[0])
     return isinstance(error, TypeError) and ours
 
 
 NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
-"""Where files begin whose lines say nothing to the user: this package, Python and installed packages."""
+"""Prefixes of files whose lines do not help the user: this package, Python and installed packages."""

@@ -1,4 +1,4 @@
-"""Functions and classes of the user, by name: how they are found and loaded, and what of them a stage's key counts."""
+"""Functions and classes of the user, by name: their loading, and their part of a stage's key."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.errors import UserError
-from alignment_core.source_code import PACKAGE, ROOT
+from alignment_core.source_code import PACKAGE, ROOT, digest_of_source
 from alignment_core.user_code.definitions import NotDefined, definition
 from alignment_core.user_code.dependencies import code_of
 from alignment_core.user_code.errors import raised
 from alignment_core.user_code.import_guard import load
 
 LISTED = 10
-"""Functions that a message names where none is near."""
+"""Functions that a message lists if no name is similar."""
 
 
 def load_function(name: str, field: str) -> Callable[..., Any]:
     """``module:function`` or ``file.py:function`` → the function.
 
-    Raises UserError if there is no such function; ``field`` is where the recipe names it.
+    Raises UserError if there is no such function; ``field`` is the field of the recipe that names it.
     """
     source, function = _parts(name, field)
     try:
@@ -31,12 +31,13 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
         raise
     except Exception as error:  # the user's code runs here
         raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
-    if (found := getattr(module, function, None)) is None:
-        known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+    value = getattr(module, function, None)
+    if value is None:
+        known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
         raise UserError(f"{field}: {source} has no {function!r}; {_nearest(function, known)}")
-    if not callable(found):
+    if not callable(value):
         raise UserError(f"{field}: {name!r} is not a function")
-    return found
+    return value
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -49,11 +50,9 @@ def is_async(function: Callable[..., Any]) -> bool:
     return not isinstance(function, type) and inspect.iscoroutinefunction(type(function).__call__)
 
 
-def function_content(name: str, field: str, docstrings: bool = False) -> dict[str, str]:
-    """What a function or class is, for stage keys: its name and the digest of what its file computes, and all of the user's
-    that this imports (see :mod:`~alignment_core.user_code.dependencies`). Nothing of it is executed. Raises UserError.
-
-    With ``docstrings`` they count, too: ask for it where a policy may get to read them, as it does those of some tools.
+def function_content(name: str, field: str) -> dict[str, str]:
+    """The part of a stage's key for a function or class: its name, and the digest of the file that defines it and of all that
+    this file imports of the user's (see :mod:`~alignment_core.user_code.dependencies`). Nothing is executed. Raises UserError.
     """
     source, function = _parts(name, field)
     try:
@@ -62,23 +61,21 @@ def function_content(name: str, field: str, docstrings: bool = False) -> dict[st
     except NotDefined as error:
         raise UserError(f"{field}: {source} has no {function!r}; {_nearest(function, error.names)}") from None
     except (OSError, SyntaxError, ValueError, ImportError) as error:
-        if isinstance(error, ModuleNotFoundError) and (file := _file_of(source)):
+        file = _file_of(source) if isinstance(error, ModuleNotFoundError) else None
+        if file:
             raise UserError(
                 f"{field}: there is no module {source!r} on Python's path; write {file}:{function}"
             ) from None
-        if not source.endswith(".py") and not isinstance(error, ModuleNotFoundError):
-            load_function(name, field)  # of Python's own, or compiled: says what is wrong beside that
-            raise _without_source(name, field) from None
         raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
     if path and path.suffix != ".py":
-        raise _without_source(name, field)
+        raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python")
     if path and path not in code.files.values() and not path.is_relative_to(ROOT / PACKAGE):
-        code.files[f"{function} itself"] = path
-    return {"name": function, "code": code.digest(docstrings)}
+        code.count(f"{function} itself", path, digest_of_source(path.read_bytes()))
+    return {"name": function, "code": code.digest()}
 
 
 def _parts(name: str, field: str) -> tuple[str, str]:
-    """Where the function is, and what it is called."""
+    """The file or module, and the function's name."""
     source, separator, function = name.rpartition(":")
     if not separator or not source:
         raise UserError(f"{field}: {name!r} is neither `module:function` nor `file.py:function`{_meant(name)}")
@@ -86,7 +83,7 @@ def _parts(name: str, field: str) -> tuple[str, str]:
 
 
 def _meant(name: str) -> str:
-    """What somebody may have meant who wrote a file alone, or the dotted name of a function."""
+    """A hint for a file without a function, or for a function's dotted name."""
     if name.endswith(".py") and Path(name).expanduser().is_file():
         return f"; add the function, as in {name}:FUNCTION"
     module, dot, function = name.rpartition(".")
@@ -96,13 +93,9 @@ def _meant(name: str) -> str:
 
 
 def _file_of(module: str) -> str | None:
-    """The file in the working folder of a module that Python does not find there by itself."""
-    path = Path(*module.split(".")).with_suffix(".py")
-    return str(path) if path.is_file() else None
-
-
-def _without_source(name: str, field: str) -> UserError:
-    return UserError(f"{field}: {name!r} has no Python source; name a function written in Python")
+    """The module's file in the working folder, where imports do not look."""
+    path = f"{module.replace('.', '/')}.py"
+    return path if Path(path).is_file() else None
 
 
 def _nearest(function: str, known: list[str]) -> str:

@@ -20,44 +20,37 @@ from alignment_core.user_code.process import FunctionProcess
 log = logging.getLogger(__name__)
 
 GROWS_AFTER_SECONDS = 0.25
-"""Once a function is loaded: if calls still wait by then, it is worth it to load it in more processes."""
+"""If calls still wait so long after a function was loaded, it is loaded in more processes."""
 
 
 class Worker(Protocol):
-    """What answers calls: a process of this machine, or of another node."""
+    """A process of this machine, or another node: see FunctionProcess."""
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether it can answer at once."""
+    def is_loaded(self) -> bool: ...
 
     @property
-    def is_concurrent(self) -> bool:
-        """Whether it works on many calls at a time by itself."""
+    def is_concurrent(self) -> bool: ...
 
-    def load(self) -> None:
-        """Make it so that it can. Raises UserError."""
+    def load(self) -> None: ...
 
-    def answers(self, calls: Sequence[list[Any]], waiting: deque[int]) -> Generator[tuple[int, Any]]:
-        """The answers to those of the calls that it takes from ``waiting``."""
+    def answers(self, calls: Sequence[list[Any]], waiting: deque[int]) -> Generator[tuple[int, Any]]: ...
 
-    def close(self) -> None:
-        """Answer no more. From any thread."""
+    def close(self) -> None: ...
 
 
 class Workers(Protocol):
-    """Those of other nodes."""
+    """The workers of other nodes: see Nodes."""
 
     @property
-    def workers(self) -> Sequence[Worker]:
-        """One for each node."""
+    def workers(self) -> Sequence[Worker]: ...
 
-    def close(self) -> None:
-        """End them. From any thread."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class PoolJob:
-    """What the pool of another node is made of: ``files`` and ``path`` are what counts here, and where imports look here."""
+    """The parameters of another node's pool: ``files`` and ``path`` are the files that count and the path of imports here."""
 
     name: str
     timeout: float
@@ -68,7 +61,7 @@ class PoolJob:
 
 
 Elsewhere = Callable[[PoolJob], Workers | None]
-"""Starts the pools of a cluster's other nodes; None where there are none."""
+"""Starts the pools of a cluster's other nodes; None without other nodes."""
 
 
 @dataclass
@@ -76,17 +69,16 @@ class _Member:
     worker: Worker
     busy: threading.Lock = field(default_factory=threading.Lock)
     is_out: bool = False
-    """Whether the function could not be loaded once more, in this one."""
+    """Whether the function could not be loaded in this further process."""
 
 
 class FunctionPool:
-    """Calls the function ``name`` in up to ``size`` processes, each as :class:`FunctionProcess` has it, and in as many on each
-    other node of a cluster; close it, from any thread.
+    """Calls the function ``name`` in up to ``size`` instances of :class:`FunctionProcess`, and in as many on each other node of
+    a cluster. Close it; from any thread.
 
-    All answer from one queue, so what each of them is asked depends on who is free: a function that remembers something from
-    call to call does so in each process for itself. The first process starts with the first call, the others when calls wait;
-    those that cannot load the function once more are done without.
-    A coroutine function has one process, which works on many calls at a time.
+    All take calls from one queue, so a function that keeps state between calls keeps it per process. The first process starts
+    with the first call, the others when calls wait; processes that cannot load the function are left out. A coroutine function
+    has one process, which works on many calls concurrently.
     """
 
     def __init__(
@@ -100,39 +92,41 @@ class FunctionPool:
         elsewhere: Elsewhere | None = None,
     ) -> None:
         """``size`` is by default the number of cores; ``files`` and ``path`` as FunctionProcess has them."""
-        found = dict(COUNTED.get({}) if files is None else files)
-        entries = tuple(one or os.getcwd() for one in sys.path) if path is None else tuple(path)
-        self._job = PoolJob(name, timeout, field, size, found, entries)
+        counted = dict(COUNTED.get({}) if files is None else files)
+        entries = tuple(entry or os.getcwd() for entry in sys.path) if path is None else tuple(path)
+        self._job = PoolJob(name, timeout, field, size, counted, entries)
         self._members = [_Member(self._process()) for _ in range(size or len(os.sched_getaffinity(0)))]
         self._elsewhere = None if size == 1 else elsewhere
         self._nodes: Workers | None = None
-        self._closing, self._closed = threading.Lock(), False
+        self._closing = threading.Lock()
+        self._closed = False
 
     def _process(self) -> FunctionProcess:
         job = self._job
         return FunctionProcess(job.name, job.timeout, job.field, job.files, job.path)
 
     def answers(self, calls: Sequence[list[Any]]) -> Generator[tuple[int, Any]]:
-        """As FunctionProcess.answers, one call of this at a time. Raises InfrastructureError if another node is lost."""
+        """As FunctionProcess.answers; for one caller at a time. Raises InfrastructureError if another node is lost."""
         if not calls:
             return
         queue = _Queue(calls)
-        members = [one for one in self._members if not one.is_out]
-        first = [one for one in members if one.worker.is_loaded][: len(calls)] or members[:1]
-        others, left = [one for one in members if one not in first], len(calls)
+        members = [member for member in self._members if not member.is_out]
+        first = [member for member in members if member.worker.is_loaded][: len(calls)] or members[:1]
+        others = [member for member in members if member not in first]
+        remaining = len(calls)
         grows_at: float | None = None
         try:
             self._begin(first, queue, leads=True)
-            while left:
+            while remaining:
                 if grows_at is not None and time.monotonic() >= grows_at:
                     self._begin(others[: len(queue.waiting)], queue, leads=False)
                     if self._elsewhere is not None:
                         self._thread(self._find_nodes, queue)
-                    others, grows_at = [], None
+                    others = []
+                    grows_at = None
+                wait = None if grows_at is None else max(grows_at - time.monotonic(), 0.0)
                 try:
-                    message = queue.told.get(
-                        timeout=None if grows_at is None else max(grows_at - time.monotonic(), 0.0)
-                    )
+                    message = queue.messages.get(timeout=wait)
                 except Empty:
                     continue
                 if isinstance(message, BaseException):
@@ -141,11 +135,11 @@ class FunctionPool:
                     if (others or self._elsewhere is not None) and not message.is_concurrent and grows_at is None:
                         grows_at = time.monotonic() + GROWS_AFTER_SECONDS
                     continue
-                left -= 1
+                remaining -= 1
                 yield message
         finally:
             queue.waiting.clear()
-            if left:
+            if remaining:
                 self._end_busy()
 
     def _begin(self, members: Sequence[_Member], queue: _Queue, leads: bool) -> None:
@@ -156,8 +150,8 @@ class FunctionPool:
         threading.Thread(target=target, args=arguments, name=f"calls of {self._job.name}", daemon=True).start()
 
     def _work(self, member: _Member, queue: _Queue, leads: bool) -> None:
-        """Answer what waits, in a thread of its own."""
-        with member.busy:  # from the call before it may still be loading
+        """Answer waiting calls, in a thread of its own."""
+        with member.busy:  # it may still be loading for the previous calls
             if member.is_out:
                 return
             try:
@@ -165,31 +159,34 @@ class FunctionPool:
                 if queue.waiting and not self._load(member, worker, leads):
                     return
                 if leads:
-                    queue.told.put(_Loaded(worker.is_concurrent))
+                    queue.messages.put(_Loaded(worker.is_concurrent))
                 for answer in worker.answers(queue.calls, queue.waiting):
-                    queue.told.put(answer)
+                    queue.messages.put(answer)
             except BaseException as error:
-                queue.told.put(error)
+                queue.messages.put(error)
 
     def _load(self, member: _Member, worker: Worker, leads: bool) -> bool:
-        """Whether it can answer. One that would only help need not: memory, a port or a lock may not be there twice."""
+        """Whether it can answer. A further process may fail to load: memory, a port or a lock may not be available twice."""
         try:
             worker.load()
         except (UserError, OSError) as error:
             with self._closing:
-                if leads or self._closed or member.worker is not worker:  # as nobody waits for it any more
+                if (
+                    leads or self._closed or member.worker is not worker
+                ):  # the last: nobody waits for its answers any more
                     raise
                 member.is_out = True
             log.warning("%s; the processes that have loaded it continue without further ones", error)
         return not member.is_out
 
     def _find_nodes(self, queue: _Queue) -> None:
-        """Have other nodes answer, too: in this call, and in those after it."""
-        elsewhere, self._elsewhere = self._elsewhere, None
+        """Have other nodes answer, too: these calls, and later ones."""
+        elsewhere = self._elsewhere
+        self._elsewhere = None
         try:
             nodes = elsewhere(self._job) if elsewhere else None
         except BaseException as error:
-            queue.told.put(error)
+            queue.messages.put(error)
             return
         if nodes is None:
             return
@@ -204,7 +201,7 @@ class FunctionPool:
             self._thread(self._work, member, queue, False)
 
     def _end_busy(self) -> None:
-        """Let nobody work on for a call whose answers nobody waits for."""
+        """End the processes that work on calls whose answers nobody waits for."""
         with self._closing:
             for member in self._members:
                 if member.busy.locked() and isinstance(member.worker, FunctionProcess):
@@ -213,7 +210,7 @@ class FunctionPool:
                         member.worker = self._process()
 
     def close(self) -> None:
-        """End all processes, and answer no more."""
+        """End all processes; later calls raise Stopped."""
         with self._closing:
             self._closed = True
             for member in self._members:
@@ -223,12 +220,13 @@ class FunctionPool:
 
 
 class _Queue:
-    """The calls of one time, and what becomes of them."""
+    """The calls of one ``answers``, and their results."""
 
     def __init__(self, calls: Sequence[list[Any]]) -> None:
-        self.calls, self.waiting = calls, deque(range(len(calls)))
-        self.told = SimpleQueue[Any]()
-        """Answers with their numbers, errors, and that the function is loaded."""
+        self.calls = calls
+        self.waiting = deque(range(len(calls)))
+        self.messages = SimpleQueue[Any]()
+        """Answers with their numbers, errors, and a ``_Loaded``."""
 
 
 @dataclass(frozen=True)

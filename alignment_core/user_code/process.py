@@ -1,8 +1,8 @@
-"""A user's function in a process of its own, which can be killed: it may hang, crash or print what it likes.
+"""A user's function in a process of its own, which can be killed: the function may hang, crash or print anything.
 
-``python -m alignment_core.user_code.process SOCKET_FD NAME FIELD SECONDS`` answers one JSON line for each that it is
-sent: the function's numbers. A coroutine function works on many at a time and has ``SECONDS`` for each. Its standard input has
-the files that the stage's key counts, with their digests.
+``python -m alignment_core.user_code.process SOCKET_FD NAME FIELD SECONDS`` answers each JSON line that it receives with one
+that has the function's numbers. A coroutine function works on many calls concurrently and has ``SECONDS`` for each. Standard
+input has the files that the stage's key counts, with their digests.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ import psutil
 
 from alignment_core.errors import Stopped, UserError
 from alignment_core.processes import SAFE_PATH, inherited
-from alignment_core.user_code import dependencies as user_code
-from alignment_core.user_code import import_guard as user_modules
+from alignment_core.user_code import import_guard
+from alignment_core.user_code.dependencies import COUNTED
 from alignment_core.user_code.errors import Failed, does_not_take, raised
 from alignment_core.user_code.functions import is_async, load_function
 from alignment_core.user_code.reward_adapters import called_with_rows
 
 ROOT = Path(__file__).parents[2]
 LAST_SECONDS = 1.0
-"""How long a process that hung up has until it is gone, and a coroutine that was cancelled until it says so."""
+"""Seconds until a process that closed its socket ends, and until a cancelled coroutine answers."""
 AT_A_TIME = 64
 """Calls of a coroutine function that run concurrently."""
 LONGEST_LINE = 1 << 30
@@ -45,7 +45,7 @@ HOW = {
     "function": "a reward function is called with one list of completions, each a dict",
     "verifier": "a verifier is called with `prompt`, `completion` and `label`",
 }
-"""How functions are called, by the last part of the field that names them."""
+"""How functions are called, by the last part of their field."""
 
 
 class FunctionProcess:
@@ -59,18 +59,22 @@ class FunctionProcess:
         files: dict[str, str] | None = None,
         path: Sequence[str] | None = None,
     ) -> None:
-        """``files`` are those that the stage's key counts, if this is not made in its context (see ``counting``); ``path`` is
-        where imports look, by default as in this process."""
-        self.name, self.timeout, self.field = name, timeout, field
+        """``files`` are the files that the stage's key counts, by default those of this context (see ``counting``); ``path`` is
+        the path of imports, by default that of this process."""
+        self.name = name
+        self.timeout = timeout
+        self.field = field
         self._path = path
-        self._files = dict(user_code.COUNTED.get({}) if files is None else files)
+        self._files = dict(COUNTED.get({}) if files is None else files)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
-        self._closed = self._loaded = self._concurrent = False
+        self._closed = False
+        self._loaded = False
+        self._concurrent = False
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a process is there that has loaded the function."""
+        """Whether a process has loaded the function."""
         return self._process is not None and self._loaded
 
     @property
@@ -84,17 +88,18 @@ class FunctionProcess:
             self._start()
 
     def answers(self, calls: Sequence[list[Any]], waiting: deque[int] | None = None) -> Generator[tuple[int, Any]]:
-        """The number of each call, and what the function answers to these arguments or the :class:`Failed` that says why not.
+        """The number of each call, with the function's answer or a :class:`Failed` with the reason why there is none.
 
-        Calls that were under way when the process ended are made again, one by one, and one that is alone when it ends has
-        crashed: a process may be killed from outside, too. ``waiting`` are the numbers of the calls that are not made yet,
-        which others may take, too; by default all. Raises UserError if there is no such function, Stopped once this is closed.
+        Calls that are running when the process ends are repeated, one at a time: the call that then ends it alone has crashed,
+        unlike one whose process was killed from outside. ``waiting`` are the numbers of the calls to make, which other
+        workers may take, too; by default all. Raises UserError if there is no such function, Stopped once this is closed.
         """
-        waiting, suspects = deque(range(len(calls))) if waiting is None else waiting, deque[int]()
-        again: set[int] = set()
-        """Calls that were under way when the process ended."""
+        waiting = deque(range(len(calls))) if waiting is None else waiting
+        suspects = deque[int]()
+        repeated: set[int] = set()
+        """Calls that ran when the process ended."""
         since: dict[int, float] = {}
-        """When each call that is under way began."""
+        """Start times of the running calls."""
         try:
             while waiting or suspects or since:
                 self.load()
@@ -107,15 +112,15 @@ class FunctionProcess:
                         break
                     since[number] = time.monotonic()
                     self._send(number, calls[number])
-                if not since:  # another took what waited
+                if not since:  # other workers took the waiting calls
                     break
                 try:
                     number, answer = self._answer(since)
                 except Failed as failure:
-                    if len(since) == 1 and (failure.reason != "crashed" or since.keys() <= again):
+                    if len(since) == 1 and (failure.reason != "crashed" or since.keys() <= repeated):
                         yield since.popitem()[0], failure
                     suspects.extend(since)
-                    again |= since.keys()
+                    repeated |= since.keys()
                     since.clear()
                     continue
                 del since[number]
@@ -129,7 +134,7 @@ class FunctionProcess:
                 self._end()
 
     def close(self) -> None:
-        """End the process, and answer no more."""
+        """End the process; later calls raise Stopped."""
         with self._starting:
             self._closed = True
         self._end()
@@ -138,39 +143,46 @@ class FunctionProcess:
         return Stopped(f"{self.field}: {self.name!r} was ended")
 
     def _start(self) -> None:
-        """Raises UserError if there is no such function; a process that ends before it says so has a second try."""
+        """Raises UserError if there is no such function; a process that ends before it has loaded it is started once more."""
         try:
             try:
-                answer = self._first_words()
+                answer = self._first_answer()
             except Failed as error:
                 if error.reason != "crashed":
                     raise
-                answer = self._first_words()
+                answer = self._first_answer()
             problem = answer["problem"]
         except Failed as error:
             problem = f"{self.field}: {self.name!r} cannot be loaded: it {error}"
         if problem:
             self._end()
             raise UserError(problem)
-        self._concurrent, self._loaded = answer["concurrent"], True
+        self._concurrent = answer["concurrent"]
+        self._loaded = True
         self._patience = self.timeout + (LAST_SECONDS if self._concurrent else 0.0)
 
-    def _first_words(self) -> dict[str, Any]:
-        """Of a new process."""
+    def _first_answer(self) -> dict[str, Any]:
+        """Start a process; its first answer tells whether it has loaded the function."""
         with self._starting:
             if self._closed:
                 raise self._stopped()
             self._loaded = False
             self._socket, theirs = socketpair(AF_UNIX, SOCK_STREAM)
             self._lines = self._socket.makefile("rb")
-            entries = self._path or [one or os.getcwd() for one in sys.path]
+            entries = self._path or [entry or os.getcwd() for entry in sys.path]
             path = os.pathsep.join([*entries, str(ROOT)])
             with theirs, TemporaryFile() as files:
                 files.write(json.dumps(self._files).encode())
                 files.seek(0)
                 arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout)]
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", __name__, *arguments],  # imports find what they find here,
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        __name__,
+                        *arguments,
+                    ],  # with the path of imports of this process alone
                     pass_fds=[theirs.fileno()],
                     stdin=files,
                     env=_environment(path),
@@ -180,19 +192,19 @@ class FunctionProcess:
 
     def _send(self, number: int, arguments: list[Any]) -> None:
         self._socket.settimeout(self._patience)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading the answer says what is wrong
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading the answer raises the reason
             try:
                 self._socket.sendall(json.dumps([number, arguments]).encode() + b"\n")
             except TimeoutError:  # half a line may be sent
                 self._socket.shutdown(SHUT_RDWR)
 
     def _answer(self, since: dict[int, float]) -> tuple[int, Any]:
-        """Of the calls that are under way, the number of the one that is done next, and its answer."""
-        found = self._read(min(since.values()) + self._patience)
-        return found["call"], Failed(*found["failed"]) if "failed" in found else found["value"]
+        """The number and answer of the running call that ends next."""
+        answer = self._read(min(since.values()) + self._patience)
+        return answer["call"], Failed(*answer["failed"]) if "failed" in answer else answer["value"]
 
     def _read(self, deadline: float) -> dict[str, Any]:
-        """What the process says next. One that says nothing is ended, and the next call has a new one."""
+        """The next line of the process. A process that is late is ended; the next call starts a new one."""
         try:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
             line = self._lines.readline()
@@ -209,14 +221,15 @@ class FunctionProcess:
         raise Failed("crashed", f"ended its process (exit code {code})")
 
     def _end(self, patience: float = 0.0) -> int | None:
-        """End the process with all that it started; its exit code, if it was over within ``patience`` seconds."""
-        process, self._process = self._process, None
+        """End the process and its children; its exit code, if it ended by itself within ``patience`` seconds."""
+        process = self._process
+        self._process = None
         if process is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         code = process.returncode
-        children = _children(process.pid)  # some may have begun a session of their own
+        children = _children(process.pid)  # some may have started their own session
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         for child in children:
@@ -235,15 +248,15 @@ class FunctionProcess:
 
 
 def _environment(path: str) -> dict[str, str]:
-    """Of the process: scripts that the user's code starts find what lies beside them, as they do in a shell."""
+    """The process's variables; scripts that the user's code starts import files beside them, as they do in a shell."""
     environment = inherited(PYTHONPATH=path)
-    for name in SAFE_PATH:  # `-P` says it to this process alone
+    for name in SAFE_PATH:  # `-P` applies to this process alone
         del environment[name]
     return environment
 
 
 def _children(pid: int) -> list[psutil.Process]:
-    """All below this process, if it is still there."""
+    """All descendants of a process, if it still exists."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).children(recursive=True)
     return []
@@ -255,12 +268,11 @@ def _late(timeout: float) -> Failed:
 
 def main() -> None:
     """Entry point. Arguments: the socket's file descriptor, the function's name, the field that names it, seconds."""
-    user_modules.serve(json.load(sys.stdin))
+    import_guard.serve(json.load(sys.stdin))
     with socket(fileno=int(sys.argv[1])) as end:
         threading.Thread(target=_end_with, args=(end.fileno(),), daemon=True).start()
         try:
             function = load_function(*sys.argv[2:4])
-            user_modules.check_modules()
             if sys.argv[3].endswith(".function"):
                 function = called_with_rows(function, *sys.argv[2:4])
         except UserError as error:
@@ -275,24 +287,23 @@ def main() -> None:
 
 
 def _end_with(descriptor: int) -> None:
-    """End this process once the other one hangs up, also while the function hangs: on another node nobody else would."""
-    hung_up = select.poll()
-    hung_up.register(descriptor, select.POLLRDHUP)
-    hung_up.poll()
+    """End this process when the other one closes its socket, also while the function hangs: on another node, no other process
+    would end it."""
+    closed = select.poll()
+    closed.register(descriptor, select.POLLRDHUP)
+    closed.poll()
     os._exit(1)
 
 
 def _serve(function: Any, end: socket, field: str) -> None:
-    with end.makefile("rb") as asked:
-        for line in asked:
+    with end.makefile("rb") as lines:
+        for line in lines:
             number, arguments = json.loads(line)
             try:
                 value = function(*arguments)
-                if inspect.isawaitable(value):  # of a function whose decorator hides that it is async
+                if inspect.isawaitable(value):  # of an async function inside a decorator
                     value = asyncio.run(_awaited(value))
-                value = _plain(value)
-                user_modules.check_modules()
-                answer = _line(call=number, value=value)
+                answer = _line(call=number, value=_plain(value))
             except Exception as error:  # the user's code runs here
                 answer = _raised(number, error, field)
             end.sendall(answer)
@@ -303,14 +314,13 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 async def _serve_concurrently(function: Any, end: socket, field: str, timeout: float) -> None:
-    asked, answers = await asyncio.open_connection(sock=end, limit=LONGEST_LINE)
+    lines, answers = await asyncio.open_connection(sock=end, limit=LONGEST_LINE)
 
     async def call(line: bytes) -> None:
         number, arguments = json.loads(line)
         try:
             async with asyncio.timeout(timeout) as deadline:
                 value = await function(*arguments)
-            user_modules.check_modules()
             answer = _line(call=number, value=_plain(value))
         except Exception as error:  # the user's code runs here
             late = _late(timeout)
@@ -319,19 +329,19 @@ async def _serve_concurrently(function: Any, end: socket, field: str, timeout: f
         answers.write(answer)
 
     running = set()
-    while line := await asked.readline():
+    while line := await lines.readline():
         task = asyncio.create_task(call(line))
         running.add(task)
         task.add_done_callback(running.discard)
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as JSON has them, also those of arrays and tensors; a dict as it is. Raises what ``float`` raises."""
+    """Numbers for JSON, also those of arrays and tensors; a dict is unchanged. Raises as ``float`` does."""
     if isinstance(value, dict):
         return value
     if isinstance(value, str) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
         return None if value is None else float(value)
-    return [None if one is None else float(one) for one in value]
+    return [None if number is None else float(number) for number in value]
 
 
 def _raised(number: int, error: Exception, field: str) -> bytes:

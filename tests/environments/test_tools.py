@@ -147,7 +147,7 @@ def test_a_tool_whose_import_is_refused_fails_the_episode_and_tells_the_user_not
         made.answer_all(episodes)
     for episode in episodes[:2]:
         assert (episode.over, episode.failure and episode.failure.reason) == (True, "raised")
-        assert "hidden_rules.py is imported in a way that is not visible in the source" in str(episode.failure)
+        assert "hidden_rules.py is loaded in a way that the source does not show" in str(episode.failure)
     told = tokenizer.decode(episodes[2].ids)
     assert "Error: TypeError: len() takes exactly one argument (2 given)<" in told, "of its inside, not of its call"
 

@@ -112,5 +112,5 @@ def test_what_an_environment_of_ours_does_is_in_the_key_of_a_stage_that_uses_it(
     users = {"verifiers_harness": "verifiers_environments", "agents": "calls"}
     assert (
         f"alignment_core.environments.{module}"
-        in code_of(f"alignment_core.environments.{users.get(module, module)}").ours
+        in code_of(f"alignment_core.environments.{users.get(module, module)}").digests
     )

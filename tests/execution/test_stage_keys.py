@@ -147,7 +147,7 @@ def test_a_comment_in_a_reward_file_changes_neither_key_nor_seed(tmp_path):
 
     plain = of("def score(prompt, completion, label):\n    return float(completion == label)\n")
     before = key_of(plain).value, stage_seed(plain)
-    source = '"""Scores."""\ndef score(prompt,\n  completion, label):  # exact\n    "Exact."\n'
+    source = "# Scores.\ndef score(prompt,\n  completion, label):  # exact\n"
     source += "    return float(completion == label)"
     said = of(source)
     assert (key_of(said).value, stage_seed(said)) == before

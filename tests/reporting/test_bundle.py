@@ -66,6 +66,9 @@ def test_it_holds_what_a_maintainer_asks_for(home: Path, tmp_path: Path) -> None
     found = texts(tmp_path / "out")
     of_all = {"README.md", "recipe.yaml", "journal/run.json", "journal/stages.jsonl", "versions.json", "doctor.json"}
     assert of_all <= set(found)
+    assert {Path(name).parts[0] for name in found} <= {
+        *re.findall("^``(.+?)/?``  ", bundle.__doc__ or "", re.MULTILINE)
+    }
     assert f"logs/{RUN}.log" in found
     assert set(found) == set(done.files)
     assert "* status: `failed`" in found["README.md"]

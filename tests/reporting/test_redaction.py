@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core.credentials import looks_secret
-from alignment_core.reporting.redaction import HOME, HOST, ROW, SECRET, USER, Redactor
-from alignment_core.reporting.secret_values import secret_values
+from alignment_core.reporting.redaction import HOME, HOST, ROW, SECRET, USER, Redactor, secret_values
 
 VALUE = 'pä"ss/w ord&1'
 
@@ -119,7 +118,13 @@ def test_names_that_say_secret(name: str, secret: bool) -> None:
     assert looks_secret(name) is secret
 
 
-def test_secrets_of_this_machine_are_found(tmp_path: Path) -> None:
+def test_secrets_of_this_machine_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, name in (("NETRC", "netrc"), ("AWS_SHARED_CREDENTIALS_FILE", "aws")):
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    (tmp_path / "netrc").write_text(
+        "machine a.example login me password of-netrc\ndefault login you password of-default\n"
+    )
+    (tmp_path / "aws").write_text("[default]\nregion = eu-west-1\naws_secret_access_key = of-aws\n")
     file = tmp_path / "token"
     file.write_text("of-a-file-0123\n")
     environ = {
@@ -129,10 +134,12 @@ def test_secrets_of_this_machine_are_found(tmp_path: Path) -> None:
         "DATABASE_URL": "postgresql://me:p%40ssw0rd@h/x",
         "API_TOKEN": "auto",
         "SHORT_TOKEN": "abc",
+        "MY_KEY_PATH": str(tmp_path),
     }
     found = secret_values(environ, {"tracking": {"token_variable": "CUSTOM"}})
     assert {"of-a-variable", "of-a-file-0123", "named-by-the-recipe", "p@ssw0rd"} <= found
-    assert not found & {"auto", "abc"}
+    assert {"of-netrc", "of-default", "of-aws"} <= found
+    assert not found & {"auto", "abc", "me", "you", "eu-west-1", str(tmp_path)}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from alignment_core.errors import UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.user_code.definitions import definition
 from alignment_core.user_code.dependencies import code_of, counting
-from alignment_core.user_code.functions import function_content, load_function
+from alignment_core.user_code.functions import function_content
 from alignment_core.user_code.process import FunctionProcess
 
 FIELD = "rl.rewards.0.function"
@@ -76,14 +76,12 @@ def test_two_files_may_import_different_modules_of_one_name(write: Write) -> Non
     source = "from helper import VALUE\ndef f(x): return x * VALUE\n"
     for folder, value in (("one", 2), ("two", 3)):
         write(f"{folder}/helper.py", f"VALUE = {value}\n")
-    functions = [load_function(f"{write(f'{folder}/reward.py', source)}:f", "field") for folder in ("one", "two")]
-    assert [function(1) for function in functions] == [2, 3]
+    assert [ask(f"{write(f'{folder}/reward.py', source)}:f", 1) for folder in ("one", "two")] == [2.0, 3.0]
 
 
 def test_a_file_never_takes_the_name_of_its_neighbour(write: Write) -> None:
     name = write("math2.py", "from verifier_math2 import VALUE\ndef f(x): return x * VALUE\n") + ":f"
     write("verifier_math2.py", "VALUE = 2\n")
-    assert load_function(name, "field")(3) == 6
     assert ask(name, 3) == 6.0
 
 
@@ -153,7 +151,8 @@ def test_an_import_that_cannot_be_seen_in_the_source_is_refused_with_a_sentence(
         "import package\nfrom importlib import import_module\ndef f(x): return import_module(f'package.{x}').VALUE\n"
     )
     said = str(ask(write("reward.py", hidden) + ":f", "hidden"))
-    assert "hidden.py is imported in a way that is not visible in the source; write `import package.hidden`" in said
+    assert "hidden.py is loaded in a way that the source does not show" in said
+    assert "write `import` and the module's name" in said
 
 
 def test_a_process_loads_what_was_counted_and_nothing_else(write: Write) -> None:
@@ -292,11 +291,13 @@ def test_what_tools_put_below_the_users_folder_may_be_loaded_by_its_path(
     with FunctionProcess(write("reward.py", BY_PATH) + ":f", 20.0, FIELD) as process:
         assert [one for _, one in process.answers([[write(path, "VALUE = 2\n")] for path in theirs])] == [2.0] * 7
         mine = write("rules/mine.py", "VALUE = 2\n")
-        assert f"{mine} was loaded by its path" in str([one for _, one in process.answers([[mine]])])
+        assert f"{mine} is loaded in a way that the source does not show" in str(
+            [one for _, one in process.answers([[mine]])]
+        )
     for folder in (".rules", "scratch"):  # below it, where the function's file is, too
         mine = write(f"{folder}/mine.py", "VALUE = 2\n")
         said = str(ask(write(f"{folder}/reward.py", BY_PATH) + ":f", mine))
-        assert f"{mine} was loaded by its path" in said
+        assert f"{mine} is loaded in a way that the source does not show" in said
 
 
 def test_what_tools_put_into_the_folder_for_temporary_files_may_be_loaded_from_a_file_there(
@@ -392,20 +393,14 @@ def test_where_a_function_is_defined_is_read_from_the_source(write: Write, sourc
     assert found.name == file
 
 
-NOT_DEFINED = [
-    "def score(x): ...",
-    "def g(x):\n    f = x\n    return f.f(f=f)",
-    "class A:\n    def f(self): ...",
-    "def g(x):\n    import f\n    def f(y): ...",
-]
+def test_a_function_whose_name_is_nowhere_in_the_source_is_refused_before_anything_is_executed(write: Write) -> None:
+    with pytest.raises(UserError, match="has no 'f'; it has score"):
+        function_content(write("mine.py", "raise RuntimeError\ndef score(fs): ...\n") + ":f", FIELD)
 
 
-@pytest.mark.parametrize("source", NOT_DEFINED)
-def test_a_function_that_is_certainly_not_there_is_refused_before_anything_is_executed(
-    write: Write, source: str
-) -> None:
-    with pytest.raises(UserError, match="has no 'f'; it has "):
-        function_content(write("mine.py", source) + ":f", FIELD)
+def test_a_function_that_only_the_loaded_file_shows_to_be_missing_is_refused_once_it_is_loaded(write: Write) -> None:
+    with pytest.raises(UserError, match="has no 'f'; it has A"):
+        ask(write("mine.py", "class A:\n    def f(self): ...\n") + ":f", 1)
 
 
 def test_a_key_is_computed_again_without_executing_the_file_of_an_environment(write: Write, tmp_path: Path) -> None:

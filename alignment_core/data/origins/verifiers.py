@@ -48,7 +48,7 @@ def content(taskset: str, environment: str = "", field: str = FIELD) -> dict[str
 def _sources(module: Any) -> str:
     file = Path(str(module.__file__))
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    digests = [digest_of_source(one.read_bytes(), docstrings=True) for one in files]
+    digests = [digest_of_source(one.read_bytes()) for one in files]
     return digest_of([[one.relative_to(file.parent).as_posix(), it] for one, it in zip(files, digests, strict=True)])
 
 

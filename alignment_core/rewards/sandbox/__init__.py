@@ -1,1 +1,1 @@
-"""Programs that nobody has read, run within limits."""
+"""Untrusted programs, run within limits."""

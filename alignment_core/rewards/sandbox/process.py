@@ -1,8 +1,8 @@
-"""A program that nobody has read, run within limits: the process that gives up its rights and then runs it.
+"""The process of an untrusted program: it gives up its rights, and then runs the program.
 
-Landlock (files) and seccomp (system calls) need no privilege, hold for root, and cannot be taken back. Started as a script,
-and so imports nothing of this package by name. Arguments: the file descriptors of the job and of the socket that is told
-``ready``, or why not.
+Landlock (files) and seccomp (system calls) need no privilege, hold for root, and cannot be taken back. This file is started as
+a script, so it imports nothing of this package by name. Arguments: the file descriptors of the job, and of the socket that gets
+``ready``, or the reason of a failure.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ RIGHTS_OF_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 5: 1 << 16}
 """From this version of Landlock on, every right is a bit below this one."""
 
 
-def confine(job: dict[str, Any], told: socket.socket) -> None:
-    """Give up, for good, every right but to compute, read Python's own files and write to the folder. Raises OSError."""
+def confine(job: dict[str, Any], status: socket.socket) -> None:
+    """Give up, for good, every right except to compute, read Python's own files and write to the folder. Raises OSError."""
     limits = {"CPU": CPU_SECONDS, "AS": MEMORY_BYTES, "FSIZE": FILE_BYTES, "NOFILE": OPEN_FILES, "CORE": 0}
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
@@ -45,11 +45,13 @@ def confine(job: dict[str, Any], told: socket.socket) -> None:
     _landlock(libc, job["folder"])
     # root could raise its limits again
     _checked("capset", libc.syscall(job["capset"], struct.pack("II", 0x20080522, 0), bytes(24)))
-    with _Filter(job["counting"]) as counting:  # whoever watches gets the end at which threads and files are asked for
+    with _Filter(
+        job["counting"]
+    ) as counting:  # its descriptor, with the requests for threads and files, goes to the runner
         call = (job["seccomp"], SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, counting)
         listener = libc.syscall(*call)
         _checked("seccomp", listener)
-    socket.send_fds(told, [b" "], [listener])
+    socket.send_fds(status, [b" "], [listener])
     os.close(listener)
     with _Filter(job["allowing"]) as allowing:
         _checked("seccomp", libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, allowing, 0, 0))
@@ -70,15 +72,15 @@ def _landlock(libc: Any, folder: str) -> None:
         if not os.path.exists(path):
             continue
         allowed = rights & handled & (-1 if os.path.isdir(path) else READ_FILE | WRITE_FILE | TRUNCATE)
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        _checked("Landlock", libc.syscall(LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", allowed, place), 0))
-        os.close(place)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        _checked("Landlock", libc.syscall(LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", allowed, descriptor), 0))
+        os.close(descriptor)
     _checked("Landlock", libc.syscall(LANDLOCK_RESTRICT, ruleset, 0))
     os.close(ruleset)
 
 
 class _Filter:
-    """The kernel's description of a filter that is given in hexadecimal, for as long as the context lasts."""
+    """The kernel's description of a filter in hexadecimal; valid inside the context, which owns its memory."""
 
     def __init__(self, steps: str) -> None:
         self._steps = bytes.fromhex(steps)
@@ -91,24 +93,25 @@ class _Filter:
         del self._code
 
 
-def _checked(what: str, answer: int) -> None:
-    if answer < 0:
-        raise OSError(f"{what}: {os.strerror(ctypes.get_errno())}")
+def _checked(name: str, result: int) -> None:
+    if result < 0:
+        raise OSError(f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
 def main() -> None:
-    job_file, told = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
-    with os.fdopen(job_file, "rb") as file:
+    status = socket.socket(fileno=int(sys.argv[2]))
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
         job = json.load(file)
     if job["channel"] is not None:
-        remote, end = _remote_calls(), socket.socket(fileno=job["channel"])
+        remote = _remote_calls()  # before this process may read nothing of this package
+        end = socket.socket(fileno=job["channel"])
     try:
-        confine(job, told)
+        confine(job, status)
     except (OSError, ValueError) as error:
-        told.sendall(str(error).encode())
+        status.sendall(str(error).encode())
         sys.exit(1)
-    told.sendall(b"ready")
-    told.close()
+    status.sendall(b"ready")
+    status.close()
     sys.argv = ["answer.py"]
     if job["channel"] is None:
         _run(job["program"], "__main__")
@@ -119,22 +122,22 @@ def main() -> None:
 
 
 def _remote_calls() -> Any:
-    found = importlib.util.spec_from_file_location("remote_calls", Path(__file__).with_name("remote_calls.py"))
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("remote_calls", Path(__file__).with_name("remote_calls.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
 def _test(tests: str, names: dict[str, Any]) -> None:
-    """Say that the tests passed where only this says it: what they print counts for nothing."""
+    """Write the verdict to standard output, which the tests themselves cannot reach: it goes to /dev/null while they run."""
     verdict = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     answer = sys.modules["answer"] = types.ModuleType("answer")
     vars(answer).update(names)
-    seen = {name: one for name, one in names.items() if not hasattr(builtins, name)}
-    exec(compile(tests, "tests.py", "exec"), {**seen, "__name__": "tests", "__builtins__": builtins})
+    visible = {name: value for name, value in names.items() if not hasattr(builtins, name)}
+    exec(compile(tests, "tests.py", "exec"), {**visible, "__name__": "tests", "__builtins__": builtins})
     os.write(verdict, PASSED)
 
 

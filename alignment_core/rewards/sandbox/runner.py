@@ -1,10 +1,9 @@
-"""Programs that nobody has read, run within limits: the side that starts, watches and ends them.
+"""Untrusted programs, run within limits: starting, watching and ending them.
 
-What a program may do is decided in :mod:`~alignment_core.rewards.sandbox.system_calls` and given up in
-:mod:`~alignment_core.rewards.sandbox.process`, in its own process, before it begins. This is code of ours because nothing
-well kept holds the same limits out of an installed package: bubblewrap is a system package that needs user namespaces, which
-containers and some distributions refuse, and it counts neither threads nor disk; ``pyseccomp`` (last released in 2021) needs
-the system's libseccomp, ``landlock`` is an early release.
+:mod:`~alignment_core.rewards.sandbox.system_calls` lists the rights of a program; its process gives up all others in
+:mod:`~alignment_core.rewards.sandbox.process` before it begins. No maintained package that pip installs enforces the same
+limits: bubblewrap is a system package that needs user namespaces, which containers and some distributions refuse, and it limits
+neither threads nor disk; ``pyseccomp`` (last released in 2021) needs the system's libseccomp; ``landlock`` is an early release.
 """
 
 from __future__ import annotations
@@ -31,16 +30,14 @@ from typing import IO, Any
 
 from alignment_core.errors import EnvironmentFault, Stopped
 from alignment_core.rewards.sandbox import process as sandboxed
-from alignment_core.rewards.sandbox import (
-    system_calls,
-)
+from alignment_core.rewards.sandbox import system_calls
 
 SECONDS = 30.0
 """Wall time of a program, from the start of its process."""
 THREADS, FILES = 256, 64
-"""How many threads a program may start, and how often it may open a file that it may create."""
-LOOK_SECONDS = 0.1
-"""How often is looked whether it is to be ended."""
+"""Limits of a program: threads that it starts, and times that it opens a file with the right to create it."""
+POLL_SECONDS = 0.1
+"""Poll interval of the stop flag."""
 READY = b" ready"
 NOTICE, ANSWER = 80, 24
 RECEIVE, SEND = 0xC0002100 | NOTICE << 16, 0xC0002101 | ANSWER << 16
@@ -60,21 +57,21 @@ thread.start(); thread.join()
 open("file", "w").write("written")
 print(*(name for name, done in held.items() if not done), open("file").read())
 """
-"""Says what of the limits does not hold, between what must work."""
+"""Prints the limits that do not hold, between the outputs of actions that must work."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended. ``code`` is None if it was killed for its wall time."""
+    """The end of a program. ``code`` is None if it exceeded its wall time and was killed."""
 
     code: int | None
     output: bytes
 
 
 def run_program(program: str, given: str, stop: threading.Event, seconds: float = SECONDS) -> Ended:
-    """Run a Python program with ``given`` as its standard input, and see what it writes in so many ``seconds``.
+    """Run a Python program with ``given`` as its standard input for at most ``seconds``; returns its standard output.
 
-    Raises EnvironmentFault if this machine cannot hold the program within its limits, Stopped once ``stop`` is set.
+    Raises EnvironmentFault if this machine cannot enforce the limits, Stopped once ``stop`` is set.
     """
     with tempfile.TemporaryFile() as output, _Sandbox({"program": program}, given, output) as sandbox:
         code = _watch([sandbox], stop, seconds)
@@ -83,7 +80,7 @@ def run_program(program: str, given: str, stop: threading.Event, seconds: float 
 
 
 def passes_tests(program: str, tests: str, stop: threading.Event, seconds: float = SECONDS) -> bool:
-    """Run Python ``tests`` of a program in a process of their own, which calls what the program defined in another one.
+    """Run Python ``tests`` in a process of their own, which calls the program's functions in another one.
 
     Raises as ``run_program`` does.
     """
@@ -99,7 +96,7 @@ def passes_tests(program: str, tests: str, stop: threading.Event, seconds: float
 
 
 def check_limits(stop: threading.Event) -> None:
-    """Try on this machine what no program may do. Raises EnvironmentFault if something is possible, or nothing works."""
+    """Try forbidden actions on this machine. Raises EnvironmentFault if one is possible, or if no program runs."""
     ended = run_program(NOT_HELD, "", stop)
     if ended.code != 0 or ended.output.decode().split() != ["started", "written"]:
         raise EnvironmentFault(
@@ -115,24 +112,32 @@ class _Sandbox:
     ) -> None:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True))
-            self.told, tells = socket.socketpair()
-            self.told.setblocking(False)
-            stack.callback(self.told.close)
-            what = {"program": None, "tests": None, "channel": channel and channel.fileno(), "folder": folder}
-            with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as standard_input, tells:
-                job_file.write(json.dumps({**what, **job, **_filters()}).encode())
+            self._status_socket, theirs = socket.socketpair()
+            self._status_socket.setblocking(False)
+            stack.callback(self._status_socket.close)
+            defaults = {"program": None, "tests": None, "channel": channel and channel.fileno(), "folder": folder}
+            with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as standard_input, theirs:
+                job_file.write(json.dumps({**defaults, **job, **_filters()}).encode())
                 standard_input.write(given.encode(errors="replace"))
                 for file in (job_file, standard_input):
                     file.seek(0)
                 self.process = subprocess.Popen(
                     # no user's site-packages, no folder of the program on the path, no byte code written
-                    [sys.executable, "-s", "-P", "-B", sandboxed.__file__, str(job_file.fileno()), str(tells.fileno())],
+                    [
+                        sys.executable,
+                        "-s",
+                        "-P",
+                        "-B",
+                        sandboxed.__file__,
+                        str(job_file.fileno()),
+                        str(theirs.fileno()),
+                    ],
                     stdin=standard_input,
                     stdout=subprocess.DEVNULL if output is None else output,
                     stderr=subprocess.DEVNULL,
                     cwd=folder,
                     env=_environment(folder),
-                    pass_fds=[job_file.fileno(), tells.fileno(), *([channel.fileno()] if channel else [])],
+                    pass_fds=[job_file.fileno(), theirs.fileno(), *([channel.fileno()] if channel else [])],
                     start_new_session=True,
                 )
             stack.callback(self._kill)
@@ -140,7 +145,7 @@ class _Sandbox:
             stack.callback(os.close, self.ended)
             self.status = b""
             self.listener: int | None = None
-            self._left = {"clone": THREADS, "open": FILES}
+            self._remaining = {"clone": THREADS, "open": FILES}
             self._stack = stack.pop_all()
 
     def __enter__(self) -> _Sandbox:
@@ -151,35 +156,38 @@ class _Sandbox:
     ) -> None:
         self._stack.close()
 
-    def ears(self) -> dict[int, Callable[[], None]]:
-        """Descriptors at which something may happen, and what to do then."""
-        told = {self.told.fileno(): self.receive} if self.told.fileno() >= 0 else {}
-        asked = {self.listener: self.answer} if self.listener is not None else {}
-        return {self.ended: lambda: None, **told, **asked}
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Descriptors to poll, with their handlers."""
+        handlers: dict[int, Callable[[], None]] = {self.ended: lambda: None}
+        if self._status_socket.fileno() >= 0:
+            handlers[self._status_socket.fileno()] = self.receive
+        if self.listener is not None:
+            handlers[self.listener] = self.answer
+        return handlers
 
     def receive(self) -> None:
-        """It is ready or says why not; with the first byte comes the descriptor at which it asks."""
+        """Read the process's status; its first byte comes with the descriptor of its requests."""
         with contextlib.suppress(BlockingIOError):
-            while self.told.fileno() >= 0:
-                received, descriptors, _, _ = socket.recv_fds(self.told, 4096, 1)
+            while self._status_socket.fileno() >= 0:
+                received, descriptors, _, _ = socket.recv_fds(self._status_socket, 4096, 1)
                 self.status += received
                 for listener in descriptors:
                     self.listener = listener
                     self._stack.callback(os.close, listener)
                 if not received:
-                    self.told.close()
+                    self._status_socket.close()
 
     def answer(self) -> None:
-        """It asks for a thread, or a file that it may create: so many of each, and then no more."""
+        """Answer a request for a thread, or for a file that may be created: allowed up to the limit of each."""
         notice = bytearray(NOTICE)
-        with contextlib.suppress(OSError):  # it has been killed, or a signal came
+        with contextlib.suppress(OSError):  # the process was killed, or a signal came
             assert self.listener is not None
             fcntl.ioctl(self.listener, RECEIVE, notice, True)
             number, call = struct.unpack_from("=Q8xi", notice)
             kind = "clone" if call == system_calls.number_of("clone", _machine()) else "open"
-            self._left[kind] -= 1
+            self._remaining[kind] -= 1
             refused = -errno.EAGAIN if kind == "clone" else -errno.EDQUOT
-            answer = (number, 0, 0, CONTINUE) if self._left[kind] >= 0 else (number, 0, refused, 0)
+            answer = (number, 0, 0, CONTINUE) if self._remaining[kind] >= 0 else (number, 0, refused, 0)
             fcntl.ioctl(self.listener, SEND, struct.pack("=QqiI", *answer))
 
     def _kill(self) -> None:
@@ -209,37 +217,38 @@ def _filters() -> dict[str, Any]:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """No variable of ours, which may be a secret; the same order of sets in every run; no thread per core at import."""
+    """None of our variables, which may be secrets; the same order of sets in every run; no thread per core at import."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **threads}
 
 
 def _watch(sandboxes: list[_Sandbox], stop: threading.Event, seconds: float) -> int | None:
-    """Exit code of the first once it ends; None if it is to be killed. Raises EnvironmentFault if one could not start."""
+    """Exit code of the first sandbox; None at the end of its time. Raises EnvironmentFault if one could not start."""
     first = sandboxes[0]
     deadline = time.monotonic() + seconds
     while (code := first.process.poll()) is None and (left := deadline - time.monotonic()) > 0:
         if stop.is_set():
             raise Stopped("the programs were ended")
-        _attend(sandboxes, min(left, LOOK_SECONDS))
-    for one in sandboxes:
-        one.receive()
-    why = next((text for one in sandboxes if (text := one.status.strip()) not in (b"", b"ready")), b"").decode()
-    if not why and first.status != READY:
-        why = f"exit code {code}" if code is not None else f"no start within {seconds:g} seconds"
-    if why:
-        raise EnvironmentFault(f"a program cannot be run within limits on this machine: {why}")
+        _attend(sandboxes, min(left, POLL_SECONDS))
+    for sandbox in sandboxes:
+        sandbox.receive()
+    reason = next((text for each in sandboxes if (text := each.status.strip()) not in (b"", b"ready")), b"").decode()
+    if not reason and first.status != READY:
+        reason = f"exit code {code}" if code is not None else f"no start within {seconds:g} seconds"
+    if reason:
+        raise EnvironmentFault(f"a program cannot be run within limits on this machine: {reason}")
     return code
 
 
 def _attend(sandboxes: list[_Sandbox], seconds: float) -> None:
-    """Answer what they ask, once something happens or so many seconds have passed."""
-    poll, of = select.poll(), {}
-    for one in sandboxes:
-        if one.process.poll() is None:
-            for descriptor, attend in one.ears().items():
-                poll.register(descriptor, select.POLLIN)
-                of[descriptor] = attend
+    """Wait for requests of the processes for at most so many seconds, and answer them."""
+    poll = select.poll()
+    handlers: dict[int, Callable[[], None]] = {}
+    for sandbox in sandboxes:
+        if sandbox.process.poll() is None:
+            handlers |= sandbox.handlers()
+    for descriptor in handlers:
+        poll.register(descriptor, select.POLLIN)
     for descriptor, event in poll.poll(seconds * 1000):
         if event & select.POLLIN:
-            of[descriptor]()
+            handlers[descriptor]()
