@@ -5,7 +5,7 @@ TORCH ?= --require-hashes -r requirements/torch-cpu.txt
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
-S3FS := $(VENV)/s3fs-2026.9.0
+SERVERS := $(VENV)/servers
 ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_verifiers_environments.py \
 	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py tests/stages/test_lm_eval.py
 unexport PYTHONDONTWRITEBYTECODE
@@ -29,7 +29,7 @@ test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long $(PYTEST)
 	$(BIN)/python -m tests.benchmarks soak
 
-campaigns: $(VENV)/.test $(S3FS)
+campaigns: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns
 
 peers: $(PEERS)/.run
@@ -55,14 +55,14 @@ $(VENV)/.run: requirements/cpu.txt requirements/python-3.13.txt requirements/tor
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(VENV)/.test: requirements/test.txt $(VENV)/.run
+$(VENV)/.test: requirements/test.txt $(VENV)/.run $(SERVERS)
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/test.txt
 	touch $@
 
-# What throughput is compared with. Its botocore is another than that of the S3 server of the tests.
-$(S3FS): requirements/s3fs.txt $(VENV)/.run
+# The tests' S3 server, which runs beside what is tested: it pins a botocore that s3fs does not take.
+$(SERVERS): requirements/servers.txt $(VENV)/.run
 	rm -rf $@
-	$(BIN)/pip install --quiet --no-deps --require-hashes --target $@ -r requirements/s3fs.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes --target $@ -r requirements/servers.txt
 	touch $@
 
 PURELIB := -c "from sysconfig import get_path; print(get_path('purelib'))"
@@ -79,8 +79,8 @@ $(PEERS)/.run: requirements/peers.txt requirements/peers-older.txt requirements/
 		-r requirements/peers-older.txt  # the last release that had losses of KTO, distillation and process reward models
 	touch $@
 
-LOCK := uv pip compile pyproject.toml --python-version 3.11 --override requirements/overrides.txt --generate-hashes \
-	--no-emit-index-url --no-annotate --no-header --no-emit-package torch
+COMPILE := uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header
+LOCK := $(COMPILE) pyproject.toml --override requirements/overrides.txt --no-emit-package torch
 
 lock:
 	$(LOCK) --extra cpu --extra tracking -o requirements/cpu.txt
@@ -89,6 +89,7 @@ lock:
 	$(LOCK) --extra cpu --extra tracking --extra test --extra environments -o requirements/.all
 	grep -vxF -f requirements/test.txt requirements/.all > requirements/environments.txt
 	rm requirements/.all
+	$(COMPILE) requirements/servers.in -o requirements/servers.txt
 
 clean:
 	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -57,6 +57,7 @@ NEVER_COMPUTES = (
     "alignment_core.tracking",
     # storage of inputs, whose digests are in the key
     "alignment_core.artifacts",
+    "alignment_core.data.addresses",
     "alignment_core.data.hub",
     # settings: their values are in the key, defaults included
     "alignment_core.recipes",

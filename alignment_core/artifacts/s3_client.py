@@ -31,6 +31,7 @@ from alignment_core.errors import EnvironmentFault, NotFound, StoreError, Unavai
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
+    from botocore.session import Session
 
 ATTEMPTS = 8
 """How often a request is sent at most; the pauses between are random and double from one second up to twenty."""
@@ -80,30 +81,41 @@ def new_client() -> BaseClient:
     """A client with the credentials, region and endpoint that the AWS tools would use here."""
     session = botocore.session.get_session()
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
-    own = session.get_scoped_config().get("s3") or {}
-    config = Config(
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-        max_pool_connections=_CONNECTIONS,
-        connect_timeout=10,
-        read_timeout=60,
-        tcp_keepalive=True,
-        user_agent=f"alignment-core botocore/{botocore.__version__}",  # else made anew for each request, at some cost
-        request_checksum_calculation="when_required",  # ours are SHA-256
-        response_checksum_validation="when_required",  # whole files are verified
-    )
-    if region := os.environ.get("AWS_REGION"):  # as in the AWS CLI; botocore itself reads AWS_DEFAULT_REGION alone
-        session.set_config_variable("region", region)
-    region = session.get_config_variable("region") or "us-east-1"
+    region, settings = prepared(session)
     events = session.get_component("event_emitter")
     events.register_last("before-call.s3", _without_waiting)
-    events.register("needs-retry.s3", _retry_throttled)
     headers = encryption()
     for operation in _UPLOADS if headers else ():
         events.register(f"before-parameter-build.s3.{operation}", lambda params, **_: params.update(headers))
-    where = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), "s3").provide()
-    if "addressing_style" not in own and where and not urlsplit(where).netloc.endswith(_WITH_NAMES):
-        config = config.merge(Config(s3={"addressing_style": "path"}))
+    config = Config(
+        max_pool_connections=_CONNECTIONS,
+        user_agent=f"alignment-core botocore/{botocore.__version__}",  # else made anew for each request, at some cost
+        **settings,
+    )
     return session.create_client("s3", region_name=region, config=config)
+
+
+def prepared(session: Session) -> tuple[str, dict[str, Any]]:
+    """Region and settings (arguments of ``Config``) of every client of S3; throttled requests of the ``session`` are repeated.
+
+    The session may be one of aiobotocore.
+    """
+    settings: dict[str, Any] = {
+        "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
+        "connect_timeout": 10,
+        "read_timeout": 60,
+        "tcp_keepalive": True,
+        "request_checksum_calculation": "when_required",  # ours are SHA-256
+        "response_checksum_validation": "when_required",  # whole files are verified
+    }
+    if region := os.environ.get("AWS_REGION"):  # as in the AWS CLI; botocore itself reads AWS_DEFAULT_REGION alone
+        session.set_config_variable("region", region)
+    session.get_component("event_emitter").register("needs-retry.s3", _retry_throttled)
+    own = session.get_scoped_config()
+    where = ConfiguredEndpointProvider(session.full_config, own, "s3").provide()
+    if "addressing_style" not in (own.get("s3") or {}) and where and not urlsplit(where).netloc.endswith(_WITH_NAMES):
+        settings["s3"] = {"addressing_style": "path"}
+    return session.get_config_variable("region") or "us-east-1", settings
 
 
 def encryption() -> dict[str, str]:

@@ -28,6 +28,8 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
     if model.scratch is not None:
         return model.scratch.model_dump()
     try:
+        if config.remote:
+            return dict(json.load(config.remote["config.json"].open()))
         if config.commit is None:
             return dict(json.loads(Path(str(model.name)).expanduser().joinpath("config.json").read_text()))
         from huggingface_hub import hf_hub_download
@@ -63,7 +65,7 @@ def without_score_head(config: BaseModelConfig) -> bool:
     """Whether a model is certainly a language model and not a reward model; models of the Hub are not checked."""
     if config.model.scratch is not None:
         return True
-    if config.commit is not None:
+    if config.commit is not None or config.remote:
         return False
     files = weight_files(Path(str(config.model.name)).expanduser())
     architectures = model_shape(config).get("architectures") or [""]

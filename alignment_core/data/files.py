@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from alignment_core.data.addresses import RemoteFile
 from alignment_core.data.fields import ArrowRow
 from alignment_core.errors import DataError
 from alignment_core.recipes.paths import COMPRESSIONS, row_suffix
@@ -24,11 +25,12 @@ LONGEST_LINE = 64 * 2**20
 """Bytes of the longest line that is read; a longer one is a broken file, not a row."""
 
 
+RowsFile = Path | RemoteFile
 Found = tuple[int, dict[str, Any] | str]
 """Line or row number, counted from one, and the row or what is wrong with it."""
 
 
-def read_file(path: Path) -> Iterator[Found]:
+def read_file(path: RowsFile) -> Iterator[Found]:
     """The rows of one file, of a suffix in ``recipes.paths.ROW_SUFFIXES`` or ``TEXT_SUFFIX``.
 
     Raises DataError where it cannot be read at all.
@@ -37,7 +39,7 @@ def read_file(path: Path) -> Iterator[Found]:
     return _unpacked(path, reader) if path.suffix.lower() in COMPRESSIONS else reader(path)
 
 
-def _unpacked(path: Path, reader: Callable[[Path], Iterator[Found]]) -> Iterator[Found]:
+def _unpacked(path: RowsFile, reader: Callable[[RowsFile], Iterator[Found]]) -> Iterator[Found]:
     """What a ``reader`` finds in a compressed file."""
     path.open("rb").close()  # a file that is missing or may not be read is no broken one
     try:
@@ -46,19 +48,22 @@ def _unpacked(path: Path, reader: Callable[[Path], Iterator[Found]]) -> Iterator
         raise DataError(f"{path}: is not a readable {path.suffix.lower()} file: {first_line(error)}") from None
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: RowsFile) -> BinaryIO:
     """The bytes of a file, unpacked."""
     packed = path.suffix.lower()
     if packed == ".zst":
         import pyarrow as pa
 
-        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+        source = str(path) if isinstance(path, Path) else path.open("rb")
+        return io.BufferedReader(pa.input_stream(source, compression="zstd"))
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    opened: BinaryIO = openers.get(packed, open)(path, "rb")
+    if packed not in openers:
+        return path.open("rb")
+    opened: BinaryIO = openers[packed](path if isinstance(path, Path) else path.open("rb"), "rb")
     return opened
 
 
-def _jsonl(path: Path) -> Iterator[Found]:
+def _jsonl(path: RowsFile) -> Iterator[Found]:
     with _open(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
@@ -98,7 +103,7 @@ def _not_an_object(value: Any) -> str:
     return f'is {kinds.get(type(value), json.dumps(value))}; a row is an object such as {{"prompt": …}}'
 
 
-def _json(path: Path) -> Iterator[Found]:
+def _json(path: RowsFile) -> Iterator[Found]:
     """A list of objects, or JSON lines under the name .json, as many data sets have it."""
     with _open(path) as file:
         if not file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
@@ -115,7 +120,7 @@ def _json(path: Path) -> Iterator[Found]:
         yield number, row if isinstance(row, dict) else _not_an_object(row)
 
 
-def _csv(path: Path) -> Iterator[Found]:
+def _csv(path: RowsFile) -> Iterator[Found]:
     csv.field_size_limit(LONGEST_LINE)  # the module's own limit of 128 KiB is shorter than many documents
     # Bytes that are no UTF-8 become half characters, which the parser of the row then refuses by column.
     with io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -141,23 +146,23 @@ def _csv(path: Path) -> Iterator[Found]:
                 yield number, f"has {len(fields)} fields, the header has {len(header)}"
 
 
-def _parquet(path: Path) -> Iterator[Found]:
+def _parquet(path: RowsFile) -> Iterator[Found]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path if isinstance(path, Path) else path.open("rb")) as file:
             yield from _batches(file.iter_batches(batch_size=1024))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # text columns may hold any bytes
         raise DataError(f"{path}: is not a readable Parquet file: {first_line(error)}") from None
 
 
-def _arrow(path: Path) -> Iterator[Found]:
+def _arrow(path: RowsFile) -> Iterator[Found]:
     """An Arrow stream, which is what ``datasets`` writes, or an Arrow file."""
     import pyarrow as pa
 
     try:
-        with pa.memory_map(str(path)) as file:
+        with pa.memory_map(str(path)) if isinstance(path, Path) else path.open("rb") as file:
             try:
                 batches: Iterable[Any] = pa.ipc.open_stream(file)
             except pa.ArrowInvalid:
@@ -168,7 +173,7 @@ def _arrow(path: Path) -> Iterator[Found]:
         raise DataError(f"{path}: is not a readable Arrow file: {first_line(error)}") from None
 
 
-def _txt(path: Path) -> Iterator[Found]:
+def _txt(path: RowsFile) -> Iterator[Found]:
     """One row ``{"text": …}``, the whole file."""
     with _open(path) as file:
         content = file.read(LONGEST_LINE + 1)
@@ -196,7 +201,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Found]]] = {
+_READERS: dict[str, Callable[[RowsFile], Iterator[Found]]] = {
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
     ".json": _json,

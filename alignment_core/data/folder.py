@@ -16,9 +16,9 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from alignment_core.errors import UserError
@@ -40,6 +40,8 @@ _NO_ROWS = re.compile(
     re.IGNORECASE,
 )
 """Names of texts about a data set, and of a model's settings."""
+_HIDDEN = (".", "__")
+"""How folders begin that hold no rows."""
 _OTHER_ROWS = (".tsv", ".xml", ".zip", ".tar", ".tgz", ".h5", ".hdf5", ".xlsx", ".lance", ".avro", ".orc")
 """Suffixes of other files that hold rows."""
 _TOGETHER = {".jsonl": ".json", ".ndjson": ".json"}
@@ -53,13 +55,13 @@ _LISTED = 5
 class Folder:
     """What a folder of rows holds."""
 
-    path: Path
-    splits: dict[str, list[Path]]
+    path: Path | str
+    splits: dict[str, list[Any]]
     """The files of each split, in the order in which they are read."""
     notes: list[str] = field(default_factory=list)
     """Sentences about files that are left out."""
 
-    def of(self, split: str) -> list[Path]:
+    def of(self, split: str) -> list[Any]:
         """The files of a split, of a word for it, or of the files with this name.
 
         Raises UserError that lists the splits.
@@ -83,47 +85,61 @@ def splits_of(folder: Path, subset: str | None = None) -> Folder:
         raise UserError(
             f"{folder}: `subset` applies only to data sets with several: there are none in a README.md here"
         )
-    every = list(_files(folder))
-    splits = {split: _of_one_format(files) for split, files in _by_name(folder, every).items()}
-    left_out = _left_out(folder, every, {path for files in splits.values() for path in files})
+    found = splits_by_name(folder, list(_files(folder)))
+    return Folder(
+        folder, {split: [folder / path for path in files] for split, files in found.splits.items()}, found.notes
+    )
+
+
+def splits_by_name(folder: Path | str, every: list[PurePath]) -> Folder:
+    """Tell the splits of a folder, or of what an address stands for, apart by the places of its files within it.
+
+    Raises UserError where none of them holds rows.
+    """
+    every = sorted(filter(_counts, every), key=PurePath.as_posix)
+    splits = {split: _of_one_format(files) for split, files in _by_name(every).items()}
+    left_out = _left_out(every, {path for files in splits.values() for path in files})
     if not splits:
         only = f", only {_listed(left_out)}" if left_out else ""
         raise UserError(f"{folder}: there is no {', '.join((*ROW_SUFFIXES, TEXT_SUFFIX))} file in this folder{only}")
     notes = [f"left out of the folder, as `datasets` does: {_listed(left_out)}"] if left_out else []
-    return Folder(folder, splits, notes)
+    return Folder(folder, dict(splits), notes)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """All files below the folder, sorted; hidden ones and folders such as __pycache__ are passed over."""
+def _files(folder: Path) -> Iterator[PurePath]:
+    """The places of all files below the folder, sorted; folders that cannot hold rows are not searched."""
     paths = []
     for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        paths += [Path(root, name) for name in names if not name.startswith(".")]
-    for path in sorted(paths, key=lambda path: path.relative_to(folder).as_posix()):
-        if path.is_file() and path.name not in _SETTINGS and not path.name.endswith(HELD_OUT):
-            yield path
+        folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
+        paths += [path.relative_to(folder) for name in names if (path := Path(root, name)).is_file()]
+    return iter(sorted(filter(_counts, paths), key=PurePath.as_posix))
 
 
-def _is_read(path: Path) -> bool:
+def _counts(path: PurePath) -> bool:
+    """Whether the file may belong to the data: it is not hidden, and no settings."""
+    hidden = path.name.startswith(".") or any(part.startswith(_HIDDEN) for part in path.parts[:-1])
+    return not hidden and path.name not in _SETTINGS and not path.name.endswith(HELD_OUT)
+
+
+def _is_read(path: PurePath) -> bool:
     """Whether rows are read from the file; `datasets` wants suffixes of a folder's files in lower case."""
     return row_suffix(path.name) is not None and row_suffix(path.name) == row_suffix(path.name, as_written=True)
 
 
-def _by_name(folder: Path, every: list[Path]) -> dict[str, list[Path]]:
-    """The files of each split by their names."""
+def _by_name(every: list[PurePath]) -> dict[str, list[PurePath]]:
+    """The files of each split by their places in the folder."""
     files = [path for path in every if _is_read(path)]
     files = [path for path in files if row_suffix(path.name) != TEXT_SUFFIX] or files
-    of_data = _shards(path for path in files if path.parent == folder / "data")
+    of_data = _shards(path for path in files if path.parent == PurePath("data"))
     if of_data:
         return of_data
-    of_folder = _shards(path for path in files if path.parent == folder)
+    of_folder = _shards(path for path in files if path.parent == PurePath())
     if any(len(endings) > 1 for endings in _endings(of_folder).values()):
         return of_folder
     for patterns in (_FOLDERS, _NAMES):
         splits = {}
         for split, some in patterns.items():
-            inside = {path: path.relative_to(folder).as_posix() for path in files}
-            matches = dict.fromkeys(path for pattern in some for path in files if pattern.fullmatch(inside[path]))
+            matches = dict.fromkeys(path for pattern in some for path in files if pattern.fullmatch(path.as_posix()))
             if matches:
                 splits[split] = list(matches)
         if splits:
@@ -140,9 +156,9 @@ _FOLDERS = _patterns(rf"(.*/)?([^/]*{_SEPARATOR})?{{}}({_SEPARATOR}[^/]*)?/.*")
 _NAMES = _patterns(rf"(.*/)?([^/]*{_SEPARATOR})?{{}}{_SEPARATOR}[^/]*")
 
 
-def _shards(files: Iterable[Path]) -> dict[str, list[Path]]:
+def _shards(files: Iterable[PurePath]) -> dict[str, list[PurePath]]:
     """Shards by the split in their names, those that everybody knows first."""
-    shards: dict[str, list[Path]] = {}
+    shards: dict[str, list[PurePath]] = {}
     for path in files:
         if match := _SHARD.fullmatch(path.name):
             shards.setdefault(match[1], []).append(path)
@@ -159,35 +175,35 @@ def _endings(names: Iterable[str]) -> dict[str, set[str]]:
     return endings
 
 
-def _stem(path: Path) -> str:
+def _stem(path: PurePath) -> str:
     """The name of a file before its suffix and the number of its shard."""
     match = _SHARD.fullmatch(path.name)
     return match[1] if match else path.name[: path.name.lower().rindex(str(row_suffix(path.name)))]
 
 
-def _is_named(path: Path, split: str) -> bool:
+def _is_named(path: PurePath, split: str) -> bool:
     """Whether a file has this name, or begins with the word ``split`` where that is another word for a split (`dev`)."""
     words = [word for words in KEYWORDS.values() for word in words if word not in KEYWORDS]
     return _stem(path) == split or (split in words and re.match(rf"{split}{_SEPARATOR}", path.name) is not None)
 
 
-def _of_one_format(files: list[Path]) -> list[Path]:
+def _of_one_format(files: list[PurePath]) -> list[PurePath]:
     """Those with the most frequent suffix."""
     counts = Counter(row_suffix(path.name) for path in files)
     first = max(counts, key=lambda suffix: (counts[suffix], _PREFERRED.index(suffix) if suffix in _PREFERRED else -1))
     return [path for path in files if _format(path) == _TOGETHER.get(str(first), first)]
 
 
-def _format(path: Path) -> str:
+def _format(path: PurePath) -> str:
     suffix = str(row_suffix(path.name))
     return _TOGETHER.get(suffix, suffix)
 
 
-def _left_out(folder: Path, every: list[Path], used: set[Path]) -> list[str]:
+def _left_out(every: list[PurePath], used: set[PurePath]) -> list[str]:
     """The other files that seem to hold rows, relative to the folder."""
     names = (*ROW_SUFFIXES, TEXT_SUFFIX, *_OTHER_ROWS)
     return [
-        path.relative_to(folder).as_posix()
+        path.as_posix()
         for path in every
         if path not in used
         and not _NO_ROWS.match(path.name)
@@ -200,7 +216,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def mixed(split: str, files: list[Path]) -> list[str]:
+def mixed(split: str, files: Sequence[PurePath]) -> list[str]:
     """A sentence if the files of a split are named as if they were several."""
     if len(_endings(map(_stem, files)).get(split, ())) < 2:
         return []
@@ -243,7 +259,8 @@ def _of_configuration(folder: Path, named: dict[str, dict[str, Any]], subset: st
             f"{readme}: `data_files` of {name!r} must be a path, or a list of paths or of `split` and `path`"
         )
     if given is None:
-        splits = {split: _of_one_format(files) for split, files in _by_name(place, list(_files(place))).items()}
+        by_name = _by_name(list(_files(place)))
+        splits = {split: [place / path for path in _of_one_format(files)] for split, files in by_name.items()}
     else:
         items = given if isinstance(given, list) else [given]
         by_split = items if isinstance(items[0], dict) else [{"split": "train", "path": items}]

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.data import formats
+from alignment_core.data.addresses import RemoteFile
 from alignment_core.data.origins import origin_of
 from alignment_core.recipes.sections.data import DataSource
 
@@ -28,6 +29,8 @@ class PinnedSource(BaseModel):
 
     source: DataSource
     files: tuple[PinnedFile, ...] = ()
+    remote: tuple[RemoteFile, ...] = Field((), exclude_if=lambda files: not files)
+    """Files at an address."""
     hub_commit: str | None = None
     notes: tuple[str, ...] = Field((), exclude_if=lambda notes: not notes)
     """Sentences about files of the folder that are left out; they do not decide the rows."""

@@ -145,8 +145,9 @@ def _source_line(source: Source) -> str:
     rows = f", {source.rows} rows" if source.rows is not None else ""
     digest = f", sha256 {source.sha256[:12]}" if source.sha256 else ""
     commit = f", commit {source.commit}" if source.commit else ""
+    version = f", version {source.version}" if source.version else ""
     settings = "".join(f", {path} {_setting(value)}" for path, value in source.settings)
-    return f"source: {source.path}{rows}{digest}{commit}{settings}"
+    return f"source: {source.path}{rows}{digest}{commit}{version}{settings}"
 
 
 def _setting(value: Any) -> str:

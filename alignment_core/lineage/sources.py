@@ -21,19 +21,21 @@ class Source:
     """Something that a stage read from outside the store."""
 
     path: str
-    """A file, a name on the Hub, or a built-in or library's task."""
+    """A file, an address, a name on the Hub, or a built-in or library's task."""
     sha256: str | None = None
     """Of a file."""
     rows: int | None = None
     """How many rows it gave, where the record says so."""
     commit: str | None = None
     """Of a Hub name."""
+    version: str | None = None
+    """Of a file at an address: its ETag, or what else the server says of its content."""
     settings: tuple[tuple[str, Any], ...] = ()
     """How it was read, where that differs from the defaults."""
 
 
 def sources_of(record: Provenance) -> tuple[Source, ...]:
-    """The files with their digests, Hub names with their commits, and tasks that the stage of a record read."""
+    """The files with their digests or versions, Hub names with their commits, and tasks that the stage of a record read."""
     try:
         if record.stage == "base_model":
             told = BaseModelConfig.model_validate(record.config)
@@ -54,6 +56,8 @@ def _of_model(name: str, config: BaseModelConfig | MergeAdapterConfig) -> Iterat
         yield Source(name, commit=config.commit)
     for file, digest in sorted(config.files.items()):
         yield Source(f"{name.rstrip('/')}/{file}", sha256=digest)
+    for _, remote in sorted(config.remote.items()):
+        yield Source(remote.address, version=remote.version)
 
 
 def _of_rows(pinned: PinnedSource) -> Iterator[Source]:
@@ -61,7 +65,9 @@ def _of_rows(pinned: PinnedSource) -> Iterator[Source]:
     settings = tuple(_leaves(pinned.source.model_dump(mode="json", exclude_defaults=True, exclude=origin)))
     for file in pinned.files:
         yield Source(file.path, sha256=file.sha256, settings=settings)
-    if not pinned.files:
+    for remote in pinned.remote:
+        yield Source(remote.address, version=remote.version, settings=settings)
+    if not pinned.files and not pinned.remote:
         yield Source(pinned.name, commit=pinned.hub_commit, settings=settings)
 
 
@@ -87,7 +93,7 @@ def settings_of(record: Provenance) -> dict[str, Any]:
         told = config.model_dump(mode="json", exclude_defaults=True)
     except (UserError, ValidationError):
         told = record.config
-    read = {"sources", "files", "commit", "data.sources", "model.name", "adapter"}  # what sources_of tells
+    read = {"sources", "files", "remote", "commit", "data.sources", "model.name", "adapter"}  # what sources_of tells
     return {path: value for path, value in _leaves(told) if path not in read}
 
 

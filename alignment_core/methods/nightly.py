@@ -18,7 +18,7 @@ from alignment_core.methods.iterative_dpo import check_rounds, rounds
 from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import Method
-from alignment_core.recipes.paths import arriving
+from alignment_core.recipes.paths import arriving, is_address
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.evaluation import EvaluationConfig, PromotionConfig
@@ -84,7 +84,7 @@ def _check_inbox(data: DataConfig, min_rows: int) -> None:
     """Raise ValueError if rows cannot keep arriving in ``data``, or would leave nothing to train on."""
     for number, source in enumerate(data.sources):
         given = DataSource(path=source.path or "", format=source.format, columns=source.columns)
-        if source.path is None or source != given:
+        if source.path is None or is_address(source.path) or source != given:
             raise ValueError(
                 f"`dpo.data.sources.{number}`: rows arrive in a file, folder, glob or `store:` prefix; give `path` and, "
                 "if necessary, `format` and `columns`, and nothing else"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
 
@@ -27,6 +28,10 @@ STORE = "store:"
 
 BEGINS = "relative paths are relative to the recipe's file, those of --set to the working folder"
 """What errors about a missing file add."""
+
+SCHEMES = ("s3", "gs", "https", "http", "hf")
+"""Of addresses that rows and models are read from."""
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -106,6 +111,33 @@ def is_written_as_path(text: str) -> bool:
     return text.startswith(("./", "../", "~", "/"))
 
 
+def is_address(text: str) -> bool:
+    """Whether it begins with a scheme: ``s3://bucket/rows.jsonl``. Such a text is never relative to a folder."""
+    return _ADDRESS.match(text) is not None
+
+
+def file_of(address: str) -> str:
+    """The part of an address that names a file: without the query of a URL or the version of an object."""
+    return urlsplit(address).path if address.startswith("http") else address.partition("?versionId=")[0]
+
+
+def _checked_address(address: str, hub: str) -> str:
+    """The address, or the name of a whole repository of the Hub, which follows the prefix ``hub``.
+
+    Raises ValueError for a scheme that nothing is read from, and for a password in the address.
+    """
+    scheme = address.partition("://")[0]
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise ValueError(f"{scheme}:// cannot be read; use one of {known}, or a path")
+    if "@" in urlsplit(address).netloc and scheme != "hf":
+        raise ValueError(
+            f"an address must not contain a user or password ({scheme}://…@): set the credentials in the environment"
+        )
+    name = address.removeprefix(hub).rstrip("/")
+    return name if address.startswith(hub) and may_be_hub_name(name) and "/" in name else address
+
+
 def arriving(data: Any) -> Any:
     """What a recipe gives as data that arrives, with no text in it that may still be a name: no data set of the Hub grows."""
     if isinstance(data, Written) and not data.decided and may_be_hub_name(data):
@@ -160,10 +192,15 @@ def _rows(value: Any) -> Any:
         is_there = place.exists() or ("/" in text and place.parent.is_dir())
         return not may_be_hub_name(text) or (is_there and not value.decided)
 
+    if isinstance(value, str) and is_address(value):
+        return _checked_address(str(value), "hf://datasets/")
     return str(value) if isinstance(value, str) and value.startswith(STORE) else _located(value, is_path)
 
 
 def _model(value: Any) -> Any:
+    if isinstance(value, str) and is_address(value):
+        return _checked_address(str(value), "hf://")
+
     def is_path(text: str, place: Path) -> bool:
         return is_written_as_path(text) or (place.is_dir() and not value.decided)
 
@@ -182,9 +219,9 @@ def _folder(value: Any) -> Any:
 
 
 RowsPath = Annotated[str, BeforeValidator(_rows)]
-"""A file or folder of rows, a glob, a name on the Hub, or ``store:`` and the beginning of tags."""
+"""A file or folder of rows, a glob, an address, a name on the Hub, or ``store:`` and the beginning of tags."""
 ModelPath = Annotated[str, BeforeValidator(_model)]
-"""A folder that holds a model, a name on the Hub, or a reference or tag of the store."""
+"""A folder that holds a model, its address, a name on the Hub, or a reference or tag of the store."""
 CodePath = Annotated[str, BeforeValidator(code_path)]
 """``file.py:name``, or ``module:name``, or the name of something built in."""
 FolderPath = Annotated[str, BeforeValidator(_folder)]

@@ -1,4 +1,4 @@
-"""Stage: bring the base model into the store, from the Hub, from a folder, or made from scratch."""
+"""Stage: bring the base model into the store, from the Hub, a folder or an address, or made from scratch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import UserError
+from alignment_core.data.addresses import RemoteFile, download, pinned_folder
+from alignment_core.errors import AlignmentError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.saving import (
     CHAT_TEMPLATES,
@@ -22,7 +25,7 @@ from alignment_core.models.saving import (
     write_chat_template,
 )
 from alignment_core.recipes import ModelConfig
-from alignment_core.recipes.paths import BEGINS, is_written_as_path
+from alignment_core.recipes.paths import BEGINS, is_address, is_written_as_path
 
 _DIGEST = re.compile(r"([a-z][a-z0-9_-]*@sha256:)?[0-9a-f]{4,64}")
 """A reference, in full or by its first digits; no Hub name of a model looks so."""
@@ -39,11 +42,15 @@ class BaseModelConfig(StageConfig):
     """SHA-256 by file name, for a local folder."""
     commit: str | None = None
     """Commit on the Hub."""
+    remote: dict[str, RemoteFile] = Field(default_factory=dict, exclude_if=lambda files: not files)
+    """Files at an address, by name."""
 
     def content(self) -> Any:
         model = self.model.model_dump(mode="json", exclude={"name", "revision"})
         hub_name = self.model.name if self.commit else None
-        return {**model, "hub": hub_name, "commit": self.commit, "files": self.files}
+        versions = {name: [file.version, file.size] for name, file in self.remote.items()}
+        remote = {"remote": versions} if versions else {}
+        return {**model, "hub": hub_name, "commit": self.commit, "files": self.files, **remote}
 
     def packages_used(self) -> tuple[str, ...]:
         return ("tokenizers", "torch", "transformers") if self.model.scratch else ()
@@ -56,10 +63,14 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
     if model.scratch is not None:
         parameters = create_model(model.scratch, model.chat_template, context.seed, context.output)
         return {"parameters": parameters}
-    source = Path(str(model.name)).expanduser() if config.commit is None else _download(model, config.commit)
+    if config.remote:
+        source = context.progress / "model"  # files that were complete before a restart are not sent again
+        download(config.remote, source)
+    else:
+        source = Path(str(model.name)).expanduser() if config.commit is None else _download(model, config.commit)
     for name, path in _files(source, model).items():
         (context.output / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, context.output / name)
+        (shutil.move if config.remote else shutil.copyfile)(path, context.output / name)
     for name, digest in config.files.items():
         if not (context.output / name).is_file() or digest_of_file(context.output / name) != digest:
             raise UserError(f"model: {source / name} changed while the run was starting; run again")
@@ -178,7 +189,7 @@ def near_tags(store: Store, model: ModelConfig) -> str:
 
 
 def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
-    """Resolve where the model comes from: hash a local folder, or ask the Hub for the commit.
+    """Resolve where the model comes from: hash a local folder, or ask the Hub for the commit or a server for versions.
 
     Raises UserError, with the ``hint`` where there is no such model.
     """
@@ -186,6 +197,8 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
 
     if model.scratch is not None:
         return BaseModelConfig(model=model)
+    if is_address(str(model.name)):
+        return BaseModelConfig(model=model, remote=_at_address(model))
     folder = Path(str(model.name)).expanduser()
     written_as_path = is_written_as_path(str(model.name))
     if written_as_path and folder.is_dir():
@@ -198,6 +211,18 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
     if written_as_path:
         raise UserError(f"model: {folder}: no such folder ({BEGINS})")
     return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model", hint))
+
+
+def _at_address(model: ModelConfig) -> dict[str, RemoteFile]:
+    address = str(model.name)
+    _check_no_revision(model, f"{address} is an address")
+    try:
+        files = pinned_folder(address, ("*.safetensors", *_patterns(model)))
+    except AlignmentError as error:
+        raise type(error)(f"model: {error}") from error
+    if "config.json" not in files:
+        raise UserError(f"model: {address} has no config.json; give the address of a Hugging Face model folder")
+    return {name: file for name, file in files.items() if not name.startswith("consolidated")}
 
 
 SHOWS = {"parameters": "parameters"}

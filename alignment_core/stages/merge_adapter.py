@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import UserError
+from alignment_core.data.addresses import RemoteFile, download, pinned_folder
+from alignment_core.errors import AlignmentError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.adapters import NF4, QUANTISATION
 from alignment_core.models.padding import set_padding
@@ -22,7 +25,7 @@ from alignment_core.models.saving import (
     write_chat_template,
 )
 from alignment_core.models.stop_tokens import stop_at_turn_end
-from alignment_core.recipes.paths import BEGINS, is_written_as_path
+from alignment_core.recipes.paths import BEGINS, is_address, is_written_as_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """What `peft` calls the files of an adapter."""
@@ -38,22 +41,28 @@ class MergeAdapterConfig(StageConfig):
     """SHA-256 by file name, for a local folder."""
     commit: str | None = None
     """Commit on the Hub."""
+    remote: dict[str, RemoteFile] = Field(default_factory=dict, exclude_if=lambda files: not files)
+    """Files at an address, by name."""
     chat_template: str | None = None
     """The recipe's, which is also used if the adapter has its own."""
 
     def content(self) -> Any:
         hub = self.adapter if self.commit else None
-        return {"hub": hub, "commit": self.commit, "files": self.files, "chat_template": self.chat_template}
+        versions = {name: [file.version, file.size] for name, file in self.remote.items()}
+        remote = {"remote": versions} if versions else {}
+        return {"hub": hub, "commit": self.commit, "files": self.files, "chat_template": self.chat_template, **remote}
 
 
 def pin_adapter(name: str, hint: str = "") -> MergeAdapterConfig:
-    """Resolve where an adapter comes from: hash a local folder, or ask the Hub for the commit.
+    """Resolve where an adapter comes from: hash a local folder, or ask the Hub for the commit or a server for versions.
 
     Raises UserError, with the ``hint`` where there is no such adapter.
     """
     from alignment_core.data.hub import commit_of
 
     folder = Path(name).expanduser()
+    if is_address(name):
+        return MergeAdapterConfig(adapter=name, remote=_at_address(name))
     if not is_written_as_path(name):
         return MergeAdapterConfig(adapter=name, commit=commit_of(name, None, "model", hint))
     if not folder.is_dir():
@@ -64,6 +73,18 @@ def pin_adapter(name: str, hint: str = "") -> MergeAdapterConfig:
     return MergeAdapterConfig(
         adapter=name, files={path.relative_to(folder).as_posix(): digest_of_file(path) for path in there}
     )
+
+
+def _at_address(address: str) -> dict[str, RemoteFile]:
+    try:
+        files = pinned_folder(address, FILES)
+    except AlignmentError as error:
+        raise type(error)(f"model.adapter: {error}") from error
+    if missing := [name for name in (CONFIG, WEIGHTS) if name not in files]:
+        raise UserError(
+            f"model.adapter: {address} has no {missing[0]}; give the address of a folder as `peft` saves it"
+        )
+    return files
 
 
 def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
@@ -186,6 +207,9 @@ def _tie_again(model: Any) -> None:
 def _folder(context: StageContext, config: MergeAdapterConfig) -> Path:
     if ADAPTER in context.inputs:
         return _plain(context.inputs[ADAPTER])
+    if config.remote:
+        download(config.remote, context.progress / "adapter")
+        return context.progress / "adapter"
     if config.commit is None:
         return Path(config.adapter).expanduser()
     import huggingface_hub

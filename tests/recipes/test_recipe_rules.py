@@ -121,6 +121,10 @@ def test_one_list_of_rewards_may_stand_wherever_completions_are_rewarded(load):
             "dpo.data={task: reverse}",
             "`dpo.data.sources.0`: rows arrive in a file, folder, glob or `store:` prefix; give",
         ),
+        (
+            "dpo.data={path: 's3://bucket/inbox/*.jsonl'}",
+            "rows arrive in a file, folder, glob or `store:` prefix; give",
+        ),
         ("dpo.data={path: inbox, rows: 5}", "give `path` and, if necessary, `format` and `columns`, and nothing else"),
         ("dpo.data={path: inbox, test_rows: 9}", "`dpo.data.test_rows` (9) must be less than `nightly.min_rows` (1)"),
         ("promotion.gates=[]", "`promotion.gates` needs at least one gate"),

@@ -14,6 +14,8 @@ from botocore.config import Config
 
 from tests.processes import free_port, wait_until
 
+PACKAGES = Path(sys.prefix) / "servers"
+"""Where `make .venv/.test` installs the server, whose botocore is another than that of what is tested."""
 SECRETS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
 
@@ -43,6 +45,8 @@ class S3Server:
             Path(folder).mkdir(exist_ok=True)
         settings = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(self.port), "SERVICES": "s3", "S3_PERSIST": "1"}
         settings |= {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0"}  # these listen at all addresses, on fixed ports
+        assert PACKAGES.is_dir(), "the tests' S3 server is not installed: make .venv/.test"
+        settings |= {"PYTHONPATH": str(PACKAGES)}
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ministack"], env=os.environ | settings | folders, stdout=log, stderr=log

@@ -8,13 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import botocore.session
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from alignment_core.errors import UserError
+from alignment_core.data.addresses import RemoteFile, download
+from alignment_core.errors import DataError, UserError
+from alignment_core.lineage.sources import Source, sources_of
 from alignment_core.recipes import ModelConfig
-from alignment_core.stages.base_model import pin_model, run
+from alignment_core.stages.base_model import BaseModelConfig, pin_model, run
 
 
 @pytest.fixture
@@ -45,8 +48,12 @@ def test_weights_that_are_cut_short_are_named_before_anything_is_copied(model, s
 def stored(folder: Path, output: Path, **model: Any) -> dict[str, Any]:
     """Copy a model as the stage does; its metrics."""
     output.mkdir()
-    context: Any = SimpleNamespace(output=output, seed=0)
-    return run(context, pin_model(ModelConfig(name=str(folder), **model)))
+    return copied(pin_model(ModelConfig(name=str(folder), **model)), output)
+
+
+def copied(config: BaseModelConfig, output: Path) -> dict[str, Any]:
+    context: Any = SimpleNamespace(output=output, progress=output.with_name(f"{output.name}-progress"), seed=0)
+    return run(context, config)
 
 
 def test_weights_that_a_folder_holds_in_two_forms_are_taken_once(tiny_model, tmp_path):
@@ -83,3 +90,56 @@ def test_an_index_cannot_name_files_elsewhere(model, tmp_path_factory):
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": str(elsewhere)}}))
     with pytest.raises(UserError, match=r"secret\.safetensors is missing"):
         pin_model(ModelConfig(name=str(model)))
+
+
+@pytest.fixture
+def in_bucket(bucket: str, tiny_model: Any) -> Any:
+    """A client, after the tiny model was put into the bucket below ``models/tiny``."""
+    client = botocore.session.get_session().create_client("s3")
+    for path in tiny_model().iterdir():
+        client.put_object(Bucket=bucket, Key=f"models/tiny/{path.name}", Body=path.read_bytes())
+    client.put_object(Bucket=bucket, Key="models/tiny/checkpoint-1/model.safetensors", Body=b"not of the model")
+    return client
+
+
+def test_model_in_a_bucket_is_that_of_the_folder(in_bucket, tiny_model, tmp_path):
+    config = pin_model(ModelConfig(name="s3://bucket/models/tiny/"))
+    (tmp_path / "out").mkdir()
+    assert copied(config, tmp_path / "out") == stored(tiny_model(), tmp_path / "plain")
+    contents = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("out", "plain")]
+    assert contents[0] == contents[1]
+    assert config.content() == pin_model(ModelConfig(name="s3://bucket/models/tiny")).content()
+    versions = {source.path: source.version for source in sources_of_config(config)}
+    assert versions["s3://bucket/models/tiny/config.json"] == config.remote["config.json"].version
+
+
+def sources_of_config(config: BaseModelConfig) -> tuple[Source, ...]:
+    record: Any = SimpleNamespace(stage="base_model", config=config.model_dump(mode="json"))
+    return sources_of(record)
+
+
+def test_model_in_a_bucket_that_changed_is_refused(in_bucket, tmp_path):
+    config = pin_model(ModelConfig(name="s3://bucket/models/tiny"))
+    in_bucket.put_object(Bucket="bucket", Key="models/tiny/config.json", Body=b"{}")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=r"s3://bucket/models/tiny/config.json: is gone or has changed"):
+        copied(config, tmp_path / "out")
+    assert config.content() != pin_model(ModelConfig(name="s3://bucket/models/tiny")).content()
+
+
+def test_what_is_missing_of_a_model_in_a_bucket_is_said_at_once(in_bucket):
+    with pytest.raises(UserError, match=r"^model: s3://bucket/none/: there is no such file"):
+        pin_model(ModelConfig(name="s3://bucket/none"))
+    in_bucket.put_object(Bucket="bucket", Key="weights/model.safetensors", Body=b"")
+    with pytest.raises(UserError, match=r"^model: s3://bucket/weights has no config.json"):
+        pin_model(ModelConfig(name="s3://bucket/weights"))
+    with pytest.raises(UserError, match="revisions are of models on the Hub"):
+        pin_model(ModelConfig(name="s3://bucket/models/tiny", revision="main"))
+
+
+def test_files_that_were_complete_before_a_restart_are_not_sent_again(in_bucket, tmp_path, monkeypatch):
+    config = pin_model(ModelConfig(name="s3://bucket/models/tiny"))
+    download(config.remote, tmp_path / "model")
+    monkeypatch.setattr(RemoteFile, "open", None)
+    download(config.remote, tmp_path / "model")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {*config.remote}

@@ -14,6 +14,7 @@ from alignment_core.errors import UserError
 from alignment_core.plugins import Group
 
 if TYPE_CHECKING:
+    from alignment_core.data.addresses import RemoteFile
     from alignment_core.data.kinds import Kind
     from alignment_core.recipes.sections.data import DataSource
 
@@ -36,6 +37,10 @@ class Pinned(Protocol):
     @property
     def files(self) -> Sequence[Any]:
         """Files with their ``path`` and ``sha256``."""
+
+    @property
+    def remote(self) -> Sequence[RemoteFile]:
+        """Files at an address."""
 
     @property
     def hub_commit(self) -> str | None: ...

@@ -1,4 +1,4 @@
-"""`path`: files, folders and data sets of the Hub; their exact content is pinned once, before anything is read."""
+"""`path`: files, folders, addresses and data sets of the Hub; their exact content is pinned once, before anything is read."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import difflib
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of_file
+from alignment_core.data.addresses import is_glob, is_same, name_within, pinned_files
 from alignment_core.data.fields import ArrowRow
 from alignment_core.data.files import first_line, read_file
-from alignment_core.data.folder import mixed, splits_of
+from alignment_core.data.folder import mixed, splits_by_name, splits_of
 from alignment_core.data.hub import commit_of, is_offline
 from alignment_core.data.origins import Found, Origin, Pinned, located
-from alignment_core.errors import DataError, UserError
-from alignment_core.recipes.paths import BEGINS, COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name, row_suffix
+from alignment_core.errors import AlignmentError, DataError, UserError
+from alignment_core.recipes.paths import (
+    BEGINS,
+    COMPRESSIONS,
+    ROW_SUFFIXES,
+    TEXT_SUFFIX,
+    file_of,
+    is_address,
+    may_be_hub_name,
+    row_suffix,
+)
 
 if TYPE_CHECKING:
     from alignment_core.data.kinds import Kind
@@ -31,13 +41,16 @@ class FilesAndHub(Origin):
         "A folder's `*.held-out.jsonl`, which `align init` writes, is left out. "
         "A folder means what `datasets` means by it: splits by configurations in README.md, by shards in `data/`, by names of "
         "folders or files, and the most frequent suffix. Text formats may be compressed (`.jsonl.gz`, `.zst`). "
-        "A `.txt` file, or each one of a folder of them, is a row with the column `text`. Relative to the recipe's file."
+        "A `.txt` file, or each one of a folder of them, is a row with the column `text`. Relative to the recipe's file. "
+        "Or an address: `s3://bucket/rows/*.parquet`, `gs://…`, `https://…`, `hf://datasets/…`."
     )
     has_options = False
 
     def pin(self, source: DataSource) -> dict[str, Any]:
-        """Hash local files, ask the Hub for the commit of a name."""
+        """Hash local files, ask the Hub for the commit of a name and other servers for the versions of files."""
         given = str(source.path)
+        if is_address(given):
+            return _at_address(given, source)
         path = Path(given).expanduser()
         if may_be_hub_name(given):  # whatever lies in the working folder
             return {"hub_commit": commit_of(given, source.revision, "dataset", _nearest(path))}
@@ -58,14 +71,21 @@ class FilesAndHub(Origin):
 
     def name(self, pinned: Pinned) -> str:
         path = str(pinned.source.path)
+        if pinned.remote:
+            return file_of(path).rstrip("/").rpartition("/")[2]
         return path if pinned.hub_commit else Path(path).name  # no whole path: statistics are part of a shared artifact
 
     def content(self, pinned: Pinned) -> dict[str, Any]:
         """Digests instead of paths, a commit instead of a branch."""
+        remote = [
+            {"name": name_within(str(pinned.source.path), file), "version": file.version, "size": file.size}
+            for file in pinned.remote
+        ]
         return {
             "files": [
                 {"name": _name_in_source(pinned, Path(file.path)), "sha256": file.sha256} for file in pinned.files
             ],
+            **({"remote": remote} if remote else {}),
             "hub": f"{pinned.source.path}@{pinned.hub_commit}" if pinned.hub_commit else None,
         }
 
@@ -79,15 +99,20 @@ class FilesAndHub(Origin):
             name = _name_in_source(pinned, path)
             for number, row in read_file(path):
                 yield f"{name}:{number}", row
+        for remote in pinned.remote:
+            name = name_within(str(pinned.source.path), remote)
+            for number, row in read_file(remote):
+                yield f"{name}:{number}", row
+            remote.check()
 
     def runs_others_code(self, pinned: Pinned) -> bool:
-        return not pinned.files
+        return pinned.hub_commit is not None
 
 
 ORIGIN = FilesAndHub()
 
 
-def check_readable(path: Path, given: str) -> None:
+def check_readable(path: PurePath, given: str) -> None:
     """Raise UserError for a file that rows are not read from."""
     if row_suffix(path.name) is None:
         suffixes = ", ".join((*ROW_SUFFIXES, TEXT_SUFFIX))
@@ -95,6 +120,26 @@ def check_readable(path: Path, given: str) -> None:
             f"{given}: rows are read from {suffixes} files, not from {path.name!r}; text formats may be compressed "
             f"({', '.join(COMPRESSIONS)})"
         )
+
+
+def _at_address(address: str, source: DataSource) -> dict[str, Any]:
+    """The files at an address: those of the split, where it is that of a folder."""
+    if source.subset is not None:
+        raise UserError(f"{address}: `subset` applies only to Hub data sets and local folders; leave it out")
+    if source.revision is not None and not address.startswith("hf://"):
+        raise UserError(f"{address}: `revision` applies only to the Hub; leave it out")
+    try:
+        found = pinned_files(address, source.revision)
+    except AlignmentError as error:
+        raise type(error)(f"path: {error}") from error
+    names = {PurePosixPath(name_within(address, file)): file for file in found}
+    if is_glob(address) or is_same(address, found[0]):
+        for file in found:
+            check_readable(PurePosixPath(file.name), file.address)
+        return {"remote": tuple(found)}
+    folder = splits_by_name(address, list(names))
+    files = folder.of(source.split)
+    return {"remote": tuple(names[path] for path in files), "notes": (*folder.notes, *mixed(source.split, files))}
 
 
 def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:

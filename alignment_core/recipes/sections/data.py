@@ -48,7 +48,8 @@ class _NamesRows(Config):
     """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder. A folder means
     what `datasets` means by it: splits by configurations in README.md, by shards in `data/`, by names of folders or files, and
     the most frequent suffix. Text formats may be compressed (`.jsonl.gz`, `.zst`). A `.txt` file, or each
-    one of a folder of them, is a row with the column `text`. Relative to the recipe's file."""
+    one of a folder of them, is a row with the column `text`. Relative to the recipe's file. Or an address:
+    `s3://bucket/rows/*.parquet`, `gs://…`, `https://…`, `hf://datasets/…`."""
     task: str | None = None
     """Name of a built-in procedural task whose answers can be verified."""
 
@@ -94,7 +95,7 @@ class DataSource(_WithLibraries):
     subset: str | None = None
     """Configuration name of a Hub data set, or of a folder whose README.md has several."""
     revision: str | None = None
-    """Branch, tag or commit of a Hub data set, pinned when the run starts."""
+    """Branch, tag or commit on the Hub, pinned when the run starts."""
     rows: int | None = Field(None, ge=1)
     """Use at most this many rows; for a procedural task, the number of rows to generate (default 1000)."""
     weight: float | None = Field(None, gt=0)

@@ -46,15 +46,15 @@ class ModelConfig(Config):
 
     name: ModelPath | None = None
     """Name on the Hub (`Qwen/Qwen2.5-0.5B-Instruct`), path of a local folder (relative to the
-    recipe's file), or a reference or tag of the store
+    recipe's file), address of a folder (`s3://bucket/models/base`), or a reference or tag of the store
     (`policy/production`, `model@sha256:…`)."""
     revision: str | None = None
     """Branch, tag or commit on the Hub. Default: the head of the main branch, pinned when the run starts."""
     scratch: ScratchModel | None = None
     """Make a new model of this shape instead of loading one."""
     adapter: ModelPath | None = Field(None, exclude_if=lambda adapter: adapter is None)
-    """LoRA adapter that is merged into the model: a folder as `peft` saves it, a name on the Hub, or a reference or tag of the
-    store."""
+    """LoRA adapter that is merged into the model: a folder as `peft` saves it, its address, a name on the Hub, or a reference
+    or tag of the store."""
     chat_template: str | None = None
     """Jinja chat template that replaces the tokenizer's own; it is saved with every checkpoint."""
     trust_remote_code: bool = False

@@ -1,0 +1,333 @@
+"""Files at addresses (``s3://``, ``gs://``, ``https://``, ``hf://``): found and pinned once, then read as they were pinned.
+
+Read through fsspec, so that a file need not fit into memory or on the disk. Credentials come from where the tools of each
+service look for them (``AWS_*``, ``~/.aws``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``HF_TOKEN``, ``~/.netrc``), never from an
+address.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from alignment_core.credentials import resolved
+from alignment_core.data.hub import commit_of
+from alignment_core.errors import AlignmentError, DataError, EnvironmentFault, NotFound, Unavailable, UserError
+from alignment_core.network import through_proxy
+from alignment_core.recipes.paths import file_of
+
+ATTEMPTS = 6
+"""How often a read is tried that fails because the server does not answer."""
+BLOCK = 16 << 20
+"""Bytes of one request."""
+_DOWNLOADS = 4
+_SETTINGS = ("AWS_", "GOOGLE_", "HF_", "STORAGE_EMULATOR_HOST", "SSL_CERT", "NO_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
+"""Variables that a connection depends on."""
+_VERSIONS = ("ETag", "blob_id", "md5Hash", "generation", "Last-Modified")
+"""What fsspec's file systems call a mark that changes with the bytes of a file: S3 and HTTP, the Hub, GCS, and HTTP without
+ETags."""
+_HUB = re.compile(r"hf://((?:datasets/)?[^/@]+/[^/@]+)(?:@([^/]+))?(/.*)?")
+
+
+class RemoteFile(BaseModel):
+    """A file at an address and the version that was there when it was pinned.
+
+    It has what :func:`alignment_core.data.files.read_file` needs of a ``Path``.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    address: str
+    version: str
+    """ETag, generation, Git blob or time of change, as the server says; else ``sha256:`` and the digest of the bytes."""
+    size: int | None = None
+    """Bytes, where the server says so."""
+
+    def __str__(self) -> str:
+        return self.address
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(file_of(self.address)).name
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    def open(self, mode: Literal["rb"] = "rb") -> BinaryIO:
+        """Its bytes. Raises DataError if they are no longer those that were pinned."""
+        return io.BufferedReader(_Reader(self), 1 << 20)
+
+    def check(self) -> None:
+        """Raise DataError if another version is at the address by now."""
+        with _explained(self.address):
+            files, path = _connected(self.address)
+            files.invalidate_cache()
+            found = _pinned(files, self.address, files.info(path))
+        if found != self:
+            raise _changed(self.address)
+
+
+def pinned_files(address: str, revision: str | None = None) -> list[RemoteFile]:
+    """The files at an address, which may be a glob (not of a web server) or a folder, in the order of their names.
+
+    ``revision`` is of the Hub. Raises UserError if there is none, EnvironmentFault without credentials or a package,
+    Unavailable if the server does not answer.
+    """
+    address = _at_commit(address, revision)
+    with _explained(address):
+        files, path = _connected(address)
+        if is_glob(address):
+            path, found = files._strip_protocol(fixed_folder(address)), files.glob(path, detail=True)
+        elif (info := files.info(path))["type"] != "directory":
+            return [_pinned(files, address, info)]
+        else:
+            found = files.find(path, detail=True)
+        scheme = address.partition("://")[0]
+        entries = sorted((name, info) for name, info in found.items() if info["type"] == "file" and name[-1] != "/")
+        if not entries:
+            files.ls(path, refresh=True)  # says whether there is a bucket
+            raise FileNotFoundError(address)
+        return [_pinned(files, f"{scheme}://{name}", info) for name, info in entries]
+
+
+def pinned_folder(address: str, patterns: Sequence[str]) -> dict[str, RemoteFile]:
+    """The files of the folder at an address whose places in it match one of the globs, by these places. Raises as
+    :func:`pinned_files` does."""
+    named = {name_within(address, file): file for file in pinned_files(f"{address.rstrip('/')}/")}
+    return {
+        name: file
+        for name, file in named.items()
+        if any(PurePosixPath(f"/{name}").match(f"/{pattern}") for pattern in patterns)
+    }
+
+
+def is_glob(address: str) -> bool:
+    """Whether the address stands for all files that fit it."""
+    return not address.startswith("http") and re.search(r"[*?[]", file_of(address)) is not None
+
+
+def fixed_folder(glob: str) -> str:
+    """The part of an address before the first folder or name that is a glob."""
+    return re.split(r"[*?[]", glob, maxsplit=1)[0].rpartition("/")[0]
+
+
+def name_within(address: str, file: RemoteFile) -> str:
+    """The place of a file within the folder or glob that an address stands for; else its name. The same for each commit."""
+    if is_same(address, file):
+        return file.name
+    given = _without_commit(address)
+    folder = fixed_folder(given) if is_glob(given) else given.rstrip("/")
+    return _without_commit(file.address).removeprefix(f"{folder}/")
+
+
+def is_same(address: str, file: RemoteFile) -> bool:
+    """Whether the address is that of the file itself, at some commit."""
+    return _without_commit(address) == _without_commit(file.address)
+
+
+def _without_commit(address: str) -> str:
+    return re.sub(r"^(hf://[^@]+)@[^/]+", r"\1", address)
+
+
+def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
+    """Write files below a folder, by the path within it; several at a time. Those that are there whole already stay."""
+
+    def fetch(name: str) -> None:
+        path = folder / name
+        if path.is_file():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        with files[name].open() as source, partial.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        files[name].check()
+        partial.replace(path)
+
+    with ThreadPoolExecutor(_DOWNLOADS) as pool:
+        list(pool.map(fetch, files))
+
+
+class _Reader(io.RawIOBase):
+    """The bytes of a pinned file. A read to which the server gives no answer is repeated."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        super().__init__()
+        self._address = file.address
+        file.check()
+        with _explained(file.address):
+            files, path = _connected(file.address)
+            self._opened = files.open(path, "rb", block_size=BLOCK, **_conditions(file))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True  # as far as Parquet's reader is concerned: `seek` says why not
+
+    @property
+    def _has_ranges(self) -> bool:
+        return self._opened.size is not None
+
+    def tell(self) -> int:
+        return int(self._opened.tell())
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if not self._has_ranges:
+            raise io.UnsupportedOperation("the server sends it only as a whole; download it, and give the file's path")
+        return int(self._opened.seek(offset, whence))
+
+    def readinto(self, buffer: Any, /) -> int:
+        start = self.tell()
+        for attempt in range(ATTEMPTS):
+            try:
+                with _explained(self._address):
+                    data = self._opened.read(len(buffer))
+                break
+            except Unavailable:
+                if not self._has_ranges or attempt + 1 == ATTEMPTS:
+                    raise
+                time.sleep(min(10.0, 0.5 * 2**attempt))
+                self._opened.seek(start)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._opened.close()
+        super().close()
+
+
+def _conditions(file: RemoteFile) -> dict[str, Any]:
+    """Options by which a server refuses to send another version; s3fs sends ``If-Match`` by itself."""
+    if not file.address.startswith("http") or file.version.startswith(("sha256:", "W/")):
+        return {}
+    header = "If-Match" if file.version.startswith('"') else "If-Unmodified-Since"
+    return {"headers": {header: file.version}}
+
+
+def _pinned(files: Any, address: str, info: Mapping[str, Any]) -> RemoteFile:
+    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
+    if version is None:
+        with files.open(info["name"], "rb", block_size=BLOCK) as opened:
+            version = f"sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()}"
+    return RemoteFile(address=address, version=version, size=info.get("size"))
+
+
+def _at_commit(address: str, revision: str | None) -> str:
+    """An address of the Hub with the commit that its revision stands for now; others as they are."""
+    match = _HUB.fullmatch(address)
+    if match is None:
+        return address
+    repo, written, inner = match.groups()
+    kind: Literal["model", "dataset"] = "dataset" if repo.startswith("datasets/") else "model"
+    return f"hf://{repo}@{commit_of(repo.removeprefix('datasets/'), written or revision, kind)}{inner or ''}"
+
+
+def _connected(address: str) -> tuple[Any, str]:
+    """The file system of an address, and its path there."""
+    scheme = address.partition("://")[0]
+    environment = tuple((name, value) for name, value in os.environ.items() if name.upper().startswith(_SETTINGS))
+    files = _file_system(scheme, "?versionId=" in address, os.getpid(), environment)
+    return files, files._strip_protocol(resolved(address, address))
+
+
+@functools.lru_cache(maxsize=8)
+def _file_system(scheme: str, by_version: bool, process: int, environment: Sequence[tuple[str, str]]) -> Any:
+    """A connection lasts as long as the process and the variables that it depends on; a fork must not share it."""
+    import fsspec
+
+    options: dict[str, Any] = {"skip_instance_cache": True}
+    if scheme == "s3":
+        options |= _s3_options() | {"version_aware": by_version}
+    elif scheme.startswith("http"):
+        options["client_kwargs"] = {"trust_env": True, "headers": {"Accept-Encoding": "identity"}}
+    files = fsspec.filesystem(scheme, **options)
+    if scheme == "s3":
+        files.retries = 1  # botocore repeats requests, and _Reader what breaks off
+    return files
+
+
+def _s3_options() -> dict[str, Any]:
+    from aiobotocore.session import AioSession
+
+    from alignment_core.artifacts.s3_client import prepared
+
+    session = AioSession()
+    region, settings = prepared(session)
+    return {"session": session, "client_kwargs": {"region_name": region}, "config_kwargs": settings}
+
+
+def _changed(address: str) -> DataError:
+    return DataError(f"{address}: is gone or has changed since this run started")
+
+
+@contextmanager
+def _explained(address: str) -> Iterator[None]:
+    """Turn the errors of file systems into ours, in one sentence."""
+    try:
+        yield
+    except AlignmentError:
+        raise
+    except Exception as error:  # each file system raises errors of its own libraries
+        raise _fault(error, address) from error
+
+
+def _fault(error: Exception, address: str) -> AlignmentError:
+    import aiohttp
+
+    chain = [error, *(one for one in (error.__cause__, error.__context__) if isinstance(one, Exception))]
+    scheme = address.partition("://")[0]
+    if isinstance(error, ImportError):
+        package = "gcsfs" if scheme == "gs" else error.name
+        return EnvironmentFault(f"{address}: reading {scheme}:// needs the package {package}: pip install {package}")
+    if scheme == "s3" and (fault := _of_s3(chain, address)):
+        return fault
+    status = next((one.status for one in chain if isinstance(one, aiohttp.ClientResponseError)), 0)
+    reason = f"HTTP {status}" if status else (str(chain[-1]).strip().splitlines() or [type(chain[-1]).__name__])[0]
+    if type(error).__name__ == "FileExpired" or status == 412:
+        return _changed(address)
+    if status in (401, 403) or isinstance(error, PermissionError):
+        return EnvironmentFault(
+            f"{address}: access is denied ({reason}); are there credentials for it on this machine?"
+        )
+    if any(isinstance(one, aiohttp.ClientConnectorCertificateError) for one in chain):
+        return EnvironmentFault(f"{address}: its certificate is not trusted ({reason}); set SSL_CERT_FILE")
+    outages = aiohttp.ClientError | TimeoutError | ConnectionError
+    if status >= 500 or status == 429 or (status == 0 and any(isinstance(one, outages) for one in chain)):
+        return Unavailable(f"{address}: the server does not answer{through_proxy(address)} ({reason})")
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"{address}: there is no such file")
+    return EnvironmentFault(f"{address}: cannot be read ({reason})")
+
+
+def _of_s3(chain: Sequence[Exception], address: str) -> AlignmentError | None:
+    """What botocore's error among these means; None if there is none."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from alignment_core.artifacts.s3_client import LOST, code_of, told
+
+    cause = next((one for one in chain if isinstance(one, BotoCoreError | ClientError)), None)
+    if cause is None:
+        return None
+    if code_of(cause) in LOST:
+        return _changed(address)
+    try:
+        with told("read", address, ""):
+            raise cause
+    except NotFound:
+        return UserError(f"{address}: there is no such file")
+    except AlignmentError as fault:
+        return fault
