@@ -31,13 +31,13 @@ OnWarning = Callable[[str], None]
 
 
 def placed(error: AlignmentError, label: str, log: Path) -> AlignmentError:
-    """The error of a stage with the stage's name before it; one that nobody foresaw says where the log is, too."""
+    """The error of a stage with its label in front; unexpected errors also get the path of the log."""
     sentence = str(error) if str(error).startswith(f"{label}: ") else f"{label}: {error}"
     return type(error)(f"{sentence}; the log is {log}" if type(error) is AlignmentError else sentence)
 
 
 class Host:
-    """The run host of one flow run. Use from several threads; close it, or let this process die: both end the tree."""
+    """The run host of one flow run, for use from several threads. Closing it or the end of this process ends the tree."""
 
     def __init__(
         self,
@@ -48,23 +48,29 @@ class Host:
         recipe: str = "",
         samples: bool = False,
     ) -> None:
-        """``run_ids`` and ``recipe`` are what other runs of this machine are told that they wait for. ``samples`` says
-        that engines will be needed, so that they begin to start at once."""
-        self.store, self.resources, self.log, self.samples = store, resources, log, samples
-        self.run_ids, self.recipe = run_ids or {}, recipe
+        """``run_ids`` and ``recipe`` name this run to other runs on the machine that wait for it. ``samples`` says that stages
+        need engines, which then start at once."""
+        self.store = store
+        self.resources = resources
+        self.log = log
+        self.samples = samples
+        self.run_ids = run_ids or {}
+        self.recipe = recipe
         self._starting = threading.Lock()
         self._session: _Session | None = None
         self._closed = False
-        self._log_start = log.stat().st_size if log.exists() else 0  # an earlier attempt of the same run wrote the rest
+        self._log_start = (
+            log.stat().st_size if log.exists() else 0
+        )  # the part before is of an earlier attempt of the run
         self._tail: LogTail | None = None
 
     def follow(self, on_lines: OnLines) -> None:
-        """Hand on what the host and its actors print, from the beginning, until ``close``; see :class:`LogTail`."""
+        """Forward the output of the host and its actors until ``close``; see :class:`LogTail`."""
         self._tail = LogTail(self.log, self._log_start, on_lines)
 
     def start(self) -> None:
-        """Begin to start the host's process; ``run`` waits for it. Without this the first ``run`` starts it."""
-        self._ready()
+        """Start the host's process in the background. Without this the first ``run`` starts it."""
+        self._live_session()
 
     def run(
         self,
@@ -77,19 +83,19 @@ class Host:
         on_warning: OnWarning = lambda _: None,
         on_start: OnWait = lambda _: None,
     ) -> StageResult:
-        """Execute a call and wait for it. Of the stages that wait for a machine the one with the least ``order`` goes on.
-        The host works out the ``key`` where it is not given.
+        """Execute a call and wait for its result. Among stages that wait for a machine, the lowest ``order`` is next. The host
+        computes the ``key`` if it is not given.
 
-        ``on_wait`` is told what the stage waits for, in words, and None when it goes on. ``on_resumed`` gets the curve of a
-        checkpoint from which the stage is resumed, ``on_warning`` a sentence for each time the stage restarts in its host.
-        ``on_start`` is told what is being started for the stage, and None once it is there.
-        Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
-        ``stage_timeout_seconds``, not counting waits for a machine. After any DeadlineExceeded the host is ended, with
-        all that it started: the next call has a new one.
+        ``on_wait`` gets the reason for each wait, and None at its end; ``on_start`` the component that starts for the stage,
+        and None once it is ready; ``on_resumed`` the curve of the checkpoint from which the stage resumes; ``on_warning`` a
+        sentence for each restart of the stage in its host.
+        Raises the stage's own error, InfrastructureError if the host died, and DeadlineExceeded after the recipe's
+        ``stage_timeout_seconds``, not counting waits for a machine. After any DeadlineExceeded the host and all its processes
+        are ended, because one of them may hang; the next call starts a new host.
         """
-        requested = time.monotonic()  # one clock for all processes of a machine
+        requested = time.monotonic()  # the monotonic clock is the same for all processes of a machine
         on_start("the run host")
-        session = self._ready()
+        session = self._live_session()
         request = {
             "requested": requested,
             "call": call.model_dump(mode="json"),
@@ -99,7 +105,7 @@ class Host:
             "order": order,
         }
         clock = _Clock(self.resources.stage_timeout_seconds)
-        with session.ask(request) as answers:
+        with session.request(request) as answers:
             while True:
                 try:
                     message = answers.get(timeout=clock.left())
@@ -115,7 +121,7 @@ class Host:
                 elif message["event"] == "resumed":
                     on_resumed(message["lines"])
                 elif message["event"] == "waits":
-                    clock.stop() if message["for"] else clock.go_on()
+                    clock.pause() if message["for"] else clock.resume()
                     on_wait(message["for"])
                 elif message["event"] == "starts":
                     on_start(message["what"])
@@ -129,12 +135,12 @@ class Host:
                         self._end_session(session)
                     raise error
                 else:
-                    self._end_session(session)  # its supervisor then has the host's exit code
+                    self._end_session(session)  # afterwards the supervisor has the host's exit code
                     raise InfrastructureError(
-                        f"{call.label}: the run host died ({_how_it_ended(session.host.process.returncode)}); see {self.log}"
+                        f"{call.label}: the run host died ({_exit_reason(session.host.process.returncode)}); see {self.log}"
                     )
 
-    def _ready(self) -> _Session:
+    def _live_session(self) -> _Session:
         with self._starting:
             if self._closed:
                 raise Stopped("the run was stopped")
@@ -152,7 +158,7 @@ class Host:
         self._end_session()
 
     def _end_session(self, only: _Session | None = None) -> None:
-        """End the current session (if it is ``only``). Nobody starts another before all of it is gone: devices are free."""
+        """End the current session (if it is ``only``). The lock keeps the next from starting before devices are free."""
         with self._starting:
             session = self._session
             if session is not None and only in (None, session):
@@ -166,14 +172,14 @@ class Host:
         self.close()
 
 
-def _how_it_ended(code: int | None) -> str:
-    """An exit code of the supervisor in words: it is the host's, or 128 and the number of the signal that ended it."""
+def _exit_reason(code: int | None) -> str:
+    """An exit code of the supervisor in words: the host's own, or 128 plus the signal that killed it."""
     if code == RAY_DIED:
         return "one of Ray's daemons died"
     if code is None or code < 0:
         return "its supervisor was killed"
     if code == 128 + signal.SIGKILL:
-        return "it was killed by SIGKILL, as the kernel does where memory runs out"
+        return "it was killed by SIGKILL, probably by the kernel because memory ran out"
     with contextlib.suppress(ValueError):
         return f"it was killed by {signal.Signals(code - 128).name}"
     return f"exit code {code}"
@@ -185,20 +191,20 @@ class _Clock:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._deadline = time.monotonic() + seconds
-        self._stopped_at: float | None = None
+        self._paused_at: float | None = None
 
     def left(self) -> float | None:
-        """Seconds to the deadline; none while the clock stands."""
-        return None if self._stopped_at is not None else max(0.0, self._deadline - time.monotonic())
+        """Seconds to the deadline; None while the clock is paused."""
+        return None if self._paused_at is not None else max(0.0, self._deadline - time.monotonic())
 
-    def stop(self) -> None:
-        if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+    def pause(self) -> None:
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
 
-    def go_on(self) -> None:
-        if self._stopped_at is not None:
-            self._deadline += time.monotonic() - self._stopped_at
-            self._stopped_at = None
+    def resume(self) -> None:
+        if self._paused_at is not None:
+            self._deadline += time.monotonic() - self._paused_at
+            self._paused_at = None
 
 
 class _Session:
@@ -236,8 +242,8 @@ class _Session:
                 waiting.put({"event": "died"})
 
     @contextlib.contextmanager
-    def ask(self, request: dict[str, Any]) -> Any:
-        """Send a request; the answers arrive in the queue that this yields."""
+    def request(self, request: dict[str, Any]) -> Any:
+        """Send a request; its answers arrive in the yielded queue."""
         answers: queue.Queue[dict[str, Any]] = queue.Queue()
         with self._lock:
             self._number += 1
@@ -263,13 +269,13 @@ class _Session:
 
 
 def _environment(resources: ResourcesConfig, temporary: Path) -> dict[str, str]:
-    """The host's environment: what must be set before the libraries are imported."""
+    """The host's environment: variables that have to be set before the libraries are imported."""
     home = align_home()
     caches = {"VLLM_CACHE_ROOT": home / "cache" / "vllm", "TORCHINDUCTOR_CACHE_DIR": home / "cache" / "inductor"}
     environment = {**{name: str(folder) for name, folder in caches.items()}, **inherited()}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start costs seconds more
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start takes seconds longer
     environment.update(
-        TMPDIR=str(temporary),  # each start of vLLM leaves a file there
+        TMPDIR=str(temporary),  # each start of vLLM leaves a temporary file
         OMP_NUM_THREADS=str(resources.threads),
         TOKENIZERS_PARALLELISM="false",
         TQDM_DISABLE="1",

@@ -1,4 +1,4 @@
-"""Following the log of a run host: its new lines, with the stage and the rank that they come from."""
+"""Follow the log of a run host: its new lines with their stage and rank."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 2000
 LINES_PER_SECOND = 50.0
 BURST = 500.0
-"""Lines that may come at once; beyond them and ``LINES_PER_SECOND`` lines are only counted."""
+"""Lines in a burst; lines beyond this and ``LINES_PER_SECOND`` are only counted."""
 KEPT = 50
-"""Logs of runs that stay."""
+"""Number of logs of runs that are kept."""
 
 _ACTOR = re.compile(r"\((?:(?P<actor>\S+) )?pid=\d+(?:, ip=[^)]+)?\) ?(?P<text>.*)")
 _DAEMON = re.compile(r"\((?P<daemon>raylet|gcs_server)(?:, ip=[^)]+)?\) ?(?P<text>.*)")
@@ -35,27 +35,31 @@ _OF_A_HEALTHY_RUN = re.compile(
     "|Triton not available, find_triton_kernels"
     "|Warning: NUMA binding: Using MEMBIND policy"
 )
-"""What libraries say whatever their log level is; it stays in the file."""
+"""Messages of libraries that no log level suppresses; they stay in the file."""
 
 
 class LogTail:
-    """Hands on what is appended to ``log`` after its first ``start`` bytes, from a thread; ``close`` hands on the rest.
+    """Forwards lines of ``log`` after its first ``start`` bytes from a thread; ``close`` forwards the rest.
 
-    Neither a missing file nor a failing listener ends it, and it never keeps the run waiting.
+    Missing files and failing listeners are ignored, and the run never waits for it.
     """
 
     def __init__(self, log: Path, start: int, on_lines: OnLines) -> None:
-        self.log, self._start, self._on_lines = log, start, on_lines
+        self.log = log
+        self._start = start
+        self._on_lines = on_lines
         self._file: BinaryIO | None = None
         self._rest = b""
         self._serving: dict[str, str] = {}
-        self._allowance, self._counted_at, self._left_out = BURST, time.monotonic(), 0
+        self._allowance = BURST
+        self._counted_at = time.monotonic()
+        self._left_out = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Hand on all that is there by now, and stop. May be called again."""
+        """Forward all complete and incomplete lines, and stop. May be called again."""
         self._closing.set()
         self._thread.join(10.0)
 
@@ -67,12 +71,12 @@ class LogTail:
                 while self._step():
                     pass
         with contextlib.suppress(Exception):
-            self._hand_on(self._limited([self._rest.decode(errors="replace")], last=True))
+            self._forward(self._limited([self._rest.decode(errors="replace")], last=True))
         if self._file is not None:
             self._file.close()
 
     def _step(self) -> bool:
-        """Hand on one chunk; whether there may be another."""
+        """Forward one chunk. True if there may be another."""
         if self._file is None:
             if not self.log.exists():
                 return False
@@ -81,11 +85,11 @@ class LogTail:
         chunk = self._file.read(CHUNK_BYTES)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         self._rest = self._rest[-CHUNK_BYTES:]
-        self._hand_on(self._limited(line.decode(errors="replace") for line in lines))
+        self._forward(self._limited(line.decode(errors="replace") for line in lines))
         return len(chunk) == CHUNK_BYTES
 
     def _limited(self, lines: Iterable[str], last: bool = False) -> Iterator[tuple[str | None, str, str]]:
-        """Stage, origin and text of each line that is worth it, as many as may be handed on now."""
+        """Stage, origin and text of the relevant lines, up to the rate limit."""
         now = time.monotonic()
         self._allowance = min(BURST, self._allowance + LINES_PER_SECOND * (now - self._counted_at))
         self._counted_at = now
@@ -124,7 +128,7 @@ class LogTail:
             text = f"{text[:LONGEST_LINE]} … ({len(text)} characters)"
         return stage, origin, text
 
-    def _hand_on(self, lines: Iterable[tuple[str | None, str, str]]) -> None:
+    def _forward(self, lines: Iterable[tuple[str | None, str, str]]) -> None:
         for (stage, origin), together in groupby(lines, key=lambda line: line[:2]):
             with contextlib.suppress(Exception):
                 self._on_lines(stage, origin, "\n".join(text for *_, text in together))

@@ -1,4 +1,4 @@
-"""How far a stage is, in one line of text, said often at first and then more rarely."""
+"""Progress of a stage as lines of text, at growing intervals."""
 
 from __future__ import annotations
 
@@ -10,72 +10,75 @@ from typing import Any
 FIRST_SECONDS = 2.0
 MOST_SECONDS = 30.0
 SILENT_SECONDS = 10.0
-"""Between two lines about a stage that reports no progress."""
+"""Interval of lines about a stage that reports no progress."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage is."""
+    """The progress of a stage."""
 
     done: float
     total: float | None
-    """None while nobody knows."""
+    """None if unknown."""
     unit: str
-    """What is counted: ``steps``, ``shards``, …"""
+    """Unit of the count: ``steps``, ``shards``, …"""
     metrics: Mapping[str, float | None]
-    """Such as ``loss``, ``grad_norm``, ``tokens_per_second``; None for what is not finite."""
+    """Such as ``loss``, ``grad_norm``, ``tokens_per_second``; None if not finite."""
     shows: Mapping[str, str] = field(default_factory=dict)
-    """The stage's key metrics: their titles by name."""
+    """Titles of the stage's key metrics by name."""
 
 
 class Pace:
-    """Decides when the next line about a stage is due: 2, 4, 8, 16, 32 s after its start, then every 30 s; every 10 s while it
-    reports nothing."""
+    """Decides when the next line about a stage is due: 2, 4, 8, 16, 32 s after its start, then every 30 s, or every 10 s while
+    there are no reports."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._began = clock()
-        self._said_at = self._began
+        self._last_line = self._began
         self._silent = True
         self._starting: tuple[str, float] | None = None
         self._latest: Progress | None = None
         self._base: tuple[float, Progress] | None = None
 
     def seen(self, progress: Progress) -> None:
-        """Take note of how far the stage is."""
-        before, self._latest = self._latest, progress
-        self._silent, self._starting = False, None
+        """Record a report of progress."""
+        before = self._latest
+        self._latest = progress
+        self._silent = False
+        self._starting = None
         if before is None or before.unit != progress.unit or progress.done < before.done:
-            self._base = self._clock(), progress  # a new count: its speed is its own
+            self._base = self._clock(), progress  # a new count, whose rate is measured separately
 
-    def starts(self, what: str | None) -> None:
-        """Take note of what is being started for the stage; None: nothing any more."""
-        self._starting = None if what is None else (what, self._clock())
+    def starts(self, component: str | None) -> None:
+        """Record that a component starts for the stage; None: it is ready."""
+        self._starting = None if component is None else (component, self._clock())
 
     def due(self, waits: bool = False) -> bool:
-        """Whether a line should be said now; then the next one is due later. One that ``waits`` reports no progress anyway."""
+        """Whether a line is due now, which postpones the next one. A stage that ``waits`` is not expected to report."""
         now = self._clock()
         most = SILENT_SECONDS if self._silent and not waits else MOST_SECONDS
-        if now < self._said_at + min(most, max(FIRST_SECONDS, self._said_at - self._began)):
+        if now < self._last_line + min(most, max(FIRST_SECONDS, self._last_line - self._began)):
             return False
-        self._said_at, self._silent = now, True
+        self._last_line = now
+        self._silent = True
         return True
 
     @property
     def seconds(self) -> float:
-        """Since the stage began."""
+        """Seconds since the start of the stage."""
         return self._clock() - self._began
 
     @property
     def progress(self) -> Progress | None:
-        """The latest, if there is any."""
+        """The latest report, or None."""
         return self._latest
 
     @property
     def rate(self) -> float | None:
-        """Units per second since the count began; None until something was counted."""
+        """Units per second since the start of the count; None before the first unit."""
         if self._base is None or self._latest is None:
             return None
         since, first = self._base
@@ -84,7 +87,7 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """To the end of the count, at this rate; None if nobody can know."""
+        """Seconds to the end of the count at this rate; None if unknown."""
         rate, latest = self.rate, self._latest
         if rate is None or latest is None or latest.total is None:
             return None
@@ -94,8 +97,8 @@ class Pace:
         """Such as ``12/400 steps · reward 0.125 · 1.5 steps/s · 4 min 19 s left``."""
         latest = self._latest
         if self._starting is not None:
-            what, since = self._starting
-            return f"starts {what}, for {duration(self._clock() - since)} now"
+            component, since = self._starting
+            return f"starts {component}, for {duration(self._clock() - since)} now"
         if latest is None:
             return f"runs for {duration(self.seconds)}"
         of_total = f"/{latest.total:,.0f}" if latest.total else ""
@@ -112,7 +115,7 @@ class Pace:
 def headline(shows: Mapping[str, str], metrics: Mapping[str, Any]) -> str:
     """The key metrics of a stage, such as ``reward 0.12 → 0.83 · KL 0.01``; ``shows`` gives their titles by name.
 
-    What a stage had at its start lies beside the metric, as ``<name>.first``.
+    The value at the start of a stage is ``<name>.first`` among the metrics.
     """
     parts = []
     for name, title in shows.items():
@@ -125,7 +128,7 @@ def headline(shows: Mapping[str, str], metrics: Mapping[str, Any]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits at least, and never ``-0.000``."""
+    """A number with at least three significant digits, never ``-0.000``."""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     if value == 0:
@@ -143,6 +146,6 @@ def duration(seconds: float) -> str:
 
 
 def _speed(rate: float, unit: str) -> str:
-    one = unit.removesuffix("s")
-    shown, per = (rate, f"{unit}/s") if rate >= 1 else (1 / rate, f"s per {one}")
+    singular = unit.removesuffix("s")
+    shown, per = (rate, f"{unit}/s") if rate >= 1 else (1 / rate, f"s per {singular}")
     return f"{shown:,.0f} {per}" if shown >= 100 else f"{shown:.3g} {per}"

@@ -1,4 +1,4 @@
-"""What the flow and the run host say to each other: one JSON object a line over a socket pair."""
+"""Messages between the flow and the run host: one JSON object per line over a socket pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RAY_DIED = 75
 
 
 class Channel:
-    """One end of the conversation. ``send`` is safe from several threads; ``messages`` is for one."""
+    """One end of the connection. ``send`` is safe from several threads; ``messages`` is for one."""
 
     def __init__(self, end: socket) -> None:
         self.end = end
@@ -40,7 +40,7 @@ class Channel:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error as plain data, without secrets; the type survives if it is one of ours."""
+    """An error as plain data, without secrets; the type is kept if it is one of :mod:`alignment_core.errors`."""
     known = error if isinstance(error, errors.AlignmentError) else machine_fault(error)
     if known is None:
         return {"kind": "AlignmentError", "message": cut(f"{type(error).__name__}: {error}")}
@@ -48,6 +48,6 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def rebuild(described: dict[str, Any]) -> errors.AlignmentError:
-    """The error that :func:`describe` described."""
+    """The error of a description by :func:`describe`."""
     kind = getattr(errors, described["kind"], errors.AlignmentError)
     return kind(described["message"])

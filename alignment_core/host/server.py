@@ -1,4 +1,4 @@
-"""The run host's process: the Ray driver of a run. Executes stage calls on command, several at a time."""
+"""The run host's process: the Ray driver of a run. Executes stage calls, several at a time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
 
 PROGRESS_SECONDS = 0.2
-LAST_WORDS_SECONDS = 1.0
-"""What a dead actor printed comes through Ray within this time; after the answer the flow may stop reading."""
+OUTPUT_SECONDS = 1.0
+"""Ray delivers the last output of a dead actor within this time; after the answer the flow may stop reading."""
 
 
 class Server:
@@ -49,38 +49,41 @@ class Server:
         self.machines = WarmMachines(resources, temporary, align_home() / "locks")
         self.stopping = threading.Event()
         self._working = 0
-        """Stages that run and wait for nobody."""
+        """Number of stages that run and do not wait."""
         self._idle = threading.Condition()
 
     def serve(self) -> None:
-        """Until the flow closes the channel."""
+        """Execute calls until the flow closes the channel."""
         try:
             self.machines.actors.connect()
         except AlignmentError:
-            traceback.print_exc()  # every stage tries again, and its failure tells the flow why
+            traceback.print_exc()  # every stage tries again, and reports the failure to the flow
         else:
             if ray_cluster.is_private():
                 threading.Thread(target=self._end_without_ray, daemon=True).start()
             threading.Thread(target=self._warm_up, daemon=True).start()
         _import_for_all_threads()
-        signal.signal(signal.SIGTERM, self.stop_reading)  # Ray has put its own handler in its place
+        signal.signal(signal.SIGTERM, self.stop_reading)  # Ray replaced the handler of this process
         for message in self.channel.messages():
             threading.Thread(target=self._execute, args=(message,), daemon=True).start()
 
     def stop_reading(self, *_: object) -> None:
-        """On SIGTERM no further message comes, so that ``serve`` returns. An exception could hit the way out itself: the
-        signal and the flow's end come together when a flow is killed."""
+        """On SIGTERM, end the stream of messages so that ``serve`` returns.
+
+        An exception from the handler could interrupt the shutdown itself, because the signal and the end of the channel arrive
+        together when a flow is killed.
+        """
         with contextlib.suppress(OSError):
             self.channel.end.shutdown(SHUT_RD)
 
     def wind_down(self) -> None:
-        """Let the stages that run save their progress, for as long as the recipe allows, then end all actors."""
+        """Wait until running stages have saved their progress, at most the recipe's ``stop_seconds``, then end all actors."""
         self.stopping.set()
         with self._idle:
             self._idle.wait_for(lambda: self._working == 0, self.resources.stop_seconds)
         self.machines.close()
 
-    def _works(self, change: int) -> None:
+    def _count_working(self, change: int) -> None:
         with self._idle:
             self._working += change
             self._idle.notify_all()
@@ -98,17 +101,17 @@ class Server:
         try:
             self.machines.warm_up(self.samples)
         except Exception:
-            traceback.print_exc()  # the stage that needs the actors tries again and says what is wrong
+            traceback.print_exc()  # a stage that needs the actors tries again, and reports the failure
 
     def _execute(self, message: dict[str, Any]) -> None:
         number = message["id"]
-        self._works(1)
+        self._count_working(1)
         try:
             call = StageCall.model_validate(message["call"])
             ticket = Ticket(
                 order=message["order"],
                 waits=self._waiter(number),
-                starts=lambda what: self._send({"id": number, "event": "starts", "what": what}),
+                starts=lambda component: self._send({"id": number, "event": "starts", "what": component}),
                 label=call.label,
                 run=RunName(message["run_ids"].get("prefect", ""), message["recipe"]),
             )
@@ -126,16 +129,16 @@ class Server:
                 requested=message["requested"],
                 warn=lambda sentence: self._send({"id": number, "event": "warning", "sentence": sentence}),
             )
-            ticket.starts(None)  # the host is there
+            ticket.starts(None)  # the host is ready
             result = run_stage(request)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
-        except BaseException as error:  # whatever it is, the flow waits for an answer
+        except BaseException as error:  # of any type: the flow waits for an answer
             logging.exception("%s failed", message["call"].get("label"))
             if isinstance(error, InfrastructureError):
-                time.sleep(LAST_WORDS_SECONDS)
+                time.sleep(OUTPUT_SECONDS)
             answer = {"id": number, "event": "failed", "error": describe(error)}
         self._send(answer)
-        self._works(-1)
+        self._count_working(-1)
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -145,23 +148,25 @@ class Server:
                 logging.warning("the flow process is gone; the answer is discarded")
 
     def _waiter(self, number: int) -> Callable[[str | None], None]:
-        """What a stage tells when it begins to wait, waits for something else, or goes on."""
+        """The callback for the beginning, change of reason, and end (None) of a stage's wait."""
         waiting = False
 
         def waits(reason: str | None) -> None:
             nonlocal waiting
             if waiting != bool(reason):
                 waiting = bool(reason)
-                self._works(-1 if waiting else 1)
+                self._count_working(-1 if waiting else 1)
             if not waiting and self.stopping.is_set():
-                raise Stopped("stopped while it waited")
+                raise Stopped("stopped while waiting")
             self._send({"id": number, "event": "waits", "for": reason})
 
         return waits
 
     def _reporter(self, number: int, call: StageCall) -> Any:
-        """What a stage tells how far it is. All metrics are passed on; the log gets a line now and then."""
-        last, pace, shows = 0.0, Pace(), call.definition().shows
+        """The callback for a stage's progress, which sends all metrics and logs a line when due."""
+        last = 0.0
+        pace = Pace()
+        shows = call.definition().shows
 
         def report(done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None:
             nonlocal last
@@ -171,25 +176,25 @@ class Server:
             if not metrics and time.monotonic() - last < PROGRESS_SECONDS and done != total:
                 return
             last = time.monotonic()
-            counted = {"done": done, "total": total, "unit": unit, "metrics": finite(metrics)}
-            self._send({"id": number, "event": "progress", **counted})
+            counts = {"done": done, "total": total, "unit": unit, "metrics": finite(metrics)}
+            self._send({"id": number, "event": "progress", **counts})
 
         return report
 
 
 def _import_for_all_threads() -> None:
-    """Two threads that import transformers at once find it half made (it loads its names lazily)."""
+    """Import transformers before threads do: it loads names lazily, and concurrent first imports see it incomplete."""
     with uncollected():
         import pyarrow.parquet  # noqa: F401
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
 
 def main() -> None:
-    """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a folder of its own, and
+    """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a temporary folder, and
     1 if stages will sample."""
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it says every request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     end, store, resources, temporary, samples = sys.argv[1:6]
     channel = Channel(socket(fileno=int(end)))
     server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary), samples == "1")
@@ -205,7 +210,7 @@ def main() -> None:
         server.wind_down()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # threads of stages that nobody waits for must not hold the process
+        os._exit(code)  # threads of abandoned stages must not keep the process alive
 
 
 if __name__ == "__main__":

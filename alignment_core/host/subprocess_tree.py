@@ -1,4 +1,4 @@
-"""Starting a command under the supervisor: it ends, with all that it started, when it is closed or this process dies."""
+"""Run a command under the supervisor: closing it, or the end of this process, ends its whole process tree."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from alignment_core.processes import SAFE_PATH, is_locked
 
 YOUNG_SECONDS = 60.0
 LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
-CLOSE_SECONDS = 30.0  # more than the supervisor itself needs, beside the graces of the command and of what it leaves
+CLOSE_SECONDS = 30.0  # more than the supervisor needs beyond the two grace periods
 
 
 def fresh_folder(parent: Path, prefix: str) -> Path:
-    """A new folder for a command's temporary files; those of supervisors that were killed are removed on the way."""
+    """A new folder for a command's temporary files. Folders of killed supervisors are removed first."""
     parent.mkdir(parents=True, exist_ok=True)
     for old in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > YOUNG_SECONDS and not is_locked(old / IN_USE):  # no mark: not ours
+            if time.time() - old.stat().st_mtime > YOUNG_SECONDS and not is_locked(
+                old / IN_USE
+            ):  # without the mark it is not ours
                 discard(old)
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
@@ -39,12 +41,11 @@ def short_folder() -> Path:
 
 
 class Supervised:
-    """A running command. ``temporary`` is a folder of its own that goes when it ends; output is appended to ``log``.
-    Python in it imports nothing from the working folder.
+    """A running command. Its folder ``temporary`` is removed at the end; its output is appended to ``log``. Its Python
+    imports no modules from the working folder.
 
-    When it is to end, the command has ``grace`` seconds for itself before what it started is ended, too; what outlives it
-    has ``orphan_grace`` seconds. With ``restart``, one that ends by itself is started again, and what it started keeps running;
-    it inherits no open files then.
+    On ``close`` the command has ``grace`` seconds before its children are ended, and surviving children have ``orphan_grace``
+    seconds. With ``restart``, a command that exits is started again without the inherited files, and its children keep running.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class Supervised:
         orphan_grace: float = 0.0,
         restart: bool = False,
     ) -> None:
-        self.temporary, self._patience = temporary, grace + orphan_grace + CLOSE_SECONDS
+        self.temporary = temporary
+        self._close_timeout = grace + orphan_grace + CLOSE_SECONDS
         read_end, self._lifeline = os.pipe()
         fds = ",".join(map(str, inherited))
         supervisor = [sys.executable, "-m", "alignment_core.host.supervisor"]
@@ -79,7 +81,7 @@ class Supervised:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     pass_fds=(read_end, *inherited),
-                    start_new_session=True,  # a terminal's Ctrl-C reaches this process alone
+                    start_new_session=True,  # a terminal's Ctrl-C reaches only this process, which then ends the tree in order
                     env={**environment, **SAFE_PATH},
                 )
         except BaseException:
@@ -91,18 +93,18 @@ class Supervised:
 
     @property
     def restarts(self) -> int:
-        """How often the command was started again."""
+        """Number of restarts of the command."""
         with contextlib.suppress(OSError, ValueError):
             return int((self.temporary / RESTARTS).read_text())
         return 0
 
     def close(self) -> None:
-        """End it and wait until nothing of it is left. May be called again."""
+        """End the command and wait until no process of it is left. May be called again."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            self.process.wait(self._patience)
+            self.process.wait(self._close_timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

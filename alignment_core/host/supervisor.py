@@ -1,15 +1,14 @@
-"""Runs a command so that none of its descendants outlives the process that asked for it, whatever ends that process.
+"""Runs a command so that none of its descendants outlives the process that started this one, however that ends.
 
 ``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS GRACE ORPHAN_GRACE [--restart] COMMAND …``.
-FOLDER holds the command's temporary files and goes at the end; FDS are the file descriptors that the command inherits, with
-commas between them. The asking process holds the write end of the lifeline pipe; when it dies in any way, the read end here
-reports end-of-file. Then the command is asked to end and has GRACE seconds to save its work while all that it started still
-lives; what it leaves behind, or left when it died, is asked and has ORPHAN_GRACE seconds (a worker's runs, for example). What
-is left after that is ended. This process is a sub-reaper, so that daemons that detach themselves (Ray's do) become its
-children and are found.
+FOLDER contains the command's temporary files and is removed at the end; FDS are the file descriptors that the command inherits,
+separated by commas. The parent holds the write end of the lifeline pipe; when it dies in any way, the read end here reports
+end-of-file. Then the command gets SIGTERM and has GRACE seconds to save its work, during which its children keep running; its
+surviving children, such as a worker's runs, get SIGTERM and have ORPHAN_GRACE seconds. All remaining descendants are killed.
+This process is a sub-reaper, so that daemons that detach themselves, such as Ray's, become its children.
 
-With ``--restart``, a command that ends by itself is started again after a pause, and what it started keeps running: one exit
-of a worker ends no run.
+With ``--restart``, a command that exits is started again after a pause, and its children keep running: the exit of a worker
+does not end its runs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from types import FrameType
 import psutil
 
 IN_USE = "in-use"
-"""Name of the file in FOLDER whose lock says that this process lives."""
+"""Name of the file in FOLDER that this process locks while it runs."""
 RESTART = "--restart"
 RESTARTS = "restarts"
 """Name of the file in FOLDER with the number of restarts so far."""
@@ -39,9 +38,9 @@ TERM_SECONDS = 8.0
 KILL_SECONDS = 5.0
 POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
-"""Before a restart; the pause doubles while the command keeps ending."""
+"""Pause before a restart, which doubles while the command keeps exiting."""
 HEALTHY_SECONDS = 60.0
-"""A command that ran for so long restarts after the shortest pause."""
+"""Run time after which the pause is the shortest again."""
 
 
 def main(arguments: list[str]) -> int:
@@ -62,8 +61,8 @@ def main(arguments: list[str]) -> int:
 
 
 def discard(folder: str | Path) -> None:
-    """Remove a command's folder. The mark goes last, and stays where a daemon that is dying still writes beside it: only
-    by its mark does a later sweep know the folder for one of ours."""
+    """Remove a command's folder, and the mark last: if a dying daemon still writes into the folder, the mark has to stay,
+    because later sweeps recognise our folders by it."""
     with contextlib.suppress(OSError):
         for entry in Path(folder).iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -77,22 +76,22 @@ def discard(folder: str | Path) -> None:
 def _supervise(
     command: list[str], inherited: list[int], lifeline: int, grace: float, orphan_grace: float, restarts: Path | None
 ) -> int | None:
-    """The command's exit code, negative for a signal; none if it was ended from outside. Nothing of it is left then.
+    """The command's exit code, negative for a signal; None if it was ended from outside. No descendant is left.
 
-    With ``restarts``, a file for their number, it ends from outside alone.
+    With ``restarts``, the file for the number of restarts, only the lifeline or SIGTERM ends it.
     """
-    asked_to_stop = False
+    stopping = False
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal asked_to_stop
-        asked_to_stop = True
+        nonlocal stopping
+        stopping = True
 
     signal.signal(signal.SIGTERM, stop)
     child = _start(command, inherited)
     for number in inherited:
-        os.close(number)  # so that the other side sees the end when the command ends
+        os.close(number)  # so that the other side sees end-of-file when the command ends
     restart = None if restarts is None else _Restart(command, restarts)
-    while not asked_to_stop and not _cut(lifeline):
+    while not stopping and not _is_cut(lifeline):
         _reap_all_but(child.pid)
         if child.poll() is not None:
             if restart is None:
@@ -100,53 +99,59 @@ def _supervise(
             child = restart.when_due(child)
     code = child.poll()
     if code is None:
-        _ask_children(grace)
-    if child.poll() is not None:  # one that does not end has had its time, and what it started is its own
-        _ask_children(orphan_grace)
+        _terminate_children(grace)
+    if child.poll() is not None:  # a command that ignores SIGTERM still owns its children
+        _terminate_children(orphan_grace)
     _end_descendants()
     return code
 
 
 def _start(command: list[str], inherited: list[int]) -> subprocess.Popen[bytes]:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a command that inherits it ignored would not hear of it at all
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a command that inherits SIG_IGN could not handle it
     child = subprocess.Popen(command, pass_fds=inherited)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the asking process's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles a terminal's Ctrl-C
     return child
 
 
 class _Restart:
-    """Restarts a command that ended, after a pause."""
+    """Restarts a command after a pause."""
 
     def __init__(self, command: list[str], file: Path) -> None:
-        self._command, self._file, self._number = command, file, 0
-        self._pause, self._due = FIRST_PAUSE_SECONDS / 2, 0.0
+        self._command = command
+        self._file = file
+        self._number = 0
+        self._pause = FIRST_PAUSE_SECONDS / 2
+        self._due = 0.0
         self._started = time.monotonic()
         self._pending = False
 
     def when_due(self, ended: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """The new process; until it is due, the one that ended."""
+        """The new process, or the ended one until the restart is due."""
         now = time.monotonic()
         if not self._pending:
             healthy = now - self._started > HEALTHY_SECONDS
             self._pause = FIRST_PAUSE_SECONDS if healthy else min(self._pause * 2, LONGEST_PAUSE_SECONDS)
-            self._due, self._pending = now + self._pause, True
+            self._due = now + self._pause
+            self._pending = True
             print(f"exit code {ended.returncode}; restart in {self._pause:g} s", flush=True)
         if now < self._due:
             return ended
-        self._pending, self._started, self._number = False, now, self._number + 1
+        self._pending = False
+        self._started = now
+        self._number += 1
         with contextlib.suppress(OSError):  # a full disk
             self._file.write_text(str(self._number))
         return _start(self._command, [])
 
 
-def _cut(lifeline: int) -> bool:
-    """Whether the other end of the pipe is closed; waits a moment for it."""
+def _is_cut(lifeline: int) -> bool:
+    """Whether the other end of the pipe is closed; waits up to the poll interval."""
     ready, _, _ = select.select([lifeline], [], [], POLL_SECONDS)
     return bool(ready) and os.read(lifeline, 1) == b""
 
 
-def _ask_children(grace: float) -> None:
-    """Ask the command to end, or, once it is dead, what it started itself, and wait; what those started still lives."""
+def _terminate_children(grace: float) -> None:
+    """Send SIGTERM to the direct children, the command or its orphans, and wait. Deeper descendants keep running."""
     children = psutil.Process().children()
     for process in children:
         with contextlib.suppress(psutil.Error):
@@ -155,7 +160,7 @@ def _ask_children(grace: float) -> None:
 
 
 def _end_descendants() -> None:
-    """Ask all descendants to end, then make them."""
+    """Send SIGTERM to all descendants, then SIGKILL."""
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         for process in _descendants():
             with contextlib.suppress(psutil.Error):
@@ -173,12 +178,12 @@ def _descendants() -> list[psutil.Process]:
 def _lives(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it ended since it was listed
+    except psutil.NoSuchProcess:  # it ended after it was listed
         return False
 
 
 def _reap_all_but(command: int) -> None:
-    """Take leave of orphans that ended; a command may run, and orphan others, for a year."""
+    """Reap orphans that ended, because a command may run and leave orphans for months."""
     peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, peek)) is not None and ended.si_pid != command:

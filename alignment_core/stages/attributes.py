@@ -1,4 +1,4 @@
-"""Stage: completions and what rewards say of them → rows with the attributes of each, to be put into prompts."""
+"""Stage: completions and their rewards → rows with attributes, which are written into prompts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from alignment_core.rollout.schemas import read_rollouts, read_scores
 
 
 class AttributesConfig(StageConfig):
-    """The attributes, whose rewards the inputs ``scores`` have in this order; ``rollouts`` are the completions."""
+    """The attributes, in the order of their rewards in the input ``scores``; ``rollouts`` are the completions."""
 
     attributes: dict[str, AttributeConfig]
 
     def content(self) -> Any:
-        written = {name: {"bins": one.bins, "decimals": one.decimals} for name, one in self.attributes.items()}
+        written = {
+            name: {"bins": attribute.bins, "decimals": attribute.decimals}
+            for name, attribute in self.attributes.items()
+        }
         return {"attributes": written}
 
 
 def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
-    rollouts, scores = read_rollouts(context.inputs["rollouts"]), read_scores(context.inputs["scores"])
+    rollouts = read_rollouts(context.inputs["rollouts"])
+    scores = read_scores(context.inputs["scores"])
     templated = any(row.get("messages") for row in rollouts)
     rows: list[tuple[dict[str, Any], list[float]]] = []
     dropped: Counter[str] = Counter()
@@ -50,7 +54,8 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
     written: dict[str, list[str]] = {}
     edges: dict[str, list[float]] = {}
     for (name, attribute), values_N in zip(config.attributes.items(), columns, strict=True):
-        metrics[f"{name}.mean"], metrics[f"{name}.deviation"] = float(values_N.mean()), float(values_N.std())
+        metrics[f"{name}.mean"] = float(values_N.mean())
+        metrics[f"{name}.deviation"] = float(values_N.std())
         numbers_N = values_N
         if attribute.bins:
             edges[name] = inner_edges(values_N, attribute.bins)
@@ -76,11 +81,12 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
 
 
 def inner_edges(values_N: np.ndarray, bins: int) -> list[float]:
-    """The quantiles between bins, each but once: a value belongs to the bin after all edges that are at most as large.
+    """The distinct quantiles between bins. A value belongs to the bin after all edges that are not above it.
 
-    An edge at the least value would leave nothing below it; it moves to the next value.
+    An edge at the minimum would leave an empty bin below it, so it moves to the next value.
     """
-    edges, distinct = np.quantile(values_N, np.arange(1, bins) / bins), np.unique(values_N)
+    edges = np.quantile(values_N, np.arange(1, bins) / bins)
+    distinct = np.unique(values_N)
     above = distinct[min(1, len(distinct) - 1)]
     return [float(edge) for edge in np.unique(np.where(edges <= distinct[0], above, edges))]
 

@@ -1,4 +1,4 @@
-"""Stage: bring the base model into the store, from the Hub, a folder or an address, or made from scratch."""
+"""Stage: import the base model into the store from the Hub, a folder or an address, or create it from scratch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.paths import BEGINS, is_address, is_written_as_path
 
 _DIGEST = re.compile(r"([a-z][a-z0-9_-]*@sha256:)?[0-9a-f]{4,64}")
-"""A reference, in full or by its first digits; no Hub name of a model looks so."""
+"""A reference, in full or its first digits; no name on the Hub has this form."""
 WANTED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 CODE = ("*.py",)
-"""Copied only for a model whose code the recipe trusts."""
+"""Copied only if the recipe trusts the model's code."""
 
 
 class BaseModelConfig(StageConfig):
-    """A model whose origin is pinned, so that the same configuration means the same weights."""
+    """A model with a pinned origin: equal configurations mean equal weights."""
 
     model: ModelConfig
     files: dict[str, str] = {}
@@ -80,9 +80,9 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
 
 
 def _files(folder: Path, model: ModelConfig) -> dict[str, Path]:
-    """What is taken of the folder of a model, by path within it: the weights in the form that is loaded, and files beside them.
+    """The files of a model's folder that are copied, by their paths in it: weights, and the files beside them.
 
-    Raises UserError where weights are missing.
+    Raises UserError if weights are missing.
     """
     weights = weight_files(folder)
     if not weights:
@@ -96,13 +96,13 @@ def _files(folder: Path, model: ModelConfig) -> dict[str, Path]:
 
 
 def _patterns(model: ModelConfig) -> tuple[str, ...]:
-    """Of the files beside the weights."""
+    """Patterns of the files beside the weights."""
     templates = () if model.chat_template else (CHAT_TEMPLATES,)
     return WANTED + templates + (CODE if model.trust_remote_code else ())
 
 
 def _tidy(directory: Path, model: ModelConfig) -> None:
-    """Check that there is a tokenizer, and write the recipe's chat template where it gives one."""
+    """Check that there is a tokenizer, and write the recipe's chat template if it has one."""
     for needed in ("config.json", "tokenizer_config.json"):
         if not (directory / needed).is_file():
             raise UserError(
@@ -126,7 +126,7 @@ def _download(model: ModelConfig, commit: str) -> Path:
 
 
 def check_weights(directory: Path, named: Path | None = None) -> None:
-    """Raise UserError that names the first file of weights that is cut short or is none; ``named`` is where it came from."""
+    """Raise UserError for the first file of weights that is truncated or invalid; ``named`` is the folder of its origin."""
     from safetensors import SafetensorError, safe_open
 
     for path in weight_files(directory):
@@ -153,9 +153,9 @@ def _parameters(directory: Path) -> int:
 def in_store(
     store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",), field: str = "model"
 ) -> Reference | None:
-    """The artifact that a recipe's ``model`` names by reference or tag, if it does; ``field`` is where.
+    """The artifact that a recipe's ``model`` names by reference or tag, or None; ``field`` is the field's path.
 
-    Raises UserError if the store has no such artifact, or one of no fitting kind.
+    Raises UserError if the store has no such artifact, or one of another kind.
     """
     name = model.name or ""
     known = None
@@ -166,7 +166,7 @@ def in_store(
         except UserError as error:
             raise UserError(f"{field}: {error}") from None
     if known is not None and known.kind not in kinds:
-        raise UserError(f"{field}: {name} names a {known.kind}; what is needed is of the kind {' or '.join(kinds)}")
+        raise UserError(f"{field}: {name} names a {known.kind}; the required kind is {' or '.join(kinds)}")
     if known is not None:
         _check_no_revision(model, f"{name} is an artifact")
     if known is not None and model.chat_template is not None:
@@ -183,15 +183,15 @@ def _check_no_revision(model: ModelConfig, why: str) -> None:
 
 
 def near_tags(store: Store, model: ModelConfig) -> str:
-    """A hint at tags of the store that are spelled nearly as the model's name is; nothing where there are none."""
+    """A hint at tags of the store with a similar spelling; empty if there are none."""
     near = difflib.get_close_matches(model.name or "", sorted(store.tags.all()), n=2)
     return f" (did you mean the tag {' or '.join(near)}?)" if near else ""
 
 
 def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
-    """Resolve where the model comes from: hash a local folder, or ask the Hub for the commit or a server for versions.
+    """Pin the origin of a model: digests of a local folder's files, a commit on the Hub, or versions at an address.
 
-    Raises UserError, with the ``hint`` where there is no such model.
+    Raises UserError, with the ``hint`` if there is no such model.
     """
     from alignment_core.data.hub import commit_of
 

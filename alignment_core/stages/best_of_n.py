@@ -1,4 +1,4 @@
-"""Stage: scored completions → how often the best of n by each reward is right, beside what any reward could reach."""
+"""Stage: scored completions → accuracy of the best of n by each reward, beside the upper bound for any reward."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.rollout.schemas import read_scores
 
 SECTION = "section.md"
-"""The file of an artifact of the kind ``section`` that the reports of runs show."""
+"""File of artifacts of the kind ``section``, which reports of runs show."""
 ORACLE = "any right one"
-NOTHING = "no completion has both an answer of the verifier and all rewards"
+NOTHING = "no completion has both a score of the verifier and all rewards"
 
 
 class BestOfNConfig(StageConfig):
-    """What chooses. The input is the ``scores``."""
+    """The rewards that choose. The input is the ``scores``."""
 
     rewards: tuple[str, ...]
-    """What the rewards of the scores are called, in their order."""
+    """Names of the rewards, in the order of the scores."""
     confidence: float = 0.95
 
 
@@ -35,27 +35,27 @@ def run(context: StageContext, config: BestOfNConfig) -> dict[str, Any]:
     most = max(map(len, prompts.values()), default=0)
     sizes = [size for size in (2**power for power in range(most.bit_length())) if size <= most]
     choosers = {name: number for number, name in enumerate(config.rewards)} | {ORACLE: None}
-    found = {
+    intervals = {
         name: {size: _measured(list(prompts.values()), number, size, config.confidence) for size in sizes}
         for name, number in choosers.items()
     }
-    content = {name: {str(size): vars(interval) for size, interval in row.items()} for name, row in found.items()}
+    content = {name: {str(size): vars(interval) for size, interval in row.items()} for name, row in intervals.items()}
     (context.output / "best_of_n.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-    (context.output / SECTION).write_text(_markdown(found, sizes, len(prompts)))
+    (context.output / SECTION).write_text(_markdown(intervals, sizes, len(prompts)))
     metrics: dict[str, Any] = {"prompts": len(prompts), "n": sizes[-1] if sizes else 0}
     if not sizes:
         return {**metrics, "warnings": [f"{NOTHING}: nothing was measured"]}
     for number, name in enumerate(config.rewards):
-        metrics[f"best_{number}"] = found[name][sizes[-1]].mean
+        metrics[f"best_{number}"] = intervals[name][sizes[-1]].mean
     return metrics
 
 
 def _measured(prompts: list[list[dict[str, Any]]], reward: int | None, size: int, confidence: float) -> Interval:
-    """Over the prompts that have so many completions. Without a ``reward`` whoever chooses knows what is right."""
+    """Over the prompts with at least ``size`` completions. Without a ``reward`` a right one is chosen if possible."""
     chances = [
         chance_right(
-            [float(one["right"]) if reward is None else one["rewards"][reward] for one in group],
-            [one["right"] for one in group],
+            [float(row["right"]) if reward is None else row["rewards"][reward] for row in group],
+            [row["right"] for row in group],
             size,
         )
         for group in prompts
@@ -64,12 +64,12 @@ def _measured(prompts: list[list[dict[str, Any]]], reward: int | None, size: int
     return wilson(np.asarray(chances), confidence)
 
 
-def _markdown(found: dict[str, dict[int, Interval]], sizes: list[int], prompts: int) -> str:
+def _markdown(intervals: dict[str, dict[int, Interval]], sizes: list[int], prompts: int) -> str:
     if not sizes:
         return f"## Best of n\n\n{NOTHING.capitalize()}.\n"
     head = ["chosen by", *(f"best of {size}" for size in sizes)]
     lines = ["## Best of n", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, row in found.items():
+    for name, row in intervals.items():
         cells = [f"{row[size].mean:.3f} [{row[size].low:.3f}, {row[size].high:.3f}]" for size in sizes]
         lines.append(f"| {' | '.join([name, *cells])} |")
     lines += [

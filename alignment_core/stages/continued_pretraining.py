@@ -12,7 +12,7 @@ from alignment_core.execution.training_stages import TRAINED, train
 from alignment_core.recipes import TrainingConfig
 
 LARGEST = 700.0
-"""Nats per token above which the perplexity is no longer a number that JSON and floats can hold."""
+"""Nats per token above which the perplexity overflows a float."""
 
 
 class ContinuedPretrainingStageConfig(StageConfig):
@@ -35,7 +35,7 @@ def run(context: StageContext, config: ContinuedPretrainingStageConfig) -> dict[
 
 
 def perplexity(nats: float) -> float:
-    """exp(mean negative log-likelihood per token): a model that is as uncertain as a uniform choice among n tokens has n.
+    """exp(mean negative log-likelihood per token): n for a model that is as uncertain as a uniform choice among n tokens.
 
     Jelinek et al. 1977, "Perplexity — a measure of the difficulty of speech recognition tasks".
     """

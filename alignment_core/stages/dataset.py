@@ -16,14 +16,14 @@ from alignment_core.recipes import DataConfig, DataSource
 
 
 class DatasetConfig(StageConfig):
-    """Pinned sources and how to read them; none where the rows come from an input."""
+    """Pinned sources and how to read them; no sources if the rows come from an input."""
 
     data: DataConfig
     sources: tuple[PinnedSource, ...]
     kind: str = Field(validation_alias=AliasChoices("kind", "purpose"))
-    """Of rows, see :mod:`alignment_core.data.kinds`."""
+    """Kind of the rows, see :mod:`alignment_core.data.kinds`."""
     settings: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda settings: not settings)
-    """What this kind of rows is told beside ``data``. Not part of the key where it is nothing."""
+    """Settings of this kind of rows beside ``data``. Not part of the key if empty."""
 
     @field_validator("kind")
     @classmethod
@@ -40,7 +40,7 @@ class DatasetConfig(StageConfig):
         }
 
     def code_used(self) -> tuple[str, ...]:
-        origins = {one.source.field for one in self.sources} or {"path"}  # of an input's file
+        origins = {source.source.field for source in self.sources} or {"path"}  # of an input's file
         return (kinds.KINDS.module(self.kind), *map(ORIGINS.module, sorted(origins)))
 
 

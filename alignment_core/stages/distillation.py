@@ -1,4 +1,4 @@
-"""Stage: a student that learns from what a teacher says of text."""
+"""Stage: training of a student on a teacher's log-probabilities of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage: direct preference optimisation of a policy on pairs, whose log-probabilities under a reference are known."""
+"""Stage: direct preference optimisation of a policy on pairs with known log-probabilities under a reference."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.rollout.schemas import read_scores
 
 MEANS = {"accuracy": "verifier", "reward": "reward"}
-"""Metrics that are the mean of a column of scores, where it has any number."""
+"""Metrics that are the mean of a column of scores, if it has any number."""
 UNBOUNDED = ("reward", "kl")
-"""Metrics whose values may be any number; those of the others lie in [0, 1]."""
+"""Metrics without bounds; the others are in [0, 1]."""
 
 
 class EvaluateConfig(StageConfig):
@@ -38,18 +38,19 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     metrics["truncated"] = float(np.mean([row["finish_reason"] == "length" for row in rows]))
     measured = {name: column for name, column in MEANS.items() if any(row[column] is not None for row in rows)}
     if failed := sum(any(row[column] is None for column in measured.values()) for row in rows):
-        metrics["failed_rewards"], metrics["completions"] = failed, len(rows)
+        metrics["failed_rewards"] = failed
+        metrics["completions"] = len(rows)
     sources = list(zip(*[row["rewards"] for row in rows if row.get("rewards")], strict=True))
     for number, given in enumerate(sources if len(sources) > 1 else ()):
-        if numbers := [one for one in given if one is not None]:
+        if numbers := [reward for reward in given if reward is not None]:
             metrics[f"reward_{number}"] = float(np.mean(numbers))
     per_prompt_values = {name: per_prompt(rows, column) for name, column in measured.items()}
     for k in config.pass_at:
         if len(passed := pass_at(rows, "verifier", k)):
             per_prompt_values[f"pass@{k}"] = passed
     if rows[0]["reference_logp"] is not None:
-        # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion, as both log-probabilities are of
-        # the distribution that was sampled from, at its temperature (see ScoreConfig.temperature).
+        # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion, because both log-probabilities
+        # are of the distributions at the sampling temperature (see ScoreConfig.temperature).
         gaps = [{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows]
         per_prompt_values["kl"] = per_prompt(gaps, "gap")
     column = "reward" if "reward" in per_prompt_values else "verifier"
@@ -60,7 +61,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         per_prompt_values["judged_win_rate"] = np.array(list(verdicts["prompts"].values()))
         metrics["position_changed"] = verdicts["position_changed"]
         if unjudged := verdicts["failed"]:
-            metrics["unjudged_pairs"], metrics["pairs"] = unjudged, unjudged + verdicts["pairs"]
+            metrics["unjudged_pairs"] = unjudged
+            metrics["pairs"] = unjudged + verdicts["pairs"]
     if "lm_eval" in context.inputs:
         metrics |= json.loads((context.inputs["lm_eval"] / LM_EVAL).read_text())["metrics"]
     for name, values in per_prompt_values.items():
@@ -68,8 +70,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
             interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))
         else:
             interval = wilson(values, config.confidence)
-        metrics[name], metrics[f"{name}.n"] = interval.mean, len(values)
-        metrics[f"{name}.low"], metrics[f"{name}.high"] = interval.low, interval.high
+        metrics |= {name: interval.mean, f"{name}.n": len(values)}
+        metrics |= {f"{name}.low": interval.low, f"{name}.high": interval.high}
     content = {name: float(f"{value:.9g}") for name, value in metrics.items()}
     (context.output / "metrics.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     return metrics

@@ -1,4 +1,4 @@
-"""Stage: what each round kept and gained so far → whether another round is worth it, and which policy is the best."""
+"""Stage: selection and gain of each round so far → whether to train another round, and the best policy."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 
 SECTION = "section.md"
-"""The file of an artifact of the kind ``section`` that the reports of runs show."""
+"""File of artifacts of the kind ``section``, which reports of runs show."""
 
 
 class GainConfig(StageConfig):
-    """What to compare. Inputs are the data sets that rounds trained on, ``kept-1`` and so on, and with ``metric`` the
+    """What to compare. Inputs are the training data of the rounds, ``kept-1`` and so on, and with ``metric`` the
     evaluations of the policies, ``policy-0`` and so on."""
 
     policies: tuple[str, ...]
-    """Labels of the policies: the one before the first round, and that of each round that has trained one."""
+    """Labels of the policies: the one before the first round, and that of each trained round."""
     kept: int
     """Number of rounds that have selected their rows."""
     rounds: int
     """Number of rounds at most."""
     metric: str | None = None
-    """Metric of the evaluations; None: the mean score of what a policy sampled for the round after it."""
+    """Metric of the evaluations; None: the mean score of the policy's samples for the next round."""
     min_gain: float | None = None
     """Minimum gain of a round; None: all rounds run."""
 
@@ -32,7 +32,7 @@ class GainConfig(StageConfig):
 def run(context: StageContext, config: GainConfig) -> dict[str, Any]:
     rounds = [_selection(context, number) for number in range(1, config.kept + 1)]
     if config.metric is None:
-        measured = [of_round["score"] for of_round in rounds]
+        measured = [selection["score"] for selection in rounds]
     else:
         measured = [_evaluated(context, number, config.metric) for number in range(len(config.policies))]
     gains = [round(after - before, 9) for before, after in pairwise(measured)]
@@ -43,10 +43,10 @@ def run(context: StageContext, config: GainConfig) -> dict[str, Any]:
     content = {"measure": name, "values": measured, "gains": gains, "rounds": rounds, "stops": stops, "result": result}
     (context.output / "gain.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     (context.output / SECTION).write_text(_markdown(config, name, rounds, measured, gains, stops, result))
-    found: dict[str, Any] = {"kept": rounds[-1]["kept"], "result": result}
+    metrics: dict[str, Any] = {"kept": rounds[-1]["kept"], "result": result}
     if gains:
-        found["gain"] = gains[-1]
-    return {**found, **({"stops": stops} if stops else {})}
+        metrics["gain"] = gains[-1]
+    return {**metrics, **({"stops": stops} if stops else {})}
 
 
 def _selection(context: StageContext, number: int) -> dict[str, Any]:
@@ -83,16 +83,16 @@ def _markdown(
 ) -> str:
     head = ("round", "completions", "kept", "share kept", "of prompts", "duplicates", "score", "of kept", name, "gain")
     lines = ["## Rounds", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for number, of_round in enumerate(rounds):
+    for number, selection in enumerate(rounds):
         cells = [
             str(number + 1),
-            f"{of_round['completions']}",
-            f"{of_round['new']}",
-            f"{of_round['kept']:.3f}",
-            f"{of_round['prompts_kept']} of {of_round['prompts']}",
-            f"{of_round.get('dropped_duplicate', 0)}",
-            f"{of_round['score']:.4g}",
-            f"{of_round['score_kept']:.4g}" if "score_kept" in of_round else "—",
+            f"{selection['completions']}",
+            f"{selection['new']}",
+            f"{selection['kept']:.3f}",
+            f"{selection['prompts_kept']} of {selection['prompts']}",
+            f"{selection.get('dropped_duplicate', 0)}",
+            f"{selection['score']:.4g}",
+            f"{selection['score_kept']:.4g}" if "score_kept" in selection else "—",
             f"{measured[number]:.4g} → {measured[number + 1]:.4g}" if number < len(gains) else "—",
             f"{gains[number]:+.4g}" if number < len(gains) else "—",
         ]

@@ -1,4 +1,4 @@
-"""Stage: sample completions of prompts from a policy, in fixed shards that are whole or absent."""
+"""Stage: sample completions of prompts from a policy, in fixed shards that are written atomically."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class GenerateConfig(StageConfig):
 
     generation: GenerationConfig
     first_prompt: int = 0
-    """Number of the first prompt to take; numbers beyond the last start again at 0."""
+    """Index of the first prompt; indices wrap around the end of the data set."""
     prompts: int | None = None
-    """How many prompts to take; none means all."""
+    """Number of prompts; None: all."""
 
     def sampling(self) -> SamplingPlan:
         return SamplingPlan(self.generation, self.prompts)
@@ -56,7 +56,8 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
     tokenizer = model.tokenizer()
     chat_template = chat_template_of(context.inputs["prompts"])
     turn_end = Renderer(tokenizer, chat_template, eos_token_ids(model.path)).turn_end
-    stop_ids, text = turn_end.stop_ids, CompletionText(tokenizer, turn_end)
+    stop_ids = turn_end.stop_ids
+    text = CompletionText(tokenizer, turn_end)
     policy = model.reference
     generation = config.generation
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
@@ -66,11 +67,11 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
     with context.machines.engines(request, context.ticket) as engines:
         update = engines.load(model.path, str(policy))
         parity = _check_parity(context, engines, shards, stop_ids, update > 0)
-        asked = (
+        batches = (
             (number, [prompt["prompt_ids"] for prompt in shards[number]], number * generation.shard_size)
             for number in missing
         )
-        sampled = engines.generate(str(policy), asked, generation, stop_ids, context.seed)
+        sampled = engines.generate(str(policy), batches, generation, stop_ids, context.seed)
         started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
         context.report(done, len(shards), "shards")
         for number, completions in sampled:
@@ -93,9 +94,9 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
 def _check_parity(
     context: StageContext, engines: Engines, shards: list[Any], stop_ids: Sequence[int], updated: bool
 ) -> dict[str, float]:
-    """After a weight update the engine must agree with the model that was trained, or all that follows is wrong.
+    """Compare the engine's log-probabilities with the model's after a weight update. Raises NumericError.
 
-    All engines run the same code, so the first of them answers for the others.
+    Only the first engine is checked, because all of them run the same code.
     """
     when = context.resources.parity_check
     if not updated or when == "never":
@@ -115,7 +116,7 @@ def _check_parity(
 
 
 def _prompts(directory: Path, config: GenerateConfig) -> list[dict[str, Any]]:
-    """The prompts of this call; a slice goes round the end of the data set."""
+    """The prompts of this call, which wrap around the end of the data set."""
     import pyarrow.parquet as pq
 
     path = directory / "train.parquet"

@@ -1,4 +1,4 @@
-"""Stage: completions of two policies to the same prompts → which are better, by a language model that sees both orders."""
+"""Stage: completions of two policies for the same prompts → verdicts of a language model, which sees both orders."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from alignment_core.rollout.schemas import read_rollouts
 log = logging.getLogger(__name__)
 
 BLOCK = 64
-"""Questions whose answers are kept together: what a kill may cost twice."""
+"""Questions per block of saved answers; a kill loses at most one block."""
 FIELD = "evaluation.judge"
 SERVED = "judge"
-"""What the stage's own server calls the model."""
+"""Name of the model on the stage's own server."""
 WORTH = {"A": 1.0, "B": 0.0}
 TIE = 0.5
 
@@ -36,16 +36,15 @@ Rows = list[dict[str, Any]]
 
 
 class JudgePairsConfig(StageConfig):
-    """Who judges. Inputs are the ``rollouts`` of a policy and those of the ``baseline``, and the model ``judge`` that is to be
-    served."""
+    """The judge. Inputs are the ``rollouts`` of a policy and of the ``baseline``, and the model ``judge`` if it is served."""
 
     judge: PairwiseJudgeConfig
 
     def content(self) -> Any:
         content = self.judge.model_dump(mode="json", exclude={"token_variable"})
         if self.judge.judge is None:
-            return {**content, "served_judge": True}  # which one is an input
-        return {**content, "judge": self.judge.judge[:1]}  # further URLs are replicas that answer the same
+            return {**content, "served_judge": True}  # the model is an input
+        return {**content, "judge": self.judge.judge[:1]}  # further URLs are replicas with equal answers
 
     def packages_used(self) -> tuple[str, ...]:
         return ("vllm",) if self.judge.served_judge else ()
@@ -55,20 +54,20 @@ def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
     mine, theirs = (_by_prompt(context, role, config.judge.pairs_per_prompt) for role in ("rollouts", "baseline"))
     if mine.keys() != theirs.keys():
         raise DataError("the two policies were sampled on different prompts")
-    pairs = [(one, other) for prompt in mine for one, other in zip(mine[prompt], theirs[prompt], strict=False)]
+    pairs = [(own, other) for prompt in mine for own, other in zip(mine[prompt], theirs[prompt], strict=False)]
     differ = [pair for pair in pairs if pair[0]["completion_text"] != pair[1]["completion_text"]]
-    questions = [_question(config.judge, *order) for one, other in differ for order in ((one, other), (other, one))]
-    worth = _asked(context, config.judge, questions)
+    questions = [_question(config.judge, *order) for own, other in differ for order in ((own, other), (other, own))]
+    worth = _values(context, config.judge, questions)
     shares: dict[int, list[float]] = {}
     changed = judged = 0
     answers = iter(zip(worth[::2], worth[1::2], strict=True))
-    for one, other in pairs:
-        first, second = (TIE, TIE) if one["completion_text"] == other["completion_text"] else next(answers)
+    for own, other in pairs:
+        first, second = (TIE, TIE) if own["completion_text"] == other["completion_text"] else next(answers)
         if first is None or second is None:
             continue
         judged += 1
         changed += first != 1 - second
-        shares.setdefault(one["prompt"], []).append((first + 1 - second) / 2)
+        shares.setdefault(own["prompt"], []).append((first + 1 - second) / 2)
     if not judged:
         raise DataError(f"{FIELD}: the judge gave no verdict on any pair")
     won = {str(prompt): sum(values) / len(values) for prompt, values in shares.items()}
@@ -105,42 +104,43 @@ def _question(config: PairwiseJudgeConfig, first: dict[str, Any], second: dict[s
     }
 
 
-def _asked(context: StageContext, config: PairwiseJudgeConfig, questions: Rows) -> list[float | None]:
-    """What the first answer of each question is worth beside the second, 1, 0 or a half; None where there is no verdict."""
-    found: list[float | None] = []
+def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows) -> list[float | None]:
+    """The value of the first completion against the second for each question: 1, 0 or a half; None without a verdict."""
+    values: list[float | None] = []
     name = config.judge_model or SERVED
 
-    def asks(rows: Any) -> dict[str, Any]:
+    def request_for(rows: Any) -> dict[str, Any]:
         return request(name, filled(config.template, rows[0]["values"]), config, False)
 
     def worth(choice: dict[str, Any]) -> float:
         return WORTH.get(text_in(choice["message"]["content"], config.verdict), TIE)
 
-    def reached(held: ExitStack) -> Endpoint:
-        bases, token = config.judge, None
+    def connect(stack: ExitStack) -> Endpoint:
+        bases = config.judge
+        token = None
         if bases is None:
             with context.ticket.starting("the judge's server, and loads its model"):
-                server = held.enter_context(served(str(context.inputs["judge"]), name, context.resources))
+                server = stack.enter_context(served(str(context.inputs["judge"]), name, context.resources))
             bases, token = (server.url,), server.token
             if server.shortened:
                 log.warning("%s: %s", FIELD, server.shortened)
         urls = [with_path(url, "chat/completions") for url in bases]
         timeout = context.resources.reward_timeout_seconds
-        return Endpoint(urls, 1, config.token_variable, timeout, f"{FIELD}.judge", asks, reads(worth), token)
+        return Endpoint(urls, 1, config.token_variable, timeout, f"{FIELD}.judge", request_for, reads(worth), token)
 
     account = Account(f"the judge {name}", config.max_failed, f"{FIELD}.max_failed", len(questions))
     endpoint: Endpoint | None = None
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for start in range(0, len(questions), BLOCK):
             kept = context.progress / f"block-{start}.json"
             if not kept.is_file():
-                endpoint = endpoint or reached(held)
+                endpoint = endpoint or connect(stack)
                 block = questions[start : start + BLOCK]
                 answers = json.dumps(numbers(account.settle(block, endpoint(block))))
                 write_whole(kept, partial(_write, text=answers))
-            found += json.loads(kept.read_text())
-            context.report(len(found), len(questions), "questions")
-    return found
+            values += json.loads(kept.read_text())
+            context.report(len(values), len(questions), "questions")
+    return values
 
 
 def _write(file: Any, text: str) -> None:

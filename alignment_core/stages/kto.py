@@ -1,5 +1,4 @@
-"""Stage: Kahneman–Tversky optimisation of a policy on labelled completions, whose log-probabilities under a reference are
-known."""
+"""Stage: Kahneman–Tversky optimisation of a policy on labelled completions with known log-probabilities under a reference."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from alignment_core.recipes.sections.kto import KtoLossConfig
 ADVISED = (1.0, 4 / 3)
 """Weighted desirable rows per weighted undesirable one, as the paper advises."""
 TOLERANCE = 0.05
-"""By which share it may be outside of that without a warning: labels that are drawn are never exactly even."""
+"""Relative deviation from that range without a warning: sampled labels are never exactly balanced."""
 
 
 class KtoStageConfig(StageConfig):

@@ -1,4 +1,4 @@
-"""Stage: a model → what the library lm-eval measures of it, in a process of its own that can be ended."""
+"""Stage: a model → metrics of the library lm-eval, in a separate process that can be killed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from alignment_core.recipes.paths import is_written_as_path
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 
 FIELD = "evaluation.lm_eval"
-LOOKS_SECONDS = 0.2
-"""Between looks whether it is done, or whether the run is being stopped."""
-TOLD = 3
-"""Last lines of its output that an error quotes."""
+POLL_SECONDS = 0.2
+"""Poll interval of the process and of the stop flag."""
+QUOTED = 3
+"""Last lines of the output that an error quotes."""
 
 
 class LmEvalStageConfig(StageConfig):
-    """Which tasks; those of YAML files are pinned by their digests."""
+    """The tasks; YAML files are pinned by their digests."""
 
     tasks: tuple[str, ...]
     files: dict[str, str] = {}
@@ -42,7 +42,7 @@ class LmEvalStageConfig(StageConfig):
 
 
 def pin_tasks(section: LmEvalConfig) -> LmEvalStageConfig:
-    """Note what the tasks' files hold. Raises UserError for one that is not there, and where lm-eval is not."""
+    """Pin the files of the tasks. Raises UserError if one is missing, or if lm-eval is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(
             f"{FIELD}: the package lm-eval is not installed; install the extra: pip install 'alignment[lm-eval]'"
@@ -64,7 +64,7 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
     for path, digest in config.files.items():
         if not Path(path).is_file() or digest_of_file(Path(path)) != digest:
             raise UserError(f"{FIELD}.tasks: {path} changed while the run was starting; run again")
-    asked = {
+    request = {
         **config.model_dump(mode="json"),
         "model": str(context.inputs["model"]),
         "trust_remote_code": context.trust_remote_code,
@@ -73,10 +73,10 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
         "output": str(context.output / RESULTS),
     }
     log = context.progress / "lm-eval.log"
-    with log.open("wb") as said:
-        command = [sys.executable, "-m", "alignment_core.evaluation.lm_eval_process", json.dumps(asked)]
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "alignment_core.evaluation.lm_eval_process", json.dumps(request)]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, env=inherited()
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=inherited()
         )
         try:
             while not _is_over(process):
@@ -86,14 +86,14 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
             process.wait()
     if process.returncode or not (context.output / RESULTS).is_file():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        raise DataError(f"{FIELD}: lm-eval failed: {' '.join(lines[-TOLD:]) or f'exit {process.returncode}'}")
+        raise DataError(f"{FIELD}: lm-eval failed: {' '.join(lines[-QUOTED:]) or f'exit {process.returncode}'}")
     metrics: dict[str, Any] = json.loads((context.output / RESULTS).read_text())["metrics"]
     return metrics
 
 
 def _is_over(process: subprocess.Popen[bytes]) -> bool:
     try:
-        process.wait(LOOKS_SECONDS)
+        process.wait(POLL_SECONDS)
     except subprocess.TimeoutExpired:
         return False
     return True

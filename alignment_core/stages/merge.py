@@ -1,4 +1,4 @@
-"""Stage: one model whose weights are an average of those of several."""
+"""Stage: several models → one, whose weights are an average of theirs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BASE = "base"
-"""Role of the model that the others were made from."""
+"""Role of the model from which the others were trained."""
 
 
 class MergeStageConfig(StageConfig):
@@ -30,18 +30,19 @@ class MergeStageConfig(StageConfig):
 
     @property
     def roles(self) -> list[str]:
-        """Of the models that are merged."""
+        """Roles of the models that are merged."""
         return [f"model-{number}" for number in range(1, len(self.weights) + 1)]
 
 
 class Tensors:
-    """Those of a checkpoint, read when they are asked for."""
+    """The tensors of a checkpoint, read lazily."""
 
     def __init__(self, role: str, folder: Path, opened: ExitStack) -> None:
         from safetensors import safe_open
 
-        self.role, found = role, weight_files(check_loadable(folder))
-        self.files = {path.name: opened.enter_context(safe_open(path, "pt")) for path in found}
+        self.role = role
+        paths = weight_files(check_loadable(folder))
+        self.files = {path.name: opened.enter_context(safe_open(path, "pt")) for path in paths}
         self.file_of = {name: file for file in self.files.values() for name in file.keys()}  # noqa: SIM118 (no mapping)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -66,24 +67,26 @@ def run(context: StageContext, config: MergeStageConfig) -> dict[str, Any]:
         base = Tensors(BASE, context.inputs[BASE], opened) if BASE in context.inputs else None
         if base is None and config.merge_method != "linear":
             raise UserError(
-                f"merge: {config.merge_method} merges what models changed of the input `{BASE}`, which is missing"
+                f"merge: {config.merge_method} merges the changes of models to the input `{BASE}`, which is missing"
             )
         _check_shapes([*models, *([base] if base else [])])
         merge = _merger(config, models, base)
-        done, parameters = 0, 0
+        done = 0
+        parameters = 0
         for file, tensors in models[0].files.items():
             merged = {}
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
                 context.report(done, len(models[0].file_of), "tensors")
                 own = models[0][name]  # a tensor of integers, such as a counter, is not merged
                 merged[name] = merge(name).to(own.dtype) if own.is_floating_point() else own
-                done, parameters = done + 1, parameters + own.numel()
+                done += 1
+                parameters += own.numel()
             save_file(merged, context.output / file, metadata={"format": "pt"})
     return {"parameters": parameters, "models": len(models)}
 
 
 def _merger(config: MergeStageConfig, models: list[Tensors], base: Tensors | None) -> Callable[[str], Tensor]:
-    """What merges the tensor of a name."""
+    """The function that merges the tensors of a name."""
     from alignment_core.models.merging import least_kept, linear, slerp, ties
 
     if base is None:
@@ -106,25 +109,27 @@ def _changes(model: Tensors, base: Tensors) -> Iterator[Tensor]:
 
 
 def _check_tokenizers(folders: dict[str, Path]) -> None:
-    """Raise UserError if a token would mean something else to one of the models than to the first."""
+    """Raise UserError unless all models have the tokenizer of the first."""
     from alignment_core.models.same_tokenizer import difference
 
     (role, first), *others = folders.items()
     for other, folder in others:
         if clause := difference(first, folder):
             raise UserError(
-                f"merge.models: {other} has another tokenizer than {role} ({clause}); merge models of one tokenizer"
+                f"merge.models: the tokenizer of {other} differs from that of {role} ({clause}); merge models "
+                "with the same tokenizer"
             )
 
 
 def _check_shapes(models: list[Tensors]) -> None:
-    """Raise UserError for the first tensor that one model has otherwise than the first."""
-    first, shapes = models[0].role, models[0].shapes()
+    """Raise UserError for the first tensor whose shape differs from that of the first model."""
+    first = models[0].role
+    shapes = models[0].shapes()
     for model in models[1:]:
         theirs = model.shapes()
         for name in sorted(shapes.keys() | theirs.keys()):
             if shapes.get(name) != theirs.get(name):
-                has, not_has = (f"{one[name]}" if name in one else "not at all" for one in (theirs, shapes))
+                has, not_has = (f"{known[name]}" if name in known else "not at all" for known in (theirs, shapes))
                 raise UserError(
                     f"merge.models: {model.role} has the tensor {name} {has}, {first} {not_has}; merge models of one "
                     "architecture"

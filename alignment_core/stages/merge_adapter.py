@@ -1,4 +1,4 @@
-"""Stage: a LoRA adapter, from a folder, from the Hub or of the store, merged into the model that it was trained beside."""
+"""Stage: merge a LoRA adapter from a folder, the Hub, an address or the store into its base model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from alignment_core.models.stop_tokens import stop_at_turn_end
 from alignment_core.recipes.paths import BEGINS, is_address, is_written_as_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""What `peft` calls the files of an adapter."""
+"""Names of an adapter's files in `peft`."""
 FILES = (CONFIG, WEIGHTS, QUANTISATION, *TOKENIZER_FILES, GENERATION_CONFIG)
-"""Patterns of the files that are read: the adapter, and its own tokenizer and chat templates, if it has any."""
+"""Patterns of the files that are read: the adapter, and its tokenizer and chat templates if it has them."""
 
 
 class MergeAdapterConfig(StageConfig):
-    """Where the adapter comes from, pinned; it is the input ``adapter`` if it is of the store."""
+    """The pinned origin of the adapter; an adapter in the store is the input ``adapter``."""
 
     adapter: str
     files: dict[str, str] = {}
@@ -44,7 +44,7 @@ class MergeAdapterConfig(StageConfig):
     remote: dict[str, RemoteFile] = Field(default_factory=dict, exclude_if=lambda files: not files)
     """Files at an address, by name."""
     chat_template: str | None = None
-    """The recipe's, which is also used if the adapter has its own."""
+    """The recipe's chat template, which replaces the adapter's."""
 
     def content(self) -> Any:
         hub = self.adapter if self.commit else None
@@ -54,9 +54,9 @@ class MergeAdapterConfig(StageConfig):
 
 
 def pin_adapter(name: str, hint: str = "") -> MergeAdapterConfig:
-    """Resolve where an adapter comes from: hash a local folder, or ask the Hub for the commit or a server for versions.
+    """Pin the origin of an adapter: digests of a local folder's files, a commit on the Hub, or versions at an address.
 
-    Raises UserError, with the ``hint`` where there is no such adapter.
+    Raises UserError, with the ``hint`` if there is no such adapter.
     """
     from alignment_core.data.hub import commit_of
 
@@ -67,11 +67,11 @@ def pin_adapter(name: str, hint: str = "") -> MergeAdapterConfig:
         return MergeAdapterConfig(adapter=name, commit=commit_of(name, None, "model", hint))
     if not folder.is_dir():
         raise UserError(f"model.adapter: {folder}: no such folder ({BEGINS})")
-    if missing := [one for one in (CONFIG, WEIGHTS) if not (folder / one).is_file()]:
+    if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
         raise UserError(f"model.adapter: {folder} has no {missing[0]}; give a folder as `peft` saves it")
-    there = [path for pattern in FILES for path in folder.glob(pattern) if path.is_file()]
+    paths = [path for pattern in FILES for path in folder.glob(pattern) if path.is_file()]
     return MergeAdapterConfig(
-        adapter=name, files={path.relative_to(folder).as_posix(): digest_of_file(path) for path in there}
+        adapter=name, files={path.relative_to(folder).as_posix(): digest_of_file(path) for path in paths}
     )
 
 
@@ -88,7 +88,7 @@ def _at_address(address: str) -> dict[str, RemoteFile]:
 
 
 def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
-    """Merged in fp32, and saved in the precision of the model, with the adapter's own tokenizer if it has one."""
+    """Merge in fp32, and save in the precision of the model, with the adapter's tokenizer if it has one."""
     import peft
     import torch
 
@@ -100,7 +100,7 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
     try:
         adapter = peft.PeftConfig.from_pretrained(str(folder))
         tensors = peft.load_peft_weights(str(folder), device="cpu")
-    except Exception as error:  # whatever its parsers raise for a broken file
+    except Exception as error:  # the parsers of peft raise many types for a broken file
         raise UserError(
             f"model.adapter: {config.adapter} cannot be read ({_first_line(error)}); copy it again"
         ) from None
@@ -111,7 +111,8 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
     if _in_4bit(folder):
         stored = getattr(torch, checkpoint_dtype(source.path))
         round_to_4_bits(model, model.get_output_embeddings() if is_lm else model.score, stored)
-    adapter.inference_mode, tied = True, model.config.tie_word_embeddings
+    adapter.inference_mode = True
+    tied = model.config.tie_word_embeddings
     try:
         _fit_embeddings(model, tensors)
         adapted = peft.get_peft_model(model, adapter)
@@ -133,13 +134,13 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         stop_at_turn_end(context.output, trust_remote_code=source.trust_remote_code)
     else:
         set_padding(context.output, source.trust_remote_code)
-    return {"parameters": sum(one.numel() for one in merged.parameters())}
+    return {"parameters": sum(parameter.numel() for parameter in merged.parameters())}
 
 
 def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, trust_remote_code: bool) -> None:
-    """Put the tokenizer and chat templates of the adapter in ``folder``, as far as it has them, in place of the base model's.
+    """Replace the tokenizer and chat templates of the base model by those of the adapter in ``folder``, if it has them.
 
-    Raises UserError if the model lacks rows for its tokens.
+    Raises UserError if the embeddings have too few rows for its tokens.
     """
     import transformers
 
@@ -163,7 +164,7 @@ def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, tru
 
 
 def _fit_embeddings(model: Any, tensors: dict[str, Any]) -> None:
-    """Resize the embeddings of ``model`` to those among the adapter's ``tensors``: tokens were added before it was trained."""
+    """Resize the embeddings of ``model`` to those in the adapter's ``tensors``, for tokens that were added before training."""
     embeddings = {model.get_input_embeddings(), model.get_output_embeddings()} - {None}
     names = [name for name, module in model.named_modules() if module in embeddings]
     ends = tuple(f".{name}.{weight}" for name in names for weight in ("weight", "base_layer.weight"))
@@ -173,9 +174,9 @@ def _fit_embeddings(model: Any, tensors: dict[str, Any]) -> None:
 
 
 def _untie(model: Any) -> None:
-    """Give the head weights of its own: `peft` merges in place, and what an adapter changes of one is not for the other.
+    """Copy the head's weights: `peft` merges in place, so a change of the embeddings would also change a tied head.
 
-    A head that the adapter has whole (`modules_to_save`, `trainable_token_indices`) is left as it is.
+    A head that the adapter contains as a whole (`modules_to_save`, `trainable_token_indices`) is left unchanged.
     """
     import torch
 
@@ -186,19 +187,21 @@ def _untie(model: Any) -> None:
 
 
 def _in_4bit(folder: Path) -> bool:
-    """Whether the adapter was trained beside weights in 4 bits. Raises UserError for what cannot be repeated."""
+    """Whether the adapter was trained on weights in 4 bits. Raises UserError for an unsupported quantisation."""
     if not (folder / QUANTISATION).is_file():
         return False
-    if (said := json.loads((folder / QUANTISATION).read_text())) != NF4:
-        raise UserError(f"model.adapter: {folder / QUANTISATION} says {said}; only {NF4} can be repeated")
+    settings = json.loads((folder / QUANTISATION).read_text())
+    if settings != NF4:
+        raise UserError(f"model.adapter: {folder / QUANTISATION} has {settings}; only {NF4} is supported")
     return True
 
 
 def _tie_again(model: Any) -> None:
-    """Share embeddings and head as before `peft` parted them, unless the adapter trained them apart."""
+    """Tie embeddings and head again, unless the adapter made them differ."""
     import torch
 
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
     if head is not None and torch.equal(head.weight, embeddings.weight):
         model.config.tie_word_embeddings = True
         model.tie_weights()
@@ -215,16 +218,16 @@ def _folder(context: StageContext, config: MergeAdapterConfig) -> Path:
     import huggingface_hub
 
     folder = Path(huggingface_hub.snapshot_download(config.adapter, revision=config.commit, allow_patterns=[*FILES]))
-    if missing := [one for one in (CONFIG, WEIGHTS) if not (folder / one).is_file()]:
+    if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
         raise UserError(
-            f"model.adapter: {config.adapter} has no {missing[0]} on the Hub; it is no adapter that `peft` saved"
+            f"model.adapter: {config.adapter} has no {missing[0]} on the Hub; it is no adapter saved by `peft`"
         )
     return folder
 
 
 def _plain(folder: Path) -> Path:
-    """The folder of an adapter, if it has one that is no pickle, for which `peft` would look otherwise."""
-    if missing := [one for one in (CONFIG, WEIGHTS) if not (folder / one).is_file()]:
+    """The folder, if it has weights in safetensors; without these `peft` would load a pickle."""
+    if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
         raise UserError(f"model.adapter: {folder} has no {missing[0]}; pickled adapters (*.bin) are never loaded")
     return folder
 

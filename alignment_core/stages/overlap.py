@@ -1,4 +1,4 @@
-"""Stage: held-out prompts beside data sets that were trained on → how many prompts they share."""
+"""Stage: held-out prompts and training data → the number of shared prompts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 
 HELD_OUT = "held_out"
-"""Role of the held-out prompts; the other inputs are data sets to train on, under the labels of their stages."""
+"""Role of the held-out prompts; the other inputs are training data, under the labels of their stages."""
 FILE = "overlap.json"
 
 
 class OverlapConfig(StageConfig):
-    """What is compared, and how much of it may be shared."""
+    """The limit of the overlap."""
 
     field: str
     """Field of the recipe that names the held-out prompts."""
     max_overlap: float | None = None
-    """Share of the held-out prompts that may be trained on; none refuses nothing."""
+    """Maximum fraction of the held-out prompts that may be in the training data; None: no limit."""
 
 
 def run(context: StageContext, config: OverlapConfig) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def run(context: StageContext, config: OverlapConfig) -> dict[str, Any]:
             f"{config.field}: {finding}, so a gate would measure memorisation: hold out other prompts, "
             f"or raise evaluation.max_overlap (it allows {config.max_overlap:.3g} of them)"
         )
-    found: dict[str, Any] = {"prompts": len(held_out), "overlap": count, "shared": by_data}
-    (context.output / FILE).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
-    return found | ({"warnings": [f"{config.field}: {finding}"]} if count else {})
+    counts: dict[str, Any] = {"prompts": len(held_out), "overlap": count, "shared": by_data}
+    (context.output / FILE).write_text(json.dumps(counts, indent=2, sort_keys=True) + "\n")
+    return counts | ({"warnings": [f"{config.field}: {finding}"]} if count else {})
 
 
 def sentence(prompts: int, overlap: int, shared: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Stage: a language model that judges the steps of answers, from answers whose steps are labelled."""
+"""Stage: a process reward model, a language model that scores steps, from completions with labelled steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage: rows and the policy that training on them is compared with → that policy's log-probability of each completion."""
+"""Stage: rows and a reference policy → the reference's log-probability of each completion."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.forward_passes import ForwardPasses
 
 BLOCK = 64
-"""Completions per block: what one rank has at a time, and what a kill may cost."""
+"""Completions per block of one rank; a kill loses at most one block per rank."""
 PAIRS = ("chosen", "rejected")
 
 
 class ReferenceLogpsConfig(StageConfig):
-    """Which rows, and how the ``model`` computes. Of the settings of a training only what decides its values is here, so that
+    """The rows, and how the ``model`` computes. Only settings of the training that affect the values are here, so that
     trainings with another loss or learning rate share them."""
 
     bf16: bool = False
-    """Whether it computes in bfloat16, as the policy does that is compared with it."""
+    """Whether to compute in bfloat16, as the policy does."""
     load_in_4bit: bool = Field(False, exclude_if=lambda used: not used)
-    """Whether its linear layers are in 4 bits, as the policy's are whose adapters begin beside them."""
+    """Whether its linear layers are in 4 bits, as those of a policy trained with QLoRA."""
     max_steps: int | None = None
-    """So many steps that training takes at most: of its rows, those of the first steps; None: all. Held-out rows always."""
+    """Maximum number of training steps: only the rows of these steps are computed, and all held-out ones; None: all rows."""
     batch_size: int = 0
-    """Rows of a step, where ``max_steps`` is set."""
+    """Rows per step, if ``max_steps`` is set."""
     order: int = 0
-    """Seed of the order in which steps take rows, where ``max_steps`` is set: that of the stage that trains."""
+    """Seed of the order of rows, if ``max_steps`` is set: that of the training stage."""
     completions: tuple[str, ...] = Field(PAIRS, exclude_if=lambda names: names == PAIRS)
-    """The completions of a row, by name: their ids are in the column ``<name>_ids``, and what is made of them in
-    ``<name>_logp``."""
+    """Names of a row's completions: their ids are in the columns ``<name>_ids``, results in ``<name>_logp``."""
     mismatched: bool = Field(False, exclude_if=lambda wanted: not wanted)
-    """Whether each prompt is also put before the first completion of another row, see
-    :mod:`alignment_core.training.kto_mismatch`: the column ``mismatched_logp``."""
+    """Whether to add ``mismatched_logp``, of each prompt with the first completion of another row, see
+    :mod:`alignment_core.training.kto_mismatch`."""
 
     def packages_used(self) -> tuple[str, ...]:
         return ("bitsandbytes",) if self.load_in_4bit else ()

@@ -1,4 +1,4 @@
-"""Stage: evaluations of a run's policies → one report, as JSON and as Markdown."""
+"""Stage: evaluations of a run's policies → a report as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from alignment_core.stages import overlap
 
 
 class ReportConfig(StageConfig):
-    """What the report holds. Its inputs are the evaluations, the ``overlap`` of their prompts with the training data, and
-    the ``reward_model`` if there is one."""
+    """The content of the report. Inputs are the evaluations, the ``overlap`` of their prompts with the training data, and the
+    ``reward_model`` if there is one."""
 
     title: str
     policies: tuple[str, ...]
@@ -24,9 +24,9 @@ class ReportConfig(StageConfig):
     baseline: str
     """The policy that the others are compared with."""
     against: dict[str, str] = {}
-    """With what policy those are compared that are compared with another one."""
+    """The other policy, for policies that are not compared with the baseline."""
     decoding: str = ""
-    """A sentence about how answers were sampled."""
+    """A sentence about sampling."""
 
 
 def run(context: StageContext, config: ReportConfig) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
 
 
 def decoding_sentence(generation: GenerationConfig) -> str:
-    """How the answers of an evaluation were sampled."""
+    """A sentence about the sampling of an evaluation."""
     each = f"{generation.num_generations} for each prompt" if generation.num_generations > 1 else "one for each prompt"
     if generation.temperature == 0:
         return f"Answers are greedy (temperature 0), {each}."
@@ -92,16 +92,16 @@ def decoding_sentence(generation: GenerationConfig) -> str:
 
 
 def left_out(label: str, metrics: Mapping[str, float]) -> list[str]:
-    """Sentences about what the figures of a policy do not count."""
-    found = []
+    """Sentences about completions and pairs that the metrics of a policy do not include."""
+    sentences = []
     if failed := metrics.get("failed_rewards"):
         total = f" of {metrics['completions']:.0f}" if "completions" in metrics else ""
-        found.append(f"{label}: {failed:.0f}{total} completions without a reward or score are left out.")
+        sentences.append(f"{label}: {failed:.0f}{total} completions without a reward or score are left out.")
     if failed := metrics.get("unjudged_pairs"):
-        found.append(
+        sentences.append(
             f"{label}: {failed:.0f} of {metrics['pairs']:.0f} pairs without a verdict of the judge are left out."
         )
-    return found
+    return sentences
 
 
 def columns_of(policies: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
@@ -115,19 +115,19 @@ def columns_of(policies: Mapping[str, Mapping[str, float]]) -> list[tuple[str, s
 
 
 def confidence(policies: Mapping[str, Mapping[str, float]]) -> str:
-    """The level of the intervals, such as ``95 %``: one recipe has one."""
+    """The level of the intervals, such as ``95 %``."""
     levels = sorted({metrics["confidence"] for metrics in policies.values()})
     return " and ".join(f"{100 * level:.4g} %" for level in levels)
 
 
 def cell(metrics: dict[str, float], name: str) -> str:
-    """``0.710 [0.680, 0.740] n=384``, where n is prompts; a dash for what was not measured."""
+    """``0.710 [0.680, 0.740] n=384``, where n is the number of prompts; a dash if it was not measured."""
     if name not in metrics:
         return "—"
     if f"{name}.low" not in metrics:
         return f"{metrics[name]:.3f}"
     ends = f"[{metrics[f'{name}.low']:.3f}, {metrics[f'{name}.high']:.3f}]"
-    count = f" n={metrics[f'{name}.n']:.0f}" if f"{name}.n" in metrics else ""  # old ledgers of nights have none
+    count = f" n={metrics[f'{name}.n']:.0f}" if f"{name}.n" in metrics else ""  # ledgers of earlier versions have none
     return f"{metrics[name]:.3f} {ends}{count}"
 
 

@@ -17,8 +17,10 @@ from alignment_core.execution.training_stages import LAST, train
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import TrainingConfig
 
-MEASURED_ROWS, BLOCK = 512, 256
-"""Training rows whose answers are measured, and how many answers a rank has at a time."""
+MEASURED_ROWS = 512
+"""Training rows whose completions give mean and deviation of the rewards."""
+BLOCK = 256
+"""Completions per block of one rank."""
 
 
 class RewardModelStageConfig(StageConfig):
@@ -42,22 +44,24 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
 
 
 def _spread(context: StageContext) -> dict[str, float]:
-    """Mean and deviation of what the model gives to answers that it was trained on, left beside its weights."""
+    """Mean and deviation of the rewards of training completions, which are written beside the weights."""
     import pyarrow.parquet as pq
 
     from alignment_core.training.methods.pairs import pair_rows
 
     rows = pair_rows(pq.read_table(context.inputs["data"] / "train.parquet").slice(0, MEASURED_ROWS))
-    asked = [(sequence.ids[:-1], sequence.ids[-1:]) for row in rows for sequence in row.sequences]
+    pairs = [(sequence.ids[:-1], sequence.ids[-1:]) for row in rows for sequence in row.sequences]
     passes = ForwardPasses(context, BLOCK)
     with passes.held():
-        scores = passes(replace(context.model("model"), path=context.output), "score", "trained", asked)
+        scores = passes(replace(context.model("model"), path=context.output), "score", "trained", pairs)
     scores = scores.astype(np.float64)
-    found = {"mean": float(f"{scores.mean():.6g}"), "deviation": float(f"{scores.std():.6g}")}
+    spread = {"mean": float(f"{scores.mean():.6g}"), "deviation": float(f"{scores.std():.6g}")}
     for folder in (context.output, context.outputs.get(LAST)):
         if folder is not None and (folder / "config.json").is_file():
-            (folder / SPREAD).write_text(json.dumps({**found, "answers": len(scores)}, indent=2, sort_keys=True) + "\n")
-    return {f"reward_{name}": value for name, value in found.items()}
+            (folder / SPREAD).write_text(
+                json.dumps({**spread, "answers": len(scores)}, indent=2, sort_keys=True) + "\n"
+            )
+    return {f"reward_{name}": value for name, value in spread.items()}
 
 
 SHOWS = titles("test_accuracy", "accuracy", "loss")

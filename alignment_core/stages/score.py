@@ -26,23 +26,22 @@ from alignment_core.rollout.schemas import SCORES, read_rollouts, score_schema, 
 
 
 class ScoreConfig(StageConfig):
-    """Which scores. Inputs are the ``reference``, the reward models (``reward-<number of the reward>``), and where there are
-    rewards or the verifier sees special tokens, whose ``tokenizer`` made the completions."""
+    """The scores. Inputs are the ``reference``, the reward models (``reward-<number of the reward>``), and, with rewards or if
+    the verifier sees special tokens, the model whose ``tokenizer`` the completions have."""
 
     rewards: tuple[Reward, ...] = ()
     """Their weighted sum is the column ``reward``."""
     field: str = "evaluation.rewards"
-    """Where the recipe has them; for messages."""
+    """Their field in the recipe, for messages."""
     verifier: str | None = None
     max_failed_rewards: float = 0.0
-    """Share of the completions that the verifier may leave without a reward."""
+    """Maximum fraction of completions without a result of the verifier."""
     skip_special_tokens: bool = True
-    """Whether special tokens are left out of the text that the verifier sees."""
+    """Whether to remove special tokens from the text for the verifier."""
     temperature: float = 1.0
-    """Of the reference's distribution over tokens: that at which the completions were sampled, so that both log-probabilities
-    are of distributions at one temperature."""
+    """Temperature of the reference's distribution: that of sampling, so that both log-probabilities are comparable."""
     max_completion_length: int | None = None
-    """With a reference: that of sampling, as the engine's longest sequence decides some models' rotary positions."""
+    """With a reference: that of sampling, because rotary positions of some models depend on the engine's longest sequence."""
 
     def content(self) -> Any:
         listed = {
@@ -78,7 +77,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     passes = ForwardPasses(context, BLOCK)
     warnings: list[str] = []
     sources = _sources(context, config, rollouts, passes, warnings) if config.rewards else None
-    of_models = any(rewards.kind_of(one).actors for one in config.rewards)
+    of_models = any(rewards.kind_of(reward).actors for reward in config.rewards)
     with passes.held() if of_models or "reference" in context.inputs else nullcontext():
         if sources:
             columns, metrics = _rewarded(context, config, rollouts, sources, warnings)
@@ -114,10 +113,10 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     for name, values in columns.items():
         if name != "rewards":
             metrics[f"mean_{name}"] = float(np.mean([value for value in values if value is not None]))
-    asked = [name for name in ("reward", "verifier") if name in columns]
-    failed = sum(any(row[name] is None for name in asked) for row in rows)
-    told = {"warnings": warnings} if warnings else {}
-    return {"completions": len(rows), **({"failed_rewards": failed} if asked else {}), **metrics, **told}
+    scored = [name for name in ("reward", "verifier") if name in columns]
+    failed = sum(any(row[name] is None for name in scored) for row in rows)
+    notes = {"warnings": warnings} if warnings else {}
+    return {"completions": len(rows), **({"failed_rewards": failed} if scored else {}), **metrics, **notes}
 
 
 def _sources(
@@ -127,8 +126,7 @@ def _sources(
     passes: ForwardPasses,
     warnings: list[str],
 ) -> RewardSources:
-    """Raises what opening a reward raises, before any machine is taken. ``warnings`` takes what people should know of them once
-    they are open."""
+    """Open the rewards. Raises the errors of opening them, before any machine is acquired; ``warnings`` gets their warnings."""
     prompts = {row["prompt"]: {**row, "prompt": row["prompt_text"]} for row in rollouts}
     opening = Opening(
         config.field,
@@ -142,7 +140,7 @@ def _sources(
         warnings=warnings,
         over=passes.over,
     )
-    models = {number: context.model(f"reward-{number}") for number, one in enumerate(config.rewards) if one.model}
+    models = {number: context.model(f"reward-{number}") for number, reward in enumerate(config.rewards) if reward.model}
     return RewardSources(config.rewards, opening, models)
 
 
@@ -153,29 +151,29 @@ def _rewarded(
     sources: RewardSources,
     warnings: list[str],
 ) -> tuple[dict[str, Sequence[Any]], dict[str, float]]:
-    """Columns of what each source gives, and of the weighted sum, which is missing where a source failed or all of them ignore
-    the completion; and their means. ``warnings`` takes how many of them there are."""
+    """Columns of the rewards by source and of their weighted sum, and their means. The sum is missing if a source failed or all
+    sources ignore the completion; ``warnings`` gets the number of missing ones."""
     with sources:
         given = list(zip(*sources([{**row, "group": row["prompt"]} for row in rollouts]), strict=True))
-    complete = [number for number, one in enumerate(given) if reasons(one) is None]
+    complete = [number for number, values in enumerate(given) if reasons(values) is None]
     if not complete:
         raise DataError(f"{config.field}: no completion has a reward")
     context.cost["failed_rewards"] = len(given) - len(complete)
     context.cost.update({f"failed_rewards_{reason}": count for reason, count in sources.failed.items()})
     missing = MissingRewards(len(config.rewards))
-    missing.add([numbers(one) for one in given], [reasons(one) for one in given])
-    warnings += missing.warnings([rewards.kind_of(one).who(one) for one in config.rewards], config.field)
+    missing.add([numbers(values) for values in given], [reasons(values) for values in given])
+    warnings += missing.warnings([rewards.kind_of(reward).who(reward) for reward in config.rewards], config.field)
     raw_SR = np.array([numbers(given[number]) for number in complete], float)
     groups_S = np.array([rollouts[number]["prompt"] for number in complete])
     total_S = total_rewards(raw_SR, groups_S, config.rewards, [RunningMean() for _ in config.rewards])
     total = dict(zip(complete, total_S.tolist(), strict=True))
     columns: dict[str, Sequence[Any]] = {"reward": [total.get(number) for number in range(len(given))]}
-    columns["rewards"] = [numbers(one) for one in given]
+    columns["rewards"] = [numbers(values) for values in given]
     by_source = means_by_source(raw_SR) if len(config.rewards) > 1 else {}
     means = {f"reward_{number}": mean for number, mean in by_source.items()}
-    shown = [extras(one) for one in given]
-    for name in sorted({name for one in shown for name in one}):
-        means[f"extra_{name}"] = float(np.mean([one[name] for one in shown if name in one]))
+    logged = [extras(values) for values in given]
+    for name in sorted({name for values in logged for name in values}):
+        means[f"extra_{name}"] = float(np.mean([values[name] for values in logged if name in values]))
     return columns, means
 
 
@@ -188,7 +186,7 @@ def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]], 
     wrong = np.flatnonzero(~np.isfinite(logps))
     if len(wrong):
         raise NumericError(
-            f"{len(wrong)} of {len(logps)} completions have a log-probability that is not finite; the first answers the "
+            f"{len(wrong)} of {len(logps)} completions have a log-probability that is not finite; the first belongs to the "
             f"prompt of {rollouts[wrong[0]]['source']}"
         )
     return logps.tolist()

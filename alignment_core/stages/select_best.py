@@ -22,11 +22,11 @@ Key = tuple[bytes, bytes]
 
 
 class SelectBestConfig(StageConfig):
-    """What to keep. Its inputs are the ``rollouts``, their ``scores``, and the data set ``earlier`` if rows are added to it."""
+    """What to keep. Inputs are the ``rollouts``, their ``scores``, and the data set ``earlier`` if rows are added to it."""
 
     selection: BestConfig
     may_be_empty: bool = False
-    """Whether a round may keep nothing, because whoever asks for it will not train on that."""
+    """Whether a round may keep no row, because the method then does not train on it."""
 
 
 def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
@@ -34,7 +34,8 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
     from alignment_core.data.tables import schema
 
     selection = config.selection
-    rollouts, scores = read_rollouts(context.inputs["rollouts"]), read_scores(context.inputs["scores"])
+    rollouts = read_rollouts(context.inputs["rollouts"])
+    scores = read_scores(context.inputs["scores"])
     judged = [(row, score[selection.score]) for row, score in zip(rollouts, scores, strict=True)]
     values = [value for _, value in judged if value is not None]
     if not values:
@@ -78,7 +79,7 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
 def _candidates(
     group: list[tuple[dict[str, Any], float | None]], selection: BestConfig
 ) -> tuple[list[tuple[dict[str, Any], float]], Counter[str]]:
-    """The completions of a prompt that can be kept at all, and how many cannot by reason."""
+    """The completions of a prompt that can be kept, and the number of the others by reason."""
     fit: list[tuple[dict[str, Any], float]] = []
     unfit: Counter[str] = Counter()
     for row, score in group:
@@ -127,7 +128,7 @@ def _nothing_kept(selection: BestConfig, completions: int, dropped: Counter[str]
         "low_score": f"lower {lower} (the minimum was {lowest:.4g}, the best score {highest:.4g})",
         "truncated": "raise generation.max_completion_length, or set selection.truncated: keep",
         "failed_reward": "look at the rewards, which gave no score",
-        "duplicate": "raise generation.temperature; all that was good enough is in the rows of earlier rounds",
+        "duplicate": "raise generation.temperature; all good completions are in the rows of earlier rounds",
     }
     most = max(cure, key=lambda reason: dropped[reason])
     return f"none of the round's {completions} completions is left to train on ({counts}): {cure[most]}"

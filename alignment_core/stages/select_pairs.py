@@ -1,4 +1,4 @@
-"""Stage: scored rollouts → preference pairs, with the prompts that gave none counted by reason."""
+"""Stage: scored rollouts → preference pairs; prompts without a pair are counted by reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
     from alignment_core.data.tables import schema
 
     selection = config.selection
-    rollouts, scores = read_rollouts(context.inputs["rollouts"]), read_scores(context.inputs["scores"])
+    rollouts = read_rollouts(context.inputs["rollouts"])
+    scores = read_scores(context.inputs["scores"])
     if all(score[selection.score] is None for score in scores):
         raise DataError(f"these scores have no {selection.score!r}; selection.score needs it")
     pairs: list[dict[str, Any]] = []
@@ -46,7 +47,7 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
         pairs += [_pair(rows[chosen], rows[rejected]) for chosen, rejected in chosen_pairs]
     if not pairs:
         raise DataError(
-            f"no prompt gave a pair ({dict(dropped)}): the scores do not tell the completions apart; raise the "
+            f"no prompt gave a pair ({dict(dropped)}): the scores of the completions do not differ enough; raise the "
             "temperature or num_generations, or lower selection.min_margin"
         )
     pass_chat_template_on(context.inputs["rollouts"], context.output)

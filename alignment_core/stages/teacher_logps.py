@@ -1,4 +1,4 @@
-"""Stage: text and a teacher → the same text with the teacher's likeliest tokens at each target and their log-probabilities."""
+"""Stage: text and a teacher → the text with the teacher's top-k tokens and log-probabilities at each target."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK = 64
-"""Rows per block: what one rank has at a time, and what a kill may cost."""
+"""Rows per block of one rank; a kill loses at most one block per rank."""
 
 
 class TeacherLogpsConfig(StageConfig):
-    """What the ``model`` is asked. The text is the input ``data``, demonstrations, or ``rollouts``, whose completions are the
-    targets."""
+    """What to compute with the ``model``. The text is the input ``data``, demonstrations, or ``rollouts``, whose completions
+    are the targets."""
 
     top_k: int
     bf16: bool = False
-    """Whether it computes in bfloat16."""
+    """Whether to compute in bfloat16."""
 
 
 def run(context: StageContext, config: TeacherLogpsConfig) -> dict[str, Any]:
@@ -38,9 +38,9 @@ def run(context: StageContext, config: TeacherLogpsConfig) -> dict[str, Any]:
     rows = train_rows = 0
     with context.machines.trainers(context.ticket) as trainers:
         for split, table in tables.items():
-            said = _said(context, config, trainers, split, table)
-            ids, logps = ([one[place].reshape(-1) for one in said] for place in (0, 1))
-            if not all(np.isfinite(one).all() for one in logps):
+            outputs = _outputs(context, config, trainers, split, table)
+            ids, logps = ([output[place].reshape(-1) for output in outputs] for place in (0, 1))
+            if not all(np.isfinite(row).all() for row in logps):
                 raise NumericError(f"the teacher's log-probabilities of the {split} rows are not finite")
             table = table.append_column("teacher_ids", pa.array(ids, pa.list_(pa.int32())))
             table = table.append_column("teacher_logps", pa.array(logps, pa.list_(pa.float32())))
@@ -63,7 +63,7 @@ def _tables(context: StageContext) -> dict[str, pa.Table]:
 
 
 def _of_rollouts(context: StageContext) -> pa.Table:
-    """Each completion as a demonstration, also one that was truncated: the teacher says of it what it says."""
+    """Each completion as a demonstration, truncated ones included: the teacher has log-probabilities for these, too."""
     import pyarrow as pa
 
     from alignment_core.data.kinds.texts import KIND  # demonstrations have the same columns
@@ -85,8 +85,10 @@ def _of_rollouts(context: StageContext) -> pa.Table:
     return pa.Table.from_pylist(rows, schema(KIND.columns))
 
 
-def _said(context: StageContext, config: TeacherLogpsConfig, trainers: Any, split: str, table: pa.Table) -> list[Any]:
-    """What the teacher says of each row; finished blocks are kept in the stage's progress."""
+def _outputs(
+    context: StageContext, config: TeacherLogpsConfig, trainers: Any, split: str, table: pa.Table
+) -> list[Any]:
+    """The teacher's outputs for each row; finished blocks are saved in the stage's progress."""
     from alignment_core.cluster.actor import call
     from alignment_core.training.methods.sft import Sft
     from alignment_core.training.ranks import open_job
@@ -100,8 +102,8 @@ def _said(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spli
     if left:
         job = TeacherJob(context.model("model"), config.top_k, config.bf16)
         ranks = open_job(trainers, job, context.resources)
-        for number, said in ranks.spread((number, call(Teacher.run, block)) for number, block in left):
-            ids, logps = (np.concatenate([one[place] for one in said]) for place in (0, 1))
+        for number, outputs in ranks.spread((number, call(Teacher.run, block)) for number, block in left):
+            ids, logps = (np.concatenate([output[place] for output in outputs]) for place in (0, 1))
             write_whole(files[number], partial(np.savez, ids=ids, logps=logps))
             done += 1
             context.report(done, len(blocks), "blocks")

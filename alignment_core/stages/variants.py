@@ -1,4 +1,4 @@
-"""Stage: what the variants of a sweep came to → one table, best first, and which of them is the best."""
+"""Stage: metrics of the variants of a sweep → a table, best first, and the best variant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignment_core.stages.report import cell, columns_of
 
 FILE = "variants.json"
 SECTION = "section.md"
-"""The file of an artifact of the kind ``section`` that the reports of runs show."""
+"""File of artifacts of the kind ``section``, which reports of runs show."""
 
 
 class Variant(StageConfig):
@@ -23,9 +23,9 @@ class Variant(StageConfig):
 
     name: str
     fields: dict[str, Any]
-    """What it sets."""
+    """Fields that it sets."""
     metrics: dict[str, float]
-    """What was measured of it; it has the metric that ranks."""
+    """Its metrics, which include the one for ranking."""
 
 
 class FailedVariant(StageConfig):
@@ -33,13 +33,13 @@ class FailedVariant(StageConfig):
 
     name: str
     fields: dict[str, Any]
-    """What it sets."""
+    """Fields that it sets."""
     reason: str
-    """Why it failed."""
+    """Reason of the failure."""
 
 
 class VariantsConfig(StageConfig):
-    """What to rank. The inputs are what was measured, by the variants' names."""
+    """The variants to rank. Inputs are their evaluations or models, by name."""
 
     metric: str
     lower_is_better: bool = False
@@ -48,7 +48,9 @@ class VariantsConfig(StageConfig):
 
 
 def run(context: StageContext, config: VariantsConfig) -> dict[str, Any]:
-    ranked = sorted(config.variants, key=lambda one: one.metrics[config.metric] * (1 if config.lower_is_better else -1))
+    ranked = sorted(
+        config.variants, key=lambda variant: variant.metrics[config.metric] * (1 if config.lower_is_better else -1)
+    )
     rows = _rows(config, ranked)
     content = {"metric": config.metric, "lower_is_better": config.lower_is_better, "variants": rows}
     (context.output / FILE).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
@@ -58,26 +60,33 @@ def run(context: StageContext, config: VariantsConfig) -> dict[str, Any]:
 
 
 def _rows(config: VariantsConfig, ranked: list[Variant]) -> list[dict[str, Any]]:
-    """The variants as plain data, best first; those that failed come last, with the reason and without metrics."""
-    failed = [{"name": one.name, "fields": one.fields, "metrics": {}, "failed": one.reason} for one in config.failed]
-    return [*(one.model_dump(mode="json") for one in ranked), *failed]
+    """The variants as plain data, best first; failed ones are last, with the reason and without metrics."""
+    failed = [
+        {"name": variant.name, "fields": variant.fields, "metrics": {}, "failed": variant.reason}
+        for variant in config.failed
+    ]
+    return [*(variant.model_dump(mode="json") for variant in ranked), *failed]
 
 
 def table(metric: str, variants: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table of variants, each as plain data: what it sets, and what was measured, which ``metric`` leads.
+    """Head and rows of a table of variants, which are plain data: fields and metrics, with ``metric`` first.
 
-    If one failed, a last column says why.
+    If a variant failed, a last column has the reason.
     """
-    measured = {one["name"]: one["metrics"] for one in variants}
+    measured = {variant["name"]: variant["metrics"] for variant in variants}
     known = dict(columns_of(measured)) or dict.fromkeys(OF_TRAINING)
-    shown = [name for name in dict.fromkeys((metric, *known)) if any(name in one for one in measured.values())]
+    shown = [name for name in dict.fromkeys((metric, *known)) if any(name in metrics for metrics in measured.values())]
     head = [*variants[0]["fields"], *(known.get(name) or name for name in shown)]
     rows = [
-        [*map(json.dumps, one["fields"].values()), *(cell(one["metrics"], name) for name in shown)] for one in variants
+        [*map(json.dumps, variant["fields"].values()), *(cell(variant["metrics"], name) for name in shown)]
+        for variant in variants
     ]
-    if any(one.get("failed") for one in variants):
+    if any(variant.get("failed") for variant in variants):
         head.append("failed")
-        rows = [[*row, " ".join(str(one.get("failed", "")).split())] for row, one in zip(rows, variants, strict=True)]
+        rows = [
+            [*row, " ".join(str(variant.get("failed", "")).split())]
+            for row, variant in zip(rows, variants, strict=True)
+        ]
     return head, rows
 
 
@@ -86,13 +95,13 @@ def _markdown(config: VariantsConfig, ranked: list[Variant]) -> str:
     titles, *cells = (f"| {' | '.join(map(markdown_line, row))} |" for row in (head, *rows))
     lines = ["## Variants, best first", "", titles, "|---" * len(head) + "|", *cells]
     lines += ["", f"Ranked by `{config.metric}`{', the lower the better' if config.lower_is_better else ''}."]
-    if close := [one.name for one in ranked[1:] if _overlap(ranked[0], one, config.metric)]:
+    if close := [variant.name for variant in ranked[1:] if _overlap(ranked[0], variant, config.metric)]:
         lines += ["", f"The interval of the best overlaps that of {', '.join(close)}: their order may be chance."]
     return "\n".join(lines) + "\n"
 
 
-def _overlap(one: Variant, other: Variant, metric: str) -> bool:
-    ends = [(of.metrics.get(f"{metric}.low"), of.metrics.get(f"{metric}.high")) for of in (one, other)]
+def _overlap(best: Variant, other: Variant, metric: str) -> bool:
+    ends = [(of.metrics.get(f"{metric}.low"), of.metrics.get(f"{metric}.high")) for of in (best, other)]
     (low, high), (other_low, other_high) = ends
     if low is None or high is None or other_low is None or other_high is None:
         return False

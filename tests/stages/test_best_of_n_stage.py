@@ -41,7 +41,5 @@ def test_without_a_prompt_that_has_both_the_stage_says_so_and_ends(tmp_path: Pat
     found, section = measured(tmp_path, (0, 1.0, None), (1, None, [1.0, 2.0]))
     assert (found["prompts"], found["n"]) == (0, 0)
     assert not {"best_0", "best_1"} & found.keys()
-    assert found["warnings"] == [
-        "no completion has both an answer of the verifier and all rewards: nothing was measured"
-    ]
-    assert "No completion has both an answer of the verifier and all rewards" in section
+    assert found["warnings"] == ["no completion has both a score of the verifier and all rewards: nothing was measured"]
+    assert "No completion has both a score of the verifier and all rewards" in section

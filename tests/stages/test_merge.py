@@ -81,7 +81,7 @@ def test_models_of_another_shape_are_refused(merge: Merge, tiny_model: Any) -> N
 
 def test_slerp_and_ties_are_refused_without_the_model_that_was_changed(merge: Merge, tiny_model: Any) -> None:
     with pytest.raises(
-        UserError, match="merge: slerp merges what models changed of the input `base`, which is missing"
+        UserError, match="merge: slerp merges the changes of models to the input `base`, which is missing"
     ):
         merge(tiny_model(), tiny_model(seed=2), merge_method="slerp")
 
@@ -107,7 +107,7 @@ def test_models_of_another_tokenizer_are_refused(merge: Merge, tiny_model: Any, 
     (other / "tokenizer.json").write_text(tokenizer.replace("<system>", "<sys>"))
     with pytest.raises(
         UserError,
-        match=r"merge\.models: model-2 has another tokenizer than model-1 \(the token '<system>' is 260 in one and",
+        match=r"merge\.models: the tokenizer of model-2 differs from that of model-1 \(the token '<system>' is 260 in one and",
     ):
         merge(tiny_model(), other)
 
