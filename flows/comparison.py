@@ -1,4 +1,4 @@
-"""What a promotion is compared with: the policy that its tag points to, evaluated on the run's held-out prompts."""
+"""The comparison of a run's policy with the policy that its promotion's tag points to, on the run's held-out prompts."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from alignment_core.recipes import BaseRecipe
 
 @dataclass(frozen=True)
 class Compared:
-    """With what gates compare: the policies ``final`` and ``baseline`` of the report, as it calls them."""
+    """The two policies that gates compare: ``final`` and ``baseline``, by their labels in the report."""
 
     expected: Reference | None
-    """What the tag named then, and all that may be replaced."""
+    """The artifact that the tag pointed to; the promotion replaces no other."""
     final: str | None
     baseline: str | None
     report: Any
     problem: str | None = None
-    """Why it could not be compared with what the tag names."""
+    """Why the two policies cannot be compared."""
 
     def beside(self, tag: str) -> str:
-        """What gates compare with, in words."""
+        """The baseline of the gates, in words."""
         if self.baseline == PRODUCTION and self.expected is not None:
             return f"{tag} ({self.expected.short})"
         return f"`{self.baseline}` of this run" if self.baseline else "nothing"
 
 
 def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
-    """Judge what the promotion's tag names beside the run's policy, once that is known, if a gate asks for it.
+    """Evaluate the policy that the promotion's tag points to beside the run's policy, if a gate compares the two.
 
-    There is nothing to judge where the tag names the run's own start or its result, or named its result before. A policy
-    that is only planned may be anything, so its judgement is planned, too.
+    That is not needed if the tag points to the run's start or result, or has pointed to the result before. If the run's policy
+    is only planned, the evaluation is planned, too. Waits for the run's policy.
     """
-    section, own = recipe.promotion, (outputs.final, outputs.baseline, outputs.report)
+    section = recipe.promotion
+    own = (outputs.final, outputs.baseline, outputs.report)
     if outputs.evaluations is None:
         return Compared(outputs.replaces, *own)
     current = store.tags.get(section.tag) if section else None
@@ -58,28 +59,28 @@ def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
                 raise UserError(f"{section.tag} points to a {current.kind}")
             check_same_tokenizer(store, candidate, current, section.tag, "it cannot be compared")
     except UserError:
-        why = (
+        reason = (
             f"{section.tag} points to {current.short}, of another kind or with another tokenizer: it cannot be compared"
         )
-        return Compared(current, *own, problem=f"{why}; align promote moves the tag by hand")
+        return Compared(current, *own, problem=f"{reason}; align promote moves the tag by hand")
     final, report = outputs.evaluations.against(outputs.final, current)
     return Compared(current, final, PRODUCTION, report)
 
 
 def measured_in_training(store: Store, outputs: Outputs) -> dict[str, float]:
-    """What gates may ask of held-out rows: of the training that made the policy, and of the reward model's."""
-    found = {f"test_{name}": value for name, value in _tested(store, outputs.policy).items()}
-    judge = _tested(store, outputs.reward_model)
-    return found | ({"reward_model_accuracy": judge["accuracy"]} if "accuracy" in judge else {})
+    """Metrics for gates that the trainings of the policy and of the reward model measured on their held-out rows."""
+    policy = {f"test_{name}": value for name, value in _tested(store, outputs.policy).items()}
+    reward_model = _tested(store, outputs.reward_model)
+    return policy | ({"reward_model_accuracy": reward_model["accuracy"]} if "accuracy" in reward_model else {})
 
 
-def _tested(store: Store, made: Any) -> dict[str, float]:
+def _tested(store: Store, output: Any) -> dict[str, float]:
     """The metrics ``test_<name>`` of the stage that made a step's output or an artifact, by name."""
-    if made is None:
+    if output is None:
         return {}
-    reference = made if isinstance(made, Reference) else made.artifact()
+    reference = output if isinstance(output, Reference) else output.artifact()
     measured = [record.metrics for record in store.records.makers(reference)]
-    measured += [] if isinstance(made, Reference) else [made.result().metrics]
+    measured += [] if isinstance(output, Reference) else [output.result().metrics]
     return {
         name.removeprefix("test_"): value
         for metrics in measured
@@ -89,5 +90,5 @@ def _tested(store: Store, made: Any) -> dict[str, float]:
 
 
 def named_before(store: Store, tag: str, policy: Reference) -> bool:
-    """Whether the tag names the policy, or has named it."""
+    """Whether the tag points to the policy, or has pointed to it before."""
     return any(move.to == policy for move in store.tags.history(tag))

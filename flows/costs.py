@@ -1,4 +1,4 @@
-"""What several commands say of a run: its cost, and the outcome of its promotion."""
+"""The cost of a run and the outcome of its promotion, in words and cells of tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COSTS = (*PARTS.values(), "device-s", "tokens")
 
 
 def cost_cells(cost: Mapping[str, float]) -> dict[str, str]:
-    """A table's cells by column; what is nothing stays empty."""
+    """The cells of a table by column; zeros are empty."""
     measured = [cost.get(name, 0.0) for name in (*PARTS, "device_seconds")]
     shown = [f"{value:.1f}" if value >= 0.05 else "" for value in measured]
     shown[len(PARTS) - 1] = f"{cost.get('seconds', 0.0):.1f}" if cost else ""
@@ -21,12 +21,12 @@ def cost_cells(cost: Mapping[str, float]) -> dict[str, str]:
 
 
 def run_cost(stages: Iterable[StageResult]) -> dict[str, float]:
-    """What a run cost: the stages that were cached cost it nothing."""
+    """The cost of a run: cached stages cost nothing."""
     return total(stage.cost for stage in stages if stage.state == "run")
 
 
 def step_rows(stages: Iterable[StageResult]) -> list[dict[str, str]]:
-    """Seconds of a step by part, a row for each stage that ran in steps and measured them."""
+    """Seconds of a step by part, a row for each stage that ran in steps."""
     measured = {stage.label: per_step(stage.cost) for stage in stages if stage.state == "run"}
     names = sorted({name for parts in measured.values() for name in parts})
     return [
@@ -37,7 +37,7 @@ def step_rows(stages: Iterable[StageResult]) -> list[dict[str, str]]:
 
 
 def promotion_line(promotion: Mapping[str, Any]) -> str:
-    """What became of the promotion, with what it was compared and why, and of its publication."""
+    """The outcome of the promotion with its baseline and reasons, and of the publication."""
     beside = f" (compared with {promotion['compared_with']})" if promotion.get("compared_with") else ""
     reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""
     return f"{promotion['tag']}: {promotion['state']}{beside}{reasons}{_publication(promotion.get('publication'))}"

@@ -1,4 +1,4 @@
-"""Flows of one's own: what a user's Prefect flow opens to submit stages, with the life of a run around them."""
+"""The run that a user's Prefect flow opens to submit stages."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from alignment_core.credentials import literals
 from alignment_core.errors import UserError
 from alignment_core.recipes.recipe import BaseRecipe
 
-_taken: set[tuple[str, int]] = set()
-"""Flow runs of this process, and which start of theirs, that have had their run."""
+_opened: set[tuple[str, int]] = set()
+"""Id and attempt of the flow runs of this process that have opened their run."""
 
 
 class Settings(BaseRecipe):
-    """What a flow of one's own shares with every recipe: its model, how policies are evaluated and promoted, where it runs."""
+    """The fields of a recipe that a user's flow has: model, evaluation, promotion, store and resources."""
 
     method: Literal["own"] = "own"
-    """A flow of one's own."""
+    """A user's flow."""
 
 
 @contextmanager
 def run(settings: Settings, from_stage: str | None = None) -> Iterator[OpenRun]:
-    """Open the run of the Prefect flow that calls this; stages are submitted inside the block, and done when it ends.
+    """Open the run of the calling Prefect flow. Stages are submitted inside the block, and done when it ends.
 
-    The run has a journal, a report and a resume like those of recipes. Before the block ends, ``finish`` of what it yields
-    names the results; after it, ``outcome`` is what came of the run. ``from_stage``, and what depends on it, runs again.
+    The run has a journal, a report and can be resumed, like that of a recipe. Call ``finish`` of the yielded run before the
+    block ends, to name the results; after the block, its ``outcome`` is set. ``from_stage`` and its dependants run again.
     Raises the first failure of a stage; UserError outside a flow, and for a flow that opens a second run.
     """
     context = FlowRunContext.get()
@@ -42,12 +42,12 @@ def run(settings: Settings, from_stage: str | None = None) -> Iterator[OpenRun]:
         raise UserError(
             "alignment.run: call it inside a function that is a Prefect flow (@flow), and call that function"
         )
-    start = str(context.flow_run.id), context.flow_run.run_count  # Prefect may try a flow again in its process
-    if start in _taken:
+    attempt = str(context.flow_run.id), context.flow_run.run_count  # Prefect may retry a flow in the same process
+    if attempt in _opened:
         raise UserError(
             "alignment.run: a flow has one run; submit all stages in one block, or call a flow for each run"
         )
-    _taken.add(start)
+    _opened.add(attempt)
     if settings.promotion is not None:
         check_ready(settings.promotion)
     caller = COMMAND_LINE.get()
@@ -61,8 +61,10 @@ def run(settings: Settings, from_stage: str | None = None) -> Iterator[OpenRun]:
 
 
 def _call(context: Any) -> dict[str, Any]:
-    """How ``align resume`` calls the flow again, for the run's journal; nothing of a call that no file can
-    repeat, or that was given a secret."""
+    """How ``align resume`` calls the flow again, for the run's journal.
+
+    Empty if the flow is not a function of a file, or if its parameters hold a secret or are no plain data.
+    """
     function = context.flow.fn
     file = inspect.getsourcefile(function)
     try:

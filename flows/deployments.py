@@ -1,4 +1,4 @@
-"""Deployments: the shipped recipes, and the user's own. ``python -m alignment.flows.deployments`` registers the former.
+"""Deployments of shipped recipes and of the user's own. ``python -m alignment.flows.deployments`` registers the shipped ones.
 
 Their entrypoints are modules of this package, which a worker finds from any folder.
 """
@@ -44,20 +44,20 @@ PAGE = 200
 
 def flow_of(method: str) -> Flow[..., Any]:
     """The flow that runs recipes of a method."""
-    found: Flow[..., Any] = getattr(deployment_flows, deployment_flows.own_flow(method))
-    return found
+    flow: Flow[..., Any] = getattr(deployment_flows, deployment_flows.own_flow(method))
+    return flow
 
 
 def register_shipped(client: SyncPrefectClient) -> dict[str, str]:
-    """Register the shipped recipes. The schedules of what is registered already stay as their user left them.
+    """Register the shipped recipes. Schedules of deployments that exist stay as the user left them.
 
-    Returns why one cannot be registered, by its name or file.
+    Returns the problems of recipes that cannot be registered, by name or file.
     """
     problems = hidden()
     for name, one in shipped().items():
         try:
             flow, cron = getattr(deployment_flows, one.function), one.cron()
-        except Exception as error:  # of a plug-in, which must not keep the others from being registered
+        except Exception as error:  # a broken plug-in must not keep the others from being registered
             problems[name] = f"its recipe {one.path} does not load: {error}"
             continue
         schedules = [schedule(cron, "UTC")] if cron else []
@@ -68,9 +68,9 @@ def register_shipped(client: SyncPrefectClient) -> dict[str, str]:
 def register_recipe(
     client: SyncPrefectClient, name: str, recipe: BaseRecipe, folder: Path, due: CronSchedule | None
 ) -> None:
-    """Register a user's own recipe, or replace it; its schedule stays if there is no other. Raises UserError.
+    """Register a user's own recipe, or replace it; without ``due`` its schedule stays. Raises UserError.
 
-    Relative paths in what a run's form says begin at ``folder``, the one of the recipe's file; it may go.
+    Relative paths in a run's form begin at ``folder``, that of the recipe's file. The file is not needed any more.
     """
     _refuse_shipped(name)
     parameters = {"recipe": recipe.model_dump(mode="json")}
@@ -98,7 +98,7 @@ def _refuse_shipped(name: str) -> None:
 
 
 def _content(flow: Flow[..., Any], parameters: dict[str, Any], description: str | None) -> dict[str, Any]:
-    """What the server keeps of a deployment."""
+    """Fields of a deployment on the server."""
     chosen = pool()
     return {
         "parameters": parameters,
@@ -116,17 +116,18 @@ def _content(flow: Flow[..., Any], parameters: dict[str, Any], description: str 
 def _register(
     client: SyncPrefectClient, name: str, content: dict[str, Any], schedules: list[CronSchedule] | None
 ) -> None:
-    if (found := _find(client, name)) is None:
+    deployment = _find(client, name)
+    if deployment is None:
         planned = [DeploymentScheduleCreate(schedule=one) for one in schedules or []]
         client.create_deployment(client.create_flow_from_name(FLOW), name, schedules=planned, **content)
         return
     if schedules is not None:
         content["schedules"] = [DeploymentScheduleUpdate(schedule=one, active=True) for one in schedules]
-    client.update_deployment(found.id, DeploymentUpdate(**content))
+    client.update_deployment(deployment.id, DeploymentUpdate(**content))
 
 
 def form_of(flow: Flow[..., Any]) -> dict[str, Any]:
-    """The run form of a flow. Of its recipe it shows what the file says, not what every field is by default."""
+    """The run form of a flow. Its default recipe has only the fields that the file sets."""
     form = flow.parameters.model_dump()
     parameters = inspect.signature(flow.fn).parameters
     if "recipe" in parameters:
@@ -145,14 +146,14 @@ def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
 
 
 def problems(client: SyncPrefectClient, pool: str) -> dict[str, str]:
-    """Why a run of a deployment would fail at once, by the name of each that cannot run."""
+    """Problems of deployments whose runs would fail at once, by name."""
     chosen = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     offset = 0
     while page := client.read_deployments(work_pool_filter=chosen, limit=PAGE, offset=offset):
-        found |= {one.name: problem for one in page if (problem := _problem(one))}
+        problems |= {one.name: problem for one in page if (problem := _problem(one))}
         offset += PAGE
-    return found
+    return problems
 
 
 def _problem(deployment: DeploymentResponse) -> str | None:
@@ -179,14 +180,14 @@ def _problem(deployment: DeploymentResponse) -> str | None:
 
 
 def _problem_of_file(deployment: DeploymentResponse, file: str, function: str) -> str | None:
-    """Of a deployment that somebody made from a file; where its steps fetch the code first, nobody knows."""
+    """The problem of a deployment made from a file; None if its pull steps fetch the code, which cannot be checked here."""
     steps = deployment.pull_steps or []
     folders = [one[name]["directory"] for one in steps for name in one if name.endswith("set_working_directory")]
     if len(folders) != len(steps):
         return None
     path = Path(folders[-1] if folders else deployment.path or "/", file)
     try:
-        if path.samefile(str(deployment_flows.__file__)):  # which makes its flows when it is asked for them
+        if path.samefile(str(deployment_flows.__file__)):  # its flows are built on access
             return None if hasattr(deployment_flows, function) else f"its entrypoint {path}:{function} does not exist"
         names = {one.name for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)}
     except Exception as error:
@@ -195,7 +196,7 @@ def _problem_of_file(deployment: DeploymentResponse, file: str, function: str) -
 
 
 def create_pool(client: SyncPrefectClient, name: str, max_runs: int | None) -> int:
-    """Create the pool unless it is there; how many runs it has at once. ``max_runs`` is what the user asks for, if anything."""
+    """Create the pool unless it exists, and return its limit of concurrent runs. ``max_runs`` is the limit the user set."""
     template = ProcessWorker.get_default_base_job_template()
     with suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
@@ -203,8 +204,7 @@ def create_pool(client: SyncPrefectClient, name: str, max_runs: int | None) -> i
 
 
 def main() -> int:
-    """Register the shipped deployments in the pool that is named; print as a JSON object how many runs it has at once, and what
-    cannot run."""
+    """Register the shipped deployments in the pool named on the command line; print its limit and the problems as JSON."""
     name = sys.argv[1]
     with get_client(sync_client=True) as client:
         max_runs = create_pool(client, name, run_queue.max_runs_from(os.environ.get(run_queue.VARIABLE)))

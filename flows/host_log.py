@@ -1,4 +1,4 @@
-"""Passing on what the run host and its actors print to the log of the Prefect run."""
+"""Forward the output of the run host and its actors to the log of the Prefect run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WARNING = re.compile(r"\bWARN(ING)?\b|\w*Warning\b|(?m:^\[?W\d{4} )")
 
 
 def in_run_log(logger: Any) -> OnLines:
-    """A listener for :meth:`Host.follow`; ``logger`` is the run's, made in its context, for use from another thread."""
+    """A listener for :meth:`Host.follow`. ``logger`` is the run's: another thread uses it, outside the run's context."""
 
     def on_lines(stage: str | None, origin: str, text: str) -> None:
         logger.log(level(text), "%s%s: %s", f"{stage} " if stage else "", origin, cut(text))
@@ -25,7 +25,7 @@ def in_run_log(logger: Any) -> OnLines:
 
 
 def level(text: str) -> int:
-    """How serious the lines look: libraries do not agree on a format."""
+    """The level of these lines, guessed from their words: libraries have no common format."""
     if _ERROR.search(text):
         return logging.ERROR
     return logging.WARNING if _WARNING.search(text) else logging.INFO

@@ -22,9 +22,9 @@ from alignment_core.nights.ledger import GIVEN_UP, Ledger, Night, summary
 
 
 def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str | None = None) -> dict[str, Any] | State:
-    """Run a night, or go on with one that was interrupted. Raises what made it fail, once that is recorded.
+    """Run a night, or continue one that was interrupted. Raises the error of a failed night, once the ledger has it.
 
-    ``night`` names the night; default when the run was due.
+    ``night`` is the name of the night. Default: the time at which the run was due.
     """
     ledger, run_id = Ledger(open_store(recipe.store), recipe), str(flow_run().id)
     due = Night(night=night or _due(), run=run_id)
@@ -54,26 +54,26 @@ def _announce(recipe: NightlyRecipe, night: Night) -> None:
 
 
 def _warn(sentence: str) -> None:
-    """Say it on the console, or in the log of a run that has none."""
+    """Warn on the console, or in the log if there is no console."""
     caller = COMMAND_LINE.get()
     (caller.display.warn if caller else get_run_logger().warning)(sentence)
 
 
 def _given_up(ledger: Ledger) -> list[str]:
-    """A sentence for each batch of rows that no night takes until somebody decides."""
+    """A sentence for each batch of rows that was given up, which no night takes until somebody decides."""
     return [f"rows that were given up wait for a decision: {summary(one)}" for one in ledger.given_up()]
 
 
 def _ended(night: Night, outcome: dict[str, Any]) -> Night:
-    """The entry that closes a night."""
+    """The last entry of a night in the ledger."""
     state, reasons = outcome["promotion"]["state"], outcome["promotion"]["reasons"]
     if state == "unchanged":
         state, reasons = "refused", ["the training did not change production"]
-    found = {"candidate": Reference.parse(outcome["outputs"]["policy"]), "metrics": outcome["metrics"]["policies"]}
-    return night.model_copy(update={"state": state, "reasons": tuple(reasons), **found})
+    results = {"candidate": Reference.parse(outcome["outputs"]["policy"]), "metrics": outcome["metrics"]["policies"]}
+    return night.model_copy(update={"state": state, "reasons": tuple(reasons), **results})
 
 
 def _due() -> str:
-    """When the flow run was due: a retry of it is the same night."""
+    """The time at which the flow run was due; a retry belongs to the same night."""
     due = flow_run().expected_start_time or datetime.now(UTC)
     return due.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""What a night leaves in Prefect: a Markdown artifact on the run's page, and an event that an automation can hook."""
+"""A night in Prefect: a Markdown artifact on the run's page, and an event for automations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from alignment_core.nights.ledger import Night, summary
 from alignment_core.stages.report import cell, columns_of
 
 EVENT = "alignment.night."
-"""Then the state: ``alignment.night.refused`` and so on."""
+"""Prefix of the event; the state follows, as in ``alignment.night.refused``."""
 
 
 def announce(recipe: NightlyRecipe, night: Night) -> None:
-    """Leave the outcome of a night where people and automations see it; the ledger in the store has it already."""
+    """Publish the outcome of a night, which the ledger already has, to the run's page and to automations."""
     with only_shown("the night's page"):
         create_markdown_artifact(markdown=page(recipe, night), description=f"Night {night.night}: {night.state}")
     emit_event(

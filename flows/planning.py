@@ -1,4 +1,4 @@
-"""A recipe's plan: its composition, with nothing submitted. Imports no Prefect."""
+"""The plan of a recipe: its composition, without running it. Imports no Prefect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from alignment_core.recipes.methods import method_of
 
 
 def plan(recipe: BaseRecipe, store: Store) -> Plan:
-    """The stages that the recipe's composition and its promotion ask for. Raises UserError where it cannot be composed."""
+    """The stages of the recipe's composition and of its promotion. Raises UserError if it cannot be composed."""
     accept = packages_named(recipe.reuse_across_versions, "reuse_across_versions")
     trust = recipe.model.trust_remote_code
     passed = recipe.resources.passed
     named = tuple(variables(recipe.model_dump(mode="json")))
-    composed = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust, passed=passed, variables=named)
-    with composing(composed):
-        composed.not_promoted = compare(recipe, store, method_of(recipe).compose(recipe)).problem
-    return composed
+    result = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust, passed=passed, variables=named)
+    with composing(result):
+        result.not_promoted = compare(recipe, store, method_of(recipe).compose(recipe)).problem
+    return result

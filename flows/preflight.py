@@ -1,4 +1,4 @@
-"""What comes before a run: the checks of its recipe, and its host, if one is certain to be needed. Imports no Prefect."""
+"""Before a run: the checks of its recipe, and the start of its host if a stage is certain to run. Imports no Prefect."""
 
 from __future__ import annotations
 
@@ -23,39 +23,40 @@ from alignment_core.recipes.methods import method_of
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the ``align`` command brings to the run in its own process; a deployment has none."""
+    """What the ``align`` command hands to the run in its process. Runs of deployments have none."""
 
     display: Any
     host: Host | None
     resumes: RunRecord | None = None
-    """The run that is resumed; stages that it was told to run again still count as such."""
+    """The run that is resumed; stages that it ran again on request keep that request's key."""
     overrides: tuple[str, ...] = ()
-    """What was given with ``--set``; it is in the recipe already."""
+    """The ``--set`` options, for the run's name; the recipe already contains them."""
     from_stage: str | None = None
-    """The stage from which a flow of one's own runs again; a recipe's is told otherwise."""
+    """The stage from which a user's flow runs again; recipes get it as a parameter."""
     outcomes: list[Any] = field(default_factory=list)
-    """What came of each run that completed in this process."""
+    """Outcomes of the runs that completed in this process, as plain data."""
     warnings: tuple[str, ...] = ()
-    """What the checks found that does not stop the run."""
+    """Warnings of the checks."""
 
 
 COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)
+"""A context variable, because parameters of a flow are validated, stored and shown by Prefect."""
 
 
 def check_from_stage(chosen: str | None, labels: Sequence[str]) -> None:
-    """Raise UserError if none of the stages has the name from which a run should run again."""
+    """Raise UserError if no stage has the name ``chosen``, from which a run should run again."""
     if chosen is None or any(is_part(label, chosen) for label in labels):
         return
     groups = [label.rpartition("/")[0] for label in labels if "/" in label]
     near = difflib.get_close_matches(chosen, [*labels, *groups], n=1, cutoff=0.4)
-    meant = f"did you mean {near[0]}? There" if near else "there"
-    raise UserError(f"--from-stage {chosen}: this recipe has no such stage; {meant} are {', '.join(labels)}")
+    hint = f"did you mean {near[0]}? There" if near else "there"
+    raise UserError(f"--from-stage {chosen}: this recipe has no such stage; {hint} are {', '.join(labels)}")
 
 
 def check_recipe(recipe: BaseRecipe, store: Store, from_stage: str | None = None) -> Plan:
-    """Look at the rows, functions and shapes of all that would run, and return the plan of it.
+    """Check rows, functions and shapes of all stages that would run, and return the plan.
 
-    Raises UserError with a sentence for each mistake, EnvironmentFault where the promotion could not do what it is to do.
+    Raises UserError with a sentence for each mistake, and EnvironmentFault if the promotion would fail on this machine.
     """
     from alignment.flows.planning import plan
     from alignment_core.checks.report import check
@@ -73,9 +74,9 @@ def check_recipe(recipe: BaseRecipe, store: Store, from_stage: str | None = None
 
 
 def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
-    """A host that is starting, if a stage is certain to run; it warms engines up if one that samples may."""
+    """Start the host if a stage is certain to run; it prewarms engines if a stage may sample."""
     if method_of(recipe).run or not any(stage.state == "runs" for stage in planned.stages):
-        return None  # what its own way to run asks for is not certain: a night may be empty
+        return None  # a method with a ``run`` of its own may need no stage: a night may be empty
     samples = any(stage.config.sampling() for stage in planned.stages if stage.state != "cached")
     log = align_home() / "logs" / f"starting-{os.getpid()}.log"
     host = Host(planned.store.uri, recipe.resources, log, recipe=recipe.name, samples=samples)
@@ -84,5 +85,5 @@ def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
 
 
 def closing(host: Host | None) -> Any:
-    """A context that ends the host, if there is one."""
+    """A context that closes the host, if there is one."""
     return host if host is not None else nullcontext()

@@ -1,4 +1,4 @@
-"""A stage's progress on the run's page in the Prefect UI."""
+"""Progress bars of stages on the run's page in the Prefect UI."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _Shown:
 
 
 class ProgressArtifacts(Listener):
-    """A listener that keeps one progress artifact for each stage that takes more than a moment, while it runs.
+    """One progress artifact for each running stage that takes longer than ``AFTER_SECONDS``.
 
-    It names the run itself, because Prefect's context does not reach a tracker's thread. About keys: see
+    It needs the id of the run, because Prefect's context does not reach a tracker's thread. The artifacts have no keys: see
     ``_show_page`` in ``run_page.py``.
     """
 
@@ -35,7 +35,7 @@ class ProgressArtifacts(Listener):
         self._stages: dict[str, _Shown] = {}
 
     def started(self, label: str) -> None:
-        before = self._stages.get(label)  # a stage that is tried again keeps its bar
+        before = self._stages.get(label)  # a retried stage keeps its bar
         self._stages[label] = _Shown(time.monotonic(), before.artifact if before else None)
 
     def progress(self, label: str, progress: Progress) -> None:
@@ -45,17 +45,17 @@ class ProgressArtifacts(Listener):
             self._show(label, stage, 100 * min(1.0, progress.done / progress.total))
 
     def failed(self, label: str, sentence: str) -> None:
-        self._take_away(label)
+        self._delete(label)
 
     def finished(self, result: StageResult) -> None:
-        self._take_away(result.label)
+        self._delete(result.label)
 
     def ended(self, completed: bool) -> None:
         for label in list(self._stages):
-            self._take_away(label)
+            self._delete(label)
 
-    def _take_away(self, label: str) -> None:
-        """The run's page is for what lasts: its report says how far each stage came."""
+    def _delete(self, label: str) -> None:
+        """Delete the bar of a stage that ended: the run's report says how far it came."""
         stage = self._stages.pop(label, None)
         if stage and stage.artifact:
             with get_client(sync_client=True) as client:

@@ -16,7 +16,7 @@ from alignment_core.recipes import BaseRecipe, apply_overrides, parse_recipe
 from alignment_core.recipes.methods import method_of
 from alignment_core.recipes.paths import written
 
-# A waiting stage holds a thread; the machines themselves are handed out one stage at a time by the run host.
+# A waiting stage holds a thread. The run host gives the machines to one stage at a time.
 runner: Any = ThreadPoolTaskRunner(max_workers=64)
 LONGEST_NAME = 160
 PATHS_BEGIN = "ALIGN_PATHS_BEGIN"
@@ -24,7 +24,7 @@ PATHS_BEGIN = "ALIGN_PATHS_BEGIN"
 
 
 def _run_name() -> str:
-    """The recipe's name, and what its runs differ in: seed, overrides, and what else the form asks for."""
+    """The name of a run: the recipe's name, seed, overrides and other parameters of the form."""
     context, caller = FlowRunContext.get(), COMMAND_LINE.get()
     parameters: dict[str, Any] = (context.parameters if context else None) or {}
     recipe: BaseRecipe = parameters["recipe"]
@@ -40,10 +40,10 @@ alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name=_run_n
 
 
 def run_any(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, **more: Any) -> Any:
-    """What every deployment does. `overrides` are `path=value`, as with `align run --set`; `more` is for the method's own run.
+    """Run a deployment. `overrides` are `path=value`, as with `align run --set`; `more` is for the method's own `run`.
 
-    Relative paths begin at the folder that the deployment names, else at the working folder. With such a folder the recipe's
-    own paths are absolute since it was deployed, and what may be a name is one.
+    Relative paths begin at the folder that the deployment names, by default the working folder. With such a folder, the paths
+    of the recipe became absolute when it was deployed, so other texts that could be paths are names.
     """
     named = os.environ.get(PATHS_BEGIN)
     folder = Path(named or Path.cwd())
@@ -61,5 +61,5 @@ def _run(recipe: BaseRecipe, from_stage: str | None, **more: Any) -> Any:
 
 @alignment_flow
 def alignment(recipe: BaseRecipe, from_stage: str | None = None) -> dict[str, Any]:
-    """Run any recipe: the flow of `align run`. It runs `from_stage`, and what depends on it, again."""
+    """Run any recipe: the flow of `align run`. `from_stage` and its dependants run again."""
     return _run(recipe, from_stage)

@@ -1,8 +1,8 @@
-"""The run form of a deployment: what a user changes first on top, and what is rare in boxes of JSON.
+"""The run form of a deployment: the most used fields on top, rarely used ones in boxes of JSON.
 
-Prefect makes a form of the schema of a flow's parameters, with a field for each of hundreds of leaves. Here a recipe's own
-section is open, and each object in it, like the sections that most runs leave alone, is one box that holds its JSON. What
-is in a box is checked when the run starts, as ``overrides`` are.
+Prefect builds a form from the schema of a flow's parameters, with a field for each of hundreds of leaves. Here the sections of
+the recipe's method are open; each object in them, and each section that most runs leave alone, is one box with its JSON. Boxes
+are validated when the run starts, as ``overrides`` are.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from alignment_core.recipes import BaseRecipe
 
 FIRST = ("name", "seed", "model")
-"""Of a recipe's fields those above the sections of its method; the other fields of every recipe are below them."""
+"""Fields above the sections of the method; the other fields of every recipe are below them."""
 Schema = dict[str, Any]
 
 
 def run_form(schema: Schema) -> Schema:
-    """The schema of a flow's parameters as its form should show it. What it accepts, the old one accepts or the flow checks."""
+    """The schema of a flow's parameters, rearranged for its form. It accepts more than the flow does, which validates again."""
     form = copy.deepcopy(schema)
     definitions: dict[str, Schema] = form.get("definitions", {})
     names = form["properties"].keys()
@@ -27,7 +27,7 @@ def run_form(schema: Schema) -> Schema:
         parameter["position"] = order.index(name)
     recipe = definitions.get(_named(form["properties"].get("recipe", {})) or "")
     if recipe is None:
-        return form  # one of several recipes, of which the form cannot know the sections
+        return form  # any recipe, so its sections are not known
     fields: dict[str, Schema] = recipe["properties"]
     for name, field in fields.items():
         section = definitions.get(_named(field) or "")
@@ -53,7 +53,7 @@ def _arranged(fields: dict[str, Schema]) -> dict[str, Schema]:
 
 
 def _boxed(name: str, field: Schema) -> Schema:
-    """A field whose value is an object or a list of them as a box of JSON, which is what no type means to the form."""
+    """A field of objects as a box of JSON: Prefect shows a field without a type as one."""
     if "$ref" not in str({key: value for key, value in field.items() if key != "default"}):
         return field
     kept: Schema = {key: field[key] for key in ("default", "description") if key in field}
@@ -65,6 +65,6 @@ def _is_box(field: Schema) -> bool:
 
 
 def _named(field: Schema) -> str | None:
-    """The definition that a field is, if it is one and nothing else."""
+    """The name of the definition that a field refers to, if it is a reference."""
     (reference,) = [one["$ref"] for one in (field, *field.get("allOf", ())) if "$ref" in one][:1] or [None]
     return str(reference).rpartition("/")[2] if reference else None

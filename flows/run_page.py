@@ -1,6 +1,6 @@
-"""What a run leaves for people to look at: its report, in its folder and on its page in the Prefect UI, and tables there.
+"""The report of a run in its folder and on its page in the Prefect UI, and the tables there.
 
-They are views: a run whose report or page cannot be written goes on.
+They are views: if one cannot be written, the run continues with a warning.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def leave_report(
     notes: Sequence[str] = (),
     failed: Mapping[str, str] = {},
 ) -> str | None:
-    """The report of a run that completed, but for the stages that ``failed``; the path of its Markdown, None without one.
+    """Write the report of a completed run, in which some stages may have ``failed``; it begins with ``notes``.
 
-    It begins with ``notes``."""
+    Returns the path of its Markdown, or None if it cannot be written.
+    """
     with only_shown("the run's report", NONE):
         decided = promotion_line(promotion) if promotion else None
         report = run_report(run.store, name, run.journal.record.run_id, stages, outputs, decided, notes, failed)
@@ -53,9 +54,9 @@ def leave_report(
 
 
 def leave_unfinished(name: str, run: Run, error: BaseException, cancelled: bool = False) -> str | None:
-    """The report of a run that ends before it is complete: what it came to, why it ended, and how it goes on.
+    """Write the report of an incomplete run: results so far, why it ended, and how to continue.
 
-    Nobody waits for it: a server that does not answer is not asked again and again.
+    Requests to the server are not retried, because the process is ending.
     """
     with only_shown("the run's report", NONE), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
         unfinished = why_unfinished(run.journal.record.run_id, error, cancelled, str(run.host.log))
@@ -67,14 +68,14 @@ def leave_unfinished(name: str, run: Run, error: BaseException, cancelled: bool 
 
 
 def why_unfinished(run_id: str, error: BaseException, cancelled: bool, log: str) -> Unfinished:
-    """Why a run is not complete, and how it goes on."""
+    """Why a run is incomplete, and how to continue it."""
     resume = f"`align resume {run_id[:8]}` continues"
     kept = "finished stages are kept"
     if cancelled:
         return Unfinished("was cancelled", None, f"{resume} where it stopped: {kept}.", log)
     if not isinstance(error, Exception) or isinstance(error, Stopped):
-        what = "was interrupted" if isinstance(error, KeyboardInterrupt) else "was stopped"
-        return Unfinished(what, None, f"{resume} where it stopped: {kept}.", log)
+        ended = "was interrupted" if isinstance(error, KeyboardInterrupt) else "was stopped"
+        return Unfinished(ended, None, f"{resume} where it stopped: {kept}.", log)
     known = str(error) if isinstance(error, AlignmentError) else access.lost_server(error)
     sentence = known or f"{type(error).__name__}: {error}"
     if isinstance(error, UserError):
@@ -84,7 +85,7 @@ def why_unfinished(run_id: str, error: BaseException, cancelled: bool, log: str)
 
 
 def _leave(name: str, run: Run, report: RunReport) -> str:
-    """Write a report where people look for it; its path."""
+    """Write a report to the run's folder, trackers and page; returns its path."""
     path = str(report.write(run.journal.folder))
     with only_shown("the run's report"):
         for listener in run.listeners:
@@ -94,11 +95,11 @@ def _leave(name: str, run: Run, report: RunReport) -> str:
 
 
 def _show_page(name: str, flow_run: UUID, html: str) -> None:
-    """The report as an artifact of the run, which the UI shows in a frame that runs no scripts and loads nothing.
+    """Make the report an artifact of the run. The UI shows it in a frame that runs no scripts and loads nothing.
 
-    Of a run's artifacts it alone has a key, so that the UI's page of artifacts holds one line a recipe, with the reports
-    of all its runs: for artifacts with a key the server emits an event while its SQLite transaction is open, and has been
-    seen to block itself for a minute where many came at once. A run that goes on under its old id replaces its report.
+    It is the run's only artifact with a key, so the UI's page of artifacts has one line for each recipe, with the reports of
+    all its runs. Further keys would cost time: for an artifact with a key the server emits an event while its SQLite
+    transaction is open, and has been seen to block itself for a minute if many came at once. A resumed run replaces its report.
     """
     csp = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     page = ArtifactCreate(
@@ -118,13 +119,13 @@ def _show_page(name: str, flow_run: UUID, html: str) -> None:
 
 
 def _artifact_key(name: str) -> str:
-    """Prefect takes small letters, digits and dashes."""
+    """A key of small letters, digits and dashes, as Prefect requires."""
     return re.sub("[^a-z0-9]+", "-", name).strip("-")
 
 
 @contextmanager
 def only_shown(what: str, problem: str = "not on the run's page") -> Iterator[None]:
-    """For what people look at: a warning says that it is missing, and the run goes on."""
+    """Turn an error of a view into a warning; the run continues."""
     try:
         yield
     except Exception as error:
@@ -132,7 +133,7 @@ def only_shown(what: str, problem: str = "not on the run's page") -> Iterator[No
 
 
 def leave_tables(stages: Sequence[StageResult], metrics: Mapping[str, Any]) -> None:
-    """The run's tables on its page in the Prefect UI."""
+    """Write the run's tables to its page in the Prefect UI."""
     with only_shown("the run's tables"):
         table = [
             {

@@ -1,8 +1,7 @@
-"""The queue of the work pool: how many runs take place at once, and which come first.
+"""The queue of the work pool: its limit of concurrent runs, and the order of the others.
 
-Every run has a host, a Ray and engines of its own, so that a few at once fill a machine's memory. The pool therefore has a
-limit, which Prefect's server applies: further runs wait. Runs are taken up in the order in which they were due, and one that
-crashed and resumes keeps its place: as long as it waits for its resumption, no later run takes it.
+Every run has its own host, Ray and engines, so a few at once fill a machine's memory. The pool therefore has a limit, which
+Prefect's server enforces. Runs start in the order in which they were due. A crashed run keeps its place until it resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 POOL = "alignment"
 MAX_RUNS = 1
-"""Runs at once in a pool whose limit nobody has set."""
+"""Default limit of concurrent runs."""
 VARIABLE = "ALIGN_MAX_RUNS"
 ACTIVE = ("RUNNING", "PENDING")
 """States that Prefect's server counts against the limit."""
@@ -37,18 +36,18 @@ WIDTH = 40
 
 
 class Queue(BaseModel):
-    """The pool as its server has it now."""
+    """The state of the pool on its server."""
 
     model_config = ConfigDict(frozen=True)
 
     max_runs: int | None
     running: tuple[str, ...]
-    """The runs under way: id and name."""
+    """Running runs: id and name."""
     waiting: tuple[str, ...]
-    """Ids of the runs that are due, in the order in which they are taken up."""
+    """Ids of the runs that are due, in the order in which they will start."""
 
     def reason(self, run_id: str) -> str | None:
-        """Why a run waits; None where it does not wait for the others."""
+        """Why a run waits; None if it does not wait for other runs."""
         if run_id not in self.waiting or self.max_runs is None or len(self.running) < self.max_runs:
             return None
         place = self.waiting.index(run_id) + 1
@@ -56,7 +55,7 @@ class Queue(BaseModel):
 
 
 def limit_in_words(max_runs: int | None) -> str:
-    """What the limit of a pool means."""
+    """The limit of a pool in words."""
     if max_runs is None:
         return "the worker has no limit of runs at a time"
     runs = "run" if max_runs == 1 else "runs"
@@ -64,7 +63,7 @@ def limit_in_words(max_runs: int | None) -> str:
 
 
 def max_runs_from(environment: str | None) -> int | None:
-    """The number that the variable holds. Raises UserError."""
+    """The limit in the environment variable, if it is set. Raises UserError."""
     if not environment:
         return None
     if not environment.isdigit() or not int(environment):
@@ -73,7 +72,7 @@ def max_runs_from(environment: str | None) -> int | None:
 
 
 def set_limit(client: SyncPrefectClient, pool: WorkPool, max_runs: int | None) -> int:
-    """Give the pool its limit: ``max_runs``, otherwise the one that it has, otherwise the default."""
+    """Set the pool's limit: ``max_runs``, by default the present limit, or MAX_RUNS."""
     from prefect.client.schemas.actions import WorkPoolUpdate
 
     chosen = max_runs or pool.concurrency_limit or MAX_RUNS
@@ -83,7 +82,7 @@ def set_limit(client: SyncPrefectClient, pool: WorkPool, max_runs: int | None) -
 
 
 def change_limit(max_runs: int) -> None:
-    """Change the limit of services that run."""
+    """Change the limit of running services."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -91,9 +90,9 @@ def change_limit(max_runs: int) -> None:
 
 
 def read() -> Queue | None:
-    """The queue of the server that the environment names; None where it does not answer, or has no such pool.
+    """The queue on the server in the environment; None if it does not answer, or has no such pool.
 
-    Without Prefect's client, which takes seconds to import.
+    Does without Prefect's client, which takes seconds to import.
     """
     if not os.environ.get(access.URL):
         return None
@@ -103,10 +102,11 @@ def read() -> Queue | None:
         suppress(httpx.HTTPError),
         httpx.Client(base_url=os.environ[access.URL], headers=access.headers(), timeout=10) as client,
     ):
-        asker = {"prefect-csrf-client": str(uuid.uuid4())}
-        granted = client.get("/csrf-token", params={"client": asker["prefect-csrf-client"]})
-        if granted.is_success:  # otherwise the server asks for none
-            client.headers.update({**asker, "prefect-csrf-token": granted.json()["token"]})
+        csrf_client = str(uuid.uuid4())
+        response = client.get("/csrf-token", params={"client": csrf_client})
+        if response.is_success:  # otherwise the server requires no CSRF token
+            token = response.json()["token"]
+            client.headers.update({"prefect-csrf-client": csrf_client, "prefect-csrf-token": token})
 
         def runs(states: Sequence[str], sort: str) -> list[dict[str, Any]]:
             chosen = {
@@ -114,8 +114,8 @@ def read() -> Queue | None:
                 "work_pools": {"name": {"any_": [POOL]}},
             }
             answer = client.post("/flow_runs/filter", json={**chosen, "sort": sort, "limit": SHOWN})
-            found: list[dict[str, Any]] = answer.raise_for_status().json()
-            return found
+            flow_runs: list[dict[str, Any]] = answer.raise_for_status().json()
+            return flow_runs
 
         running = runs(ACTIVE, "START_TIME_ASC")
         now = datetime.now(UTC)
@@ -130,7 +130,7 @@ def read() -> Queue | None:
 
 
 def in_pool(*states: str) -> dict[str, Any]:
-    """Arguments with which Prefect's clients read the pool's runs in these states."""
+    """Arguments of Prefect's clients that select the pool's runs in these states."""
     from prefect.client.schemas.filters import (
         FlowRunFilter,
         FlowRunFilterState,

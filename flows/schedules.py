@@ -1,4 +1,4 @@
-"""Schedules: when runs of a deployment are due, refused where they can only be a mistake."""
+"""Schedules of deployments, and the mistakes in them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FIELDS = {"minute": 59, "hour": 23, "day of the month": 31, "month": 12, "day of
 """The fields of a cron schedule and their largest values."""
 _EXAMPLE, _ZONE = "0 2 * * *", "Europe/Berlin"
 _NO_PLACE = {"localtime", "Factory"}
-"""Time zones that mean another one on each machine, or none."""
+"""Names of time zones that mean another zone on each machine, or none."""
 
 
 def schedule(cron: str, timezone: str, option: str = "--cron") -> CronSchedule:
-    """When runs are due: a schedule of five fields, or a name such as `@daily`, in a time zone of IANA's.
+    """A schedule of five cron fields, or a name such as `@daily`, in an IANA time zone.
 
-    Raises UserError. ``option`` names where ``cron`` was given.
+    Raises UserError, also for one that can only be a mistake. ``option`` names the origin of ``cron`` in messages.
     """
     if timezone not in available_timezones() - _NO_PLACE:
         raise UserError(f"--timezone {timezone!r}: is not valid; write it like {_ZONE!r}")
@@ -56,30 +56,31 @@ def next_run(due: CronSchedule) -> datetime:
 def clock_changes(due: CronSchedule, begin: datetime | None = None) -> list[str]:
     """A sentence for the next change of the clocks that skips a due time, and one for the next that repeats one.
 
-    Nothing of schedules that run every hour, or every few hours, whose runs lie on both sides of a change anyway.
+    Schedules that run every hour, or every few hours, get none.
     """
     hours = due.cron.split()[1] if not due.cron.startswith("@") else {"@hourly": "*"}.get(due.cron, "0")
     if hours.startswith("*"):
         return []
-    zone, found = ZoneInfo(due.timezone or "UTC"), dict[bool, str]()
+    zone = ZoneInfo(due.timezone or "UTC")
+    sentences: dict[bool, str] = {}
     for change in _changes(zone, begin or datetime.now(UTC)):
         before, after = (
             (change + timedelta(minutes=minutes)).astimezone(zone).replace(tzinfo=None) for minutes in (-1, 0)
         )
-        before += timedelta(minutes=1)  # what the clock would have shown
+        before += timedelta(minutes=1)  # the time that the clock would have shown
         first, end = min(before, after), max(before, after)
         due_at = _next(due, first - timedelta(seconds=1))
         if due_at >= end:
             continue
         skipped = after > before
         how, starts = ("does not exist", "at another hour") if skipped else ("happens twice", "at either of them")
-        found.setdefault(
+        sentences.setdefault(
             skipped,
             f"{due_at:%H:%M} on {due_at:%Y-%m-%d} {how} in {zone.key}: the clock goes from {before:%H:%M} to "
             f"{after:%H:%M}, and the run may start {starts}. A time outside {first:%H:%M} to {end:%H:%M}, or --timezone "
             "UTC, avoids that",
         )
-    return list(found.values())
+    return list(sentences.values())
 
 
 def _changes(zone: ZoneInfo, begin: datetime) -> Iterator[datetime]:
@@ -98,5 +99,5 @@ def _changes(zone: ZoneInfo, begin: datetime) -> Iterator[datetime]:
 
 def _next(due: CronSchedule, after: datetime) -> datetime:
     """The first time later than ``after`` that matches, on a clock that never changes."""
-    found: datetime = croniter(due.cron, after, day_or=due.day_or).get_next(datetime)
-    return found
+    time: datetime = croniter(due.cron, after, day_or=due.day_or).get_next(datetime)
+    return time

@@ -1,4 +1,4 @@
-"""The recipes that are deployed: ours in ``deployments/recipes``, and those that installed distributions bring.
+"""The shipped recipes: ours in ``deployments/recipes``, and those of installed distributions.
 
 A recipe's file has the name of its deployment. A distribution brings the YAML files of a package by an entry point of the
 group ``alignment.recipes``, as in ``mine = "my_package.recipes"``. Imports no Prefect.
@@ -59,7 +59,7 @@ class Shipped:
 
     @property
     def name(self) -> str:
-        """Of the recipe's file, and of its deployment."""
+        """Name of the recipe's file and of its deployment."""
         return self.path.stem
 
     @property
@@ -69,13 +69,13 @@ class Shipped:
 
     @property
     def description(self) -> str:
-        """What the comment at the head of the file says."""
+        """The comment at the head of the file."""
         lines = takewhile(lambda line: line.startswith("#"), self.path.read_text().splitlines())
         return " ".join(line.strip("# ") for line in lines)
 
     def recipe(self) -> BaseRecipe:
         """The recipe; its relative paths begin at its file. Raises UserError."""
-        return load_recipe(self.path, working_folder=self.path.parent)  # whatever lies where this is called
+        return load_recipe(self.path, working_folder=self.path.parent)  # not at the folder of the caller
 
     def cron(self) -> str | None:
         """When it runs by itself, in UTC. Raises UserError, also for a schedule that can only be a mistake."""
@@ -88,24 +88,24 @@ class Shipped:
 
 
 def shipped(distribution: str | None = None) -> dict[str, Shipped]:
-    """All of them, or those of one distribution, by name; of two with one name, ours or that of the first distribution.
+    """All shipped recipes, or those of one distribution, by name; of two with one name, ours or that of the first distribution.
 
     Raises UserError if that distribution ships none.
     """
-    found: dict[str, Shipped] = {}
+    recipes: dict[str, Shipped] = {}
     for one in _files():
         if distribution in (None, one.distribution):
-            found.setdefault(one.name, one)
-    if not found:
+            recipes.setdefault(one.name, one)
+    if not recipes:
         others = ", ".join(sorted({one.distribution for one in _files()}))
         raise UserError(f"no distribution {distribution!r} that ships recipes is installed; there are {others}")
-    return found
+    return recipes
 
 
 def file_of(recipe: Path) -> Path:
-    """The file that somebody means who names a recipe: a path, or the name of a shipped one, such as ``quickstart``.
+    """The file of a recipe: a path, or the name of a shipped recipe, such as ``quickstart``.
 
-    Raises UserError for a name that none has.
+    Raises UserError for an unknown name.
     """
     if recipe.suffix == ".py":
         raise UserError(
@@ -122,7 +122,7 @@ def file_of(recipe: Path) -> Path:
 
 
 def hidden() -> dict[str, str]:
-    """Why a file of some distribution is no deployment, by the file's path."""
+    """Recipes that are not deployed because another one has their name: a sentence by path."""
     known = shipped()
     return {
         str(one.path): f"{one.distribution} brings a recipe {one.name!r}, and so does {known[one.name].distribution}"
@@ -141,20 +141,20 @@ def _folders() -> Iterator[tuple[Path, str]]:
     for entry in sorted(entry_points(GROUP)):
         try:
             spec = util.find_spec(entry.value)
-        except Exception:  # a package above it that does not import; its methods say why
+        except Exception:  # its package does not import; its methods report why
             continue
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             yield Path(folder), entry.dist.name if entry.dist else entry.name
 
 
 def pool() -> dict[str, Any]:
-    """The work pool of all deployments, and what their runs are told there."""
-    found: dict[str, Any] = yaml.safe_load(HEAD)["definitions"]["pool"]
-    return found
+    """The work pool of all deployments, with its job variables."""
+    pool: dict[str, Any] = yaml.safe_load(HEAD)["definitions"]["pool"]
+    return pool
 
 
 def prefect_yaml(distribution: str = OURS) -> str:
-    """The file from which ``prefect deploy --all`` registers what a distribution ships. Raises UserError."""
+    """The file from which ``prefect deploy --all`` registers the recipes of a distribution. Raises UserError."""
     return HEAD + "".join(_entry(one) for one in shipped(distribution).values())
 
 

@@ -1,4 +1,4 @@
-"""Cleaning up what an attempt left on the run's page when its process died: running or pending task runs, and bars."""
+"""Clean the run's page after an attempt whose process died: open task runs and progress bars."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = 200
 
 
 def clear_page(client: SyncPrefectClient, flow_run: UUID, why: str) -> None:
-    """Close the task runs of a run whose process is dead, or has not begun yet, and take its progress away."""
+    """Close the task runs of a run whose process is dead, or has not begun yet, and delete its progress bars."""
     close_task_runs(client, flow_run, why)
     bars = ArtifactFilter(
         flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]), type=ArtifactFilterType(any_=["progress"])
@@ -46,16 +46,15 @@ def _began(record: logging.LogRecord) -> bool:
 
 
 def log_no_task_that_did_not_begin() -> None:
-    """Leave out of a run's log Prefect's error for each task that waits for a failed one: it names them by ids alone."""
+    """Drop Prefect's log line for each task that waits for a failed one: it has only their ids."""
     TASK_LOG.addFilter(_began)
 
 
 def close_not_begun(client: SyncPrefectClient, steps: Sequence[SubmittedStage]) -> list[str]:
-    """Give the stages of a run that ends their names and a final state on the run's page where they did not begin; which
-    they are.
+    """Give stages that did not begin their names and a final state on the run's page; returns their labels.
 
-    Prefect's own state for them, NotReady, is one of type Pending: the page would show them as waiting for ever. It names a
-    task only when that begins.
+    Prefect's own state for them, NotReady, is of the type Pending, so the page would show them as waiting for ever. Prefect
+    names a task only when it begins.
     """
     labels = {str(step.future.task_run_id): step.label for step in steps}
     skipped = []
@@ -72,16 +71,16 @@ def close_not_begun(client: SyncPrefectClient, steps: Sequence[SubmittedStage]) 
 
 
 def close_task_runs(client: SyncPrefectClient, flow_run: UUID, why: str) -> int:
-    """Mark the open task runs of a run whose process is dead, or has not begun yet, as crashed; how many they were."""
+    """Mark the open task runs of a run whose process is dead, or has not begun yet, as crashed; returns their number."""
     closed = 0
     while True:
-        left = client.read_task_runs(
+        task_runs = client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run])),
             task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=OPEN), name=None)),
             limit=PAGE,
         )
-        for task_run in left:
+        for task_run in task_runs:
             client.set_task_run_state(task_run.id, Crashed(message=why), force=True)
-        closed += len(left)
-        if len(left) < PAGE:
+        closed += len(task_runs)
+        if len(task_runs) < PAGE:
             return closed

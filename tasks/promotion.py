@@ -25,16 +25,17 @@ def promote(
     expected: Reference | None,
     problem: str | None = None,
 ) -> dict[str, Any]:
-    """Move the recipe's tag from ``expected`` to ``policy`` if every gate holds; what was decided, as plain data.
+    """Move the recipe's tag from ``expected`` to ``policy`` if every gate passes; returns the decision as plain data.
 
-    ``beside`` names what ``baseline`` was measured on. ``problem`` says why the two could not be compared. A policy that the
-    tag has named before does not replace what came after it: that would be a rollback, which somebody has to ask for.
+    ``beside`` names the policy of the ``baseline``. ``problem`` says why the two could not be compared. A policy that the tag
+    has pointed to before does not replace its successor: that would be a rollback, which is a command of its own.
     """
-    store, logger = current().store, get_run_logger()
+    store = current().store
+    logger = get_run_logger()
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
     history = store.tags.history(section.tag)
     if expected == policy:
-        vouch(store, section, policy)  # the recipe may ask for more than when the tag moved
+        vouch(store, section, policy)  # the recipe may require more than when the tag moved
         return {**outcome, "state": "unchanged", "reasons": []}
     earlier = next((move for move in history if move.to == policy), None)
     if earlier and history[-1].to == expected:
@@ -52,7 +53,7 @@ def promote(
     try:
         store.tags.move(section.tag, policy, expected, reason=f"gates passed: {passed}")
     except Conflict as conflict:
-        # A run that was killed after it had promoted comes here again.
+        # A resumed run that was killed after its promotion meets its own move here.
         if not any(move.to == policy and move.previous == expected for move in store.tags.history(section.tag)):
             logger.warning("not promoted: %s", conflict)
             return {**outcome, "state": "conflict", "reasons": [str(conflict)]}
@@ -61,10 +62,10 @@ def promote(
 
 @task(name="publish", task_run_name="publication", cache_policy=NO_CACHE, persist_result=False)
 def publish(section: PromotionConfig, policy: Reference) -> dict[str, Any]:
-    """Publish a promoted policy to the Hub; what came of it, as plain data.
+    """Publish a promoted policy to the Hub; returns the outcome as plain data.
 
-    What fails here undoes no promotion: the outcome says ``failed`` and why, and the next attempt of the run publishes. A
-    policy that the tag has moved on from meanwhile is ``superseded``: it does not replace on the Hub what came after it.
+    A failure does not undo the promotion: the state is ``failed`` with the reason, and the next attempt of the run publishes.
+    If the tag has moved on meanwhile, the state is ``superseded``: the policy must not replace its successor on the Hub.
     """
     from alignment_core.attestation.publishing import publish
 

@@ -1,4 +1,4 @@
-"""Where the methods that improve a policy begin: the base model, fine-tuned on demonstrations if the recipe says so."""
+"""Stages before a method: the base model, fine-tuned on demonstrations if the recipe says so, and reward models."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ def rewards(
     label: str,
     process_judge: Input | None = None,
 ) -> Rewards:
-    """The rewards that the recipe has ``listed`` at ``field``, which are those of the ``judge``, its section `reward_model`, if
-    there are none. Other models become stages below ``label``."""
+    """The rewards that the recipe has ``listed`` at ``field``, and the models that they need.
+
+    Default: the reward model ``judge``. ``ours`` is ``judge`` or ``process_judge``; other models become stages below ``label``.
+    """
     configs = tuple(listed) or ((ours(),) if judge is not None else ())
     models: dict[str, Input] = {}
     for number, reward in enumerate(configs):

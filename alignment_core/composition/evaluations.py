@@ -1,4 +1,4 @@
-"""Evaluating the policies of a run on the same held-out prompts; the first one is the baseline."""
+"""Evaluation of the policies of a run on the same held-out prompts; the first policy is the baseline."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, EvaluationConfig
 
 STREAM = "evaluation"
-"""All policies are sampled with the same noise, so that they are compared with less of it, and with none of a round's."""
-
-
+"""Random stream of evaluations: the same noise for all policies makes their comparison more precise."""
 PRODUCTION = "production"
-"""What reports call the policy that a promotion's tag points to."""
+"""Label of the policy that a promotion's tag points to."""
 
 
 class Evaluations:
@@ -30,7 +28,9 @@ class Evaluations:
         reward_model: Input | None = None,
         process_reward_model: Input | None = None,
     ) -> None:
-        self.recipe, self.section, self.reward_model = recipe, recipe.evaluation, reward_model
+        self.recipe = recipe
+        self.section = recipe.evaluation
+        self.reward_model = reward_model
         self.baseline: tuple[str, Input, Step] | None = None
         self.steps: dict[str, Step] = {}
         self.samples: dict[str, Step] = {}
@@ -54,9 +54,9 @@ class Evaluations:
             )
 
     def add(self, label: str, policy: Input, after: Step | None = None, prompts: Input | None = None) -> None:
-        """Sample, score and measure ``policy``, once ``after`` is done, which needs the engines first.
+        """Sample, score and measure ``policy``, once the stage ``after`` is done, which needs the engines first.
 
-        ``prompts`` are the held-out prompts in a form of its own.
+        ``prompts`` replace the held-out prompts for this policy.
         """
         if self.section is None:
             return
@@ -66,13 +66,13 @@ class Evaluations:
         self.baseline = self.baseline or (label, policy, scores)
 
     def metrics(self, label: str) -> dict[str, Any]:
-        """What was measured of the policy ``label``; waits for it. Raises UserError if it is not evaluated."""
+        """Metrics of the policy ``label``; waits for them. Raises UserError if it is not evaluated."""
         if label not in self.steps:
             raise UserError(f"{label!r} is not evaluated; there are {', '.join(self.steps) or 'no evaluations'}")
         return dict(metrics(self.steps[label]) or {})
 
     def _evaluate(self, section: EvaluationConfig, name: str, label: str, beside: str | None) -> Step:
-        """Metrics of the policy ``label``, ``beside`` another one that was sampled."""
+        """Metrics of the policy ``label``, compared with those of ``beside``."""
         tasks = self.tasks.get(label)
         if beside is None:
             return steps.evaluate(name, section, self.scores[label], None, tasks=tasks)
@@ -104,9 +104,9 @@ class Evaluations:
         return steps.score(f"{label}/evaluation/score", samples, policy, self.rewards, section, reference)
 
     def against(self, final: str, production: Reference) -> tuple[str, Step | None]:
-        """Judge ``production`` on the same prompts, and the policy ``final`` beside it.
+        """Evaluate ``production`` on the same prompts, and compare the policy ``final`` with it.
 
-        Returns the label of ``final`` beside it, and the table of all policies with both.
+        Returns the label of this comparison in the report, and the report of all policies with it.
         """
         assert self.section is not None, "gates need an evaluation"
         self.scores[PRODUCTION] = self._score(self.section, PRODUCTION, production)
@@ -117,7 +117,7 @@ class Evaluations:
         return label, self.report("promotion/report", {label: PRODUCTION})
 
     def report(self, label: str = "report", against: Mapping[str, str] = {}) -> Step | None:
-        """One table of all policies, of which ``against`` names those that were not compared with the baseline."""
+        """One table of all policies; ``against`` names policies that are compared with another one than the baseline."""
         if self.section is None or self.baseline is None:
             return None
         title = f"Run {self.recipe.name}"
@@ -127,9 +127,9 @@ class Evaluations:
         return steps.report(label, title, self.steps, before, self.reward_model, overlap, against, generation)
 
     def leave_out_failed(self) -> dict[str, BranchFailed]:
-        """Leave out of the table, and of the comparison of prompts, what failed and may fail; waits for all evaluations.
+        """Drop failed policies, and training data of failed stages, from the table and the comparison of prompts.
 
-        Returns the failures by the labels of the policies.
+        Waits for all evaluations. Returns the failures by the labels of the policies.
         """
         failed = {label: error for label, step in self.steps.items() if (error := failure([step]))}
         self.steps = {label: step for label, step in self.steps.items() if label not in failed}
@@ -139,7 +139,7 @@ class Evaluations:
         return failed
 
     def compare_prompts(self) -> Step | None:
-        """Compare the held-out prompts with all data that the run trains on: call it once that is known."""
+        """Compare the held-out prompts with all training data: call it once all of it is submitted."""
         if self.section is not None and self.overlap is None:
             promotion = self.recipe.promotion
             gated = promotion is not None and not all(gate.is_of_training for gate in promotion.gates)

@@ -1,4 +1,4 @@
-"""What a composition hands back. Imports no Prefect."""
+"""The results of a composition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class Outputs(BaseModel):
-    """What a composition hands back: the steps that made the run's results."""
+    """The results of a composition: steps, or artifacts."""
 
     model_config = {"arbitrary_types_allowed": True}
 
@@ -17,11 +17,12 @@ class Outputs(BaseModel):
     rollouts: Any = None
     report: Any = None
     final: str | None = None
-    """Label of the policy that may be promoted, as the report calls it."""
+    """Label in the report of the policy that may be promoted."""
     baseline: str | None = None
     evaluations: Any = None
-    """Where they are judged, if what the promotion's tag names is to be judged beside them; None where the baseline is
-    what it named when the composition was made, ``replaces``."""
+    """The :class:`~alignment_core.composition.evaluations.Evaluations`, in which the policy of the promotion's tag can be
+    evaluated, too. None if the baseline is that policy already."""
     replaces: Any = None
+    """The policy of the promotion's tag when the stages were composed, if that is the baseline."""
     summary: Any = None
-    """A step whose metrics are the run's, too."""
+    """A step whose metrics are added to those of the run."""
