@@ -160,10 +160,11 @@ from alignment_core.recipes import load_recipe
 load_recipe(Path("deployments/recipes/grpo.yaml"))
 from alignment_core.data import kinds, origins
 from alignment_core.recipes.methods import METHODS
+from alignment_core.recipes.row_plugins import formats
 from alignment_core.recipes.sections.rewards import CHOICE, REWARDS
 for group in REWARDS, kinds.KINDS, origins.ORIGINS, METHODS:
     print(*group.loaded()[1], sep="\\n")
-assert kinds.formats() and "verifier" in CHOICE.kinds
+assert formats() and "verifier" in CHOICE.kinds
 """
     paths = os.pathsep.join([str(ROOT), str(site)])
     done = subprocess.run(

@@ -8,28 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.fields import Fields, short
 from alignment_core.data.messages import Messages
+from alignment_core.recipes.prompt_template import PROMPT
 
 if TYPE_CHECKING:
     from alignment_core.data.kinds import Example
-
-PROMPT = "prompt"
-"""What a template calls the words of the user."""
-
-
-def check_template(template: str) -> None:
-    """Raise ValueError for a template that no row could fill."""
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"`prompt_template` is not well formed: {error}; write {{{{ and }}}} for braces") from None
-    names = [name for _, name, _, _ in parts if name is not None]
-    if PROMPT not in names:
-        raise ValueError("`prompt_template` has no {prompt}, so the prompts would all be alike")
-    for _, name, spec, conversion in parts:
-        if name is not None and (not name or conversion or "[" in name or "{" in (spec or "")):
-            raise ValueError(
-                f"`prompt_template`: {{{name}}} is not the name of a column, with `:` and a format at most"
-            )
 
 
 def conditioned(example: Example, template: str, fields: Fields) -> Example:

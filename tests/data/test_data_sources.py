@@ -266,7 +266,7 @@ def test_flow_process_stays_light() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'pyarrow', 'numpy'}"
     modules = ("pin", "tasks", "sources", "formats", "template", "limits", "mixing", "tables", "statistics", "build")
     imports = "; ".join(f"import alignment_core.data.{module}" for module in modules)
-    imports += "; from alignment_core.data import kinds; kinds.formats()"
+    imports += "; from alignment_core.recipes.row_plugins import formats; formats()"
     code = f"import sys; {imports}; import alignment_core.models.tokenizer; sys.exit(str({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "set()"

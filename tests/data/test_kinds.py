@@ -18,6 +18,7 @@ from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
 from alignment_core.lineage.samples import of_data
 from alignment_core.processes import inherited
+from alignment_core.recipes.row_plugins import formats
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.stages.dataset import DatasetConfig
 from tests.data.conftest import Build, Write
@@ -55,7 +56,7 @@ def test_our_kinds_and_their_formats_are_collected() -> None:
         "math_shepherd",
         "unpaired",
     }
-    assert set(kinds.formats()) == known
+    assert set(formats()) == known
     assert {kinds.load(name).native for name in OURS} < known
 
 

@@ -14,6 +14,7 @@ from alignment_core.init.guess import ColumnMapping
 from alignment_core.init.names import OTHER_NAMES, called
 from alignment_core.init.recipe import InitRequest
 from alignment_core.init.verifying import ends_with_final, is_final, verifier_of
+from alignment_core.recipes.row_plugins import formats
 from tests.init.rows_of_kinds import ROWS, N, jsonl
 
 
@@ -37,7 +38,7 @@ def test_rows_speak_for_a_method_under_any_of_their_names(name: str, tmp_path: P
 def test_every_role_with_other_names_is_one_of_a_format(role: str) -> None:
     format, _, plain = role.rpartition(".")
     assert plain in kinds.roles()
-    assert not format or format in kinds.formats()
+    assert not format or format in formats()
 
 
 @pytest.mark.parametrize(("likelier", "other"), [("response", "reply"), ("completion", "response")])

@@ -7,12 +7,12 @@ read from, how they are rendered and cut, and what a built-in task gives for the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from alignment_core.errors import UserError
-from alignment_core.plugins import Group
+from alignment_core.recipes.row_plugins import KINDS
 
 if TYPE_CHECKING:
     from alignment_core.data.fields import Fields
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 KEPT = "columns"
 """The column, of kinds that have it, with what a source's ``keep_columns`` name, as the text of a JSON object."""
-KINDS = Group("alignment.kinds", "alignment_core.data.kinds", "KIND", "kind of rows", "alignment_core.data.kinds:Kind")
 
 
 Lengths = tuple[int, int | None]
@@ -100,17 +99,7 @@ def stream(name: str) -> str:
     return load(name).stream or name
 
 
-def formats() -> tuple[str, ...]:
-    """The formats that some kind can be read from."""
-    return tuple(dict.fromkeys(name for kind in _loaded() for name in kind.formats))
-
-
 def roles() -> tuple[str, ...]:
     """What a column can be used as; the keys of ``DataSource.columns``."""
-    every = (format for kind in _loaded() for format in kind.formats.values())
+    every = (format for kind in KINDS.loaded()[0].values() for format in kind.formats.values())
     return tuple(dict.fromkeys(role for format in every for role in (*format.needs, *format.takes)))
-
-
-def _loaded() -> Iterable[Kind]:
-    """A kind that does not load is the trouble of those alone who name it."""
-    return KINDS.loaded()[0].values()

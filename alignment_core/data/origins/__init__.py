@@ -11,16 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from alignment_core.errors import UserError
-from alignment_core.plugins import Group
+from alignment_core.recipes.row_plugins import ORIGINS
 
 if TYPE_CHECKING:
     from alignment_core.data.addresses import RemoteFile
     from alignment_core.data.kinds import Kind
     from alignment_core.recipes.sections.data import DataSource
 
-ORIGINS = Group(
-    "alignment.origins", "alignment_core.data.origins", "ORIGIN", "origin of rows", "alignment_core.data.origins:Origin"
-)
 DEFAULT_ROWS = 1000
 """Rows of a source without an end, where the recipe does not say how many."""
 
@@ -113,8 +110,3 @@ def origin_of(source: DataSource) -> Origin:
     """The origin that a source names."""
     found: Origin = ORIGINS.load(source.field)
     return found
-
-
-def loaded() -> dict[str, Origin]:
-    """The origins that load, by the field of a source; one that does not is the trouble of those who name it."""
-    return {name.replace("-", "_"): origin for name, origin in ORIGINS.loaded()[0].items()}

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, create_model, field_validator, model_validator
 
 from alignment_core.recipes.base import Config, NameOf
 from alignment_core.recipes.paths import Anything, RowsPath
+from alignment_core.recipes.prompt_template import checked
+from alignment_core.recipes.row_plugins import formats, origins
 
-RowFormat = Annotated[str, NameOf(("auto",), lambda: import_module("alignment_core.data.kinds").formats())]
+RowFormat = Annotated[str, NameOf(("auto",), formats)]
 """A format that some kind of rows can be read from, or ``auto``."""
-TAKEN = frozenset(
-    (
-        *(
-            "prompt",
-            "prompts",
-            "prompt_text",
-            "prompt_ids",
-            "completion",
-            "completions",
-            "completion_text",
-            "completion_ids",
-        ),
-        *(
-            "messages",
-            "columns",
-            "label",
-            "group",
-            "sample",
-            "policy",
-            "finish_reason",
-            "environment",
-        ),
-        *("trainer_state", "log_extra", "log_metric"),
-    )
-)
+TAKEN = frozenset({
+    "prompt", "prompts", "prompt_text", "prompt_ids", "completion", "completions", "completion_text", "completion_ids",
+    "messages", "columns", "label", "group", "sample", "policy", "finish_reason", "environment",
+    "trainer_state", "log_extra", "log_metric",
+})  # fmt: skip
 """Names that a reward function knows something else by: in our form or in TRL's. A kept column `task`, as in TRL's example of
 functions for several tasks, or `source` takes the place of ours."""
 
@@ -54,12 +35,6 @@ class _NamesRows(Config):
     """Name of a built-in procedural task whose answers can be verified."""
 
 
-def _origins() -> dict[str, Any]:
-    """What a source may name its rows by, see :mod:`alignment_core.data.origins`."""
-    found: dict[str, Any] = import_module("alignment_core.data.origins").loaded()
-    return found
-
-
 def _name_of(origin: Any) -> Any:
     return (str | None, Field(None, exclude_if=lambda name: name is None, description=origin.description))
 
@@ -70,7 +45,7 @@ if TYPE_CHECKING:
         pass
 else:
     _LIBRARIES = {
-        field: _name_of(origin) for field, origin in _origins().items() if field not in _NamesRows.model_fields
+        field: _name_of(origin) for field, origin in origins().items() if field not in _NamesRows.model_fields
     }
     _WithLibraries = create_model(
         "_WithLibraries",
@@ -118,7 +93,7 @@ class DataSource(_WithLibraries):
     @property
     def field(self) -> str:
         """The field by which it names its rows: the origin of these."""
-        return next(field for field in _origins() if getattr(self, field, None) is not None)
+        return next(field for field in origins() if getattr(self, field, None) is not None)
 
     @property
     def origin(self) -> str:
@@ -137,16 +112,16 @@ class DataSource(_WithLibraries):
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSource:
-        origins = _origins()
-        given = [field for field in origins if getattr(self, field, None) is not None]
+        known = origins()
+        given = [field for field in known if getattr(self, field, None) is not None]
         if len(given) != 1:
-            *most, last = (f"`{field}`" for field in origins)
+            *most, last = (f"`{field}`" for field in known)
             raise ValueError(
                 f"give exactly one of {', '.join(most)} and {last}; `path` is a file, a folder or a Hub name, `task` a "
                 "built-in task"
             )
-        if self.options and not origins[given[0]].has_options:
-            others = [f"`{field}`" for field, origin in origins.items() if origin.has_options]
+        if self.options and not known[given[0]].has_options:
+            others = [f"`{field}`" for field, origin in known.items() if origin.has_options]
             raise ValueError(f"`options` belong to {' or '.join(others)}, not to a `{given[0]}`")
         if self.path is None:
             self.refuse_unused(("subset", "revision"), "unless `path` is a Hub data set")
@@ -190,7 +165,7 @@ class DataConfig(Config):
             return {"sources": [value]}
         if isinstance(value, (list, tuple)):
             return {"sources": value}
-        if isinstance(value, dict) and _origins().keys() & value.keys():
+        if isinstance(value, dict) and origins().keys() & value.keys():
             if "sources" in value:
                 raise ValueError("give either `sources` or the fields of a single source")
             source_fields = {key: item for key, item in value.items() if key in DataSource.model_fields}
@@ -217,9 +192,7 @@ class DataConfig(Config):
     @field_validator("prompt_template")
     @classmethod
     def _template_can_be_filled(cls, template: str | None) -> str | None:
-        if template is not None:
-            import_module("alignment_core.data.conditions").check_template(template)
-        return template
+        return None if template is None else checked(template)
 
     @model_validator(mode="after")
     def _holds_out_in_one_way(self) -> DataConfig:
