@@ -1,8 +1,8 @@
-"""LoRA: small trained matrices beside a model's frozen linear layers (Hu et al. 2021), and the plain model they amount to.
+"""LoRA: small trained matrices beside a model's frozen linear layers (Hu et al. 2021), and merging them into the model.
 
 A layer's output is W x + (lora_alpha / r) B A x, with A [r, in] random at first and B [out, r] zero: equation 3 of the paper.
 With rsLoRA (Kalajdzievski 2023) the factor is lora_alpha / √r. With DoRA (Liu et al. 2024) each row of
-W + (lora_alpha / r) B A is brought to a trained length m [out], at first that of W's row.
+W + (lora_alpha / r) B A is scaled to a trained length m [out], initially that of W's row.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ADAPTER = "default"
-"""PEFT's name for the one adapter that there is."""
+"""PEFT's name for the only adapter."""
 QUANTISATION = "quantization_config.json"
-"""In the folder of an adapter that was trained beside weights in 4 bits: which, as ``transformers`` says it."""
+"""File in the folder of an adapter that was trained beside weights in 4 bits: their quantization, in ``transformers``' form."""
 NF4 = {
     "quant_method": "bitsandbytes",
     "load_in_4bit": True,
@@ -31,14 +31,14 @@ NF4 = {
     "bnb_4bit_use_double_quant": True,
 }
 BASE = ".base_layer."
-"""What PEFT puts into the name of a parameter of an adapted layer: ``layer.base_layer.weight``."""
+"""PEFT's infix in the names of an adapted layer's own parameters: ``layer.base_layer.weight``."""
 
 
 def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, train_head: bool) -> None:
-    """Freeze ``model`` and put adapters, random from ``seed``, beside its linear layers other than ``head``.
+    """Freeze ``model`` and add adapters, initialised from ``seed``, to its linear layers other than ``head``.
 
-    Not frozen are the modules of ``config.modules_to_save`` and, with ``train_head``, the head. Raises UserError where a
-    name fits nothing.
+    The modules of ``config.modules_to_save`` and, with ``train_head``, the head are not frozen. Raises UserError for a name
+    that matches no module.
     """
     import peft
     import torch
@@ -60,29 +60,29 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
 
 
 def _options(config: LoraConfig) -> dict[str, Any]:
-    """What PEFT is told of the layers that get an adapter."""
+    """PEFT's options for the layers that get an adapter."""
     return config.model_dump(exclude={"target_modules", "modules_to_save", "load_in_4bit"})
 
 
 def _trained_whole(model: nn.Module, config: LoraConfig) -> list[str]:
-    """Full names of the modules that ``config`` names to train as they are, and of those that share their weights."""
+    """Full names of the modules that ``config`` names to be trained whole, and of those tied to them."""
     modules = dict(model.named_modules())
-    found = {one: [name for name in modules if f".{name}".endswith(f".{one}")] for one in config.modules_to_save}
-    if unknown := [one for one, names in found.items() if not names]:
+    matches = {one: [name for name in modules if f".{name}".endswith(f".{one}")] for one in config.modules_to_save}
+    if unknown := [one for one, names in matches.items() if not names]:
         kinds = sorted(
             {name.rpartition(".")[2] for name, one in modules.items() if next(one.parameters(False), None) is not None}
         )
         raise UserError(
             f"training.lora.modules_to_save: this model has no module {unknown[0]!r}; it has {', '.join(kinds)}"
         )
-    named = {name for names in found.values() for name in names}
+    named = {name for names in matches.values() for name in names}
     trained = {id(weight) for name in named for weight in modules[name].parameters()}
     tied = {name for name, one in modules.items() if any(id(weight) in trained for weight in one.parameters(False))}
     return sorted(named | {name for name in tied if not any(name.startswith(f"{one}.") for one in named)})
 
 
 def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Sequence[str]) -> list[str]:
-    """Full names of the layers that get an adapter: none of those that are trained ``whole``."""
+    """Full names of the layers that get an adapter; modules that are trained ``whole`` get none."""
     from torch import nn
 
     linear = [
@@ -94,25 +94,25 @@ def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Seque
     ]
     kinds = sorted({name.rpartition(".")[2] for name in linear})
     wanted = kinds if config.target_modules == "all-linear" else config.target_modules
-    found = {one: [name for name in linear if f".{name}".endswith(f".{one}")] for one in wanted}
-    if unknown := [one for one, names in found.items() if not names]:
+    matches = {one: [name for name in linear if f".{name}".endswith(f".{one}")] for one in wanted}
+    if unknown := [one for one, names in matches.items() if not names]:
         raise UserError(
             f"training.lora.target_modules: apart from its head, this model has no linear layer {unknown[0]!r}; it has "
             f"{', '.join(kinds)}"
         )
     if not linear:
         raise UserError("training.lora: this model has no linear layer apart from its head; train all of its weights")
-    return sorted({name for names in found.values() for name in names})
+    return sorted({name for names in matches.values() for name in names})
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Within it a forward pass is that of the frozen model."""
+    """In this context a forward pass is that of the model without adapters."""
     from peft.tuners.lora import LoraLayer
 
     layers = [one for one in model.modules() if isinstance(one, LoraLayer)]
     for layer in layers:
-        layer._disable_adapters = True  # what PEFT has for it changes `requires_grad`, on which DeepSpeed relies
+        layer._disable_adapters = True  # PEFT's own method changes `requires_grad`, on which DeepSpeed relies
     try:
         yield
     finally:
@@ -121,30 +121,30 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def plain_names(model: nn.Module) -> list[str]:
-    """Names of the parameters, those of adapters left out."""
+    """Names of the parameters, without those of adapters."""
     return [name for name, _ in model.named_parameters() if not _is_adapter(name)]
 
 
 def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Names of the adapters beside the layers whose parameters are named; none without LoRA."""
+    """Names of the adapter parameters of the layers whose parameters are named; none without LoRA."""
     known = {name for name, _ in model.named_parameters() if _is_adapter(name)}
     beside = [one for name in names if name.endswith(f"{BASE}weight") for one in _names(name.rpartition(BASE)[0])]
     return [name for name in beside if name in known]
 
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``weights`` of the model as those of one without adapters: W + (lora_alpha / r) B A, with DoRA m times the directions of
-    its rows, worked out in fp32. W is what 4 bits say where it is in 4 bits: the result is what was trained.
+    """``weights`` of the model with adapters merged in: W + (lora_alpha / r) B A, with DoRA m times the directions of its rows,
+    computed in fp32. A weight in 4 bits is dequantized first, so that the result is the trained model.
 
-    Where ``weights`` lack the adapters of a layer it stays W. What is merged lies on the CPU, so that a device holds one
-    such weight at a time; all else comes as it is.
+    A layer whose adapters are missing in ``weights`` keeps W. Merged weights are on the CPU, so that a device holds one of them
+    at a time; all others are returned as they are.
     """
-    found = {}
+    plain = {}
     for name, tensor in weights.items():
         layer, base, kind = name.rpartition(BASE)
         parent, is_state, _ = name.rpartition(STATE)
         if is_state and is_quantised(model.get_submodule(parent)):
-            continue  # the scales of weights in 4 bits
+            continue  # scales of weights in 4 bits
         owner = model.get_submodule(name.rpartition(".")[0])
         if name.endswith(".weight") and is_quantised(owner):
             tensor = plain_weight(owner)
@@ -156,18 +156,17 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
                 whole *= (length / whole.norm(dim=1))[:, None]
             tensor = whole.to(tensor.dtype).cpu()
         if not _is_adapter(name):
-            found[f"{layer}.{kind}" if base else name] = tensor
-    return found
+            plain[f"{layer}.{kind}" if base else name] = tensor
+    return plain
 
 
 def save_adapter(
     model: nn.Module, weights: Mapping[str, Tensor], config: LoraConfig, head: str | None, base: str, directory: Path
 ) -> None:
-    """Write the adapters among ``weights`` of the ``model`` as ``peft`` does, with the modules that were trained whole, the
-    ``head`` among them, if there is one.
+    """Write the adapters among ``weights`` of the ``model`` in PEFT's format, with the modules that were trained whole and the
+    ``head``, if one is named.
 
-    ``PeftModel.from_pretrained`` puts them into the model that they were trained beside, which their configuration calls
-    ``base``.
+    ``PeftModel.from_pretrained`` adds them to the model that they were trained with, which their configuration names ``base``.
     """
     import peft
     from safetensors.torch import save_file
@@ -176,9 +175,9 @@ def save_adapter(
     layers = sorted(name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight"))
     whole = sorted({*_trained_whole(model, config), *([head] if head else [])})
     tensors |= {name: weights[name] for name in weights if any(name.startswith(f"{one}.") for one in whole)}
-    found = {f"base_model.model.{name}": tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    file = {f"base_model.model.{name}": tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(found, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(file, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     peft.LoraConfig(
         **{**_options(config), "target_modules": layers},
         base_model_name_or_path=base,
@@ -189,16 +188,18 @@ def save_adapter(
     if config.load_in_4bit:
         (directory / QUANTISATION).write_text(json.dumps(NF4, indent=2) + "\n")
     written = directory / "adapter_config.json"
-    content = json.loads(written.read_text()) | {"target_modules": layers}  # a set: in another order each time
+    content = json.loads(written.read_text()) | {
+        "target_modules": layers
+    }  # PEFT writes a set, in another order each time
     written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
-"""What PEFT calls the parameters of an adapter; the last are DoRA's lengths."""
+"""PEFT's names for the parameters of an adapter; the last are DoRA's lengths."""
 
 
 def _in_file(name: str) -> str:
-    """What PEFT calls a parameter of an adapter in its files."""
+    """PEFT's name for a parameter of an adapter in its files."""
     return name.replace(f".{ADAPTER}.", ".").replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
 
 

@@ -1,8 +1,8 @@
-"""Attention over prefix trees: each token sees those that its sequences have before it, and no others.
+"""Attention over prefix trees: each token sees the tokens before it in its own sequences, and no others.
 
-On a CPU a tree is computed node by node. A node's tokens see each other causally; all that continues the node sees all of it.
-Every such block is a call of PyTorch's flash kernel without a mask, and what the blocks of a token give is joined by their
-log-sum-exps (Dao et al. 2022, "FlashAttention"), so that no mask of all tokens by all is ever made. On CUDA
+On a CPU a tree is computed node by node. A node's tokens see each other causally; its descendants see all of it. Every such
+block is a call of PyTorch's flash kernel without a mask. The outputs of a token's blocks are combined by their log-sum-exps
+(Dao et al. 2022, "FlashAttention"), so a mask of all tokens by all tokens is never made. On CUDA
 :mod:`~alignment_core.models.flex_trees` computes it.
 """
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "prefix_tree"
-"""Of this attention, for ``transformers``."""
-OF_NO_MATTER = {
+"""Name of this attention in ``transformers``."""
+HARMLESS_OPTIONS = {
     "position_ids",
     "use_cache",
     "is_causal",
@@ -41,23 +41,23 @@ OF_NO_MATTER = {
     "output_hidden_states",
     "output_router_logits",
 }
-"""What ``transformers`` may tell an attention that is a softmax over all that came before. Whatever else it tells makes it
-another: a window, a soft cap, sinks, chosen blocks."""
+"""Options that ``transformers`` may pass to a plain causal attention. Any other changes it: a window, a soft cap, sinks,
+selected blocks."""
 
 LONGEST_IN_A_BATCH = 32
 LEAST_FILLED = 0.8
-"""Nodes that are not longer, and have so much of the length of the longest, are one call together: each call of its own
-costs as much as some tens of tokens."""
+"""Nodes up to ``LONGEST_IN_A_BATCH`` tokens are computed in one call if they have at least this fraction of the longest one's
+length: a call of its own costs as much as some tens of tokens."""
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 _in_use = False
-"""Whether a forward pass over trees is under way, which needs no mask."""
+"""Whether a forward pass over trees is running, which needs no mask."""
 Heads = tuple[int, int, int]
-"""Of an attention: how many of queries, how many of keys, and their dimensions."""
+"""Of an attention: query heads, key heads, and dimensions per head."""
 _seen: list[Heads | None] | None = None
-"""While a model is looked at: the heads of each of its attentions, None where it is not of the plain kind."""
+"""While a model is probed: the heads of each attention call, None for one that is not plain."""
 
 
 class TreeAttention(torch.autograd.Function):
@@ -67,29 +67,32 @@ class TreeAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
-        query, key, value = map(_rows_together, (query, key, value))
-        output = _summed(query)  # over blocks
-        sums = output.new_empty(query.shape[:3])
+        query, key, value = map(_contiguous_rows, (query, key, value))
+        output = _accumulator(query)
+        sums = output.new_empty(query.shape[:3])  # log-sum-exps
         for block in _own_blocks(nodes):
-            found, its = _forward(*(block.of(one) for one in (query, key, value)), 0.0, True, scale=scale)
-            block.put(output, found)
-            block.put(sums, its)
+            block_output, block_sums = _forward(*(block.of(one) for one in (query, key, value)), 0.0, True, scale=scale)
+            block.put(output, block_output)
+            block.put(sums, block_sums)
         for node, below in _with_descendants(nodes):
-            more, its = _forward(query[:, :, below], key[:, :, node], value[:, :, node], 0.0, False, scale=scale)
-            both = torch.logaddexp(sums[:, :, below], its)
+            node_output, node_sums = _forward(
+                query[:, :, below], key[:, :, node], value[:, :, node], 0.0, False, scale=scale
+            )
+            both = torch.logaddexp(sums[:, :, below], node_sums)
             output[:, :, below] *= (sums[:, :, below] - both).exp()[..., None]
-            output[:, :, below] += more * (its - both).exp()[..., None]
+            output[:, :, below] += node_output * (node_sums - both).exp()[..., None]
             sums[:, :, below] = both
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, sums)
-        ctx.nodes, ctx.scale = nodes, scale
+        ctx.nodes = nodes
+        ctx.scale = scale
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, sums = ctx.saved_tensors
-        gradient = _rows_together(gradient)
-        wholes = [_summed(one) for one in (query, key, value)]
+        gradient = _contiguous_rows(gradient)
+        wholes = [_accumulator(one) for one in (query, key, value)]
         for block in _own_blocks(ctx.nodes):
             given = [block.of(one) for one in (query, key, value, output, sums)]
             parts = _backward(block.of(gradient, fill=0.0), *given, 0.0, True, scale=ctx.scale)
@@ -103,13 +106,13 @@ class TreeAttention(torch.autograd.Function):
         return (*(whole.to(query.dtype) for whole in wholes), None, None)
 
 
-def _rows_together(one: Tensor) -> Tensor:
-    """As the kernel reads it, which looks at no stride of the last dimension."""
+def _contiguous_rows(one: Tensor) -> Tensor:
+    """A tensor as the kernel reads it, which ignores the stride of the last dimension."""
     return one if one.stride(-1) == 1 else one.contiguous()
 
 
-def _summed(like: Tensor) -> Tensor:
-    """Takes up what is added up over blocks, in single precision at least."""
+def _accumulator(like: Tensor) -> Tensor:
+    """An empty tensor for sums over blocks, in single precision at least."""
     return torch.empty_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
@@ -129,15 +132,15 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The tokens of B nodes of about the same length T, which one call takes."""
+    """The tokens of B nodes of about the same length T, computed in one call."""
 
     places: Tensor
-    """[B, T]; what a shorter node lacks is its last token once more: it comes later than all others, so none sees it."""
+    """[B, T]; a shorter node is padded with its last token, which no other token sees, because it is the last."""
     real: Tensor
     """[B, T]"""
 
     def of(self, whole: Tensor, fill: float | None = None) -> Tensor:
-        """Its part of [1, H, N, …]: [B, H, T, …]; ``fill`` is what stands where a node is shorter."""
+        """Its part of [1, H, N, …]: [B, H, T, …]; ``fill`` is the value of padding."""
         part = whole[0].transpose(0, 1)[self.places]
         if fill is not None:
             part[~self.real] = fill
@@ -149,7 +152,7 @@ class _Batch:
 
 @functools.lru_cache(maxsize=4)
 def _own_blocks(nodes: tuple[Node, ...]) -> list[_Run | _Batch]:
-    """The nodes, by the calls in which their tokens see each other."""
+    """The nodes, grouped by the calls that compute attention within them."""
     blocks: list[_Run | _Batch] = []
     waiting = sorted(nodes, key=lambda node: node.end - node.start)
     while waiting:
@@ -167,7 +170,7 @@ def _own_blocks(nodes: tuple[Node, ...]) -> list[_Run | _Batch]:
 
 
 def _with_descendants(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice]]:
-    """The places of each node that something continues, and of all that does."""
+    """The places of each node that has descendants, and of the descendants."""
     return ((slice(start, end), slice(end, last)) for start, end, last in nodes if last > end)
 
 
@@ -182,16 +185,16 @@ def _attend(
     nodes: tuple[Node, ...] | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """What ``transformers`` calls; without ``nodes`` it is its own attention. Raises RuntimeError where they got lost."""
+    """The attention that ``transformers`` calls; its own one without ``nodes``. Raises RuntimeError if the model lost them."""
     if _seen is not None:
-        told = {name for name, value in more.items() if value is not None}
-        plain = attention_mask is None and not dropout and told <= OF_NO_MATTER
+        options = {name for name, value in more.items() if value is not None}
+        plain = attention_mask is None and not dropout and options <= HARMLESS_OPTIONS
         causal = more.get("is_causal") is not False and getattr(module, "is_causal", True)
         plain = plain and causal and query.shape[-1] == value.shape[-1]
         _seen.append((query.shape[1], key.shape[1], query.shape[-1]) if plain else None)
     if nodes is None:
         if _in_use:
-            raise RuntimeError("the model does not hand on the nodes of its prefix trees")
+            raise RuntimeError("the model does not pass the nodes of its prefix trees to its attention")
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     if query.device.type != "cpu":
         return flex_trees.attend(module, query, key, value, nodes, scaling), None
@@ -199,8 +202,7 @@ def _attend(
 
 
 def _mask(*arguments: Any, mask_function: Any = causal_mask_function, **options: Any) -> Any:
-    """The mask that ``transformers`` asks for, none over trees; of a sequence that is looked at, one if it sees less than all
-    that came before."""
+    """The mask that ``transformers`` uses, None over trees; in a probe, one if a token does not see all tokens before it."""
     if not _in_use:
         return sdpa_mask(*arguments, mask_function=mask_function, **options)
     if _seen is None or mask_function is causal_mask_function:
@@ -214,9 +216,10 @@ AttentionMaskInterface.register(NAME, _mask)
 
 @contextmanager
 def over_trees() -> Iterator[None]:
-    """For a forward pass that is given ``nodes``."""
+    """The context of a forward pass with ``nodes``."""
     global _in_use
-    before, _in_use = _in_use, True
+    before = _in_use
+    _in_use = True
     try:
         yield
     finally:
@@ -224,19 +227,19 @@ def over_trees() -> Iterator[None]:
 
 
 def use_trees(model: Any, head: Head, device: str, dropout: bool = False) -> bool:
-    """Let a ``transformers`` model of this head attend over prefix trees if it can, and say whether it does.
+    """Let a ``transformers`` model of this head attend over prefix trees if it supports that; whether it does.
 
-    It can if all its layers attend in the plain way and it then gives what it gives for a sequence alone, which is looked at
-    where the model is, and if the ``device`` that it is for can. Otherwise it stays as it was. With ``dropout`` it will train
-    with that of its configuration, which must not be in its attention.
+    It does if all its layers use plain causal attention, if it then computes the same as for each sequence alone (probed on the
+    model's present device), and if ``device`` supports it. Otherwise the model is unchanged. With ``dropout`` it will train
+    with the dropout of its configuration, which must not be in its attention.
     """
     if model.config._attn_implementation != "sdpa":
         return bool(model.config._attn_implementation == NAME)
     model.config._attn_implementation = NAME
     try:
-        heads: frozenset[Heads] = _remembered(_heads_if_plain_in_training if dropout else _heads_if_plain, model, head)
-        can = bool(heads) and _remembered(_are_as_alone_in_trees, model, head)
-    except Exception as error:  # somebody else's model may know nothing of what it is given here
+        heads: frozenset[Heads] = _cached(_heads_if_plain_in_training if dropout else _heads_if_plain, model, head)
+        can = bool(heads) and _cached(_are_as_alone_in_trees, model, head)
+    except Exception as error:  # custom models may not accept these arguments
         if out_of_memory(error):
             raise
         logger.debug("no prefix trees", exc_info=error)
@@ -244,7 +247,7 @@ def use_trees(model: Any, head: Head, device: str, dropout: bool = False) -> boo
     finally:
         model.config._attn_implementation = "sdpa"
     if not can:
-        _say_once(model.config.model_type)
+        _warn_once(model.config.model_type)
     elif device != "cpu":
         can = all(flex_trees.works(device, model.dtype, *one) for one in heads)
     if can:
@@ -253,39 +256,43 @@ def use_trees(model: Any, head: Head, device: str, dropout: bool = False) -> boo
 
 
 @functools.cache
-def _say_once(model_type: str) -> None:
+def _warn_once(model_type: str) -> None:
     logger.warning(
-        "a %s model keeps the attention of transformers, each sequence for itself: not all of its layers are plain causal "
+        "a %s model keeps the attention of transformers, without shared prefixes: not all of its layers are plain causal "
         "attention",
         model_type,
     )
 
 
 def keeps_apart(model: Any, head: Head) -> bool:
-    """Whether the sequences in a line of several do not see each other: layers that carry a state from token to token, as those
-    of state-space models, do not know where one ends."""
-    return bool(_remembered(_are_as_alone, model, head))
+    """Whether sequences in one line do not influence each other.
+
+    Layers that carry a state from token to token, as in state-space models, do not know where a sequence ends.
+    """
+    return bool(_cached(_are_as_alone, model, head))
 
 
-def _remembered(look: Callable[[Any, Head], Any], model: Any, head: Head) -> Any:
-    """What a look at a model of this architecture found: it takes longer than to load the weights, which have no say in it.
+def _cached(probe: Callable[[Any, Head], Any], model: Any, head: Head) -> Any:
+    """The result of a probe of the model. Probe results are cached per architecture, because weights do not affect them and a
+    probe takes longer than loading the weights.
 
-    What it could not say (None) counts as True this time.
+    An undecided probe (None) counts as True this time.
     """
     config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
-    kind = (look, type(model), head, model.dtype, str(config))
-    if kind not in _looks:
-        if (found := look(model, head)) is None:
+    kind = (probe, type(model), head, model.dtype, str(config))
+    if kind not in _probed:
+        result = probe(model, head)
+        if result is None:
             return True
-        _looks[kind] = found
-    return _looks[kind]
+        _probed[kind] = result
+    return _probed[kind]
 
 
-_looks: dict[tuple[Any, ...], Any] = {}
+_probed: dict[tuple[Any, ...], Any] = {}
 
 
 def _sequences(model: Any) -> list[np.ndarray]:
-    """Three that begin alike, in their order in a prefix tree."""
+    """Three sequences with a common prefix, in their order in a prefix tree."""
     config = model.config.get_text_config()
     length = min(24, getattr(config, "max_position_embeddings", None) or 24)
     return [np.array([*range(length - 4), *[after] * 4]) % config.vocab_size for after in (1, 2, 3)]
@@ -296,16 +303,16 @@ def _heads_if_plain_in_training(model: Any, head: Head) -> frozenset[Heads]:
 
 
 def _heads_if_plain(model: Any, head: Head, mode: bool = False) -> frozenset[Heads]:
-    """The heads of its layers, in training or evaluation mode, if each calls :func:`_attend` for a causal softmax over all that
-    came before, and nothing more; otherwise none."""
+    """The heads of its layers, in training or evaluation mode, if each calls :func:`_attend` for plain causal attention;
+    otherwise none."""
     global _seen
-    training, _seen = model.training, []
+    training = model.training
+    _seen = []
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             _states(model.train(mode), head, _sequences(model)[-1:], share_prefixes=True)
-        found = frozenset(one for one in _seen if one is not None)
         plain = None not in _seen and len(_seen) == model.config.get_text_config().num_hidden_layers
-        return found if plain else frozenset()
+        return frozenset(heads for heads in _seen if heads is not None) if plain else frozenset()
     finally:
         _seen = None
         model.train(training)
@@ -316,8 +323,8 @@ def _are_as_alone_in_trees(model: Any, head: Head) -> bool | None:
 
 
 def _are_as_alone(model: Any, head: Head, share_prefixes: bool = False) -> bool | None:
-    """Whether sequences that are given at once are to each other as if they were not, and the last gets what it gets alone;
-    None where the weights are no numbers, of which nothing can be said."""
+    """Whether sequences that are computed together do not influence each other, and the last one's states are those of it
+    alone; None where the weights are not finite, so that the probe cannot decide."""
     sequences = _sequences(model)
     with torch.no_grad():
         alone = _states(model, head, sequences[-1:], share_prefixes=False)
@@ -328,8 +335,8 @@ def _are_as_alone(model: Any, head: Head, share_prefixes: bool = False) -> bool 
 
 
 def _are_kept_apart(model: Any, head: Head, share_prefixes: bool) -> bool:
-    """Whether a sequence has no influence on the one that comes after it, whatever the precision: none by its gradient, which
-    is exactly zero then, and none by choices that have no gradient."""
+    """Whether a sequence has no influence on the next one, at any precision: neither by its gradient, which is exactly zero
+    then, nor by choices that have no gradient."""
     first, second, mine = _sequences(model)
     embedded: list[Tensor] = []
 
@@ -352,7 +359,7 @@ def _are_kept_apart(model: Any, head: Head, share_prefixes: bool) -> bool:
 
 
 def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share_prefixes: bool) -> Tensor:
-    """What the last layer gives for the tokens of the last sequence. [T, H], or [T, V] logits"""
+    """Output of the last layer for the tokens of the last sequence. [T, H], or [T, V] logits"""
     if share_prefixes:
         layout = lay_out(sequences)
         ids, positions, places, more = layout.ids, layout.positions, layout.places[-1], {"nodes": layout.nodes}
@@ -371,6 +378,6 @@ def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share_prefi
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Whether they agree in half of the digits that their type has."""
+    """Whether two tensors agree in half of the digits of their type."""
     difference = (one.float() - other.float()).norm()
     return bool(difference <= torch.finfo(one.dtype).eps ** 0.5 * other.float().norm())

@@ -1,8 +1,8 @@
-"""Attention over prefix trees on CUDA: one call of FlexAttention (Dong et al. 2024), which skips what nobody sees.
+"""Attention over prefix trees on CUDA: one call of FlexAttention (Dong et al. 2024), which skips blocks that no token sees.
 
-The tokens of a tree lie in depth-first order, so a token is seen by itself and by what comes after it up to the end of all
-that continues its node. That is an interval for each token, and FlexAttention's mask is those intervals: exactly for tokens,
-and for blocks of tokens to say which of them need no look at all.
+The tokens of a tree lie in depth-first order, so a token is seen by itself and by the tokens after it up to the end of its
+node's descendants. FlexAttention's mask consists of these intervals, one for each token; blocks of tokens that lie outside of
+all intervals are skipped.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def attend(
 
 @functools.lru_cache(maxsize=4)
 def block_mask(nodes: tuple[Node, ...], device: torch.device) -> BlockMask:
-    """Who sees whom among the tokens of a layout. It is made once for all layers."""
+    """Which tokens of a layout see which. Made once for all layers."""
     seen_until = np.repeat([last for _, _, last in nodes], [end - start for start, end, _ in nodes])
     tokens = len(seen_until)
     starts = np.arange(0, tokens, BLOCK)
-    # By blocks of those who look (rows) and of what is seen (columns). The intervals of a block's tokens overlap, so that
-    # together they are one, from the block's start to the farthest end.
+    # Rows are blocks of queries, columns blocks of keys. The intervals of a block's tokens overlap, so their union is one
+    # interval, from the block's start to the farthest end.
     any_sees = (starts[:, None] >= starts) & (starts[:, None] < np.maximum.reduceat(seen_until, starts))
     all_see = (starts[:, None] > starts) & (starts[:, None] + BLOCK <= np.minimum.reduceat(seen_until, starts))
     until = torch.from_numpy(seen_until).to(device)
@@ -63,20 +63,20 @@ def block_mask(nodes: tuple[Node, ...], device: torch.device) -> BlockMask:
 
 
 def _listed(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each row of [R, C]: how many are chosen [1, 1, R], and the columns, those first [1, 1, R, C]."""
+    """Of each row of [R, C]: how many columns are chosen [1, 1, R], and all columns, chosen ones first [1, 1, R, C]."""
     columns = np.argsort(~chosen, axis=1, kind="stable")
     return tuple(torch.from_numpy(one.astype(np.int32)).to(device)[None, None] for one in (chosen.sum(1), columns))  # type: ignore[return-value]
 
 
 @functools.cache
 def works(device: str, dtype: torch.dtype, heads: int, groups: int, size: int) -> bool:
-    """Whether this device computes what it should for ``heads`` of ``size`` dimensions, ``groups`` of keys; if not, say why.
+    """Whether this device computes correctly for ``heads`` of ``size`` dimensions and ``groups`` of keys; if not, log why.
 
-    It is tried on two trees, of which the second makes the compiler see that the number of tokens changes.
+    It is tried on two trees of different sizes, because the compiler treats the number of tokens as fixed at first.
     """
     try:
         differs = torch.stack([_difference(device, dtype, heads, groups, size, answer) for answer in (40, 90)]).max()
-    except Exception as error:  # whatever compilers, drivers and kernels raise
+    except Exception as error:  # compilers, drivers and kernels raise all kinds
         if out_of_memory(error):
             raise
         logger.warning(
@@ -84,14 +84,14 @@ def works(device: str, dtype: torch.dtype, heads: int, groups: int, size: int) -
         )
         logger.debug("FlexAttention", exc_info=error)
         return False
-    if differs <= torch.finfo(dtype).eps ** 0.5:  # not if it is no number
+    if differs <= torch.finfo(dtype).eps ** 0.5:  # false for NaN
         return True
     logger.warning("FlexAttention on this device differs by %.1g from attention with a mask", differs)
     return False
 
 
 def _difference(device: str, dtype: torch.dtype, heads: int, groups: int, size: int, answer: int) -> Tensor:
-    """By how much output or a gradient differ from those of attention with a mask, in parts of their norms."""
+    """Largest relative difference of the output or a gradient from those of attention with a mask."""
     ids = [np.concatenate([np.zeros(prompt, int), np.full(answer, n)]) for prompt in (150, 30) for n in (1, 2, 3)]
     layout, generator = lay_out(ids), torch.Generator().manual_seed(0)
     tokens = len(layout.ids)
@@ -103,11 +103,11 @@ def _difference(device: str, dtype: torch.dtype, heads: int, groups: int, size: 
     for places in map(torch.from_numpy, layout.places):
         mask[places[:, None], places] |= torch.ones(len(places), len(places), dtype=torch.bool).tril()
     module = torch.nn.Identity()
-    found = attend(module, query, key, value, layout.nodes, None).transpose(1, 2)
-    wanted = scaled_dot_product_attention(query, key, value, mask.to(device), enable_gqa=True)
+    output = attend(module, query, key, value, layout.nodes, None).transpose(1, 2)
+    expected = scaled_dot_product_attention(query, key, value, mask.to(device), enable_gqa=True)
     with torch.no_grad():
         frozen = attend(module.eval(), query, key, value, layout.nodes, None).transpose(1, 2)
-    direction = torch.randn(wanted.shape, generator=generator).to(wanted)
-    gradients = [torch.autograd.grad(one, given, direction) for one in (found, wanted)]
-    pairs = [(found, wanted), (frozen, wanted), *zip(*gradients, strict=True)]
+    direction = torch.randn(expected.shape, generator=generator).to(expected)
+    gradients = [torch.autograd.grad(one, given, direction) for one in (output, expected)]
+    pairs = [(output, expected), (frozen, expected), *zip(*gradients, strict=True)]
     return torch.stack([(one - other).float().norm() / other.float().norm() for one, other in pairs]).detach().max()

@@ -1,4 +1,4 @@
-"""Loading the weights of a Hugging Face folder, with the head that is asked for."""
+"""Loading the weights of a Hugging Face folder with a language-model, score or value head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignment_core.models.saving import check_loadable
 SHOWN = 5
 """Names of weights that a message lists."""
 Head = Literal["lm", "score", "value"]
-"""Next-token logits; one score per sequence, at its last token; or, of the same model, one at each place."""
+"""``lm``: next-token logits; ``score``: one score per sequence, at its last token; ``value``: a score at each place."""
 
 
 def load_model(
@@ -21,9 +21,9 @@ def load_model(
 ) -> Any:
     """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
 
-    A score head that the folder does not hold is initialised from ``head_seed`` with standard deviation
-    1/sqrt(hidden); without a seed such a folder is refused with UserError, as are pickled weights, and folders that lack other
-    weights, which `transformers` would initialise anew with only a warning.
+    A missing score head is initialised from ``head_seed`` with standard deviation 1/sqrt(hidden). Raises UserError for a
+    missing score head without a seed, for pickled weights, and for other missing weights, which `transformers` would initialise
+    with only a warning.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""Averages of checkpoints: of one tensor of several models, one. Pure functions; all compute in single precision."""
+"""Averages of checkpoints: one tensor of several models in, their average out. Pure functions, in single precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 NEARLY_PARALLEL = 1 - 1e-6
-"""Cosine of an angle from which on a straight line is as good, and the sine in the denominator is not."""
+"""Cosine above which the straight line is used instead of the arc: dividing by the sine would lose precision."""
 
 
 def linear(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -46,7 +46,7 @@ def slerp(base: Tensor, first: Tensor, second: Tensor, share: float) -> Tensor:
 def ties(
     base: Tensor, tensors: Sequence[Tensor], weights: Sequence[float], least: Sequence[float], scale: float
 ) -> Tensor:
-    """What the models changed of ``base``, without what they contradict each other in.
+    """``base`` plus the models' changes of it, without changes that contradict each other.
 
     Yadav et al. 2023, "TIES-Merging": of each model's change ``W_i - base`` the magnitudes from its ``least`` on are kept, see
     :func:`least_kept`; each place takes the sign that has the larger weighted sum; the weighted mean of the changes that have

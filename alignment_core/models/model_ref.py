@@ -1,4 +1,4 @@
-"""A model that a stage was given, as it travels to whoever loads it."""
+"""A reference to a model of a stage, as it travels to the processes that load it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A verified folder with weights and a tokenizer. Everything that loads it asks this, so that it loads alike everywhere."""
+    """A verified folder with weights and a tokenizer. All code loads models by it, so that they load alike everywhere."""
 
     path: Path
     reference: Reference
-    """Which artifact it is."""
+    """Its artifact."""
     trust_remote_code: bool = False
-    """Whether code that the folder brings may run (the recipe's ``model.trust_remote_code``)."""
-
+    """Whether code in the folder may run (the recipe's ``model.trust_remote_code``)."""
     in_4bit: bool = False
-    """Whether it is brought into 4 bits, see :mod:`alignment_core.models.quantization`."""
+    """Whether it is quantized to 4 bits, see :mod:`alignment_core.models.quantization`."""
 
     @property
     def bf16(self) -> bool:
@@ -34,7 +33,7 @@ class Model:
         return checkpoint_dtype(self.path) != "float32"
 
     def tokenizer(self) -> Any:
-        """Its tokenizer, of ``transformers``."""
+        """Its tokenizer, as ``transformers`` loads it."""
         import transformers
 
         return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)

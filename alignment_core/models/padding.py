@@ -1,4 +1,4 @@
-"""The padding token of a model that scores, by which ``transformers`` finds the end of a padded sequence."""
+"""The padding token of a scoring model, by which ``transformers`` finds the end of a padded sequence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from alignment_core.models.saving import read_json, write_json
 def set_padding(directory: Path, trust_remote_code: bool = False) -> None:
     """Make ``AutoModelForSequenceClassification`` score a padded batch as it scores each sequence of it alone.
 
-    It takes the score at the last token that is not ``config.pad_token_id``, which therefore must be the token that the
-    tokenizer pads with, and must not end sequences. A tokenizer whose padding token does, or that has none, gets another
+    ``transformers`` takes the score at the last token that is not ``config.pad_token_id``. So that must be the tokenizer's
+    padding token, and must not end sequences. A tokenizer whose padding token ends sequences, or that has none, gets another
     special token for it. If there is no other, the model has no padding token, and ``transformers`` raises for batches.
     """
     import transformers
@@ -38,9 +38,9 @@ def _special_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def _padding_token(tokenizer: Any, ends: set[int]) -> str | None:
-    """The tokenizer's own, or another special token, neither of which is in ``ends``; None if there is none.
+    """The tokenizer's own padding token, or another special token that is not in ``ends``; None if there is none.
 
-    Preferred are tokens that are called padding; BOS and the unknown token come last.
+    Tokens with `pad` in their name are preferred; BOS and the unknown token come last.
     """
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in ends:
         return str(tokenizer.pad_token)

@@ -1,7 +1,7 @@
 """QLoRA's frozen weights: linear layers in 4 bits, by ``bitsandbytes``.
 
-Each block of 64 weights is a scale times sixteen values that suit normally distributed weights (NF4), and the scales of 256
-blocks are quantised once more, to 8 bits. Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs".
+Each block of 64 weights is stored as a scale times one of sixteen values, chosen for normally distributed weights (NF4), and
+the scales of 256 blocks are quantized to 8 bits. Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs".
 """
 
 from __future__ import annotations
@@ -18,35 +18,38 @@ if TYPE_CHECKING:
 
 FIELD = "training.lora.load_in_4bit"
 STATE = ".weight."
-"""What precedes the names of a weight's scales in a ``state_dict``: ``layer.weight.absmax``."""
+"""Infix in the names of a weight's scales in a ``state_dict``: ``layer.weight.absmax``."""
 
 
 def quantise(model: Any, head: nn.Module) -> None:
-    """Bring the linear layers of ``model`` other than ``head`` into 4 bits, on the CPU, so that every device works with the
+    """Quantize the linear layers of ``model`` other than ``head`` to 4 bits, on the CPU, so that every device computes with the
     same numbers. Experts of a mixture that ``transformers`` keeps in one tensor stay as they are.
 
-    Raises UserError where ``bitsandbytes`` does not load, or there is no such layer.
+    Raises UserError where ``bitsandbytes`` does not load, or the model has no such layer.
     """
-    four = _library().nn
+    bitsandbytes = _library().nn
     for name in _layers(model, head):
         layer = model.get_submodule(name)
         options = {"compute_dtype": layer.weight.dtype, "quant_type": "nf4", "device": "meta"}
-        small = four.Linear4bit(layer.in_features, layer.out_features, layer.bias is not None, **options)
-        # On some processors it would compute in bfloat16 where no gradient is asked for, and otherwise not.
+        small = bitsandbytes.Linear4bit(layer.in_features, layer.out_features, layer.bias is not None, **options)
+        # Some processors would compute in bfloat16 without gradients and in another type with them.
         small.support_avx512bf16_for_cpu = False
-        small.weight = four.Params4bit(layer.weight.data, quant_type="nf4", module=small).to("cpu")
+        small.weight = bitsandbytes.Params4bit(layer.weight.data, quant_type="nf4", module=small).to("cpu")
         small.bias = layer.bias
         model.set_submodule(name, small)
-    model.is_loaded_in_4bit = True  # by which `peft` knows which of its layers to put beside these
+    model.is_loaded_in_4bit = True  # by this PEFT chooses its layers for 4 bits
 
 
 def round_to_4_bits(model: Any, head: nn.Module, dtype: torch.dtype) -> None:
-    """Leave of the weights that :func:`quantise` takes, read in this type, what 4 bits keep of them; they stay plain."""
-    four = _library().functional
+    """Round the weights that :func:`quantise` would quantize, converted to ``dtype`` first, to 4 bits; they stay plain
+    tensors."""
+    functional = _library().functional
     for name in _layers(model, head):
         weight = model.get_submodule(name).weight.data
         weight.copy_(
-            four.dequantize_4bit(*four.quantize_4bit(weight.to(dtype), quant_type="nf4", compress_statistics=True))
+            functional.dequantize_4bit(
+                *functional.quantize_4bit(weight.to(dtype), quant_type="nf4", compress_statistics=True)
+            )
         )
 
 
@@ -60,7 +63,7 @@ def _layers(model: nn.Module, head: nn.Module) -> list[str]:
 
 
 def check_installed() -> None:
-    """Raise UserError where ``bitsandbytes`` is not there."""
+    """Raise UserError if ``bitsandbytes`` is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
             f"{FIELD}: the package bitsandbytes is not installed; install the extra: pip install 'alignment[qlora]'"
@@ -79,12 +82,12 @@ def _library() -> Any:
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether this is a layer in 4 bits."""
+    """Whether a module is a layer in 4 bits."""
     return hasattr(getattr(module, "weight", None), "quant_state")
 
 
 def plain_weight(module: nn.Module) -> Tensor:
-    """The weights of a layer in 4 bits as plain numbers, of the type that they had before, where the layer is."""
+    """The dequantized weights of a layer in 4 bits, in their original type, on the layer's device."""
     import bitsandbytes
 
     weight: Any = module.weight
@@ -93,12 +96,12 @@ def plain_weight(module: nn.Module) -> Tensor:
 
 
 def size(parameter: Any) -> int:
-    """How many numbers a parameter has, also where they are in 4 bits."""
+    """Number of elements of a parameter, also of one in 4 bits."""
     state = getattr(parameter, "quant_state", None)
     return prod(state.shape) if state else int(parameter.numel())
 
 
 def item_bytes(parameter: Any) -> int:
-    """Bytes of one of its numbers, once it is plain."""
+    """Bytes of one element, after dequantization."""
     state = getattr(parameter, "quant_state", None)
     return int(state.dtype.itemsize if state else parameter.element_size())

@@ -1,9 +1,9 @@
-"""Rotary positions that depend on the length of a sequence, computed for each sequence as ``transformers`` does for it alone.
+"""Rotary positions that depend on the length of a sequence, computed for each sequence as ``transformers`` would alone.
 
 With the types ``dynamic`` (NTK scaling by bloc97 and emozilla) and ``longrope`` (Ding et al. 2024, "LongRoPE") the frequencies
-change once a sequence is longer than the model was first trained for. ``transformers`` decides by the longest position of
-everything that it computes at once, and with ``dynamic`` also by what it computed before, so that the log-probabilities of a
-sequence would depend on the others in its micro-batch. vLLM decides by ``max_model_len``.
+change once a sequence is longer than the model's first training length. ``transformers`` uses the longest position of the whole
+batch, and with ``dynamic`` also of earlier batches, so the log-probabilities of a sequence would depend on others in its
+micro-batch. vLLM uses ``max_model_len``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 
 class RopeLengths:
-    """Gives the rotary embeddings of a model the length of the sequence that each token belongs to."""
+    """Makes the rotary embeddings of a model use the length of each token's own sequence."""
 
     def __init__(self, model: nn.Module, context: int | None = None) -> None:
-        """With ``context``, all sequences are computed as those of so many tokens are, as an engine with this
-        ``max_model_len`` does; longer ones by their own length."""
+        """With ``context``, all sequences are computed as if they had this many tokens, as an engine with this
+        ``max_model_len`` does; longer ones with their own length."""
         self.context = context
         self.lengths: Tensor | None = None
-        """[L, W], of each token's sequence in the forward pass that comes; None: as ``transformers`` does."""
+        """[L, W], length of each token's sequence in the next forward pass; None: as ``transformers`` does."""
         modules = [one for one in model.modules() if any(map(_depends_on_length, _types(one).values()))]
         for module in modules:
             module.forward = functools.partial(self._forward, module)
@@ -33,9 +33,10 @@ class RopeLengths:
     def _forward(
         self, module: Any, states: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> Tensor | tuple[Tensor, ...]:
-        """What ``module`` gives for each group of tokens whose sequences have the same frequencies."""
+        """Output of ``module``, computed for each group of tokens whose sequences have the same frequencies."""
         more = {} if layer_type is None else {"layer_type": layer_type}
-        kind, lengths = _types(module)[layer_type], self.lengths
+        kind = _types(module)[layer_type]
+        lengths = self.lengths
         if not _depends_on_length(kind) or (lengths is None and self.context is None):
             return type(module).forward(module, states, position_ids, **more)
         if lengths is None:
@@ -49,22 +50,22 @@ class RopeLengths:
         result: tuple[Tensor, ...] = ()
         for length in groups.unique().tolist():
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
-                setattr(module, name, 0)  # forgets the longest sequence before
+                setattr(module, name, 0)  # reset its record of the longest sequence so far
             mine = groups == length
-            # One more token decides about the length.
+            # The module takes the length from the largest position, so one more token is added that has it.
             positions = torch.cat(
                 [position_ids * mine, position_ids.new_full((len(position_ids), 1), length - 1)], dim=1
             )
             output = type(module).forward(module, states, positions, **more)
-            found = [one[:, :-1] for one in ((output,) if isinstance(output, Tensor) else output)]
+            outputs = [one[:, :-1] for one in ((output,) if isinstance(output, Tensor) else output)]
             result = tuple(
-                torch.where(mine[..., None], one, other) for one, other in zip(found, result or found, strict=True)
+                torch.where(mine[..., None], one, other) for one, other in zip(outputs, result or outputs, strict=True)
             )
         return result[0] if isinstance(output, Tensor) else result
 
 
 def _types(module: nn.Module) -> dict[str | None, Any]:
-    """The types of a rotary embedding, by the type of layer where these have their own; none of any other module."""
+    """The types of a rotary embedding, by layer type if these have their own; {None: None} for any other module."""
     kind = getattr(module, "rope_type", None)
     return dict(kind) if isinstance(kind, dict) else {None: kind}
 
@@ -74,6 +75,6 @@ def _depends_on_length(kind: Any) -> bool:
 
 
 def sequence_lengths(position_ids: Tensor) -> Tensor:
-    """How many tokens the sequence of each token has, from positions that restart with each sequence. [L, W] → [L, W]"""
+    """Length of the sequence of each token, from positions that restart with each sequence. [L, W] → [L, W]"""
     sequence_N = (position_ids.flatten() == 0).cumsum(0)
     return sequence_N.bincount()[sequence_N].view(position_ids.shape)

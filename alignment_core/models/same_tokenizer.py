@@ -1,4 +1,4 @@
-"""Whether two tokenizers are the same: by what they encode, and not by how their files are written."""
+"""Whether two tokenizers are the same: compared by their encodings, not by their files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError
 
 FILES = ("tokenizer.json", "tokenizer.model")
-"""Equal files of these names need no closer look."""
+"""If these files are equal, the tokenizers are."""
 TEXTS = (
     "The quick brown fox jumps over the lazy dog. It's 12:30, isn't it?",
     " leading,  double   and trailing spaces \t\n\n  tab\r\n",
@@ -25,7 +25,7 @@ TEXTS = (
 
 
 def other_token(ours: Any, theirs: Any) -> str | None:
-    """A clause about the first token of the tokenizer ``ours`` that is another one, or none, to ``theirs``."""
+    """A clause about the first token of ``ours`` that ``theirs`` has under another id or not at all; None if there is none."""
     known = theirs.get_vocab()
     for token, number in sorted(ours.get_vocab().items(), key=lambda item: item[1]):
         if known.get(token) != number:
@@ -34,16 +34,14 @@ def other_token(ours: Any, theirs: Any) -> str | None:
 
 
 def difference(one: Path, other: Path) -> str | None:
-    """A clause about how the tokenizers in two folders differ; None if they are the same, whatever their files look like.
-
-    The same are their tokens with the ids, and what they encode texts to.
-    """
+    """A clause about how the tokenizers in two folders differ; None if they have the same tokens with the same ids and encode
+    :data:`TEXTS` alike, even if their files differ."""
     equal, _, _ = filecmp.cmpfiles(one, other, FILES, shallow=False)
     if equal == [name for name in FILES if (one / name).is_file() or (other / name).is_file()] != []:
         return None
     try:
         ours, theirs = _load(one), _load(other)
-    except Exception as error:  # whatever its parsers raise for broken files
+    except Exception as error:  # parsers of broken files raise all kinds
         return f"one of them cannot be read: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"
     if clause := other_token(ours, theirs) or other_token(theirs, ours):
         return clause
@@ -55,8 +53,8 @@ def difference(one: Path, other: Path) -> str | None:
 
 
 def check_same_tokenizer(store: Store, base: Reference, policy: Reference, what: str, cure: str) -> None:
-    """Raise UserError if data that ``base``'s tokenizer prepared would mean something else to ``policy``: ``what`` that is, and
-    what to do."""
+    """Raise UserError if the tokenizers of ``base``, which prepared the data, and ``policy`` differ. ``what`` names the policy
+    in the sentence, ``cure`` says what to do."""
     ours, theirs = ({e.path: e.sha256 for e in store.manifest(one).files} for one in (base, policy))
     if all(ours.get(name) == theirs.get(name) for name in FILES):
         return

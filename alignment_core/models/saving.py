@@ -13,10 +13,10 @@ from typing import Any
 from alignment_core.errors import UserError
 
 ADAPTER = "adapter"
-"""Folder of LoRA adapters in that of the model that they are merged into, until they are an output of their own."""
+"""Folder of LoRA adapters within that of the merged model, until it becomes an output of its own."""
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-"""Says in which files the weights are, where they are in several."""
+"""Index of sharded weights."""
 CHAT_TEMPLATES = "additional_chat_templates/*.jinja"
 """Chat templates that a tokenizer has beside its default one, such as ``tool_use``."""
 TOKENIZER_FILES = (
@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
     "*.tiktoken",
     "tekken.json",
 )
-"""Patterns of the files that a tokenizer is read from."""
+"""Patterns of a tokenizer's files."""
 
 
 def save_checkpoint(
@@ -46,7 +46,7 @@ def save_checkpoint(
     """Write ``model`` to ``directory`` so that ``transformers`` and vLLM load it unchanged.
 
     The tokenizer, the generation config and trusted code are copied from the folder ``source``, byte for byte. ``state_dict``
-    stands for the model's own weights where those are spread over ranks; an empty one writes a model without weights.
+    replaces the model's own weights where those are sharded over ranks; an empty one writes a model without weights.
     """
     with _generation_config_unchecked(model, directory):
         model.save_pretrained(directory, state_dict=state_dict)
@@ -99,14 +99,14 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def _drop_provenance(config: Path) -> None:
-    """``_name_or_path`` is a path of this machine: it has no place in content."""
+    """Remove ``_name_or_path``: a path of this machine would make equal models differ."""
     content = read_json(config)
     content.pop("_name_or_path", None)
     write_json(config, content)
 
 
 def architecture_digest(directory: Path) -> str:
-    """What must agree for one engine to serve both: config and tokenizer, but not the weights."""
+    """Digest of config and tokenizer, without weights: an engine can switch between models with equal digests."""
     from alignment_core.canonical import digest_of, digest_of_file
 
     config = json.loads((directory / "config.json").read_text())
@@ -119,7 +119,7 @@ def architecture_digest(directory: Path) -> str:
 def weight_files(directory: Path) -> list[Path]:
     """The files of weights that ``transformers`` loads: ``model.safetensors``, else those of the index; none without either.
 
-    Some repositories hold the weights once more in another form, such as ``consolidated.safetensors``.
+    Some repositories also hold a second copy of the weights, such as ``consolidated.safetensors``.
     """
     if (whole := directory / "model.safetensors").is_file():
         return [whole]
@@ -142,7 +142,7 @@ def why_no_weights(directory: Path) -> str:
 
 
 def same_weights(a: Path, b: Path) -> bool:
-    """Whether two checkpoints hold the same weights, byte for byte; False where they are cut into files differently."""
+    """Whether two checkpoints hold the same weights, byte for byte; False if they are sharded differently."""
     names = [[path.name for path in weight_files(folder)] for folder in (a, b)]
     return bool(names[0]) and names[0] == names[1] == filecmp.cmpfiles(a, b, names[0], shallow=False)[0]
 
@@ -154,10 +154,10 @@ def checkpoint_dtype(directory: Path) -> str:
 
 
 def check_loadable(directory: Path) -> Path:
-    """The folder of a model, if all that loading it would read is plain data. Raises UserError otherwise.
+    """The folder of a model, if loading it reads only plain data. Raises UserError otherwise.
 
-    To read a pickle is to run what is in it, so weights are read from safetensors alone. And ``transformers`` takes a folder
-    that holds an adapter's configuration for the adapter, and loads the model that this names instead.
+    Reading a pickle can run code, so weights are read from safetensors only. A folder with an adapter's configuration is
+    refused, because ``transformers`` would load the model that the configuration names instead.
     """
     if not weight_files(directory):
         raise UserError(f"{directory} {why_no_weights(directory)}")

@@ -1,4 +1,4 @@
-"""Where ``generate`` and vLLM stop a model that is saved: where its turns ended in training."""
+"""The stop tokens of a saved model: ``generate`` and vLLM stop where turns ended in training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from alignment_core.models.saving import GENERATION_CONFIG, read_json, write_jso
 
 
 def stop_at_turn_end(directory: Path, chat_template: str | None = None, trust_remote_code: bool = False) -> None:
-    """Add the end of a turn and EOS to ``eos_token_id`` of the configurations in a model folder that lack them.
+    """Add the end of a turn and EOS to ``eos_token_id`` in the configurations of a model folder, where they are missing.
 
-    A base model's names its EOS alone, while a chat template may close turns with another token. ``chat_template`` is that of
-    the training data, if it is not the tokenizer's own.
+    A base model names only its EOS, while a chat template may end turns with another token. ``chat_template`` is that of the
+    training data, if it is not the tokenizer's own.
     """
     import transformers
 
