@@ -1,16 +1,16 @@
-"""What a stage cost: measured here, named here, shown by provenance, results and tables.
+"""The cost of a stage: how it is measured, and the names of its entries in provenance, results and tables.
 
 Every stage has
 
-- ``seconds``: its work, from its request to its end without the next two; ``startup_seconds``: the start of the run host and
-  of the actors for it; ``waited_seconds``: for machines, memory and other runs;
-- ``device_seconds``: how long it held trainers or engines, times their devices (GPUs, or ranks and engines on a CPU).
+- ``seconds``: time of its work, from request to end without the next two; ``startup_seconds``: the start of the run host and
+  of actors for it; ``waited_seconds``: waits for machines, memory and other runs;
+- ``device_seconds``: time during which it held trainers or engines, times their devices (GPUs, or ranks and engines on a CPU).
 
-Stages add the tokens that they worked on (``TOKENS``): ``prompt_tokens`` and ``completion_tokens`` of sampling (a prompt
-counts once, however many completions it has), ``train_tokens`` of training steps, ``score_tokens`` of forward passes alone,
-without training. They count what this run computed, not what an interrupted one had left finished. Times are those of all
-attempts at the stage, tokens those of the last one. Names like ``train_seconds`` say where the time of a stage went, and
-``steps`` in how many steps.
+Stages add the tokens that they processed (``TOKENS``): ``prompt_tokens`` and ``completion_tokens`` of sampling (a prompt counts
+once, however many completions it has), ``train_tokens`` of training steps, ``score_tokens`` of forward passes without training.
+Only tokens that this run computed count, not those in the progress of an interrupted one. Times are sums over all attempts at
+the stage, tokens those of the last one. Names like ``train_seconds`` are parts of the stage's time, and ``steps`` is the number
+of steps.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ PARTS = {"startup_seconds": "start-up", "waited_seconds": "waiting", "seconds": 
 
 
 class Meter:
-    """Measures one stage from now on; its ``ticket`` is the one to give to the machines."""
+    """Measures one stage from now on; pass its ``ticket`` to the machines."""
 
     def __init__(self, ticket: Ticket, requested: float | None = None) -> None:
-        """``requested`` is the time of the monotonic clock at which the stage was asked for: its host started since then."""
-        self._told, self._told_starts = ticket.waits, ticket.starts
+        """``requested`` is the time of the monotonic clock at which the stage was requested; its host started since then."""
+        self._report_wait = ticket.waits
+        self._report_start = ticket.starts
         now = time.monotonic()
         self._started = now if requested is None else requested
         self._startup = now - self._started
@@ -51,20 +52,20 @@ class Meter:
             self._waited += now - self._waits_since
         self._waits_since = None if reason is None else now
         self._waits_for_start = reason is not None and reason.endswith(START_OF_ACTORS)
-        self._told(reason)
+        self._report_wait(reason)
 
     def _starts(self, what: str | None) -> None:
         now = time.monotonic() - self._waited
         if self._starts_since is not None:
             self._startup += now - self._starts_since
         self._starts_since = None if what is None else now
-        self._told_starts(what)
+        self._report_start(what)
 
     def _used(self, device_seconds: float) -> None:
         self._device_seconds += device_seconds
 
     def cost(self) -> dict[str, float]:
-        """What every stage has in its cost."""
+        """The entries that every stage has."""
         values = {
             "seconds": time.monotonic() - self._started - self._startup - self._waited,
             "startup_seconds": self._startup,
@@ -77,13 +78,13 @@ class Meter:
 def times(cost: Mapping[str, float]) -> str:
     """Such as ``41.1 s (start-up 36.1 s, waiting 3.0 s, work 2.0 s)``: the whole time, and its parts if it is not all work."""
     parts = {title: cost.get(name, 0.0) for name, title in PARTS.items()}
-    said = [f"{title} {value:.1f} s" for title, value in parts.items() if value >= 0.05 or title == "work"]
+    shown = [f"{title} {value:.1f} s" for title, value in parts.items() if value >= 0.05 or title == "work"]
     whole = f"{sum(parts.values()):.1f} s"
-    return f"{whole} ({', '.join(said)})" if len(said) > 1 else whole
+    return f"{whole} ({', '.join(shown)})" if len(shown) > 1 else whole
 
 
 def tokens(cost: Mapping[str, float]) -> float:
-    """All tokens that a stage worked on."""
+    """All tokens that a stage processed."""
     return sum(cost.get(name, 0.0) for name in TOKENS)
 
 

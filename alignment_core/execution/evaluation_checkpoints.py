@@ -1,4 +1,4 @@
-"""Looks at the held-out rows while a stage trains: which checkpoint is the best so far, and whether to stop early."""
+"""Evaluations on held-out rows while a stage trains: the best checkpoint so far, and early stopping."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ if TYPE_CHECKING:
 
 
 class EvaluationCheckpoints:
-    """Each look is a file of the progress, and the best checkpoint a folder beside them, whole or absent.
+    """Each evaluation is a file of the progress, and the best checkpoint is a folder beside them, complete or absent.
 
-    A run that goes on from an earlier step forgets the looks after it, and takes them again. So a folder goes only when a
-    checkpoint of the progress was written after a better one.
+    A run that resumes from an earlier step forgets later evaluations and repeats them. So the folder of a checkpoint is deleted
+    only after a checkpoint of the progress was written that knows a better one.
     """
 
     def __init__(self, progress: Path, training: TrainingConfig, step: int, total: int, before: bool = False) -> None:
-        """Of a stage that is at ``step`` of ``total``; ``before`` asks for a look before the first one, which is none of the
-        candidates for the best."""
-        self._progress, self._total, self._before = progress, total, before
-        self._every, self._name = training.eval_steps, training.metric_for_best_model
+        """For a stage that is at ``step`` of ``total``. With ``before`` there is an evaluation before the first step, which is
+        no candidate for the best."""
+        self._progress = progress
+        self._total = total
+        self._before = before
+        self._every = training.eval_steps
+        self._name = training.metric_for_best_model
         self._patience = training.early_stopping_patience
         self.metrics: dict[int, dict[str, float]] = {}
-        """The metrics of the held-out rows by step, in their order."""
+        """Metrics of the held-out rows by step, in the order of steps."""
         for file in sorted(progress.glob("look-*.json")):
             if (number := int(file.stem.removeprefix("look-"))) <= step:
                 self.metrics[number] = json.loads(file.read_text())
@@ -39,7 +42,7 @@ class EvaluationCheckpoints:
                 file.unlink()
 
     def is_due(self, step: int) -> bool:
-        """Whether to look after so many steps."""
+        """Whether to evaluate after ``step`` steps."""
         if step in self.metrics:
             return False
         if step == 0:
@@ -47,13 +50,13 @@ class EvaluationCheckpoints:
         return self._every is not None and (step % self._every == 0 or step == self._total)
 
     def next_after(self, step: int) -> int:
-        """The step up to which nothing is due."""
+        """The next step at which an evaluation is due, or the last step."""
         return min(self._total, step - step % self._every + self._every) if self._every else self._total
 
     def add(self, step: int, metrics: dict[str, float], export: Callable[[Path], None]) -> None:
-        """Note what was measured after so many steps; the checkpoint stays if it is the best so far.
+        """Add the metrics after ``step`` steps; export the checkpoint if it is the best so far.
 
-        Raises UserError if the metric that decides it is not there.
+        Raises UserError if the metric for the best checkpoint is missing.
         """
         if self._name is not None and self._name not in metrics:
             raise UserError(
@@ -70,23 +73,23 @@ class EvaluationCheckpoints:
 
     @property
     def best(self) -> int | None:
-        """The step of the best look, the first of equals; None if there was none, or nothing says which is best."""
+        """The step of the best evaluation, the first of equals; None without evaluations or without a metric for the best."""
         if self._name is None:
             return None
         sign = 1 if higher_is_better(self._name) else -1
         values = {step: sign * metrics[self._name] for step, metrics in self.metrics.items() if step}
-        values = {step: value for step, value in values.items() if value == value}  # a number
+        values = {step: value for step, value in values.items() if value == value}  # without NaN
         return max(values, key=values.__getitem__, default=None)
 
     @property
     def stop(self) -> bool:
-        """Whether so many looks in a row were no better that training ends."""
+        """Whether patience is exhausted."""
         if self._patience is None or self.best is None:
             return False
         return list(self.metrics)[::-1].index(self.best) >= self._patience
 
     def checkpointed(self) -> None:
-        """A checkpoint of the progress was written: what is not the best now is never asked for again."""
+        """Delete checkpoints that are no longer the best; call it after a checkpoint of the progress was written."""
         best = self._folder(self.best) if self.best is not None else None
         for folder in self._progress.glob("best-*"):
             if folder != best:

@@ -1,4 +1,4 @@
-"""Driving the trainer ranks through forward passes: in blocks that any rank takes, each kept in the stage's progress."""
+"""Forward passes over the trainer ranks, in blocks for idle ranks; finished blocks are saved in the stage's progress."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ if TYPE_CHECKING:
 
 
 class ForwardPasses:
-    """Forward passes of models over the trainer ranks, which one model has at a time; from any thread, while they are held.
+    """Forward passes of models over the trainer ranks, one model at a time. Use it from any thread, within ``held``.
 
-    Finished blocks lie in the progress folder, where an attempt after this one finds them.
+    Finished blocks are files in the progress folder, so a later attempt does not compute them again.
     """
 
     def __init__(self, context: StageContext, block: int) -> None:
-        """``block``: completions of a block, which is what one rank has at a time and what a kill may cost."""
-        self.context, self.block, self._alone = context, block, threading.Lock()
+        """``block``: completions per block, which one rank computes at a time and a kill may lose."""
+        self.context = context
+        self.block = block
+        self._alone = threading.Lock()
         self._trainers: TrainerActors | None = None
         self.over = threading.Event()
-        """Set once nobody waits for scores any more."""
+        """Set once no caller waits for scores any more."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have the trainers."""
+        """Use the trainers, for this stage alone."""
         with self.context.machines.trainers(self.context.ticket) as self._trainers:
             yield
 
     @contextmanager
     def scores(self, model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Scores]:
-        """A reward model as :class:`alignment_core.rewards.base.Opening` has it."""
+        """The scores of a reward model, for :class:`alignment_core.rewards.base.Opening`."""
         head: Head = "lm" if verdicts else "score"
         yield lambda pairs: self(model, head, name, pairs, over=self.over, verdicts=verdicts).tolist()
 
@@ -65,20 +67,20 @@ class ForwardPasses:
         """One number for each pair, [len(pairs)] float32; the same completion of the same prompt is computed once.
 
         The files of the blocks begin with ``name``. ``bf16`` is whether the model computes in bfloat16; None: if it is stored
-        in half precision; ``verdicts`` are the tokens of one that judges; ``temperature`` is that of a language model's
+        in half precision; ``verdicts`` are the verdict tokens of a judge; ``temperature`` is that of a language model's
         distribution over tokens; ``longest`` is ``max_model_len`` of the engine that sampled the completions, for rotary
-        positions that depend on it. Raises Stopped at the end of the block that is under way when ``over`` is set.
+        positions that depend on it. Raises Stopped after the present block once ``over`` is set.
         """
         from alignment_core.training.forward import Forward, ForwardJob
         from alignment_core.training.rank_folders import bring
         from alignment_core.training.ranks import open_job
 
-        assert self._trainers is not None, "the trainers are not held"
+        assert self._trainers is not None, "call it within `held`"
         context = self.context
-        asked, places = distinct(pairs)
-        blocks = [asked[first : first + self.block] for first in range(0, len(asked), self.block)]
-        decides = f"{model.reference} {head} {verdicts} {temperature} {longest}"
-        files = [context.progress / f"{name}-{_digest(decides, block)}.npy" for block in blocks]
+        unique, places = distinct(pairs)
+        blocks = [unique[first : first + self.block] for first in range(0, len(unique), self.block)]
+        settings = f"{model.reference} {head} {verdicts} {temperature} {longest}"
+        files = [context.progress / f"{name}-{_digest(settings, block)}.npy" for block in blocks]
         values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
         left = [(number, block) for number, block in enumerate(blocks) if number not in values]
         with self._alone:
@@ -94,20 +96,20 @@ class ForwardPasses:
                 _check(over)
                 context.report(len(values), len(blocks), "blocks")
             scored = sum(len(prompt) + len(completion) for _, block in left for prompt, completion in block)
-            for what, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
-                context.cost[what] = round(context.cost.get(what, 0.0) + value, 3)
+            for part, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
+                context.cost[part] = round(context.cost.get(part, 0.0) + value, 3)
         return np.concatenate([values[number] for number in range(len(blocks))])[places]
 
 
 def _check(over: threading.Event | None) -> None:
     if over is not None and over.is_set():
-        raise Stopped("nobody waits for these scores")
+        raise Stopped("no caller waits for these scores any more")
 
 
-def _digest(decides: str, block: Sequence[Pair]) -> str:
-    """Of what decides the numbers of a block: a model may be asked several times, and several under one name."""
-    found = hashlib.sha256(decides.encode())
+def _digest(settings: str, block: Sequence[Pair]) -> str:
+    """Digest of the settings and token ids of a block: a stage may use several models and settings under one name."""
+    digest = hashlib.sha256(settings.encode())
     for ids in (ids for pair in block for ids in pair):
-        found.update(len(ids).to_bytes(8, "little"))
-        found.update(np.asarray(ids, np.int32).tobytes())
-    return found.hexdigest()[:32]
+        digest.update(len(ids).to_bytes(8, "little"))
+        digest.update(np.asarray(ids, np.int32).tobytes())
+    return digest.hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""How the metrics of a stage developed: their means over the first and the last tenth of its steps."""
+"""Means of a stage's metrics over the first and the last tenth of its steps."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from alignment_core.files import write_whole
 from alignment_core.models.saving import same_weights
 
 FIRST = "first.json"
-"""In the progress folder: an attempt that goes on after a crash has not seen the first steps."""
+"""File in the progress folder: an attempt that resumes after a crash has not seen the first steps."""
 
 
 class MetricWindow:
-    """Means over the first and the last tenth of ``total`` steps, at least one step each, by an attempt that has taken
-    ``done`` of them before."""
+    """Means over the first and the last tenth of ``total`` steps, at least one step each, in an attempt that starts after
+    ``done`` steps."""
 
     def __init__(self, progress: Path, done: int, total: int) -> None:
-        self._file, self._whole = progress / FIRST, done == 0
-        self._edge, self._total = max(1, total // 10), total
+        self._file = progress / FIRST
+        self._whole = done == 0
+        self._edge = max(1, total // 10)
+        self._total = total
         self._head: list[tuple[float, Mapping[str, float]]] = []
         self._tail: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=self._edge)
 
     def add(self, step: int, metrics: Mapping[str, float], weight: float = 1.0) -> None:
-        """Take note of the metrics of the step that made the count ``step``."""
+        """Add the metrics of step number ``step``, counted from 1."""
         if step <= self._edge:
             self._head.append((weight, metrics))
         if step == self._edge and self._whole:
@@ -33,8 +35,8 @@ class MetricWindow:
         self._tail.append((weight, metrics))
 
     def metrics(self) -> dict[str, float]:
-        """``<name>`` over the last steps, a tenth of all, and ``<name>.first`` over as many first ones if that is known and
-        they are others."""
+        """``<name>`` over the last tenth of the steps, and ``<name>.first`` over the first tenth, if that is known and
+        differs."""
         last = _means(self._tail)
         if self._edge == self._total or not self._file.is_file():
             return last
@@ -43,16 +45,16 @@ class MetricWindow:
 
 
 def unmoved(start: Path, result: Path) -> list[str]:
-    """A warning if a stage gave back the weights that it was given."""
+    """A warning if a stage's result has the weights of its input."""
     if not same_weights(start, result):
         return []
     return ["the policy is identical to the initial one: no step changed any weight"]
 
 
 def _means(parts: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Weighted; a metric that a part does not have does not count there."""
-    found = {}
+    """Weighted means; each metric over the parts that have it."""
+    means = {}
     for name in dict.fromkeys(name for _, metrics in parts for name in metrics):
         weights = [(weight, metrics[name]) for weight, metrics in parts if name in metrics]
-        found[name] = sum(weight * value for weight, value in weights) / max(sum(weight for weight, _ in weights), 1e-9)
-    return found
+        means[name] = sum(weight * value for weight, value in weights) / max(sum(weight for weight, _ in weights), 1e-9)
+    return means

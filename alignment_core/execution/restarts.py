@@ -1,4 +1,4 @@
-"""What happens when an attempt at a stage fails: it restarts from its progress, a bounded number of times, or gives up."""
+"""Restarts of a stage whose attempt failed: from its progress, a bounded number of times."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 LEAST_TOKENS = 16
-"""The smallest micro-batch that ``ResourcesConfig`` takes."""
-
+"""The smallest micro-batch that ``ResourcesConfig`` allows."""
 MOST_MEMORY_KILLS = 20
 """Kills for memory that other processes used, beyond which a further one counts as a restart."""
 MEMORY_MARGIN = 256 << 20
-"""Bytes that have to be free beyond what the run used when an actor was killed."""
+"""Free bytes required beyond the memory that the run used when an actor was killed."""
 MEMORY_CHECK_SECONDS = 2.0
 
 T = TypeVar("T")
@@ -51,17 +50,19 @@ def with_restarts(
     warn: Callable[[str], None] = lambda _: None,
     waits: Callable[[str | None], None] = lambda _: None,
 ) -> T:
-    """The result of ``attempt``, a call with the resources to use and what the record's cost says of earlier attempts.
+    """The result of ``attempt``, which is called with the resources to use and the cost entries of earlier attempts.
 
-    After an InfrastructureError it is made again, ``actor_restarts`` times at most (then RestartsExhausted). After
-    MemoryPressure it is made again once the memory is free, which does not count as a restart. After OutOfMemory it is made
-    again with half of ``max_tokens_per_microbatch``: how a batch is cut changes a result by rounding alone. A
-    DeadlineExceeded is final here, because what hangs once holds processes that must go first; so is everything once
-    ``stopping`` is set. ``warn`` gets a sentence for each new attempt, ``waits`` what the stage waits for (None: no longer).
+    After an InfrastructureError it is called again, at most ``actor_restarts`` times (then RestartsExhausted). After
+    MemoryPressure it is called again once the memory is free, which does not count as a restart. After OutOfMemory it is called
+    again with half of ``max_tokens_per_microbatch``: how a batch is cut changes a result only by rounding. A DeadlineExceeded
+    is final, because a call that hangs may hold processes that must end first; so is every error once ``stopping`` is set.
+    ``warn`` is called with a sentence for each new attempt, ``waits`` with the reason of a wait (None when it ends).
     """
-    restarts, kills, given = 0, 0, resources.max_tokens_per_microbatch
+    restarts = 0
+    kills = 0
+    given = resources.max_tokens_per_microbatch
 
-    def again(sentence: str) -> None:
+    def report(sentence: str) -> None:
         log.warning("%s: %s", label, sentence)
         warn(sentence)
 
@@ -75,7 +76,7 @@ def with_restarts(
         except InfrastructureError as error:
             if isinstance(error, MemoryPressure) and kills < MOST_MEMORY_KILLS:
                 kills += 1
-                again(
+                report(
                     f"{error}; it restarts once {gib(error.needed)} are free, which does not count as one of its "
                     f"{resources.actor_restarts} restarts"
                 )
@@ -89,7 +90,7 @@ def with_restarts(
                     f"{label}: {error} (failed {restarts + 1} times; resources.actor_restarts allows {restarts} restarts)"
                 ) from error
             restarts += 1
-            again(f"{error}; restart {restarts} of {resources.actor_restarts}")
+            report(f"{error}; restart {restarts} of {resources.actor_restarts}")
             if stopping.wait(_pause(restarts)):
                 raise Stopped(f"{label}: stopped before it restarted") from error
         except OutOfMemory as error:
@@ -99,7 +100,7 @@ def with_restarts(
                     "resources.gradient_checkpointing or resources.zero_stage: 3, or use devices with more memory"
                 ) from error
             resources = resources.model_copy(update={"max_tokens_per_microbatch": budget // 2})
-            again(f"{error}; retrying with resources.max_tokens_per_microbatch {budget // 2}")
+            report(f"{error}; retrying with resources.max_tokens_per_microbatch {budget // 2}")
         except AlignmentError:
             raise
         except Exception as error:
@@ -112,8 +113,9 @@ def with_restarts(
 def _wait_for_memory(
     label: str, needed: int, seconds: float, stopping: threading.Event, waits: Callable[[str | None], None]
 ) -> None:
-    """Wait until this run may use ``needed`` bytes again. Raises EnvironmentFault after so many seconds, Stopped."""
-    deadline, waiting = time.monotonic() + seconds, False
+    """Wait until this run may use ``needed`` bytes again. Raises EnvironmentFault after ``seconds``, and Stopped."""
+    deadline = time.monotonic() + seconds
+    waiting = False
     while (missing := needed + MEMORY_MARGIN - used_by(psutil.Process()) - machine_memory().free) > 0:
         if not waiting:
             waiting = True
@@ -130,6 +132,7 @@ def _wait_for_memory(
 
 
 def _pause(restarts: int) -> float:
-    """Seconds: exponential backoff with jitter, because what killed one actor may take a while to pass."""
+    """Seconds: exponential backoff, because the cause may take a while to pass, with jitter, so that runs do not retry
+    together."""
     longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (restarts - 1))
     return longest * (0.5 + random.random() / 2)

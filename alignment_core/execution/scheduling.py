@@ -1,4 +1,4 @@
-"""Who may use a machine next: the stage that was submitted first, among those that wait."""
+"""The order in which stages get machines: of those that wait, the stage that was submitted first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignment_core.journal import short_id
 
 @dataclass(frozen=True)
 class RunName:
-    """Which run a stage belongs to, as other runs on this machine are told."""
+    """The run that a stage belongs to, as other runs on this machine name it."""
 
     id: str = ""
     recipe: str = ""
@@ -24,7 +24,7 @@ class RunName:
 
 
 START_OF_ACTORS = "the start of its actors"
-"""Label of the ticket that starts a run's actors ahead of its stages; a stage that waits for it is starting up."""
+"""Label of the ticket that starts a run's actors before its stages; waiting for it counts as start-up."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Ticket:
     """A stage's right to machines, in the order of the stages of its run."""
 
     order: int = 0
-    """Number of the stage in the order of submission; the smallest one that waits goes first."""
+    """Number of the stage in the order of submission; the smallest number that waits goes first."""
     waits: Callable[[str | None], None] = lambda _: None
-    """Called with what the stage waits for when a wait begins or its reason changes, and with None when it is over."""
+    """Called with the reason of a wait when it begins or its reason changes, and with None when it ends."""
     label: str = ""
-    """What people call the stage."""
+    """The stage's label in the recipe, for people."""
     run: RunName = RunName()
     starts: Callable[[str | None], None] = lambda _: None
-    """Called with what is being started for the stage, in words, and with None once it is there."""
+    """Called with a description of what is being started for the stage, and with None once it is ready."""
     used: Callable[[float], None] = lambda _: None
     """Called with the device-seconds for which the stage held trainers or engines."""
 
     @contextmanager
     def starting(self, what: str) -> Iterator[None]:
-        """While something is started for the stage."""
+        """The context in which something is started for the stage."""
         self.starts(what)
         try:
             yield
@@ -57,10 +57,10 @@ FIRST = Ticket()
 
 
 class OrderedLock:
-    """A lock that goes to the earliest stage that waits for it, not to whoever happens to ask first."""
+    """A lock that goes to the earliest stage among those that wait for it, not to the first caller."""
 
     def __init__(self, name: str = "the machine") -> None:
-        """``name`` is what stages wait for, in words."""
+        """``name`` describes the locked thing in reasons of waits."""
         self.name = name
         self._condition = threading.Condition()
         self._arrivals = itertools.count()
@@ -70,7 +70,7 @@ class OrderedLock:
 
     @contextmanager
     def hold(self, ticket: Ticket) -> Iterator[Callable[[], None]]:
-        """Hold the lock; what this yields lets an earlier stage go first, if one waits by now."""
+        """Hold the lock. Call the yielded function to let an earlier stage go first, if one waits by now."""
         self._enter(ticket)
 
         def give_way() -> None:
@@ -94,15 +94,17 @@ class OrderedLock:
                     ticket.waits(f"{self.name}, in use by {self._holder or 'another stage'}")
                     self._condition.wait_for(lambda: self._is_free_for(position))
                     ticket.waits(None)
-                self._taken, self._holder = True, ticket.label
+                self._taken = True
+                self._holder = ticket.label
             finally:
                 self._waiting.remove(position)
-                self._condition.notify_all()  # had this been the first in line and failed, the next one must hear of it
+                self._condition.notify_all()  # if this stage was the first in line and failed, the next one must wake up
 
     def _is_free_for(self, position: tuple[int, int]) -> bool:
         return not self._taken and min(self._waiting) == position
 
     def _leave(self) -> None:
         with self._condition:
-            self._taken, self._holder = False, ""
+            self._taken = False
+            self._holder = ""
             self._condition.notify_all()
