@@ -15,7 +15,7 @@ from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.ray_cluster import other_nodes
 from alignment_core.errors import EnvironmentFault
 
-NODE = "alignment_core.cluster.nodes:Node"
+PROBE = "alignment_core.cluster.nodes:InstallationProbe"
 _SHOWN = 5
 _SOURCE = Path(__file__).parents[1]
 
@@ -40,7 +40,7 @@ class Installed:
         return found
 
 
-class Node:
+class InstallationProbe:
     """What an actor holds that looks at its node."""
 
     def installed(self) -> Installed:
@@ -66,10 +66,12 @@ def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
     if not nodes:
         return
     addresses = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    group: ActorGroup[Node] = ActorGroup(ray, "nodes", [Place(node=node) for node in nodes], [{}] * len(nodes), timeout)
+    group: ActorGroup[InstallationProbe] = ActorGroup(
+        ray, "nodes", [Place(node=node) for node in nodes], [{}] * len(nodes), timeout
+    )
     try:
-        group.make(NODE, [{}] * len(nodes))
-        theirs = group.all(Node.installed)
+        group.make(PROBE, [{}] * len(nodes))
+        theirs = group.all(InstallationProbe.installed)
     finally:
         group.kill()
     mine, wrong = _only(installed(), packages), []

@@ -15,7 +15,7 @@ from alignment_core.models.saving import ADAPTER
 if TYPE_CHECKING:
     from alignment_core.recipes import TrainingConfig
     from alignment_core.recipes.sections.preference import ReferenceSyncConfig
-    from alignment_core.training.methods.base import Method
+    from alignment_core.training.methods.base import TrainingMethod
 
 LAST = "last"
 """Output of the last checkpoint, where the best one is another."""
@@ -25,7 +25,7 @@ TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter"}
 
 def train(
     context: StageContext,
-    method: Method,
+    method: TrainingMethod,
     training: TrainingConfig,
     model: str = "model",
     test_before: bool = False,

@@ -24,7 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from alignment_core.memory import out_of_memory
 from alignment_core.models import flex_trees
-from alignment_core.models.prefix_tree import Node, lay_out
+from alignment_core.models.prefix_tree import TreeNode, lay_out
 
 if TYPE_CHECKING:
     from alignment_core.models.loading import Head
@@ -65,7 +65,7 @@ class TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[TreeNode, ...], scale: float | None
     ) -> Tensor:
         query, key, value = map(_contiguous_rows, (query, key, value))
         output = _accumulator(query)
@@ -151,7 +151,7 @@ class _Batch:
 
 
 @functools.lru_cache(maxsize=4)
-def _own_blocks(nodes: tuple[Node, ...]) -> list[_Run | _Batch]:
+def _own_blocks(nodes: tuple[TreeNode, ...]) -> list[_Run | _Batch]:
     """The nodes, grouped by the calls that compute attention within them."""
     blocks: list[_Run | _Batch] = []
     waiting = sorted(nodes, key=lambda node: node.end - node.start)
@@ -169,7 +169,7 @@ def _own_blocks(nodes: tuple[Node, ...]) -> list[_Run | _Batch]:
     return blocks
 
 
-def _with_descendants(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice]]:
+def _with_descendants(nodes: Sequence[TreeNode]) -> Iterator[tuple[slice, slice]]:
     """The places of each node that has descendants, and of the descendants."""
     return ((slice(start, end), slice(end, last)) for start, end, last in nodes if last > end)
 
@@ -182,7 +182,7 @@ def _attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    nodes: tuple[Node, ...] | None = None,
+    nodes: tuple[TreeNode, ...] | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """The attention that ``transformers`` calls; its own one without ``nodes``. Raises RuntimeError if the model lost them."""

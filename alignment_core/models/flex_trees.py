@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.flex_attention import flex_attention_forward
 
 from alignment_core.memory import out_of_memory
-from alignment_core.models.prefix_tree import Node, lay_out
+from alignment_core.models.prefix_tree import TreeNode, lay_out
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +31,7 @@ BLOCK = 128
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[TreeNode, ...], scale: float | None
 ) -> Tensor:
     """Query [1, H, N, D], key and value [1, G, N, D] of a layout's nodes → [1, N, H, D]; G divides H."""
     output: Tensor = flex_attention_forward(module, query, key, value, block_mask(nodes, query.device), scale)[0]
@@ -39,7 +39,7 @@ def attend(
 
 
 @functools.lru_cache(maxsize=4)
-def block_mask(nodes: tuple[Node, ...], device: torch.device) -> BlockMask:
+def block_mask(nodes: tuple[TreeNode, ...], device: torch.device) -> BlockMask:
     """Which tokens of a layout see which. Made once for all layers."""
     seen_until = np.repeat([last for _, _, last in nodes], [end - start for start, end, _ in nodes])
     tokens = len(seen_until)

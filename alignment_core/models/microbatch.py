@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from alignment_core.models.prefix_tree import Node
+    from alignment_core.models.prefix_tree import TreeNode
 
 
 Tokens = Seq[int] | np.ndarray
@@ -76,7 +76,7 @@ class MicroBatch:
     last_S: torch.Tensor  # [S], place of each sequence's last token
     candidates_KC: torch.Tensor | None = None
     """Candidate tokens of each target, if the rows have any."""
-    nodes: tuple[Node, ...] | None = None
+    nodes: tuple[TreeNode, ...] | None = None
     """The prefix trees of the line; None where sequences share no tokens."""
 
     @property

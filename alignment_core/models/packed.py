@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from alignment_core.models.loading import Head
     from alignment_core.models.microbatch import MicroBatch
     from alignment_core.models.model_ref import Model
-    from alignment_core.models.prefix_tree import Node
+    from alignment_core.models.prefix_tree import TreeNode
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class PackedModel(nn.Module):
         labels_K: Tensor,
         last_S: Tensor,
         temperature: float = 1.0,
-        nodes: tuple[Node, ...] | None = None,
+        nodes: tuple[TreeNode, ...] | None = None,
         candidates_KC: Tensor | None = None,
     ) -> Tensor:
         assert (nodes is not None) == self.shares_prefixes, "the micro-batch was laid out for another model"

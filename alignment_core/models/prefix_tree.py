@@ -17,7 +17,7 @@ LEAST_SHARED = 16
 """Least tokens of a shared node: a shorter one would cost more in calls of the attention than it saves in tokens."""
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """Tokens ``start`` to ``end`` of a layout. Each is seen by itself, by the node's later tokens, and by all descendants of
     the node: the tokens from ``end`` to ``last``."""
 
@@ -36,7 +36,7 @@ class Layout:
     """[N] int64: each token's position in its sequences."""
     multiplicity: np.ndarray
     """[N] int64: number of sequences that each token belongs to."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[TreeNode, ...]
     places: tuple[np.ndarray, ...]
     """Of each sequence [T] int64: the indices of its tokens."""
     width: int = 0
@@ -96,6 +96,6 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
         ids=np.concatenate(parts).astype(np.int64),
         positions=np.concatenate(positions),
         multiplicity=np.concatenate(multiplicity),
-        nodes=tuple(Node(*one) for one in zip(starts[:-1], starts[1:], last, strict=True)),
+        nodes=tuple(TreeNode(*one) for one in zip(starts[:-1], starts[1:], last, strict=True)),
         places=tuple(np.concatenate(one) for one in places),
     )

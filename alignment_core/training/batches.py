@@ -1,9 +1,9 @@
-"""Rows → packed micro-batches: which rows a step takes, how they are cut over ranks, and the tensors of one cut.
+"""Rows → packed micro-batches: the rows of a step, their distribution over ranks, and the tensors of one pack.
 
-A row is one sequence (SFT) or two (a pair). Sequences lie as prefix trees in one line, so that what several begin with is
-computed once; of models that cannot have that, end to end in lines whose position ids restart with each sequence. How a
+A row is one sequence (SFT) or two (a pair). Sequences are laid out as prefix trees in one line, so that shared prefixes are
+computed once; for models that do not support that, end to end in lines whose position ids restart with each sequence. How a
 batch is cut never changes the result, because every loss is divided by a count over the whole batch
-(``Method.normaliser``).
+(``TrainingMethod.normaliser``).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_COMPUTED = 0.85
-"""Rows that begin alike, but have more of their tokens for themselves, are packed one by one, which fills packs better."""
+"""Rows that share less than 15 % of their tokens are packed one by one, which fills packs better."""
 LINE_TOKENS = 128
-"""Least width of a line where sequences share nothing. Attention costs width² per line, so that short sequences want short
-lines; a longer sequence makes all lines of its pack as long."""
+"""Least width of a line without shared prefixes. Attention costs width² per line, so short sequences go into short lines; a
+longer sequence makes all lines of its pack as long."""
 
 
 @functools.lru_cache(maxsize=4)
 def epoch_order(rows: int, seed: int, epoch: int, shuffle: bool = True) -> array[int]:
-    """The order in which an epoch takes the rows: a permutation that follows from (seed, epoch), or without ``shuffle`` their
-    own. Do not change it."""
+    """The order of the rows in an epoch: a permutation by (seed, epoch), or without ``shuffle`` their own order. Do not modify
+    the result, which is cached."""
     order = array("q", range(rows))
     if shuffle:
         random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
@@ -50,7 +50,7 @@ def batch_of_step(step: int, rows: int, batch_size: int, seed: int, shuffle: boo
 
 
 def first_rows(count: int, rows: int, seed: int, shuffle: bool = True) -> list[int]:
-    """Numbers of the ``count`` rows that training takes first, or of all if there are not so many; in ascending order."""
+    """Numbers of the first ``count`` rows of training, or of all if there are fewer; in ascending order."""
     return sorted(epoch_order(rows, seed, 0, shuffle)[:count])
 
 
@@ -68,7 +68,7 @@ def cut(rows: Seq[Row], ranks: int, token_budget: int, share_prefixes: bool = Tr
     pieces = _pieces(rows, ranks, token_budget) if share_prefixes else [(row.tokens, [row]) for row in rows]
     pieces.sort(key=lambda piece: (-piece[0], piece[1][0].number))
     total = sum(min(tokens, token_budget) for tokens, _ in pieces)
-    alone = sum(2 * tokens > token_budget for tokens, _ in pieces)  # no two of these are one pack
+    alone = sum(2 * tokens > token_budget for tokens, _ in pieces)  # no two of these fit into one pack
     count = ranks * max(1, -(-max(-(-total // token_budget), alone) // ranks))
     while True:
         packs: list[list[Row]] = [[] for _ in range(count)]
@@ -85,8 +85,8 @@ def cut(rows: Seq[Row], ranks: int, token_budget: int, share_prefixes: bool = Tr
 
 
 def _pieces(rows: Seq[Row], ranks: int, token_budget: int) -> list[tuple[int, list[Row]]]:
-    """The rows in pieces that begin alike, neighbours the most, and how many tokens each has at most, whatever is packed with
-    it. None is above the budget, or would leave ranks without work, but for single rows."""
+    """The rows in pieces with shared prefixes, and an upper bound of each piece's tokens in a pack. No piece of several rows is
+    above the budget, or so large that ranks would be idle."""
     families = _families(rows)
     sizes = [_tokens(family) for family in families]
     most = min(token_budget, -(-sum(sizes) // ranks))
@@ -102,7 +102,7 @@ def _pieces(rows: Seq[Row], ranks: int, token_budget: int) -> list[tuple[int, li
 
 
 def _families(rows: Seq[Row]) -> list[list[Row]]:
-    """The rows, by what they begin with; in each family neighbours share the most."""
+    """The rows by common prefix; in each family, neighbours share the longest prefixes."""
     ordered = [rows[number] for number in by_prefix([row.sequences[0].ids for row in rows])]
     families = [[row] for row in ordered[:1]]
     for before, row in pairwise(ordered):
@@ -114,13 +114,13 @@ def _families(rows: Seq[Row]) -> list[list[Row]]:
 
 
 def _tokens(family: Seq[Row]) -> int:
-    """How many tokens these rows have in a pack."""
+    """Number of tokens of these rows in a pack."""
     sequences = [sequence.ids for row in family for sequence in row.sequences]
     return len(lay_out(sequences).ids) if len(sequences) > 1 else len(sequences[0])
 
 
 def _cut_apart(family: Seq[Row], most: int) -> list[tuple[int, list[Row]]]:
-    """A family in pieces of at most so many tokens, but for single rows."""
+    """A family in pieces of at most ``most`` tokens, or of a single row."""
     sizes: list[int] = []
     pieces: list[list[Row]] = []
     for number, row in enumerate(family):
@@ -136,13 +136,13 @@ def _cut_apart(family: Seq[Row], most: int) -> list[tuple[int, list[Row]]]:
 
 
 def _at_most(row: Row) -> int:
-    """How many tokens a row has in a pack, whatever else is in it."""
+    """Upper bound of a row's tokens in a pack, whatever other rows are in it."""
     return row.tokens - sum(_saved(row.sequences[0], other) for other in row.sequences[1:])
 
 
 def _saved(one: TokenSequence, other: TokenSequence) -> int:
-    """How many tokens of the second are there where the first is, at least: what others share with both may take up to one
-    less than a node has."""
+    """Lower bound of the tokens that the second sequence shares with the first: other rows may split the shared prefix, and a
+    remainder shorter than a node is not shared."""
     tokens = shared_tokens(one.ids, other.ids)
     return max(LEAST_SHARED, tokens - LEAST_SHARED + 1) if tokens >= LEAST_SHARED else 0
 
@@ -184,12 +184,12 @@ def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True) -> Mi
 
 
 def _lines(sequences: Seq[TokenSequence]) -> Layout:
-    """Each sequence with tokens of its own, in lines as wide as the longest."""
+    """Each sequence with its own tokens, in lines as wide as the longest."""
     lengths = [len(sequence.ids) for sequence in sequences]
     width = max([LINE_TOKENS, *lengths]) if sequences else 1
     starts, lines = _first_fit(lengths, width)
     ids, positions, multiplicity = (np.zeros(lines * width, np.int64) for _ in range(3))
-    multiplicity[:1] = 1  # also of an empty pack: no sum over one divides by zero
+    multiplicity[:1] = 1  # also in an empty pack, so that no sum over it divides by zero
     places = tuple(np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True))
     for sequence, place in zip(sequences, places, strict=True):
         ids[place], positions[place], multiplicity[place] = sequence.ids, np.arange(len(place)), 1

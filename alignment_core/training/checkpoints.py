@@ -1,4 +1,4 @@
-"""Checkpoints of a running stage: which ones are valid, and what must be on disk before they are."""
+"""Checkpoints of a running stage: their completeness, and the order of writes that guarantees it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 CURVE = "metrics.jsonl"
-"""The metrics of the steps up to a checkpoint, in its folder."""
+"""File with the metrics of the steps up to a checkpoint, in its folder."""
 
 
 def complete(checkpoint: Path, described: dict[str, Any]) -> None:
-    """Force all of a checkpoint to the disk, then say in its ``complete.json`` that it counts, and what it is."""
+    """Sync all of a checkpoint to the disk, and then write its description to ``complete.json``, by which it counts."""
     _sync_tree(checkpoint)
     (checkpoint / "complete.json").write_text(json.dumps(described))
     _sync_tree(checkpoint)
-    _sync(checkpoint.parent)  # its own name there
+    _sync(checkpoint.parent)  # the entry of its own name
 
 
 def put_in_place(partial: Path, folder: Path) -> None:
-    """Give a finished folder its name, in the place of an earlier one: the name stands for all of it, or is not there."""
+    """Give a finished folder its name, in place of an earlier one. A folder of this name is complete at all times."""
     _sync_tree(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
@@ -29,7 +29,7 @@ def put_in_place(partial: Path, folder: Path) -> None:
 
 
 def link_tree(folder: Path, target: Path) -> None:
-    """Give the files of a folder second names below another one; where the file system has no such links, copy them."""
+    """Hard-link the files of a folder into another one; copy them where the file system has no hard links."""
 
     def link(source: str, name: str) -> None:
         try:
@@ -41,7 +41,7 @@ def link_tree(folder: Path, target: Path) -> None:
 
 
 def described(checkpoint: Path) -> dict[str, Any]:
-    """What a complete checkpoint says of itself: its ``step``, its ``layout``, and what the driver of the job wants back."""
+    """The description of a complete checkpoint: its ``step``, its ``layout``, and entries of the job."""
     return dict(json.loads((checkpoint / "complete.json").read_text()))
 
 
@@ -54,22 +54,22 @@ def curve_of(directory: Path, step: int) -> bytes:
 
 
 def folder_of(directory: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """The folder of the checkpoint of a step."""
     return directory / f"step-{step:08d}"
 
 
 def drop_incomplete(directory: Path) -> None:
-    """Remove what a killed or failed save left: it counts for nothing and takes the room of the next one."""
+    """Remove the remains of killed or failed saves: they do not count, and use the room of the next checkpoint."""
     for checkpoint in directory.glob("step-*"):
         if not (checkpoint / "complete.json").is_file():
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def drop_older(directory: Path, step: int) -> None:
-    """Remove the checkpoints of other steps than this one, which is complete."""
+    """Remove the checkpoints of all other steps; that of ``step`` is complete."""
     for older in directory.glob("step-*"):
         if older != folder_of(directory, step):
-            (older / "complete.json").unlink(missing_ok=True)  # first: what is half gone must not count
+            (older / "complete.json").unlink(missing_ok=True)  # first, so that a half-deleted checkpoint does not count
             shutil.rmtree(older, ignore_errors=True)
 
 
@@ -86,13 +86,13 @@ def newest_progress(directory: Path, layout: dict[str, Any] | None = None) -> Pa
 
 
 def _sync_tree(directory: Path) -> None:
-    """Force the files below ``directory`` to the disk, then the folder entries."""
+    """Sync the files below ``directory`` to the disk, then the folder entries."""
     for path in [*sorted(directory.rglob("*"), reverse=True), directory]:
         _sync(path)
 
 
 def _sync(path: Path) -> None:
-    """Force one file, or the entries of one folder, to the disk."""
+    """Sync one file, or the entries of one folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

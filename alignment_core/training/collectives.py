@@ -1,4 +1,4 @@
-"""What trainer ranks exchange besides gradients, so that all of them decide alike."""
+"""Collectives beside those of gradients, by which all trainer ranks make the same decisions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def agree(flag: bool, device: str) -> bool:
-    """Rank 0's answer, on every rank."""
+    """Rank 0's flag, on every rank."""
     if torch.distributed.get_world_size() == 1:
         return flag
     answer = torch.tensor([int(flag)], device=device)
@@ -23,7 +23,7 @@ def from_rank_0(text: str | None, device: str) -> str | None:
 
 
 def unanimous(flag: bool, device: str) -> bool:
-    """Whether all ranks give the same answer."""
+    """Whether all ranks have the same flag."""
     counts = sum_over_ranks(torch.tensor([int(flag), 1], device=device))
     return int(counts[0]) in (0, int(counts[1]))
 

@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights under DeepSpeed: each rank averages what its optimiser holds."""
+"""The exponential moving average of a model's weights under DeepSpeed: each rank averages its optimiser's part of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 
 class WeightAverage:
-    """``average ← decay · average + (1 - decay) · weights`` after each optimiser step, in fp32; at first the weights.
+    """``average ← decay · average + (1 - decay) · weights`` after each optimiser step, in fp32; initially the weights.
 
     Under ZeRO a rank's optimiser holds a part of the weights (all of them at stage 0), in fp32 whatever the model's type.
     """
 
     def __init__(self, engine: Any, zero_stage: int, decay: float) -> None:
-        self.engine, self.zero_stage, self.decay = engine, zero_stage, decay
+        self.engine = engine
+        self.zero_stage = zero_stage
+        self.decay = decay
         self.parts = [part.detach().clone() for part in self._weights()]
 
     def _weights(self) -> list[Tensor]:
@@ -26,13 +28,14 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after a step."""
+        """Include the weights after a step."""
         for part, weights in zip(self.parts, self._weights(), strict=True):
             part.lerp_(weights, 1 - self.decay)
 
     def state(self, module: nn.Module) -> dict[str, Tensor]:
-        """Every weight of ``module`` by name, averaged and in its own type; on rank 0 alone, though all ranks take part."""
-        first, found = torch.distributed.get_rank() == 0, {}
+        """Every weight of ``module`` by name, averaged, in its own type; collective, empty on ranks other than 0."""
+        first = torch.distributed.get_rank() == 0
+        weights: dict[str, Tensor] = {}
         full = full_fp32(self.engine, self.zero_stage)
         with self.in_place():
             for name, parameter in module.named_parameters():
@@ -40,14 +43,14 @@ class WeightAverage:
                 with whole_parameter(parameter, self.zero_stage if frozen else 0):
                     whole = parameter if frozen else full(parameter)
                     if first:
-                        found[name] = whole.detach().to(parameter.dtype, copy=True).cpu()
+                        weights[name] = whole.detach().to(parameter.dtype, copy=True).cpu()
         kept = module.state_dict(keep_vars=True).keys()
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
-        return {**found, **buffers} if first else {}
+        return {**weights, **buffers} if first else {}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The average where the weights are, so that DeepSpeed gathers it as it would gather them; then as before."""
+        """In this context the average takes the place of the weights, so that DeepSpeed gathers it as it gathers them."""
         self._swap()
         try:
             yield
@@ -87,15 +90,14 @@ def stepped_tensors(engine: Any, zero_stage: int) -> list[Tensor]:
 
 
 def whole_tensors(engine: Any) -> dict[int, Tensor]:
-    """Stage 0: the optimiser's tensor for each parameter, by its ``id``; in fp32 that is the parameter itself."""
+    """For ZeRO stage 0: the optimiser's tensor of each parameter, by its ``id``; in fp32 that is the parameter itself."""
     weights = stepped_tensors(engine, 0)
-    groups = getattr(engine.optimizer, "fp16_groups", [weights])  # DeepSpeed's name, in bf16 too
+    groups = getattr(engine.optimizer, "fp16_groups", [weights])  # DeepSpeed's name, also in bf16
     return {id(one): weight for one, weight in zip((p for group in groups for p in group), weights, strict=True)}
 
 
 def full_fp32(engine: Any, zero_stage: int) -> Callable[[nn.Parameter], Tensor]:
-    """Gives all of a parameter that trains, as the optimiser holds it: in fp32 whatever the model's type. Collective under
-    ZeRO."""
+    """A function that returns the whole of a trained parameter as the optimiser holds it, in fp32. Collective under ZeRO."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     if zero_stage:
@@ -105,7 +107,7 @@ def full_fp32(engine: Any, zero_stage: int) -> Callable[[nn.Parameter], Tensor]:
 
 
 def whole_parameter(parameter: nn.Parameter, zero_stage: int) -> Any:
-    """Within this context a parameter is whole on every rank, in the model's type."""
+    """The context in which a parameter is whole on every rank, in the model's type."""
     from deepspeed.runtime.zero import GatheredParameters
 
     return GatheredParameters([parameter], enabled=zero_stage == 3)

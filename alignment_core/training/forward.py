@@ -22,44 +22,46 @@ from alignment_core.training.batches import cut, pack
 
 @dataclass(frozen=True)
 class ForwardJob:
-    """Which model: plain data that travels to every rank."""
+    """The model: plain data that travels to every rank."""
 
     model: Model
     head: Head
     bf16: bool | None = None
     """Whether it computes in bfloat16; None: if it is stored in half precision."""
     verdicts: tuple[int, int] | None = None
-    """Of a language model that judges: the token that says good, and the one that says bad."""
+    """Of a judge: the token of the good verdict, and that of the bad one."""
     temperature: float = 1.0
-    """Of a language model's distribution over tokens, softmax(logits / temperature)."""
+    """Temperature of a language model's distribution over tokens, softmax(logits / temperature)."""
     context: int | None = None
-    """Tokens of the longest sequence that an engine sampled, see :class:`~alignment_core.models.rope.RopeLengths`."""
+    """Tokens of the longest sequence that an engine sampled; see :class:`~alignment_core.models.rope.RopeLengths`."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
-        """One rank of it; none has to do with the others."""
+        """The model of one rank; ranks are independent."""
         return Forward(self, resources, device)
 
 
 class Forward:
-    """A frozen model with packed, batched forward passes. Every rank works on its own sequences."""
+    """A frozen model with packed, batched forward passes. Every rank computes its own sequences."""
 
     def __init__(self, job: ForwardJob, resources: ResourcesConfig, device: Device) -> None:
-        self.job, self.token_budget, self.device = job, resources.max_tokens_per_microbatch, device
+        self.job = job
+        self.token_budget = resources.max_tokens_per_microbatch
+        self.device = device
         bf16 = job.model.bf16 if job.bf16 is None else job.bf16
         dtype = torch.bfloat16 if bf16 else torch.float32
         share_prefixes = resources.attention == "auto"
         try:
             with memory_explained(self.token_budget):
                 self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share_prefixes, job.context)
-        except OutOfMemory as error:  # whatever the size of micro-batches
+        except OutOfMemory as error:  # smaller micro-batches would not help
             raise EnvironmentFault(
-                f"{job.model.reference.short} does not fit into the memory of one device, which has to hold all of a model "
-                "that scores or that DPO compares with; use devices with more memory"
+                f"{job.model.reference.short} does not fit into the memory of one device, which must hold the whole of a "
+                "scoring or reference model; use devices with more memory"
             ) from error
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats; of a model
-        that judges, the log-odds of its good verdict behind the completion.
+        """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats; of a
+        judge, the log-odds of its good verdict after the completion.
 
         Returns [len(pairs)] float32, in the order of ``pairs``.
         """
@@ -82,5 +84,5 @@ class Forward:
         if self.job.verdicts is None:
             return TokenSequence.of_prompt_and_completion(prompt, completion)
         judged = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
-        asked = TokenSequence.of_prompt_and_completion(judged, self.job.verdicts[:1])
-        return replace(asked, candidates=np.asarray([self.job.verdicts], np.int64))
+        sequence = TokenSequence.of_prompt_and_completion(judged, self.job.verdicts[:1])
+        return replace(sequence, candidates=np.asarray([self.job.verdicts], np.int64))

@@ -14,11 +14,11 @@ _REMEDY = {"train": "add rows with other prompts", "test": "hold out more rows (
 
 
 def partners(prompts: Sequence[Tokens], split: str = "train") -> list[int]:
-    """For each row the number of the row whose completion its prompt is put before.
+    """For each row the number of the row whose completion its prompt is paired with.
 
-    It follows from the order of the rows alone: with rows of one prompt side by side, each takes the completion that lies
-    as many places further as the most frequent prompt has rows. So every completion is taken once, unless a prompt has more
-    than half of the rows. Raises DataError where all prompts are the same, in the rows of this ``split``.
+    It depends on the order of the rows alone. With the rows of each prompt side by side, a prompt is paired with the completion
+    N places further, where N is the number of rows of the most frequent prompt. So every completion is used once, unless a
+    prompt has more than half of the rows. Raises DataError if all prompts in the rows of this ``split`` are the same.
     """
     groups: defaultdict[bytes, list[int]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
@@ -30,20 +30,22 @@ def partners(prompts: Sequence[Tokens], split: str = "train") -> list[int]:
         )
     ordered = [number for group in groups.values() for number in group]
     largest = max(groups.values(), key=len)
-    found = [0] * len(prompts)
+    partner_of = [0] * len(prompts)
     for place, number in enumerate(ordered):
-        found[number] = ordered[(place + len(largest)) % len(ordered)]
+        partner_of[number] = ordered[(place + len(largest)) % len(ordered)]
     same = set(largest)
     others = [number for number in ordered if number not in same]
     for place, number in enumerate(largest):
-        if found[number] in same:  # it has more than half of the rows
-            found[number] = others[place % len(others)]
-    return found
+        if partner_of[number] in same:  # this prompt has more than half of the rows
+            partner_of[number] = others[place % len(others)]
+    return partner_of
 
 
 def mismatched(prompts: Sequence[Tokens], completions: Sequence[Tokens], split: str = "train") -> list[Tokens]:
     """For each prompt the completion of its partner, see :func:`partners`, truncated so that no such pair is longer than the
-    longest row: what the model was checked for."""
-    longest = max((len(prompt) + len(said) for prompt, said in zip(prompts, completions, strict=True)), default=0)
-    taken = zip(prompts, partners(prompts, split), strict=True)
-    return [completions[partner][: longest - len(prompt)] for prompt, partner in taken]
+    longest row, for which the model's context was checked."""
+    longest = max(
+        (len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)), default=0
+    )
+    pairs = zip(prompts, partners(prompts, split), strict=True)
+    return [completions[partner][: longest - len(prompt)] for prompt, partner in pairs]

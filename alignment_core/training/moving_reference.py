@@ -1,4 +1,4 @@
-"""A reference that follows the policy in training: a copy of its own on each rank, mixed with the policy every so often."""
+"""A reference model that follows the policy in training: a copy on each rank, mixed with the policy every N steps."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ from alignment_core.training.ema import full_fp32, whole_parameter
 from alignment_core.training.learner import Learner
 
 REFERENCE = "reference.safetensors"
-"""In a checkpoint: the weights of a reference that has moved."""
+"""File in a checkpoint with the weights of a reference that has moved."""
 
 
 class MovingReference:
-    """``reference ← mixup · policy + (1 - mixup) · reference`` after every ``every`` steps; with a ``mixup`` of 1 the policy as
-    it is. Gorbatovski et al. 2024, "Learn Your Reference Model for Real Good Alignment"."""
+    """``reference ← mixup · policy + (1 - mixup) · reference`` after every ``every`` steps; with a ``mixup`` of 1 a copy of the
+    policy. Gorbatovski et al. 2024, "Learn Your Reference Model for Real Good Alignment"."""
 
     def __init__(self, packed: PackedModel, learner: Learner, every: int, mixup: float = 1.0) -> None:
-        """``packed``: the reference as it starts. The ``learner`` trains the policy, all of whose weights it can be given.
+        """``packed``: the initial reference. The ``learner`` trains the policy.
 
         Raises UserError if the reference has other weights than the policy.
         """
-        self.packed, self.learner, self.every, self.mixup = packed, learner, every, mixup
+        self.packed = packed
+        self.learner = learner
+        self.every = every
+        self.mixup = mixup
         shapes, own = ({n: _shape(p) for n, p in one.model.named_parameters()} for one in (learner.packed, packed))
         if other := sorted(name for name in {*shapes, *own} if shapes.get(name) != own.get(name)):
             raise UserError(
-                "a reference that follows the policy takes over its weights, and this one has another architecture "
+                "a reference that follows the policy gets its weights, but this one has another architecture "
                 f"({other[0]}: {_described(own.get(other[0]))}, the policy's {_described(shapes.get(other[0]))}): give a model "
-                "of the policy's architecture, or let the reference stay as it is"
+                "of the policy's architecture, or keep the reference fixed"
             )
         self.weights = {name: one.detach() for name, one in packed.model.named_parameters()}
-        """What is mixed, in fp32: in bf16 a small part of the way to the policy would be rounded away."""
+        """The reference's weights, in fp32 if they are mixed: in bf16 a small step towards the policy would be rounded away."""
         if mixup < 1:
             self.weights = {name: one.float() for name, one in self.weights.items()}
 
@@ -48,7 +51,7 @@ class MovingReference:
             return sum_by_sequence(run_packed(self.packed, micro), micro.sequence_K, micro.sequences)
 
     def after(self, step: int) -> None:
-        """Take note of a step that is done. On every rank, and collective where each holds a part of the policy."""
+        """Mix with the policy if it is due after ``step`` steps. Call it on every rank: it is collective under ZeRO."""
         if step % self.every:
             return
         live = dict(self.learner.packed.model.named_parameters())
@@ -60,32 +63,32 @@ class MovingReference:
                         weights.copy_(live[name])
                 else:
                     weights.lerp_(master(live[name]).to(weights.device), self.mixup)
-        self._show()
+        self._copy_to_model()
 
-    def _show(self) -> None:
-        """Let the reference compute with what was mixed, in its own type."""
+    def _copy_to_model(self) -> None:
+        """Copy the mixed weights into the model, in its own type."""
         with torch.no_grad():
             for name, reference in self.packed.model.named_parameters():
                 reference.copy_(self.weights[name])
 
     def restore(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint, which holds no reference if that had not moved."""
+        """Continue from a checkpoint, which holds no reference if that had not moved."""
         if not (checkpoint / REFERENCE).is_file():
             return
         stored = load_file(checkpoint / REFERENCE)
         for name, weights in self.weights.items():
             weights.copy_(stored[name])
-        self._show()
+        self._copy_to_model()
 
     def save(self, checkpoint: Path, step: int) -> None:
-        """Write it into a checkpoint of this step, once it has moved."""
+        """Write the reference into a checkpoint of this step, if it has moved."""
         if step >= self.every:
             weights = {name: one.cpu().contiguous() for name, one in self.weights.items()}
             write_whole(checkpoint / REFERENCE, lambda file: file.write(save(weights)))
 
 
 def _shape(parameter: Any) -> tuple[int, ...]:
-    """Of all of it, also where this rank holds a part."""
+    """Shape of the whole parameter, also where this rank holds a part of it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 

@@ -10,21 +10,21 @@ from alignment_core.errors import UserError
 from alignment_core.recipes import TrainingConfig
 
 LEAST_BYTES = {"adamw": 12, "muon": 8, "adafactor": 4}
-"""Of a progress checkpoint, for each parameter that trains: fp32 (master) weights, and what the optimiser keeps of each:
-two moments, one for matrices, or nothing but sums over rows and columns."""
+"""Least bytes of a progress checkpoint per trained parameter: fp32 (master) weights and the optimiser's state: two moments, one
+for matrices, or only sums over rows and columns."""
 
 
 def make_optimizer(model: torch.nn.Module, config: TrainingConfig, zero_stage: int, offloaded: bool) -> Any:
-    """The optimiser of the parameters of ``model`` that train.
+    """The optimiser of the trained parameters of ``model``.
 
     AdamW (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization"); Muon (Jordan et al. 2024, "Muon: An optimizer for
     hidden layers in neural networks") for hidden matrices with the step size of Liu et al. 2025, "Muon is Scalable for LLM
     Training", so that AdamW's learning rate suits both, and AdamW for the others; Adafactor (Shazeer & Stern 2018, "Adafactor:
-    Adaptive Learning Rates with Sublinear Memory Cost"). Raises UserError where ZeRO would cut matrices into parts.
+    Adaptive Learning Rates with Sublinear Memory Cost"). Raises UserError where ZeRO would split matrices.
     """
     if config.optimizer != "adamw" and zero_stage:
         raise UserError(
-            f"training.optimizer: {config.optimizer!r} works on whole matrices, which ZeRO stage {zero_stage} cuts into parts: "
+            f"training.optimizer: {config.optimizer!r} needs whole matrices, which ZeRO stage {zero_stage} splits: "
             "set resources.zero_stage to 0 (and no offload_optimizer), or use `adamw`"
         )
     groups = parameter_groups(model, config.weight_decay)
@@ -33,8 +33,8 @@ def make_optimizer(model: torch.nn.Module, config: TrainingConfig, zero_stage: i
         return torch.optim.Adafactor(groups, lr=config.learning_rate)
     if config.optimizer == "muon":
         return MuonAndAdamW(*_split(model, groups), config.learning_rate, adam)
-    # Offloaded, the fused kernel steps on the CPU. DeepSpeed's own is not exact after a resume: it multiplies up its powers
-    # of beta as it goes, and takes them anew from the step's number when it begins again.
+    # Offloaded, the fused kernel steps on the CPU. DeepSpeed's own optimiser is not exact after a resume: it multiplies its
+    # powers of beta step by step, but computes them from the step's number when it is restored.
     return torch.optim.AdamW(groups, lr=config.learning_rate, fused=offloaded or None, **adam)
 
 
@@ -53,7 +53,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the parts work on the groups and the state of the whole."""
+        """Let the parts use the groups and the state of the whole optimiser."""
         first = 0
         for part in self.parts:
             part.param_groups = self.param_groups[first : first + len(part.param_groups)]
@@ -63,18 +63,18 @@ class MuonAndAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step with each part."""
-        assert closure is None, "gradients are there"
+        assert closure is None, "gradients are computed before"
         for part in self.parts:
             part.step()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Read what ``state_dict`` gave."""
+        """Load the output of ``state_dict``."""
         super().load_state_dict(state_dict)
         self._share()
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters of ``model`` that train, as an optimiser's groups: those that decay, and those that do not.
+    """The trained parameters of ``model`` as an optimiser's groups: with and without weight decay.
 
     Norms, biases and embeddings do not decay, nor does a head that is tied to an embedding. An untied head and adapters are
     linear layers and do. Empty groups are left out.
@@ -93,7 +93,8 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 
 
 def _split(model: torch.nn.Module, groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The groups of hidden matrices, for Muon, and of all else: embeddings, heads, vectors, experts in one tensor."""
+    """The groups of hidden matrices, for Muon, and of all other parameters: embeddings, heads, vectors, experts in one
+    tensor."""
     spared = {
         one for module in model.modules() if isinstance(module, torch.nn.Embedding) for one in module.parameters()
     }

@@ -1,7 +1,7 @@
-"""Checkpoints that any number of ranks and any ZeRO stage go on from: whole weights and optimiser states, in safetensors.
+"""Checkpoints that resume on any number of ranks and any ZeRO stage: whole weights and optimiser states, in safetensors.
 
-DeepSpeed's own checkpoints are pickles, a file for each rank. In these, rank 0 writes what all ranks hold of each parameter
-that trains: its fp32 weights and what the optimiser keeps of it. The same ranks go on to the same bytes; others differ in
+DeepSpeed's own checkpoints are pickles, one file per rank. For these, rank 0 gathers and writes each trained parameter's fp32
+weights and optimiser state. On the same number of ranks a resumed run ends in the same bytes; on another it differs by
 rounding.
 """
 
@@ -22,64 +22,67 @@ from alignment_core.training.ema import WeightAverage, stepped_tensors, whole_te
 FILE = "portable-{:05d}.safetensors"
 FIRST = FILE.format(0)
 AVERAGE = "average:"
-"""Prefix of a moving average of the weights, beside them."""
+"""Prefix of the moving average of a weight."""
 _FILE_BYTES = 1 << 30
-"""A file is written when so much has come together, so that no more than this is in memory twice."""
-_WEIGHTS, _NUMBERS = "weights", "numbers"
+"""Size at which a file is written, because its tensors are in memory twice until then."""
+_WEIGHTS = "weights"
+_NUMBERS = "numbers"
 
 
 @dataclass(frozen=True)
-class _Held:
-    """What this rank's optimiser holds of a parameter: a part of one of the tensors that it steps."""
+class _Part:
+    """This rank's part of a parameter: a range of one of the tensors that its optimiser steps."""
 
     tensor: Tensor
     start: int
-    """In the tensor."""
+    """Start in the tensor."""
     at: int
-    """In the flattened parameter."""
+    """Start in the flattened parameter."""
     size: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The same part of a tensor of the same shape."""
+        """The same range of a tensor of the same shape."""
         return tensor.view(-1).narrow(0, self.start, self.size)
 
 
 class Portable:
-    """Reads and writes what a DeepSpeed engine trains. Its methods are collective."""
+    """Reads and writes the trained state of a DeepSpeed engine. Its methods are collective."""
 
     def __init__(self, engine: Any, zero_stage: int) -> None:
-        self.engine, self.zero_stage = engine, zero_stage
+        self.engine = engine
+        self.zero_stage = zero_stage
         self.rank = torch.distributed.get_rank()
         self._own = {} if zero_stage else whole_tensors(engine)
 
     def save(self, folder: Path, average: WeightAverage | None = None) -> None:
         """Write files below ``folder``, which exists: weights, optimiser, and the moving average of the weights."""
-        kept = {f"{_NUMBERS}.{key}": one for key, one in self._numbers().items()}
+        tensors = {f"{_NUMBERS}.{key}": one for key, one in self._numbers().items()}
         count = 0
 
-        def keep(name: str, whole: Tensor) -> None:
+        def add(name: str, whole: Tensor) -> None:
             nonlocal count
             if self.rank == 0:
-                kept[name] = whole.detach().cpu().contiguous().clone()
-                if sum(one.nbytes for one in kept.values()) > _FILE_BYTES:
-                    save_file(kept, folder / FILE.format(count))
-                    kept.clear()
+                tensors[name] = whole.detach().cpu().contiguous().clone()
+                if sum(one.nbytes for one in tensors.values()) > _FILE_BYTES:
+                    save_file(tensors, folder / FILE.format(count))
+                    tensors.clear()
                     count += 1
 
         for name, parameter in self._trained():
             for key in (_WEIGHTS, *self._keys()):
-                keep(f"{key}.{name}", self._whole(parameter, key))
+                add(f"{key}.{name}", self._whole(parameter, key))
         if average is not None:
             with average.in_place():
                 for name, parameter in self._trained():
-                    keep(f"{AVERAGE}{name}", self._whole(parameter, _WEIGHTS))
+                    add(f"{AVERAGE}{name}", self._whole(parameter, _WEIGHTS))
         if self.rank == 0:
-            save_file(kept, folder / FILE.format(count))
+            save_file(tensors, folder / FILE.format(count))
 
     @torch.no_grad()
     def load(self, folder: Path, average: WeightAverage | None = None) -> None:
-        """Read what :meth:`save` wrote, on however many ranks and at whatever stage."""
-        parameters, numbers = dict(self._trained()), {}
+        """Read the output of :meth:`save`, which any number of ranks at any ZeRO stage may have written."""
+        parameters = dict(self._trained())
+        numbers: dict[str, Tensor] = {}
         if average is not None:
             with average.in_place():
                 for full, tensor in _stored(folder):
@@ -93,7 +96,7 @@ class Portable:
                 numbers[name] = tensor
             elif key == _WEIGHTS:
                 self._put(parameters[name], key, tensor)
-                self._show(parameters[name], tensor)
+                self._copy_to_model(parameters[name], tensor)
             else:
                 self._put(parameters[name], key, tensor)
         fused = self.engine.basic_optimizer.defaults.get("fused")
@@ -108,73 +111,73 @@ class Portable:
         return ((name, one) for name, one in self.engine.module.named_parameters() if one.requires_grad)
 
     def _keys(self) -> list[str]:
-        """Of what the optimiser keeps of each parameter, after its first step."""
-        found = {key for state in self.engine.basic_optimizer.state.values() for key, one in state.items() if one.dim()}
-        return sorted(found)
+        """Names of the optimiser's state tensors, after its first step."""
+        keys = {key for state in self.engine.basic_optimizer.state.values() for key, one in state.items() if one.dim()}
+        return sorted(keys)
 
     def _numbers(self) -> dict[str, Tensor]:
-        """What it keeps beside that, equal for all parameters: the number of its steps."""
+        """The optimiser's scalars, equal for all parameters: the number of its steps."""
         states = self.engine.basic_optimizer.state.values()
         return {key: one.cpu().clone() for state in states for key, one in state.items() if one.dim() == 0}
 
     def _whole(self, parameter: nn.Parameter, key: str) -> Tensor:
-        """The weights of a parameter, or what the optimiser keeps of them, put together from all ranks."""
-        held = self._held(parameter)
+        """The weights of a parameter, or a state tensor of the optimiser, gathered from all ranks."""
+        part = self._part(parameter)
         if self.zero_stage == 0:
-            assert held is not None
-            return held.tensor if key == _WEIGHTS else self.engine.basic_optimizer.state[held.tensor].get(key, _NONE)
+            assert part is not None
+            return part.tensor if key == _WEIGHTS else self.engine.basic_optimizer.state[part.tensor].get(key, _NONE)
         shape = getattr(parameter, "ds_shape", parameter.shape)
         whole = torch.zeros(shape.numel(), dtype=torch.float32, device=parameter.device)
-        if held is not None:
-            whole.narrow(0, held.at, held.size).copy_(held.of(self._tensor(held, key)))
+        if part is not None:
+            whole.narrow(0, part.at, part.size).copy_(part.of(self._tensor(part, key)))
         torch.distributed.all_reduce(whole)
         return whole.view(shape)
 
     def _put(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
-        held = self._held(parameter)
-        if held is None or value.numel() == 0:
+        part = self._part(parameter)
+        if part is None or value.numel() == 0:
             return
-        if self.zero_stage == 0 and key != _WEIGHTS:  # of any shape
-            self.engine.basic_optimizer.state[held.tensor][key] = value.to(held.tensor.device, copy=True)
+        if self.zero_stage == 0 and key != _WEIGHTS:  # state tensors may have another shape than the parameter
+            self.engine.basic_optimizer.state[part.tensor][key] = value.to(part.tensor.device, copy=True)
         else:
-            held.of(self._tensor(held, key)).copy_(value.view(-1).narrow(0, held.at, held.size))
+            part.of(self._tensor(part, key)).copy_(value.view(-1).narrow(0, part.at, part.size))
 
-    def _tensor(self, held: _Held, key: str) -> Tensor:
+    def _tensor(self, part: _Part, key: str) -> Tensor:
         if key == _WEIGHTS:
-            return held.tensor.data
-        state = self.engine.basic_optimizer.state[held.tensor]
+            return part.tensor.data
+        state = self.engine.basic_optimizer.state[part.tensor]
         if key not in state:
-            state[key] = torch.zeros_like(held.tensor.data)
+            state[key] = torch.zeros_like(part.tensor.data)
         return state[key]
 
-    def _show(self, parameter: nn.Parameter, weights: Tensor) -> None:
-        """Let the model compute with weights, in its own type."""
+    def _copy_to_model(self, parameter: nn.Parameter, weights: Tensor) -> None:
+        """Copy weights into the model, in its own type."""
         from deepspeed.runtime.zero import GatheredParameters
 
         with GatheredParameters([parameter], modifier_rank=0, enabled=self.zero_stage == 3):
             if self.zero_stage < 3 or self.rank == 0:
                 parameter.data.copy_(weights)
 
-    def _held(self, parameter: Any) -> _Held | None:
+    def _part(self, parameter: Any) -> _Part | None:
         optimizer = self.engine.optimizer
         if self.zero_stage == 0:
             tensor = self._own[id(parameter)]
-            return _Held(tensor, 0, 0, tensor.numel())
+            return _Part(tensor, 0, 0, tensor.numel())
         if self.zero_stage == 3:
             group, start, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
-            at = size * self.rank  # the last part may be filled up behind
+            at = size * self.rank  # the last rank's part may be padded
             size = max(0, min(size, parameter.ds_numel - at))
-            return _Held(optimizer.fp32_partitioned_groups_flat[group], start, at, size) if size else None
+            return _Part(optimizer.fp32_partitioned_groups_flat[group], start, at, size) if size else None
         mapping = parameter._hp_mapping
         if mapping is None:
             return None
         inside, outside = mapping.hp_fragment_address, mapping.lp_fragment_address
         (tensor,) = self.engine.basic_optimizer.param_groups[mapping.param_group_index]["params"]
-        return _Held(tensor, inside.start, outside.start, inside.numel)
+        return _Part(tensor, inside.start, outside.start, inside.numel)
 
 
 _NONE = torch.empty(0)
-"""Of a parameter of which the optimiser keeps nothing under a key, as Muon and AdamW share one."""
+"""State tensor of a parameter that has none under a key, as when Muon and AdamW share one optimiser."""
 
 
 def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -1,5 +1,4 @@
-"""Log-probabilities under a reference, which DPO and its relatives compare with; most are those of the stage
-``reference_logps``."""
+"""Log-probabilities under a reference, for DPO and its relatives; most come from the stage ``reference_logps``."""
 
 from __future__ import annotations
 
@@ -22,15 +21,16 @@ class ReferenceLogps:
 
     @classmethod
     def read(cls, file: Path, needed: Mapping[str, Sequence[int]]) -> ReferenceLogps:
-        """Those of the stage's file. ``needed``: row numbers by split. Raises DataError if some of them are missing."""
+        """Read the stage's file. ``needed``: row numbers by split. Raises DataError if some of them are missing."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         table = pq.read_table(file)
         names = [name for name in table.column_names if name not in ("split", "row")]
-        found: dict[str, np.ndarray] = {}
+        by_split: dict[str, np.ndarray] = {}
         for split, rows in needed.items():
-            part, wanted = table.filter(pc.field("split") == split), np.array(rows, np.int64)
+            part = table.filter(pc.field("split") == split)
+            wanted = np.array(rows, np.int64)
             known = part["row"].to_numpy()
             values = np.full((max(known.max(initial=-1), wanted.max(initial=-1)) + 1, len(names)), np.nan, np.float32)
             values[known] = np.stack([part[name] for name in names], axis=1)
@@ -41,11 +41,11 @@ class ReferenceLogps:
                     f"are used, the first of them row {missing[0]}: they are those of another data set, of fewer steps or of "
                     "another order"
                 )
-            found[split] = values
-        return cls(found)
+            by_split[split] = values
+        return cls(by_split)
 
     def of(self, split: str, micro: MicroBatch, first: int = 0) -> torch.Tensor:
-        """``[S]``: the values of the sequences of a pack, which are those from column ``first`` on."""
+        """``[S]``: the values of the sequences of a pack, in the columns from ``first`` on."""
         per_row = len(micro.rows[0].sequences) if micro.rows else 0
         values_BC = self.values[split][[row.number for row in micro.rows], first : first + per_row]
         return torch.from_numpy(values_BC.reshape(-1)).to(micro.input_ids.device)

@@ -11,7 +11,7 @@ DECAYS = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
     "1-sqrt": lambda done: 1 - math.sqrt(done),
 }
-"""What is left of the way from the peak to the floor when the share ``done`` of the decay, from 0 to 1, is over."""
+"""Remaining fraction of the distance from the peak to the floor after the fraction ``done`` of the decay."""
 
 
 def learning_rate(config: TrainingConfig, step: int, total_steps: int, first_step: int = 0) -> float:
@@ -36,5 +36,5 @@ def learning_rate(config: TrainingConfig, step: int, total_steps: int, first_ste
     if step < start:
         return peak
     done = (step - start) / max(1, total_steps - start)
-    share = DECAYS[config.decay_type if kind == "wsd" else kind](done)
-    return floor + (peak - floor) * share
+    left = DECAYS[config.decay_type if kind == "wsd" else kind](done)
+    return floor + (peak - floor) * left

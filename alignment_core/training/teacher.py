@@ -1,4 +1,4 @@
-"""A frozen language model on every rank that says which tokens it would have put in place of targets."""
+"""A frozen language model on every rank that gives its likeliest tokens in place of targets."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
 
-Said = tuple[np.ndarray, np.ndarray]
+Prediction = tuple[np.ndarray, np.ndarray]
 """Token ids (int32) and their log-probabilities in nats (float32), each [targets, C]."""
 
 
 @dataclass(frozen=True)
 class TeacherJob:
-    """Which model, and how many tokens: plain data that travels to every rank."""
+    """The model and the number of tokens: plain data that travels to every rank."""
 
     model: Model
     top_k: int
     bf16: bool
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Teacher:
-        """One rank of it; none has to do with the others."""
+        """The teacher of one rank; ranks are independent."""
         return Teacher(self, resources, device)
 
 
 class Teacher:
-    """Works on the rows of its rank alone.
+    """Computes the rows of its rank alone.
 
-    Rows of its head beyond the tokenizer's tokens, which fill up a round number, are no candidates and have no probability: a
+    Rows of its head beyond the tokenizer's tokens, which only pad the vocabulary, are no candidates and have no probability: a
     student need not have them.
     """
 
     def __init__(self, job: TeacherJob, resources: ResourcesConfig, device: Device) -> None:
-        self.token_budget, self.device = resources.max_tokens_per_microbatch, device
+        self.token_budget = resources.max_tokens_per_microbatch
+        self.device = device
         dtype = torch.bfloat16 if job.bf16 else torch.float32
         with memory_explained(self.token_budget):
             share_prefixes = resources.attention == "auto"
@@ -51,9 +52,9 @@ class Teacher:
         head = self.packed.model.get_output_embeddings()
         head.register_forward_hook(lambda _module, _inputs, logits: logits[..., :tokens])
 
-    def run(self, rows: Sequence[Row]) -> list[Said]:
+    def run(self, rows: Sequence[Row]) -> list[Prediction]:
         """For each row of one sequence the likeliest tokens of each target, the most likely first."""
-        said: dict[int, Said] = {}
+        predictions: dict[int, Prediction] = {}
         for part in cut(rows, 1, self.token_budget, self.packed.shares_prefixes)[0]:
             if not part:
                 continue
@@ -62,5 +63,5 @@ class Teacher:
                 ids_KC, logps_KC = run_packed(self.packed, micro).cpu().numpy()
             ends = np.cumsum([int(row.sequences[0].targets.sum()) for row in part])[:-1]
             pieces = zip(np.split(ids_KC.astype(np.int32), ends), np.split(logps_KC, ends), strict=True)
-            said |= {row.number: piece for row, piece in zip(part, pieces, strict=True)}
-        return [said[row.number] for row in rows]
+            predictions |= {row.number: piece for row, piece in zip(part, pieces, strict=True)}
+        return [predictions[row.number] for row in rows]

@@ -29,7 +29,7 @@ from alignment_core.training.batches import batch_of_step, first_rows, steps_per
 from alignment_core.training.checkpoints import described
 from alignment_core.training.collectives import agree, sum_over_ranks
 from alignment_core.training.learner import Learner, Loss, ModelSource, Term
-from alignment_core.training.methods.base import BatchMethod, Method
+from alignment_core.training.methods.base import BatchMethod, TrainingMethod
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
@@ -41,7 +41,7 @@ from alignment_core.training.training_rows import Rows, rows_before, shuffles, t
 class TrainJob:
     """What to train: plain data that travels to every rank. Paths are those of the rank's own machine."""
 
-    method: Method
+    method: TrainingMethod
     model: Model
     reference_logps: Path | None
     """Output of the stage of this name for the same data, for a method that needs it."""
@@ -155,7 +155,7 @@ class Trainer:
         except NumericError as error:
             raise self._numeric_error(str(error), numbers) from None
 
-    def _loss_of(self, split: str, method: Method) -> Loss:
+    def _loss_of(self, split: str, method: TrainingMethod) -> Loss:
         def loss(output: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             return method.loss(output, micro, self._reference_of(split, micro))
 
@@ -182,7 +182,7 @@ class Trainer:
             columns.append(sum_over_ranks(logps_BS).cpu().numpy())
         return np.concatenate(columns, axis=1) if columns else np.zeros((0, 0), np.float32)
 
-    def _method_of(self, split: str, rows: Sequence[Row], done: float | None = None) -> Method:
+    def _method_of(self, split: str, rows: Sequence[Row], done: float | None = None) -> TrainingMethod:
         """The method for a batch; if its loss depends on the whole batch, after a pass over it without gradient.
 
         ``done`` is the fraction of all steps that are done, in training.

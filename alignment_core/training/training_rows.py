@@ -1,4 +1,4 @@
-"""The rows that a trainer takes, from the table of a data set; they need not fit into memory."""
+"""A trainer's rows, from the table of a data set; they need not fit into memory."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from alignment_core.disk_list import DiskList
 from alignment_core.models.microbatch import Row
 
 if TYPE_CHECKING:
-    from alignment_core.training.methods.base import BatchMethod, Method
+    from alignment_core.training.methods.base import BatchMethod, TrainingMethod
 
 Rows = DiskList[Row] | Sequence[Row]
 
 BLOCK = 1000
 """Rows of the table that are in memory at a time."""
 SHOWN = "text"
-"""The column that people read, and no method."""
+"""A column for people, which no method reads."""
 
 
-def training_rows(table: Path, method: Method, scratch: Path | None) -> DiskList[Row]:
-    """What ``method`` makes of each row of the Parquet file ``table``, by number; they lie in a file in ``scratch`` (None:
-    where temporary files go)."""
+def training_rows(table: Path, method: TrainingMethod, scratch: Path | None) -> DiskList[Row]:
+    """The training rows of ``method`` for the Parquet file ``table``, by number, in a file in ``scratch`` (None: the folder for
+    temporary files)."""
     return DiskList(scratch, _rows(table, method))
 
 
 def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | None) -> Rows:
-    """What passes through the model before a step on some of the ``rows`` of the Parquet file ``table``, by their numbers; none
-    if nothing does. They are the ``rows`` themselves, or lie in a file in ``scratch``."""
+    """The rows of the pass before a step, for each of the ``rows`` of the Parquet file ``table``, by number; empty without such
+    a pass. They are the ``rows`` themselves, or are in a file in ``scratch``."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(table) as file:
@@ -42,13 +42,13 @@ def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | No
 
 
 def shuffles(table: Path) -> bool:
-    """Whether training takes the rows of the Parquet file ``table`` in an order of its own in each epoch."""
+    """Whether training shuffles the rows of the Parquet file ``table`` in each epoch."""
     import pyarrow.parquet as pq
 
     return is_shuffled(pq.read_schema(table))
 
 
-def _rows(table: Path, method: Method) -> Iterator[Row]:
+def _rows(table: Path, method: TrainingMethod) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

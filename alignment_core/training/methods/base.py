@@ -1,4 +1,4 @@
-"""What the trainer asks of a method; everything else about training is the trainer's."""
+"""The interface between the trainer and a training method."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ if TYPE_CHECKING:
     from alignment_core.models.loading import Head
 
 
-class Method(Protocol):
-    """A method turns rows into token sequences, and the model's output on a micro-batch into a loss."""
+class TrainingMethod(Protocol):
+    """Turns rows into token sequences, and the model's output on a micro-batch into a loss."""
 
     head: ClassVar[Head]
     """``lm``: the model's output is the log-probability of each target [K]; ``score``: one score per sequence [S]."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss is given the summed log-probability of every sequence under a reference policy."""
+        """Whether the loss needs the summed log-probability of every sequence under a reference policy."""
 
     def rows(self, table: pa.Table) -> list[Row]:
         """Training rows of a data set, in its order."""
 
     def normaliser(self, rows: Sequence[Row]) -> float:
-        """What the loss of these rows is divided by: their targets, or their number. Called with a whole batch."""
+        """The divisor of the loss of these rows: their targets, or their number. Called with a whole batch."""
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss summed (not averaged) over the micro-batch, and sums of metrics, all to be divided alike."""
 
 
 @runtime_checkable
-class BatchMethod(Method, Protocol):
+class BatchMethod(TrainingMethod, Protocol):
     """A method for which the loss of a row depends on the whole batch.
 
     Before each step, and before held-out rows are evaluated, the trainer passes the batch's ``rows_before`` through the model
-    without a gradient and adds up ``sums_before`` over all micro-batches and ranks. So what the loss is given does not depend
-    on how the batch is cut. A class attribute ``passes_held_out = False`` says that the loss of held-out rows needs no sums.
+    without a gradient and adds up ``sums_before`` over all micro-batches and ranks. So the loss does not depend on how the
+    batch is cut. A class attribute ``passes_held_out = False`` declares that the loss of held-out rows needs no sums.
     """
 
     def rows_before(self, table: pa.Table) -> Sequence[Row]:
-        """What passes through the model before a step, for each training row of a data set, in its order; none: no pass."""
+        """The row of the pass before a step for each training row of a data set, in its order; empty: no pass."""
 
     @property
     def passes_trained_rows(self) -> bool:
-        """Whether these are the training rows themselves. The reference's log-probabilities of other ones are in the columns
-        after those of the training rows."""
+        """Whether ``rows_before`` are the training rows themselves. The reference's log-probabilities of other rows are in the
+        columns after those of the training rows."""
 
     def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
         """Sums over a micro-batch of this pass [N]."""
 
-    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None, done: float | None) -> Method:
+    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None, done: float | None) -> TrainingMethod:
         """The method for a batch of these training rows, with the sums of the pass before; None where there was none.
 
-        ``done`` is the share of the steps that are over, from 0 in the first step to 1 in the last; None for held-out rows,
-        whose losses have to compare over the steps.
+        ``done`` is the fraction of steps that are done, from 0 in the first step to 1 in the last; None for held-out rows,
+        whose losses must be comparable over the steps.
         """

@@ -33,10 +33,10 @@ class Distillation(Sft):
         ]
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        if not batch.rows:  # an empty pack of a rank that has nothing to do
+        if not batch.rows:  # an empty pack, of a rank without rows
             return output.sum(), dict.fromkeys(("loss", "kl", "nll"), output.detach().sum())
-        said = [row.sequences[0].candidate_values for row in batch.rows]
-        teacher_KN = with_rest(output.new_tensor(np.concatenate([one for one in said if one is not None])))
+        logps = [row.sequences[0].candidate_values for row in batch.rows]
+        teacher_KN = with_rest(output.new_tensor(np.concatenate([one for one in logps if one is not None])))
         student_KN = with_rest(output[:, 1:])
         forward = forward_kl(teacher_KN, student_KN)
         if self.config.divergence == "forward_kl":
@@ -52,9 +52,9 @@ class Distillation(Sft):
 
 
 def with_teacher(row: Row, ids: np.ndarray, logps: np.ndarray) -> Row:
-    """The row with what a teacher says of its targets, flat arrays of [targets, C]."""
+    """The row with a teacher's candidates for its targets, given as flattened arrays of [targets, C]."""
     (sequence,) = row.sequences
     targets = int(sequence.targets.sum())
     candidates = np.asarray(ids, np.int64).reshape(targets, -1)
-    said = np.asarray(logps, np.float32).reshape(targets, -1)
-    return replace(row, sequences=(replace(sequence, candidates=candidates, candidate_values=said),))
+    values = np.asarray(logps, np.float32).reshape(targets, -1)
+    return replace(row, sequences=(replace(sequence, candidates=candidates, candidate_values=values),))

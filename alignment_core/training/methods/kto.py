@@ -29,7 +29,7 @@ class Kto:
     baseline: Tensor | float = 0.0
     """z₀ of the batch in nats."""
     bf16: bool = False
-    """Whether the model computes in it, which decides what is a tie."""
+    """Whether the model computes in bf16; decides which differences are ties."""
     counts: tuple[float, float] = (0.0, 0.0)
     """Desirable and undesirable rows of the batch, for metrics."""
     head: ClassVar[Head] = "lm"

@@ -1,4 +1,4 @@
-"""The process reward model: after each step of an answer, which of two tokens the model would say, the good or the bad one."""
+"""The process reward model: after each step of an answer, the probability of the good against the bad verdict token."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProcessRewardModel:
-    """Mean cross-entropy per step of the batch, over the two verdict tokens alone."""
+    """Mean cross-entropy per step of the batch, over the two verdict tokens only."""
 
     verdict_ids: tuple[int, int]
     """The good token and the bad one."""
     bf16: bool = False
-    """Whether the model computes in it, which decides what is a tie."""
+    """Whether the model computes in bf16; decides which differences are ties."""
     head: ClassVar[Head] = "lm"
     needs_reference: ClassVar[bool] = False
 
@@ -42,7 +42,7 @@ class ProcessRewardModel:
     def _sequence(
         self, prompt: np.ndarray, completion: np.ndarray, ends: np.ndarray, labels: np.ndarray
     ) -> TokenSequence:
-        """A target is what would follow a step's end: it is never seen, and the verdicts are the candidates for its place."""
+        """The target is the place after a step's end; the verdict tokens are its candidates, and its own token is not used."""
         ids = np.concatenate([prompt, completion, self.verdict_ids[:1]]).astype(np.int64)
         targets = np.zeros(len(ids), bool)
         targets[len(prompt) + np.asarray(ends, np.int64) + 1] = True
@@ -54,11 +54,11 @@ class ProcessRewardModel:
         return max(1.0, float(sum(row.sequences[0].targets.sum() for row in rows)))
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        if not batch.rows:  # an empty pack of a rank that has nothing to do
+        if not batch.rows:  # an empty pack, of a rank without rows
             return output.sum(), dict.fromkeys(("loss", "accuracy", "label"), output.detach().sum())
         log_odds_K = output[:, 1] - output[:, 2]
-        given = [row.sequences[0].candidate_values for row in batch.rows]
-        label_K = output.new_tensor(np.concatenate([one[:, 0] for one in given if one is not None]))
+        labels = [row.sequences[0].candidate_values for row in batch.rows]
+        label_K = output.new_tensor(np.concatenate([one[:, 0] for one in labels if one is not None]))
         loss = step_loss(log_odds_K, label_K).sum()
         metrics = {
             "loss": loss,

@@ -26,7 +26,7 @@ class RewardModel:
     needs_reference: ClassVar[bool] = False
 
     def __init__(self, loss_type: Literal["sigmoid", "logexp"] = "sigmoid", bf16: bool = False) -> None:
-        """``bf16``: whether the model computes in it, which decides what is a tie."""
+        """``bf16``: whether the model computes in bf16; decides which differences are ties."""
         self.bf16 = bf16
         self.pair_loss = {"sigmoid": bradley_terry_loss, "logexp": log_exp_loss}[loss_type]
 
