@@ -1,4 +1,4 @@
-"""Curves: a stage's key metrics over its steps, rounds on top of each other; and the policies' metrics in their order."""
+"""Plots: the key metrics of stages over their steps, all rounds in one panel; and the metrics of the policies in order."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ if TYPE_CHECKING:
 
 PANEL_INCHES = 2.6
 PANELS = 4
-"""In a row."""
+"""Panels in a row."""
 
 
 @as_svg
 def over_steps(shows: Mapping[str, str], stages: Mapping[str, Points]) -> Figure | None:
-    """A panel for each metric that was reported while the stages ran and that is a curve, or a key metric, a line for each
-    stage; None without any.
+    """A panel for each reported metric that is a curve or a key metric, with a line for each stage; None without such metrics.
 
     ``shows`` are the key metrics' titles by name, ``stages`` the reports by label, see :func:`read_points`.
     """
     reported = {name for points in stages.values() for _, metrics in points for name in metrics}
     panels = {
-        name: {label: found for label, points in stages.items() if (found := _of(name, points))}
+        name: {label: line for label, points in stages.items() if (line := _of(name, points))}
         for name in in_order(name for name in reported if name in shows or is_curve(name))
     }
     if not panels:
         return None
     columns = min(PANELS, len(panels))
     rows = -(-len(panels) // columns)
-    drawn = new_figure(PANEL_INCHES * columns + 0.4, 2.2 * rows)
-    places = drawn.subplots(rows, columns, squeeze=False).flatten()
-    for unused in places[len(panels) :]:
+    figure = new_figure(PANEL_INCHES * columns + 0.4, 2.2 * rows)
+    subplots = figure.subplots(rows, columns, squeeze=False).flatten()
+    for unused in subplots[len(panels) :]:
         unused.set_axis_off()
-    for axes, (name, lines) in zip(places, panels.items(), strict=False):
+    for axes, (name, lines) in zip(subplots, panels.items(), strict=False):
         for label, points in lines.items():
             few = {"marker": "."} if len(points) < 20 else {}
             axes.plot(*zip(*points, strict=True), linewidth=1.2, label=label, **few)
@@ -47,12 +46,12 @@ def over_steps(shows: Mapping[str, str], stages: Mapping[str, Points]) -> Figure
         axes.locator_params(axis="x", integer=True, nbins=6)
         if len(lines) > 1 and name == next(iter(panels)):
             axes.legend(frameon=False, fontsize=7)
-    return drawn
+    return figure
 
 
 @as_svg
 def over_policies(columns: Mapping[str, str], policies: Mapping[str, Mapping[str, float]]) -> Figure | None:
-    """A panel for each metric of the evaluations, with intervals, over the policies in their order; None without any.
+    """A panel for each metric of the evaluations, with intervals, over the policies in order; None without metrics.
 
     ``columns`` are the metrics' titles by name. ``<name>.low`` and ``.high`` are the ends of an interval.
     """
@@ -63,16 +62,17 @@ def over_policies(columns: Mapping[str, str], policies: Mapping[str, Mapping[str
     }
     if not panels or len(policies) < 2:
         return None
-    drawn = new_figure(PANEL_INCHES * len(panels) + 0.4, 2.4)
-    for axes, (name, found) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        positions = [list(policies).index(label) for label in found]
-        values = [metrics[name] for metrics in found.values()]
-        below = [metrics[name] - metrics.get(f"{name}.low", metrics[name]) for metrics in found.values()]
-        above = [metrics.get(f"{name}.high", metrics[name]) - metrics[name] for metrics in found.values()]
+    figure = new_figure(PANEL_INCHES * len(panels) + 0.4, 2.4)
+    subplots = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (name, measured) in zip(subplots, panels.items(), strict=True):
+        positions = [list(policies).index(label) for label in measured]
+        values = [metrics[name] for metrics in measured.values()]
+        below = [metrics[name] - metrics.get(f"{name}.low", metrics[name]) for metrics in measured.values()]
+        above = [metrics.get(f"{name}.high", metrics[name]) - metrics[name] for metrics in measured.values()]
         axes.errorbar(positions, values, yerr=[below, above], marker="o", markersize=4, capsize=3, linewidth=1.2)
         axes.set_xticks(range(len(policies)), list(policies), rotation=30, ha="right")
         axes.set_title(columns[name])
-    return drawn
+    return figure
 
 
 def _of(name: str, points: Points) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Figures as SVG, the same bytes from the same numbers. Nothing here shows a window or needs a display."""
+"""Figures as SVG, with the same bytes for the same numbers. No display is needed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ P = ParamSpec("P")
 
 
 def as_svg(draw: Callable[P, Figure | None]) -> Callable[P, str | None]:
-    """Let a function that draws give the text of an SVG element, or None where it drew nothing.
+    """A function that draws a figure → one that returns the text of its SVG element, or None without a figure.
 
-    Matplotlib is imported when it is called, and keeps its cache below ALIGN_HOME.
+    Matplotlib is imported at the first call, and keeps its cache below ALIGN_HOME.
     """
 
     @functools.wraps(draw)

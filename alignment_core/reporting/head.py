@@ -1,4 +1,4 @@
-"""The head of a report: when the run started, how long it took, and which model and data it had."""
+"""The head of a report: start and duration of the run, its model and its data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignment_core.recipes.sections.data import DataSource
 
 
 def head(run_id: str, now: datetime | None = None) -> list[str]:
-    """Lines of Markdown; none where the run has no journal. ``now`` is the end of the run."""
+    """Lines of Markdown; none for a run without a journal. ``now`` is the end of the run."""
     try:
         record = journal.read(run_id)
     except NotFound:
@@ -47,7 +47,7 @@ def _data(content: Any, field: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(content, dict) and isinstance(content.get("sources"), list):
         origins = []
         for source in content["sources"]:
-            with suppress(ValueError):  # of a plug-in that is not installed any more
+            with suppress(ValueError):  # of a plug-in that is no longer installed
                 origins.append(DataSource.model_validate(source).origin)
         yield field, ", ".join(origins)
     elif isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""Lineage as a picture: the stages behind some artifacts, from what came from outside at the top to them at the bottom."""
+"""Lineage as a figure: the stages behind some artifacts, from external sources at the top to the artifacts at the bottom."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OUTSIDE, STAGE, WANTED = "#eef1f4", "#ffffff", "#dceefb"
 
 @as_svg
 def picture(graph: Graph, references: Iterable[Reference]) -> Figure:
-    """A picture of everything upstream of ``references``: a box for each stage, with what it made of that, and each source.
+    """A figure of everything upstream of ``references``: a box for each stage, with its used outputs, and for each source.
 
-    An arrow from a stage with several outputs says which one was used.
+    An arrow from a stage with several outputs names the used one.
     """
     wanted = list(dict.fromkeys(references))
     boxes, arrows = _upstream(graph, wanted)
@@ -29,8 +29,8 @@ def picture(graph: Graph, references: Iterable[Reference]) -> Figure:
     columns = max((column for column, _ in positions.values()), default=0) + 1
     rows = max((row for _, row in positions.values()), default=0) + 1
     lines = max((text.count("\n") for text, _ in boxes.values()), default=1)
-    drawn = new_figure(max(4.0, 1.8 * columns), max(1.5, (0.5 + 0.15 * lines) * rows))
-    axes = drawn.add_subplot()
+    figure = new_figure(max(4.0, 1.8 * columns), max(1.5, (0.5 + 0.15 * lines) * rows))
+    axes = figure.add_subplot()
     axes.set_axis_off()
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(rows - 0.5, -0.5)
@@ -42,18 +42,19 @@ def picture(graph: Graph, references: Iterable[Reference]) -> Figure:
     for name, (text, colour) in boxes.items():
         box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "#5b6670", "linewidth": 0.8}
         axes.text(*positions[name], text, ha="center", va="center", fontsize=6.5, bbox=box, zorder=2)
-    return drawn
+    return figure
 
 
 def _upstream(
     graph: Graph, wanted: list[Reference]
 ) -> tuple[dict[str, tuple[str, str]], dict[tuple[str, str], list[str]]]:
-    """Boxes (text, colour) by name, and arrows between their names, each with the outputs that it stands for where a
-    stage has several. An artifact that nobody made is a box of its own."""
+    """Boxes (text, colour) by name, and arrows between their names, each with the used outputs of a stage that has several. An
+    artifact without a recorded stage is a box of its own."""
     boxes: dict[str, tuple[str, str]] = {}
     arrows: dict[tuple[str, str], list[str]] = {}
     used_of: dict[str, list[str]] = {}
-    waiting, seen = list(wanted), set(wanted)
+    waiting = list(wanted)
+    seen = set(wanted)
     while waiting:
         reference = waiting.pop(0)
         records = graph.made_by(reference)
@@ -79,32 +80,28 @@ def _upstream(
 
 
 def _positions(boxes: Mapping[str, object], arrows: Iterable[tuple[str, str]]) -> dict[str, tuple[float, float]]:
-    """(column, row) of each box: below all that leads to it, and about under the mean of that."""
+    """(column, row) of each box: below all boxes with an arrow to it, and near their mean column."""
     before: dict[str, list[str]] = {name: [] for name in boxes}
     for start, end in arrows:
         before[end].append(start)
     row: dict[str, int] = {}
-    while len(row) < len(
-        boxes
-    ):  # artifacts are made of earlier ones; what a stage gave back unchanged is the exception
+    while len(row) < len(boxes):
         left = [name for name in boxes if name not in row]
-        for name in [name for name in left if all(one in row for one in before[name])] or left:
-            row[name] = 1 + max((row[one] for one in before[name] if one in row), default=-1)
+        ready = [name for name in left if all(start in row for start in before[name])]
+        for name in ready or left:  # a stage that returned an input unchanged makes a cycle
+            row[name] = 1 + max((row[start] for start in before[name] if start in row), default=-1)
     levels = [[name for name in boxes if row[name] == number] for number in range(max(row.values(), default=-1) + 1)]
     widest = max(map(len, levels), default=0)
     positions: dict[str, tuple[float, float]] = {}
     for number, level in enumerate(levels):
-        level.sort(
-            key=lambda name: (
-                sum(positions[one][0] for one in before[name] if one in positions) / max(1, len(before[name]))
-            )
-        )
+        columns = {name: [positions[start][0] for start in before[name] if start in positions] for name in level}
+        level.sort(key=lambda name: sum(columns[name]) / max(1, len(before[name])))
         positions |= {name: (column + (widest - len(level)) / 2, float(number)) for column, name in enumerate(level)}
     return positions
 
 
 def _output(record: Provenance, made: Reference) -> str:
-    """What a box says of an output: its name, where there are several, else its kind."""
+    """The text for an output: its name if there are several, else its kind, and its digest."""
     name = " and ".join(record.names_of(made)) if len(record.outputs) > 1 else made.kind
     return f"{_short(name)} {made.digest[:8]}"
 

@@ -1,4 +1,4 @@
-"""The metrics of a stage as a table for people: grouped, in order, with labels, units and what they were at its start."""
+"""The metrics of a stage as a table: grouped, in order, with labels, units and the values at its start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAD = ("metric", "at the start", "value")
 
 
 def result_rows(metrics: Mapping[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
-    """Cells of ``HEAD`` by group. Arrows show the direction that is better; intervals follow the value."""
+    """Cells of ``HEAD`` by group. Arrows show the better direction; intervals follow the value."""
     groups = groupby(single_numbers(metrics), key=lambda name: metric_of(name).group)
     return {group: [_row(name, metrics) for name in names] for group, names in groups}
 

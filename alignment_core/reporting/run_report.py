@@ -1,6 +1,6 @@
-"""The report of a run in its folder: ``report.md`` with its pictures beside it, and all of it in one ``report.html``.
+"""The report of a run in its folder: ``report.md`` with its figures beside it, and all of it in one ``report.html``.
 
-It is a view for people: the store's artifact ``report`` has the numbers. What cannot be read any more is left out.
+It is a view for people: the store's artifact ``report`` has the numbers. Parts that can no longer be read are left out.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ p { overflow-x: auto; } img[alt=lineage] { max-width: none; }
 
 @dataclass
 class RunReport:
-    """Markdown, and the SVG pictures that it shows by file name."""
+    """Markdown, and its SVG figures by file name."""
 
     lines: list[str] = field(default_factory=list)
     pictures: dict[str, str] = field(default_factory=dict)
     texts: list[Row] = field(default_factory=list)
-    """The rows of text that it shows."""
+    """The rows of text in it."""
 
     def say(self, *lines: str) -> None:
-        """Add lines, and an empty one."""
+        """Add lines and an empty one."""
         self.lines += [*lines, ""]
 
     def show(self, name: str, what: str, svg: str | None) -> None:
@@ -67,13 +67,13 @@ class RunReport:
 
     @property
     def html(self) -> str:
-        """One page that needs nothing else: no script, no other file, no network."""
+        """One self-contained page: no script, no other file, no network."""
         from markdown_it import MarkdownIt
 
         body = str(MarkdownIt("commonmark", {"html": False}).enable("table").render(self.markdown))
 
-        def inline(found: re.Match[str]) -> str:
-            encoded = base64.b64encode(self.pictures[found.group(1)].encode()).decode()
+        def inline(match: re.Match[str]) -> str:
+            encoded = base64.b64encode(self.pictures[match.group(1)].encode()).decode()
             return f'src="data:image/svg+xml;base64,{encoded}"'
 
         pictures = "|".join(map(re.escape, self.pictures)) or "(?!)"
@@ -99,8 +99,8 @@ def run_report(
     notes: Sequence[str] = (),
     failed: Mapping[str, str] = {},
 ) -> RunReport:
-    """The report of a run whose stages came to ``results``, in their order; ``promotion`` is a line about what was decided,
-    ``failed`` says why stages failed without ending the run, by label."""
+    """The report of a run with the ``results`` of its stages, in order; ``promotion`` is a line about the decision, ``failed``
+    has the reasons, by label, of stages that failed without ending the run."""
     report = RunReport()
     report.say(f"# Run {name}", "", f"Run `{run_id}`.", "", *head(run_id))
     for note in notes:
@@ -119,7 +119,7 @@ def run_report(
 
 
 def of_stages(report: RunReport, store: Store, run_id: str, results: Sequence[StageResult]) -> None:
-    """Add what stages have to show: warnings, policies, curves (also of stages that are not done), text."""
+    """Add the stages' warnings, policies, curves (also of unfinished stages) and text."""
     for result in results:
         for sentence in result.warnings:
             report.say(f"**Warning:** {result.label}: {markdown_line(sentence)}")
@@ -136,31 +136,32 @@ def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -
     tables = [result for result in results if result.stage == "report"]
     if not tables:
         return
-    made = tables[-1]  # what a promotion was compared with comes later, and has the other policies, too
+    comparison = tables[-1]  # the comparison for a promotion comes last, and has the other policies, too
     with suppress(OSError, AlignmentError):
-        _, *lines = (store.fetch(made.reference) / MARKDOWN).read_text().splitlines()
+        _, *lines = (store.fetch(comparison.reference) / MARKDOWN).read_text().splitlines()
         report.say("## Policies on held-out prompts", *lines)
-    policies = policies_of(store, made)
+    policies = policies_of(store, comparison)
     report.show("policies", "metrics of the policies", over_policies(dict(columns_of(policies)), policies))
 
 
 def _sections(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:
-    """What stages have written for reports, as artifacts of the kind ``section``: of stages of one kind the last one's."""
-    for result in {one.stage: one for one in results if one.reference.kind == SECTION_KIND}.values():
+    """Artifacts of the kind ``section``, which stages wrote for reports: the last one of each kind of stage."""
+    for result in {each.stage: each for each in results if each.reference.kind == SECTION_KIND}.values():
         with suppress(OSError, AlignmentError):
             report.say((store.fetch(result.reference) / SECTION).read_text())
 
 
 def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]]:
-    """The metrics of the policies that a report's stage compared, in their order: a record of it sorts them by name."""
-    found: dict[str, dict[str, float]] = result.metrics.get("policies", {})
+    """The metrics of the policies that a report's stage compared, in the order of its configuration: a record sorts them by
+    name."""
+    metrics: dict[str, dict[str, float]] = result.metrics.get("policies", {})
     record = store.records.by_key([result.key]).get(result.key)
-    order = record.config["policies"] if record else found
-    return {label: found[label] for label in order}
+    order = record.config["policies"] if record else metrics
+    return {label: metrics[label] for label in order}
 
 
 def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[StageResult]) -> None:
-    """A picture for each kind of stage whose key metrics were reported while it ran, of all its rounds."""
+    """A figure for each kind of stage that reported key metrics while it ran, with all its rounds."""
     kinds: dict[str, dict[str, Points]] = {}
     stages = {
         **{label: line.stage for label, line in journal.stages(run_id).items()},
@@ -185,7 +186,7 @@ def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[Stag
 
 
 def _saved_points(store: Store, reference: Reference) -> Points:
-    """What the stage that made an artifact reported: its curve lies beside the artifact."""
+    """The reports of the stage that made an artifact, from the curve that is attached to it."""
     with suppress(OSError, AlignmentError):
         if (saved := attachment(store, reference, CURVE)) is not None:
             return points_of(Curve.from_bytes(saved))
@@ -208,7 +209,7 @@ def _text(report: RunReport, store: Store, run_id: str) -> None:
 
 
 def fenced(row: Row) -> list[str]:
-    """A row's texts as a code block that nothing in them can end."""
+    """A row's texts as a code block with a fence that is longer than any in them."""
     text = "\n".join(f"{name}: {text_of(value)}" for name, value in row.items())
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -237,7 +238,7 @@ def metric_table(result: StageResult) -> list[str]:
 
 
 def stage_rows(results: Iterable[StageResult]) -> list[tuple[str, ...]]:
-    """Cells of a table: those of STAGE_HEAD."""
+    """Cells of a table with the head STAGE_HEAD."""
     return [
         (
             result.label,

@@ -1,4 +1,4 @@
-"""The report of a run that ended before it was complete: why, how to continue it, and its results so far."""
+"""The report of an incomplete run: why it ended, how to continue it, and its results so far."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ class Unfinished:
     what: str
     """``failed``, ``was interrupted``, ``was stopped`` or ``was cancelled``."""
     sentence: str | None
-    """What was wrong, if something was."""
+    """The error, if there was one."""
     how: str
-    """How it goes on, as Markdown."""
+    """How to continue it, as Markdown."""
     log: str
     """Path of the run's log."""
 
 
 def unfinished_report(store: Store, name: str, run_id: str, labels: Sequence[str], unfinished: Unfinished) -> RunReport:
-    """The report of a run of which ``labels`` are the stages, as far as they were known; the journal says what they did."""
-    results, lines, progress = results_so_far(store, run_id), journal.stages(run_id), journal.progress(run_id)
+    """The report of a run with the stages ``labels``, as far as they were known; their states are in the journal."""
+    results = results_so_far(store, run_id)
+    lines = journal.stages(run_id)
+    progress = journal.progress(run_id)
     report = RunReport()
     report.say(f"# Run {name} {unfinished.what}", "", f"Run `{run_id}`.", "", *head(run_id))
     if unfinished.sentence:
@@ -41,14 +43,14 @@ def unfinished_report(store: Store, name: str, run_id: str, labels: Sequence[str
     for label in dict.fromkeys([*lines, *labels]):
         line, far = lines.get(label), progress.get(label)
         state = "not started" if line is None else "not finished" if line.state == "running" else line.state
-        came = "" if far is None else f"{far.done:g}{f' of {far.total:g}' if far.total else ''} {far.unit}"
-        rows.append(done.get(label, (label, state, "", "", "", came)))
+        reached = "" if far is None else f"{far.done:g}{f' of {far.total:g}' if far.total else ''} {far.unit}"
+        rows.append(done.get(label, (label, state, "", "", "", reached)))
     report.say("## Stages", "", *table(STAGE_HEAD, rows))
     return report
 
 
 def results_so_far(store: Store, run_id: str) -> list[StageResult]:
-    """What came of the stages of a run that are done, also where the run ended before it could say so."""
+    """Results of the finished stages of a run, even if the run ended before it could report them."""
     results = []
     for label, line in journal.stages(run_id).items():
         record = store.records.find(line.made_by or line.key)

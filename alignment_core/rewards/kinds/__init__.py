@@ -1,1 +1,1 @@
-"""Kinds of reward, one module each: what a recipe says, what of that decides a result, and how it is opened."""
+"""Kinds of reward, one module each: the recipe's fields, their part of a stage's key, and how the reward is opened."""

@@ -27,8 +27,7 @@ class EndpointReward(RewardConfig):
 
 
 def _content(reward: EndpointReward, field: str) -> dict[str, Any]:
-    """Further URLs are replicas that answer the same; how many completions they are asked for at a time, and by which token,
-    changes no answer."""
+    """Further URLs are replicas with the same answers; neither the batch size nor the token changes an answer."""
     return {**reward.model_dump(mode="json", exclude={"batch_size", "token_variable"}), "urls": reward.urls[:1]}
 
 

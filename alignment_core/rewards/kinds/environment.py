@@ -20,7 +20,7 @@ class EnvironmentReward(RewardConfig):
 
 
 class OfEnvironment:
-    """The rewards that the rows' environments returned, or why they failed."""
+    """The rewards that the rows' environments returned, or their failures."""
 
     def __call__(self, rows: Rows) -> Answers:
         yield from ((number, row["environment"]) for number, row in enumerate(rows))

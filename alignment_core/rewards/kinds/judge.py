@@ -76,16 +76,16 @@ class Judged(RewardConfig, JudgeSampling):
         return self
 
     def value(self, choice: dict[str, Any]) -> float:
-        """The reward that an answer of the judge means. Raises Failed."""
+        """The reward of a judge's answer. Raises Failed."""
         if self.verdicts is not None:
             return expected(choice, self.verdicts)
-        found = number_in(choice["message"]["content"], self.score)
+        score = number_in(choice["message"]["content"], self.score)
         if self.scale is None:
-            return found
+            return score
         low, high = self.scale
-        if not low <= found <= high:
-            raise Failed("bad_number", f"gave {found:g}, which is not on the scale from {low:g} to {high:g}")
-        return (found - low) / (high - low)
+        if not low <= score <= high:
+            raise Failed("bad_number", f"gave {score:g}, which is not on the scale from {low:g} to {high:g}")
+        return (score - low) / (high - low)
 
 
 class JudgeReward(Judged):
@@ -111,7 +111,7 @@ def asking(
     token_variable: str | None = None,
     token: str | None = None,
 ) -> Endpoint:
-    """The judge called ``model`` behind these base URLs, which the recipe's ``field`` of the reward asks for."""
+    """The judge called ``model`` behind these base URLs; ``field`` is the reward's field for it."""
 
     def asks(rows: Rows) -> dict[str, Any]:
         (row,) = rows
@@ -125,7 +125,7 @@ def asking(
 
 
 def _content(reward: JudgeReward, field: str) -> dict[str, Any]:
-    """Further URLs are replicas that answer the same; the token changes no answer."""
+    """Further URLs are replicas with the same answers; the token changes no answer."""
     return {**reward.model_dump(mode="json", exclude={"token_variable"}), "judge": reward.judge[:1]}
 
 

@@ -12,9 +12,9 @@ from alignment_core.rewards.kinds.judge import Judged, asking
 from alignment_core.rewards.results import Answers
 
 NAME = "judge"
-"""What the server calls the model."""
+"""The server's name of the model."""
 SERVER = "the judge's server, and loads its model"
-"""What is started, as people are told."""
+"""The end of a sentence for people about the start."""
 
 
 class ServedJudge(Judged):
@@ -33,15 +33,16 @@ class ServedJudge(Judged):
 class Served:
     """A judge whose server ends with it."""
 
-    def __init__(self, endpoint: Endpoint, held: ExitStack) -> None:
-        self._endpoint, self._held = endpoint, held
+    def __init__(self, endpoint: Endpoint, server: ExitStack) -> None:
+        self._endpoint = endpoint
+        self._server = server
 
     def __call__(self, rows: Rows) -> Answers:
         return self._endpoint(rows)
 
     def close(self) -> None:
         self._endpoint.close()
-        self._held.close()
+        self._server.close()
 
 
 def _content(reward: ServedJudge, field: str) -> dict[str, Any]:
@@ -52,12 +53,12 @@ def _open(reward: ServedJudge, opening: Opening) -> Served:
     from alignment_core.inference.http_server import served
 
     assert opening.model is not None
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with opening.starting(SERVER):
-            server = held.enter_context(served(str(opening.model.path), NAME, opening.resources))
+            server = stack.enter_context(served(str(opening.model.path), NAME, opening.resources))
         if server.shortened:
             opening.warnings.append(f"{opening.field}: {server.shortened}")
-        return Served(asking(reward, opening, reward.KEY, [server.url], NAME, token=server.token), held.pop_all())
+        return Served(asking(reward, opening, reward.KEY, [server.url], NAME, token=server.token), stack.pop_all())
 
 
 REWARD = RewardKind(

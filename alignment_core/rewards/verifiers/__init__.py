@@ -1,1 +1,1 @@
-"""Verifiers that recipes know by name, one module each."""
+"""Built-in verifiers, one module each."""

@@ -1,4 +1,4 @@
-"""`verifier: code`: whether the Python code of a completion passes the tests of its label, run within limits."""
+"""`verifier: code`: whether the Python code of a completion passes the tests of its label, in a sandbox."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from alignment_core.user_code.errors import Failed
 
 FENCE = re.compile(r"^```(?:python|py)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 LEAST_SECONDS = 2.0
-"""For one of several inputs: a program that is not started by then would look as if this machine could not run any."""
+"""Least time for one of several inputs: a program that has not started by then would be reported as a fault of the machine."""
 FORM = '`{"tests": "assert …"}` or `{"inputs": ["…", …], "outputs": ["…", …]}`'
 
 
 class CodeTests:
-    """Runs the programs of many completions, as many at a time as there are cores, until it is closed.
+    """Runs the programs of completions, one per core at a time, until it is closed.
 
-    Raises EnvironmentFault if this machine cannot hold a program within its limits.
+    Raises EnvironmentFault if this machine cannot enforce the limits.
     """
 
     def __init__(self, field: str) -> None:
@@ -36,7 +36,7 @@ class CodeTests:
             raise EnvironmentFault(f"{field}: `code` {error}") from None
 
     def __call__(self, rows: Rows) -> Answers:
-        """For each row 1.0 if the program passes all tests, else 0.0; Failed if the label holds none."""
+        """For each row 1.0 if the program passes all tests, else 0.0; Failed if the label has no tests."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             running = {
                 pool.submit(self._score, row["completion_text"], row["label"]): number
@@ -49,7 +49,7 @@ class CodeTests:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """End the programs that run."""
+        """End all running programs."""
         self._stop.set()
 
     def _score(self, completion: str, label: str | None) -> float | Failed:
@@ -78,24 +78,24 @@ def code_of(completion: str) -> str:
 
 def _tests(label: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(label or "")
+        tests = json.loads(label or "")
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict):
+    if not isinstance(tests, dict):
         raise ValueError("it is not an object")
-    if found.keys() == {"tests"} and isinstance(found["tests"], str) and found["tests"].strip():
-        return found
-    if found.keys() != {"inputs", "outputs"}:
+    if tests.keys() == {"tests"} and isinstance(tests["tests"], str) and tests["tests"].strip():
+        return tests
+    if tests.keys() != {"inputs", "outputs"}:
         raise ValueError("it has other fields")
-    inputs, outputs = found["inputs"], found["outputs"]
-    texts = all(isinstance(side, list) and all(isinstance(one, str) for one in side) for side in (inputs, outputs))
+    inputs, outputs = tests["inputs"], tests["outputs"]
+    texts = all(isinstance(side, list) and all(isinstance(text, str) for text in side) for side in (inputs, outputs))
     if not texts or len(inputs) != len(outputs) or not inputs:
         raise ValueError("`inputs` and `outputs` must be lists of texts, equally long")
-    return found
+    return tests
 
 
 def _lines(text: str) -> list[str]:
-    """Lines without white space at their ends, nor empty ones at the end."""
+    """Lines without trailing white space, and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 

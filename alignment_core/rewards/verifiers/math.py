@@ -7,7 +7,7 @@ import re
 from alignment_core.rewards.named import NamedVerifier
 
 FINAL = "####"
-"""What comes before the final answer of GSM8K."""
+"""GSM8K's mark before the final answer."""
 MINUS = "\u2212"
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 WORDS_IN_LATEX = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -18,13 +18,13 @@ AS_LATEX = (
     (re.compile(r"(?<![\d.,])(\d+) (\d+)/(\d+)(?![\d/])"), r"\1\\frac{\2}{\3}"),  # 1 1/2
     (re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])"), r"\1 \\cdot 10^{\2}"),  # 1e-3
 )
-"""Ways to write numbers that LaTeX reads as products, and what they mean."""
+"""Notations of numbers that LaTeX reads as products, with replacements."""
 DATE = r"\d+([-/.:])\d+(?:\1\d+)+|\d{1,2}:\d{2}(?:\s*[ap]\.?m\.?)?"
-"""Dates, times, versions and other numbers with separators, such as 2024-01-02, 10:30 and 192.168.0.1: no arithmetic."""
+"""Dates, times, versions and other numbers with separators, such as 2024-01-02, 10:30 and 192.168.0.1, unlike arithmetic."""
 CODE = r"[^\W\d_]+\d\w*|\d+(?!e\d+$)[^\W\d_]+\d\w*|0x[\da-f]+"
-"""Such as B2, which is not 2B."""
+"""Codes such as B2, which is not 2B."""
 RANGE = r"\d+(?:\.\d+)?[-:]\d+(?:\.\d+)?"
-"""Ranges and ratios; as a label, 3-1 is no difference that was left to do."""
+"""Ranges and ratios; a label 3-1 is not a difference."""
 DATE_IN_TEXT = re.compile(r"(?<![\w.+*/-])\d{4}-\d{1,2}-\d{1,2}(?![\w*/-])")
 OPERATORS = set("+-*/^=<>()[]{}|!%\\")
 
@@ -32,10 +32,10 @@ OPERATORS = set("+-*/^=<>()[]{}|!%\\")
 def verify(prompt: str, completion: str, label: str | None) -> float:
     """1.0 if the completion's final answer equals the label's, else 0.0.
 
-    The final answer follows the last ``####``, or is in the last box that is closed, or is what math-verify finds: the last
-    formula or number. One that cannot be shown to equal the label's within math-verify's five seconds is wrong. A label of
-    words, a date, a time, a range, a ratio or a code is compared as text, without regard to case and white space; ``$…$``
-    around a label makes it a formula. Raises ValueError for a label without an answer.
+    The final answer follows the last ``####``, or is in the last closed box, or is the last formula or number that math-verify
+    extracts. An answer that math-verify cannot prove equal to the label's within five seconds is wrong. A label of words, a
+    date, a time, a range, a ratio or a code is compared as text, ignoring case and white space; ``$…$`` around a label makes
+    it a formula. Raises ValueError for a label without an answer.
     """
     import math_verify
 
@@ -44,27 +44,27 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
         raise ValueError(f"the label {label!r} has no answer to compare with")
     answer, is_marked = _final(completion)
     gold = [] if _is_text(expected) else math_verify.parse(_as_formula(expected))
-    if all(isinstance(one, str) for one in gold):  # what math-verify cannot read, too
+    if all(isinstance(part, str) for part in gold):  # also a formula that math-verify cannot parse
         formulas = [] if is_marked else FORMULA.findall(answer)
         return float(_as_text("".join(formulas[-1]) if formulas else answer) == _as_text(expected))
     if re.fullmatch(f"{DATE}|{CODE}", _as_text(answer)):
         return 0.0
-    found = math_verify.parse(_as_formula(answer) if is_marked else DATE_IN_TEXT.sub(" ", answer))
-    return float(math_verify.verify(gold, found))
+    parsed = math_verify.parse(_as_formula(answer) if is_marked else DATE_IN_TEXT.sub(" ", answer))
+    return float(math_verify.verify(gold, parsed))
 
 
 def _final(text: str) -> tuple[str, bool]:
-    """The final answer, or the text that contains it, with minus signs as hyphens, and whether a box marks it."""
+    """The final answer, or the text that contains it, with minus signs as hyphens, and whether it is in a box."""
     text = text.replace(MINUS, "-")
-    _, found, answer = text.rpartition(FINAL)
-    lines = answer.strip().splitlines() if found else [text]
+    _, mark, answer = text.rpartition(FINAL)
+    lines = answer.strip().splitlines() if mark else [text]
     line = lines[0].strip() if lines else ""
     box = _last_box(line)
     return (line, False) if box is None else (box, True)
 
 
 def _last_box(text: str) -> str | None:
-    """What is in the last box that is closed."""
+    """The content of the last closed box."""
     for box in reversed(list(BOX.finditer(text))):
         depth = 1
         for brace in re.finditer(r"(?<!\\)[{}]", text[box.end() :]):
@@ -75,7 +75,7 @@ def _last_box(text: str) -> str | None:
 
 
 def _is_text(answer: str) -> bool:
-    """Whether a label's answer is to be compared as text: words, a date, a time, a range or a code."""
+    """Whether a label's answer is compared as text: words, a date, a time, a range or a code."""
     text = _as_text(answer)
     if FORMULA.search(answer):
         return False
@@ -88,13 +88,14 @@ def _is_text(answer: str) -> bool:
 
 
 def _as_text(answer: str) -> str:
-    """Without LaTeX's marks of text, dollars, a full stop, case, repeated white space and that around separators."""
+    """The answer without LaTeX's text commands, dollars, a full stop, case, repeated white space, and white space around
+    separators."""
     plain = WORDS_IN_LATEX.sub(r"\1", answer).replace("$", " ").replace("\\ ", " ").replace("~", " ")
     return re.sub(r"\s*([-/:])\s*", r"\1", re.sub("[–—]", "-", " ".join(plain.split()))).removesuffix(".").casefold()
 
 
 def _as_formula(answer: str) -> str:
-    """LaTeX that math-verify reads as a whole, not only the last number in it."""
+    """LaTeX that math-verify parses as a whole, not only the last number in it."""
     latex = answer
     for pattern, meaning in AS_LATEX:
         latex = pattern.sub(meaning, latex)

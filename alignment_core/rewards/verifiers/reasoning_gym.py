@@ -1,4 +1,4 @@
-"""`verifier: reasoning_gym`: what the library's own scorer gives a completion for one of its prompts."""
+"""`verifier: reasoning_gym`: the library's own score of a completion for one of its prompts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ OPEN, CLOSE = "<answer>", "</answer>"
 
 
 def verify(prompt: str, completion: str, label: str | None) -> float:
-    """The score in [0, 1] of the answer: what the last ``<answer>…</answer>`` holds, or else the whole completion.
+    """The score in [0, 1] of the answer: the content of the last ``<answer>…</answer>``, or else the whole completion.
 
-    Raises ValueError for a label that no row of `reasoning_gym` has.
+    Raises ValueError for a label that is not of a row of `reasoning_gym`.
     """
     name, options, entry = from_label(label or "")
-    _, found, after = completion.rpartition(OPEN)
-    answer = after.partition(CLOSE)[0] if found else completion
+    _, tag, after = completion.rpartition(OPEN)
+    answer = after.partition(CLOSE)[0] if tag else completion
     return float(_dataset(name, json.dumps(options)).score_answer(answer.strip(), entry))
 
 

@@ -1,4 +1,4 @@
-"""`verifier: task`: whether a completion is right, by the built-in task that its prompt is of."""
+"""`verifier: task`: whether a completion is correct, according to the built-in task of its prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alignment_core.user_code.errors import Failed
 
 
 class OfTask:
-    """The tasks' own verifiers, which are fast and ours, and so need no process of their own."""
+    """The tasks' own verifiers, which run in this process because they are fast and ours."""
 
     def __call__(self, rows: Rows) -> Answers:
         yield from ((number, self._score(row)) for number, row in enumerate(rows))
