@@ -20,8 +20,7 @@ from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.scoring_actors import Judges
 from alignment_core.training.ranks import join
-from alignment_core.user_code.nodes import POOL, NodePool, Nodes
-from alignment_core.user_code.pool import PoolJob
+from alignment_core.user_code.pool import POOL, NodePool, Nodes, PoolJob
 
 if TYPE_CHECKING:
     from alignment_core.training.forward import Forward, ForwardJob

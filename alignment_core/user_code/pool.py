@@ -1,4 +1,4 @@
-"""A user's function in several processes at once: a pool that grows when calls wait."""
+"""A user's function in several processes at once, of this machine and of the other nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,41 +11,27 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from alignment_core.errors import UserError
+from alignment_core.errors import InfrastructureError, Stopped, UserError
 from alignment_core.user_code.dependencies import COUNTED
 from alignment_core.user_code.process import FunctionProcess
 
+if TYPE_CHECKING:
+    from alignment_core.cluster.group import ActorGroup
+
 log = logging.getLogger(__name__)
 
+POOL = "alignment_core.user_code.pool:NodePool"
+BATCH = 2
+"""Calls of one batch, for each process of a node."""
+TIMEOUTS = 4
+"""Timeouts that a call may take: its process's start and its answer, both twice if the process ends."""
 GROWS_AFTER_SECONDS = 0.25
 """If calls still wait so long after a function was loaded, it is loaded in more processes."""
 
-
-class Worker(Protocol):
-    """A process of this machine, or another node: see FunctionProcess."""
-
-    @property
-    def is_loaded(self) -> bool: ...
-
-    @property
-    def is_concurrent(self) -> bool: ...
-
-    def load(self) -> None: ...
-
-    def answers(self, calls: Sequence[list[Any]], waiting: deque[int]) -> Generator[tuple[int, Any]]: ...
-
-    def close(self) -> None: ...
-
-
-class Workers(Protocol):
-    """The workers of other nodes: see Nodes."""
-
-    @property
-    def workers(self) -> Sequence[Worker]: ...
-
-    def close(self) -> None: ...
+R = TypeVar("R")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -60,13 +46,13 @@ class PoolJob:
     path: tuple[str, ...]
 
 
-Elsewhere = Callable[[PoolJob], Workers | None]
+Elsewhere = Callable[[PoolJob], "Nodes | None"]
 """Starts the pools of a cluster's other nodes; None without other nodes."""
 
 
 @dataclass
 class _Member:
-    worker: Worker
+    worker: FunctionProcess | Node
     busy: threading.Lock = field(default_factory=threading.Lock)
     is_out: bool = False
     """Whether the function could not be loaded in this further process."""
@@ -97,7 +83,7 @@ class FunctionPool:
         self._job = PoolJob(name, timeout, field, size, counted, entries)
         self._members = [_Member(self._process()) for _ in range(size or len(os.sched_getaffinity(0)))]
         self._elsewhere = None if size == 1 else elsewhere
-        self._nodes: Workers | None = None
+        self._nodes: Nodes | None = None
         self._closing = threading.Lock()
         self._closed = False
 
@@ -165,7 +151,7 @@ class FunctionPool:
             except BaseException as error:
                 queue.messages.put(error)
 
-    def _load(self, member: _Member, worker: Worker, leads: bool) -> bool:
+    def _load(self, member: _Member, worker: FunctionProcess | Node, leads: bool) -> bool:
         """Whether it can answer. A further process may fail to load: memory, a port or a lock may not be available twice."""
         try:
             worker.load()
@@ -232,3 +218,86 @@ class _Queue:
 @dataclass(frozen=True)
 class _Loaded:
     is_concurrent: bool
+
+
+class NodePool:
+    """The actor of a node: a pool."""
+
+    def __init__(self, job: PoolJob) -> None:
+        self.size = job.size or len(os.sched_getaffinity(0))
+        self._timeout = job.timeout
+        self._pool = FunctionPool(job.name, job.timeout, job.field, self.size, job.files, path=job.path)
+
+    def batch(self) -> tuple[int, float]:
+        """Calls of one batch, and the seconds that each call adds if one process has to answer all."""
+        return BATCH * self.size, TIMEOUTS * self._timeout
+
+    def answers(self, calls: Sequence[list[Any]]) -> list[tuple[int, Any]]:
+        """All answers, with the calls' numbers."""
+        return list(self._pool.answers(calls))
+
+
+class Node:
+    """The pool of another node, with the interface of FunctionProcess. Raises InfrastructureError if it is lost."""
+
+    is_loaded = True
+    is_concurrent = False
+
+    def __init__(self, group: ActorGroup[NodePool], index: int, timeout: float) -> None:
+        """``timeout``: seconds for an answer, in addition to those of the function's calls."""
+        self._group = group
+        self._index = index
+        self._timeout = timeout
+        self._closed = False
+
+    def load(self) -> None:
+        """Nothing: the node's pool loads the function with its first call."""
+
+    def answers(self, calls: Sequence[list[Any]], waiting: deque[int]) -> Generator[tuple[int, Any]]:
+        """The answers to waiting calls, taken in batches until none waits."""
+        most, seconds = self._call(self._timeout, NodePool.batch)
+        while numbers := _next_batch(waiting, most):
+            deadline = self._timeout + seconds * len(numbers)
+            for position, answer in self._call(deadline, NodePool.answers, [calls[number] for number in numbers]):
+                yield numbers[position], answer
+
+    def _call(
+        self, timeout: float, method: Callable[Concatenate[NodePool, P], R], /, *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """Raises Stopped once this is closed, because the actor is killed then."""
+        try:
+            if not self._closed:
+                return self._group.one_within(timeout, self._index, method, *arguments, **named)
+        except InfrastructureError:
+            if not self._closed:
+                raise
+        raise Stopped("the pool was closed")
+
+    def close(self) -> None:
+        """Make no further calls."""
+        self._closed = True
+
+
+class Nodes:
+    """The pools of all other nodes."""
+
+    def __init__(self, group: ActorGroup[NodePool], timeout: float) -> None:
+        """``timeout`` as for Node."""
+        self._group = group
+        self.workers = [Node(group, index, timeout) for index in range(group.size)]
+
+    def close(self) -> None:
+        """End the actors and all processes that they started."""
+        for node in self.workers:
+            node.close()
+        self._group.kill()
+
+
+def _next_batch(waiting: deque[int], most: int) -> list[int]:
+    numbers: list[int] = []
+    while len(numbers) < most:
+        try:
+            numbers.append(waiting.popleft())
+        except IndexError:
+            break
+    return numbers

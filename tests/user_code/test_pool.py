@@ -18,8 +18,7 @@ import pytest
 from alignment_core.errors import InfrastructureError, Stopped, UserError
 from alignment_core.rewards.verify import Verifier
 from alignment_core.user_code.errors import Failed
-from alignment_core.user_code.nodes import Node, NodePool
-from alignment_core.user_code.pool import FunctionPool, PoolJob, Worker
+from alignment_core.user_code.pool import FunctionPool, Node, NodePool, PoolJob
 from alignment_core.user_code.process import FunctionProcess
 
 SOURCE = """
@@ -88,7 +87,7 @@ def pids(of: FunctionPool) -> list[int]:
     return [one._process.pid for one in workers if isinstance(one, FunctionProcess) and one._process is not None]
 
 
-def late_once_it_hangs(process: Worker, file: Path) -> None:
+def late_once_it_hangs(process: FunctionProcess | Node, file: Path) -> None:
     """Have call 1 time out when it says that it hangs, and none before, however busy the machine is."""
     assert isinstance(process, FunctionProcess)
     answer = process._answer

@@ -418,8 +418,8 @@ def test_a_key_is_computed_again_without_executing_the_file_of_an_environment(wr
 
 
 HOW = {
-    "function": r"a reward function is called with one list of completions, each a dict \(docs/recipes\.md#rewards\)",
-    "verifier": r"a verifier is called with `prompt`, `completion` and `label` \(docs/recipes\.md#rewards\)",
+    "function": r"a reward function is called with one list of completions, each a dict \(docs/recipes/rewards\.md\)",
+    "verifier": r"a verifier is called with `prompt`, `completion` and `label` \(docs/recipes/rewards\.md\)",
 }
 SIGNATURES = """
 def none(): return 1.0
