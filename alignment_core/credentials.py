@@ -122,7 +122,7 @@ def resolved(content: Any, field: str) -> Any:
     if whole := _REFERENCE.fullmatch(content):
         return whole[1] + with_path(_value_of(whole[2], field), whole[3])
     if "://" in content:
-        return _IN_QUERY.sub(lambda found: quote(_value_of(found[1], field), safe=""), content)
+        return _IN_QUERY.sub(lambda match: quote(_value_of(match[1], field), safe=""), content)
     return content
 
 
@@ -165,7 +165,7 @@ def variables(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
         elif whole := _REFERENCE.fullmatch(text):
             yield field, whole[2]
         elif "://" in text:
-            yield from ((field, found) for found in _IN_QUERY.findall(text))
+            yield from ((field, variable) for variable in _IN_QUERY.findall(text))
 
 
 def _texts(content: Any, path: str, name: str = "") -> Iterator[tuple[str, str, str]]:
@@ -239,9 +239,9 @@ def _names_a_key(name: str, value: Any) -> bool:
 def _has_literal(text: str) -> bool:
     if any(shape.search(text) for shape in (_KEY_BLOCK, _SHAPES, _PASSWORD_IN_URL, _BEARER)):
         return True
-    if "://" in text and any(_query(found) != found[0] for found in _QUERY.finditer(text)):
+    if "://" in text and any(_query(match) != match[0] for match in _QUERY.finditer(text)):
         return True
-    return any(len(found[3]) >= LEAST and _assigned(found) != found[0] for found in _OPTION.finditer(text))
+    return any(len(match[3]) >= LEAST and _assigned(match) != match[0] for match in _OPTION.finditer(text))
 
 
 def map_texts(
@@ -262,13 +262,13 @@ def map_texts(
 
     if isinstance(content, Mapping):
         title = next((content[key] for key in ("name", "key", "header") if isinstance(content.get(key), str)), "")
-        found = {}
+        items = {}
         for key, value in content.items():
             says_so = looks_secret(title if key == "value" and title else str(key))
-            found[key_text(str(key))] = inner(
+            items[key_text(str(key))] = inner(
                 value, key, says_so or (secret and key.upper() not in _NO_SECRETS), str(key)
             )
-        return found
+        return items
     if isinstance(content, list | tuple):
         is_header = len(content) == 2 and isinstance(content[0], str) and looks_secret(content[0]) and not secret
         if is_header:
@@ -300,10 +300,10 @@ class Cutter:
         """A text without secrets."""
         for pattern in (_KEY_BLOCK, self._values):
             text = self._sub(pattern, text)
-        text = self._sub(_USERINFO, text, lambda found: f"{found[1]}{REMOVED}@")
+        text = self._sub(_USERINFO, text, lambda match: f"{match[1]}{REMOVED}@")
         text = self._sub(_SHAPES, text)
-        text = self._sub(_HEADER, text, lambda found: f"{found[1]}{REMOVED}")
-        text = self._sub(_NETRC, text, lambda found: f"{found[1]}{REMOVED}")
+        text = self._sub(_HEADER, text, lambda match: f"{match[1]}{REMOVED}")
+        text = self._sub(_NETRC, text, lambda match: f"{match[1]}{REMOVED}")
         text = self._sub(_QUERY, text, _query)
         return self._sub(_ASSIGNED, text, self._assigned)
 
@@ -317,9 +317,9 @@ class Cutter:
         return REMOVED
 
     def _sub(self, pattern: re.Pattern[str], text: str, change: Callable[[re.Match[str]], str] | None = None) -> str:
-        def changed(found: re.Match[str]) -> str:
-            new = change(found) if change else REMOVED
-            self.count += new != found[0]
+        def changed(match: re.Match[str]) -> str:
+            new = change(match) if change else REMOVED
+            self.count += new != match[0]
             return new
 
         return pattern.sub(changed, text)
@@ -336,28 +336,28 @@ def _cutter(values: frozenset[str]) -> Cutter:
     return Cutter(values, sentences=True)
 
 
-def _query(found: re.Match[str]) -> str:
-    named = _QUERY_NAMES.search(found[2]) or looks_secret(found[2])
-    is_secret = named and not found[3].startswith(_BEGINS) and found[3] != REMOVED
-    return f"{found[1]}{found[2]}={REMOVED}" if is_secret else found[0]
+def _query(match: re.Match[str]) -> str:
+    named = _QUERY_NAMES.search(match[2]) or looks_secret(match[2])
+    is_secret = named and not match[3].startswith(_BEGINS) and match[3] != REMOVED
+    return f"{match[1]}{match[2]}={REMOVED}" if is_secret else match[0]
 
 
-def _assigned(found: re.Match[str]) -> str:
+def _assigned(match: re.Match[str]) -> str:
     """Remove any value of ``password=…``; behind ``token:`` only long ones with a digit, because a word of a sentence may
     follow, or the name of a token of a vocabulary."""
-    name, between, value = found.groups()
+    name, between, value = match.groups()
     if value.startswith(_BEGINS):
-        return found[0]
+        return match[0]
     if name.lower().endswith("token"):
         is_secret = looks_secret(name) and len(value) >= 16 and any(letter.isdigit() for letter in value)
     else:
         is_secret = value.lower() not in ("none", "null", "true", "false")
-    return f"{name}{between}{REMOVED}" if is_secret else found[0]
+    return f"{name}{between}{REMOVED}" if is_secret else match[0]
 
 
-def _assigned_in_sentence(found: re.Match[str]) -> str:
-    is_prose = found[2].endswith(": ") and not any(letter.isdigit() for letter in found[3])
-    return found[0] if is_prose else _assigned(found)
+def _assigned_in_sentence(match: re.Match[str]) -> str:
+    is_prose = match[2].endswith(": ") and not any(letter.isdigit() for letter in match[3])
+    return match[0] if is_prose else _assigned(match)
 
 
 def spellings(secret: str) -> Iterator[str]:
@@ -375,5 +375,5 @@ def _bounded(spelling: str) -> str:
 
 def _alternatives(spellings: Iterable[str]) -> re.Pattern[str]:
     """Matches the longest spelling that fits; without spellings, nothing."""
-    longest_first = sorted(set(spellings), key=lambda one: (-len(one), one))
+    longest_first = sorted(set(spellings), key=lambda spelling: (-len(spelling), spelling))
     return re.compile("|".join(map(_bounded, longest_first)) or "(?!)")

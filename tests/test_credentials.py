@@ -89,7 +89,7 @@ def test_a_secret_in_options_is_refused_with_its_field_and_the_cure_and_is_not_r
         {"token_budget": 4096, "secret_number": 1234, "token_penalties": [1000, 2000.0]},
     ],
 )
-def test_what_holds_no_secret_is_taken(options: dict[str, Any]) -> None:
+def test_options_without_secrets_are_accepted(options: dict[str, Any]) -> None:
     assert parse_recipe(rl(options)).model_dump()["rl"]["environment"]["options"] == options
 
 

@@ -50,11 +50,11 @@ def test_docstrings_count_except_where_nothing_computes_with_texts():
         PLAIN.replace("return x + y", "return 'text'"),
     ],
 )
-def test_what_is_computed_counts(other):
+def test_changes_of_the_computation_count(other):
     assert digest_of_source(other.encode()) != digest_of_source(PLAIN.encode())
 
 
-def test_what_is_no_python_counts_by_its_bytes():
+def test_files_that_are_not_python_count_by_their_bytes():
     assert digest_of_source(b"{{ name }} (") != digest_of_source(b"{{ name }}  (")
 
 
@@ -136,7 +136,7 @@ def test_of_ours_texts_count_in_environments_alone_where_a_policy_reads_them(edi
     assert counts == {"alignment_core.environments": True, "alignment_core.training": False, "my_package": True}
 
 
-def test_what_another_thread_reads_of_a_plug_in_meanwhile_is_not_in_the_way(tmp_path: Path, monkeypatch) -> None:
+def test_concurrent_reads_of_plug_ins_do_not_disturb_the_check_for_edits(tmp_path: Path, monkeypatch) -> None:
     files = [tmp_path / f"{number}.py" for number in range(3)]
     for file in files:
         file.touch()

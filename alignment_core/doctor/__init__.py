@@ -26,33 +26,33 @@ class Finding(BaseModel):
 
 
 def examine(store: str | None = None, seconds: float = SECONDS) -> list[Finding]:
-    """Run all checks at once. One that raises or does not answer in time has failed; nothing escapes."""
+    """Run all checks concurrently. A check that raises, or has no result in time, has failed; no error escapes."""
     chosen = checks(store)
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
 
     def run(name: str, check: Check) -> None:
-        state, sentence = _survived(check)
-        found[name] = Finding(name=name, state=state, sentence=sentence)
+        state, sentence = _guarded(check)
+        findings[name] = Finding(name=name, state=state, sentence=sentence)
 
     # Daemons: a check that hangs, say on a dead network file system, must not keep the command from ending.
-    threads = [threading.Thread(target=run, args=one, daemon=True) for one in chosen.items()]
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in chosen.items()]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     late = f"did not answer within {seconds:g} seconds; is a network file system or server down?"
-    return [found.get(name, Finding(name=name, state="failed", sentence=late)) for name in chosen]
+    return [findings.get(name, Finding(name=name, state="failed", sentence=late)) for name in chosen]
 
 
 def as_object(findings: Sequence[Finding]) -> dict[str, Any]:
-    """What ``align doctor --json`` prints of them."""
-    failed = any(one.state == "failed" for one in findings)
-    return {"status": "failed" if failed else "ok", "checks": [one.model_dump() for one in findings]}
+    """The output of ``align doctor --json``."""
+    failed = any(finding.state == "failed" for finding in findings)
+    return {"status": "failed" if failed else "ok", "checks": [finding.model_dump() for finding in findings]}
 
 
 def checks(store: str | None) -> dict[str, Check]:
-    """Every check by its name, in the order in which they are shown."""
+    """Every check by its name, in the order of the output."""
     return {
         "python": machine.python,
         "packages": machine.packages,
@@ -75,7 +75,7 @@ def checks(store: str | None) -> dict[str, Check]:
     }
 
 
-def _survived(check: Check) -> Answer:
+def _guarded(check: Check) -> Answer:
     try:
         return check()
     except AlignmentError as error:

@@ -45,7 +45,8 @@ BELOW_TEMPORARY = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_st
 def python() -> Answer:
     from packaging.specifiers import SpecifierSet
 
-    version, wanted = ".".join(map(str, sys.version_info[:3])), metadata.metadata("alignment")["Requires-Python"]
+    version = ".".join(map(str, sys.version_info[:3]))
+    wanted = metadata.metadata("alignment")["Requires-Python"]
     if SpecifierSet(wanted).contains(version, prereleases=True):
         return "ok", version
     return "failed", f"{version} is not {wanted}: create the environment with another Python version"
@@ -101,8 +102,7 @@ def _version(package: str) -> str | None:
 
 
 def processors() -> Answer:
-    usable, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count()
-    return "ok", f"{usable} of {all_of_them} cores are usable"
+    return "ok", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores are usable"
 
 
 def accelerators() -> Answer:
@@ -124,11 +124,12 @@ def accelerators() -> Answer:
 
 
 def memory() -> Answer:
-    found, limit = psutil.virtual_memory(), cgroup_limit()
-    sentence = f"{found.available / GIB:.1f} GiB free of {found.total / GIB:.1f} GiB"
-    if limit is not None and limit < found.total:
+    machine = psutil.virtual_memory()
+    limit = cgroup_limit()
+    sentence = f"{machine.available / GIB:.1f} GiB free of {machine.total / GIB:.1f} GiB"
+    if limit is not None and limit < machine.total:
         sentence += f", limited to {limit / GIB:.1f} GiB for this container or session"
-    if min(found.available, limit or found.available) < LEAST_MEMORY:
+    if min(machine.available, limit or machine.available) < LEAST_MEMORY:
         return "warning", f"{sentence}: end other programs, raise the limit, or use fewer `resources.trainers`"
     return "ok", sentence
 
@@ -157,7 +158,8 @@ def _existing(directory: Path) -> Path:
 def disk(directory: Path) -> Answer:
     """Free space at ``directory``, which may not exist yet."""
     existing = _existing(directory)
-    usage, found = shutil.disk_usage(existing), os.statvfs(existing)
+    usage = shutil.disk_usage(existing)
+    inodes = os.statvfs(existing)
     sentence = f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} GiB at {directory}"
     if not os.access(existing, os.W_OK | os.X_OK):
         return "failed", f"{existing} is not writable: give this user access, or choose another directory"
@@ -165,8 +167,8 @@ def disk(directory: Path) -> Answer:
         return "failed", f"{sentence}: free space (`align artifacts gc`), or choose another directory"
     if usage.free < COMFORTABLE_DISK:
         return "warning", f"{sentence}: models and checkpoints soon need more; `align artifacts gc` frees some"
-    if found.f_files and found.f_favail < LEAST_INODES:
-        return "warning", f"only {found.f_favail:,} files can be created at {directory}: remove small files"
+    if inodes.f_files and inodes.f_favail < LEAST_INODES:
+        return "warning", f"only {inodes.f_favail:,} files can be created at {directory}: remove small files"
     return "ok", sentence
 
 

@@ -85,20 +85,21 @@ class _Trial:
                 self.backend.delete(entry.path)
 
     def _promises(self) -> list[Promise]:
-        backend, path = self.backend, f"{self.prefix}conditions"
+        backend = self.backend
+        path = f"{self.prefix}conditions"
         first = backend.put(path, b"first")
-        found = [Promise(name="creates an object that is absent", kept=first is not None)]
-        found.append(Promise(name="refuses to create one that exists", kept=backend.put(path, b"second") is None))
+        promises = [Promise(name="creates an object that is absent", kept=first is not None)]
+        promises.append(Promise(name="refuses to create one that exists", kept=backend.put(path, b"second") is None))
         refused = backend.put(path, b"second", replaces="another version") is None
-        found.append(Promise(name="refuses to replace another version than the one that was read", kept=refused))
+        promises.append(Promise(name="refuses to replace another version than the one that was read", kept=refused))
         replaced = first is not None and backend.put(path, b"third", replaces=first) is not None
-        found.append(Promise(name="replaces the version that was read", kept=replaced))
-        found.append(Promise(name="reads what was just written", kept=backend.read(path) == b"third"))
+        promises.append(Promise(name="replaces the version that was read", kept=replaced))
+        promises.append(Promise(name="reads what was just written", kept=backend.read(path) == b"third"))
         listed = [entry.path for entry in backend.list(self.prefix)]
-        found.append(Promise(name="lists what was just written", kept=listed == [path]))
+        promises.append(Promise(name="lists what was just written", kept=listed == [path]))
         backend.delete(path)
         gone = backend.stat(path) is None and not list(backend.list(self.prefix))
-        return [*found, Promise(name="has nothing left of what was just deleted", kept=gone)]
+        return [*promises, Promise(name="has nothing left of what was just deleted", kept=gone)]
 
     def _calls(self) -> None:
         for number in range(_CALLS):
@@ -114,12 +115,13 @@ class _Trial:
         self.latency.setdefault(kind, []).append(time.monotonic() - began)
 
     def _throughput(self, size: int) -> dict[str, float]:
-        source, target, path = self.folder / "source", self.folder / "target", self.large
+        source = self.folder / "source"
+        target = self.folder / "target"
         source.write_bytes(os.urandom(size))
         began = time.monotonic()
-        self.backend.put(path, source)
+        self.backend.put(self.large, source)
         written = time.monotonic()
-        self.backend.download(path, target)
+        self.backend.download(self.large, target)
         read = time.monotonic()
         mib = size / 2**20
         return {"write": round(mib / (written - began), 1), "read": round(mib / (read - written), 1)}

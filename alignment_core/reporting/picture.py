@@ -100,10 +100,10 @@ def _positions(boxes: Mapping[str, object], arrows: Iterable[tuple[str, str]]) -
     return positions
 
 
-def _output(record: Provenance, made: Reference) -> str:
+def _output(record: Provenance, output: Reference) -> str:
     """The text for an output: its name if there are several, else its kind, and its digest."""
-    name = " and ".join(record.names_of(made)) if len(record.outputs) > 1 else made.kind
-    return f"{_short(name)} {made.digest[:8]}"
+    name = " and ".join(record.names_of(output)) if len(record.outputs) > 1 else output.kind
+    return f"{_short(name)} {output.digest[:8]}"
 
 
 def _short(text: str) -> str:

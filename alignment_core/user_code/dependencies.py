@@ -30,7 +30,7 @@ COUNTED: ContextVar[dict[str, str]] = ContextVar("files that a key counts")
 def counting(files: dict[str, str] | None = None) -> Iterator[dict[str, str]]:
     """Adds the files that keys count in this context to ``files``, by path, with the digests of their source.
 
-    A process for a function of the user's that is made in this context loads these files and no others.
+    A process that is created in this context for a function of the user's loads these files and no others.
     """
     files = {} if files is None else files
     token = COUNTED.set(files)

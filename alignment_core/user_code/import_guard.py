@@ -154,10 +154,10 @@ def _is_of_a_tool(file: Path, folder: Path) -> bool:
     between = file.parents[: len(file.parents) - len(folder.parents) - 1]
     temporary = Path(tempfile.gettempdir()).resolve()
     return any(
-        temporary in (one, folder)
-        or one.name.startswith(".")
-        or one.name == "node_modules"
-        or (one / "pyvenv.cfg").exists()
-        or (one / "conda-meta").exists()
-        for one in between
+        temporary in (parent, folder)
+        or parent.name.startswith(".")
+        or parent.name == "node_modules"
+        or (parent / "pyvenv.cfg").exists()
+        or (parent / "conda-meta").exists()
+        for parent in between
     )

@@ -28,7 +28,7 @@ from tests.checks.recipes import MODEL, look, sft
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_plan_tells_what_is_cached_what_runs_and_what_depends_on_it(store, rows, tmp_path):
+def test_a_plan_shows_cached_running_and_dependent_stages(store, rows, tmp_path):
     recipe = parse_recipe(sft(rows))
     before = plan(recipe, store)
     assert [(one.label, one.state) for one in before.stages] == [
@@ -78,7 +78,7 @@ def test_a_night_is_planned_but_for_the_rows_that_it_has_yet_to_take(store, rows
     assert any("candidate/evaluation/generate: the longest prompt" in one for one in look(store, recipe).problems)
 
 
-def test_what_is_cached_is_not_looked_at(store, rows):
+def test_cached_data_sets_are_not_checked(store, rows):
     planned = plan(parse_recipe(sft(rows)), store)
     rows.unlink()
     cached = [PlannedStage(one.label, one.stage, one.config, one.inputs, "cached") for one in planned.stages]

@@ -56,7 +56,9 @@ def test_training_needs_weights_on_each_trainer_and_gradients_and_moments_once()
     assert needed(bf16=True) == 16 * 10**9 + processes
 
 
-def test_what_runs_on_gpus_or_a_cluster_is_not_measured_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_on_gpus_or_a_cluster_are_not_compared_with_this_machines_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stage = PlannedStage("sft", "sft", SftStageConfig(training=TrainingConfig()), {}, "runs")
     assert bytes_needed([stage], 10**9, ResourcesConfig(device="cuda")) == 0
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")

@@ -100,7 +100,7 @@ def test_a_service_that_is_away_by_then_loses_no_result_and_another_answer_or_fi
         check_unchanged(call, key)
 
 
-def test_whatever_the_content_of_an_environment_raises_is_a_sentence(tmp_path: Path) -> None:
+def test_errors_of_an_environments_content_are_sentences(tmp_path: Path) -> None:
     config = with_service(tmp_path)
     (tmp_path / "service").unlink()
     with pytest.raises(UserError, match=r"^rl\.environment\.options: .*World\.content failed: FileNotFoundError: "):

@@ -206,7 +206,7 @@ def test_comments_docstrings_texts_of_errors_and_of_logs_change_no_stage(copied:
 @pytest.mark.parametrize(
     "file", ["artifacts/store.py", "journal.py", "tracking/wandb.py", "execution/machines.py", "cluster/group.py"]
 )
-def test_what_never_computes_is_in_no_key(file: str) -> None:
+def test_modules_that_never_compute_are_in_no_key(file: str) -> None:
     module = "alignment_core." + file.removesuffix(".py").replace("/", ".")
     assert [name for name in STAGES if module in code_digests(load_stage(name), StageConfig())] == []
 

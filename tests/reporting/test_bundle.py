@@ -61,7 +61,7 @@ def texts(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_it_holds_what_a_maintainer_asks_for(home: Path, tmp_path: Path) -> None:
+def test_a_bundle_has_the_listed_files_and_no_others(home: Path, tmp_path: Path) -> None:
     done = write_bundle(run_of(home), tmp_path / "out")
     found = texts(tmp_path / "out")
     of_all = {"README.md", "recipe.yaml", "journal/run.json", "journal/stages.jsonl", "versions.json", "doctor.json"}
@@ -109,7 +109,7 @@ def test_a_row_that_looks_like_a_title_ends_nothing() -> None:
     assert bundle.without_samples("\n".join(shown)) == "# Run\n\n## Stages\n\n| sft |\n"
 
 
-def test_a_run_of_which_little_is_left_says_what_is_missing(home: Path, tmp_path: Path) -> None:
+def test_missing_files_of_a_run_are_listed(home: Path, tmp_path: Path) -> None:
     record = run_of(home)
     (home / "logs" / f"{RUN}.log").unlink()
     (journal.folder_of(RUN) / "stages.jsonl").unlink()
@@ -118,14 +118,14 @@ def test_a_run_of_which_little_is_left_says_what_is_missing(home: Path, tmp_path
     assert "* logs: it has none any more" in (tmp_path / "out/README.md").read_text()
 
 
-def test_a_store_that_is_gone_is_no_reason_to_fail(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_store_does_not_fail_the_bundle(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = run_of(home).model_copy(update={"store": "/proc/no/such/store"})
     done = write_bundle(record, tmp_path / "out")
     assert (tmp_path / "out/README.md").is_file()
     assert "why.json" in set(done.missing) | set(done.files)
 
 
-def test_of_a_long_log_the_beginning_and_the_end_go_along(
+def test_a_long_log_is_reduced_to_its_beginning_and_end(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "LONGEST", 1000)
@@ -168,7 +168,7 @@ def test_a_full_disk_leaves_nothing_half_done(home: Path, tmp_path: Path, monkey
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_a_run_that_lives_and_one_that_died_are_told_apart(home: Path, tmp_path: Path) -> None:
+def test_the_status_of_a_live_run_differs_from_that_of_a_dead_one(home: Path, tmp_path: Path) -> None:
     record = new_record(RUN, "small", RECIPE, str(home / "store"))
     with Journal(record).open():
         write_bundle(journal.read(RUN), tmp_path / "lives")
@@ -179,7 +179,9 @@ def test_a_run_that_lives_and_one_that_died_are_told_apart(home: Path, tmp_path:
     assert "* status: `died`" in (tmp_path / "died/README.md").read_text()
 
 
-def test_the_command_writes_it_where_it_is_called(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_the_bundle_into_the_working_folder(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_of(home)
     monkeypatch.chdir(tmp_path)
     done = align_here(home, "report", "small", "--json")

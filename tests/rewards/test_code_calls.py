@@ -59,7 +59,7 @@ assert point == (3, 4) and point.x == 3 and point + (5,) == (3, 4, 5)
 """
 
 
-def test_tests_call_a_program_in_another_process_as_if_it_were_in_theirs() -> None:
+def test_tests_call_a_program_in_another_process_as_if_in_their_own() -> None:
     label = json.dumps({"tests": TESTS})
     assert verify("code", [row(PROGRAM, label)]) == [1.0]
     assert verify("code", [row(PROGRAM.replace("k * k", "k + k"), label)]) == [0.0]
@@ -320,7 +320,7 @@ def test_no_object_of_a_program_passes_for_the_number_that_is_expected(tests: st
     assert not passes_tests(AGREES, tests, threading.Event())
 
 
-def test_no_way_to_compare_tells_a_program_what_is_expected() -> None:
+def test_no_comparison_reveals_expected_values_to_a_program() -> None:
     """Objects with every special method that Python's classes have, which keep what they are given.
 
     Among those, ``__exit__`` and what is in brackets stay out: these are for what the tests pass.
@@ -389,7 +389,7 @@ assert is_known(), "these keep what they are given"
     assert passes_tests(program, tests, threading.Event())
 
 
-def test_a_program_sees_nothing_of_its_tests_but_what_they_pass() -> None:
+def test_a_program_sees_only_the_arguments_of_its_tests() -> None:
     program = """
 def looks(node, function):
     for of, name in ((node, "_hidden"), (node, "__class__"), (function, "gi_frame"), (function, "__globals__")):

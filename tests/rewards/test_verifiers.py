@@ -116,7 +116,7 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
         ("string:digits", "is not a function"),
     ],
 )
-def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
+def test_a_missing_verifier_is_an_error_of_the_user(given, says):
     uses: list[Any] = [lambda given: verify(given, [row()])]
     uses += [] if given == "accuracy" else [lambda given: load_function(given, FIELD)]
     uses += [] if given == "string:digits" else [verifier_content]  # which executes nothing
@@ -127,7 +127,7 @@ def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
 
 
 @pytest.mark.parametrize("content", ["def broken(:", "raise RuntimeError('no licence')"])
-def test_a_file_that_cannot_be_imported_is_the_users_turn(tmp_path, content):
+def test_a_file_that_cannot_be_imported_is_an_error_of_the_user(tmp_path, content):
     (tmp_path / "broken.py").write_text(content)
     with pytest.raises(UserError, match=r"cannot be loaded: (SyntaxError|RuntimeError: no licence)"):
         load_function(f"{tmp_path / 'broken.py'}:f", FIELD)

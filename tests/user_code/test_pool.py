@@ -135,7 +135,7 @@ def test_a_coroutine_function_has_one_process_which_works_on_many_calls(file: Pa
         assert len(set(dict(calls.answers([[n] for n in range(200)])).values())) == 1
 
 
-def test_what_nobody_waits_for_any_more_is_ended_and_the_next_calls_are_answered(file: Path) -> None:
+def test_abandoned_calls_are_ended_and_later_calls_are_answered(file: Path) -> None:
     with pool(file, "odd", 2) as calls:
         answers: Any = calls.answers([[0], [1], [3]])
         assert next(answers)[0] in (0, 3)
@@ -163,12 +163,12 @@ def test_closing_ends_calls_that_are_under_way_in_all_processes(file: Path) -> N
             list(calls.answers([[1, 1]]))
 
 
-def test_a_function_that_cannot_be_loaded_is_said_once(file: Path) -> None:
+def test_a_function_that_cannot_be_loaded_is_reported_once(file: Path) -> None:
     with pool(file, "dubble", 4) as calls, pytest.raises(UserError, match=r"has no 'dubble'; did you mean 'double'\?"):
         list(calls.answers([[1]] * 8))
 
 
-def test_a_function_that_only_one_process_can_load_answers_in_that_one(
+def test_a_function_that_loads_only_once_runs_in_its_first_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "alone.py").write_text(ALONE)

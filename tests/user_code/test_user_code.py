@@ -54,7 +54,7 @@ IMPORTS = [
 
 
 @pytest.mark.parametrize("source", IMPORTS)
-def test_what_a_file_imports_from_beside_it_is_found_and_counts(write: Write, source: str) -> None:
+def test_imports_beside_a_file_are_found_and_count(write: Write, source: str) -> None:
     name = write("reward.py", source) + ":f"
     write("helper.py", "from deeper import VALUE\n")
     write("package/__init__.py", "from . import inner\n")
@@ -72,7 +72,7 @@ def test_what_a_file_imports_from_beside_it_is_found_and_counts(write: Write, so
     assert {one for one in sys.modules if one.partition(".")[0] in ("helper", "deeper", "package", "bare")} <= modules
 
 
-def test_two_files_may_import_different_modules_of_one_name(write: Write) -> None:
+def test_two_files_may_import_different_modules_of_the_same_name(write: Write) -> None:
     source = "from helper import VALUE\ndef f(x): return x * VALUE\n"
     for folder, value in (("one", 2), ("two", 3)):
         write(f"{folder}/helper.py", f"VALUE = {value}\n")
@@ -101,7 +101,9 @@ def test_our_own_modules_that_a_file_imports_count(write: Write) -> None:
     assert plain != ours
 
 
-def test_a_module_of_a_package_counts_with_what_it_imports_of_it(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_a_package_counts_with_its_imports_from_the_package(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("user_project_7/__init__.py", "")
     write("user_project_7/rewards.py", "from .values import VALUE\ndef f(x): return x * VALUE\n")
     monkeypatch.syspath_prepend(Path(write("user_project_7/values.py", "VALUE = 2\n")).parents[1])
@@ -114,7 +116,7 @@ def test_a_module_of_a_package_counts_with_what_it_imports_of_it(write: Write, m
 
 
 @pytest.mark.parametrize("package", [True, False])
-def test_what_a_file_imports_from_its_folder_by_the_name_of_the_package_counts(
+def test_imports_from_the_own_folder_by_the_name_of_the_package_count(
     write: Write, monkeypatch: pytest.MonkeyPatch, package: bool
 ) -> None:
     top = f"user_rewards_{package}"
@@ -129,7 +131,7 @@ def test_what_a_file_imports_from_its_folder_by_the_name_of_the_package_counts(
     assert ask(name, 1) == 3.0
 
 
-def test_a_folder_that_is_called_as_a_package_of_another_place_is_not_taken_for_it(write: Write) -> None:
+def test_a_folder_with_the_name_of_an_installed_package_does_not_replace_the_package(write: Write) -> None:
     write("json/decoder.py", "JSONDecoder = None\n")
     name = write("json/main.py", "from json.decoder import JSONDecoder\ndef f(x): return JSONDecoder().decode(x)\n")
     assert ask(f"{name}:f", "2") == 2.0
@@ -144,7 +146,7 @@ def test_any_number_of_files_may_count(write: Write) -> None:
         assert ask(name, 1) == 2.0
 
 
-def test_an_import_that_cannot_be_seen_in_the_source_is_refused_with_a_sentence(write: Write) -> None:
+def test_an_import_that_the_source_does_not_show_is_refused_with_a_sentence(write: Write) -> None:
     write("package/__init__.py", "")
     write("package/hidden.py", "VALUE = 2\n")
     hidden = (
@@ -155,7 +157,7 @@ def test_an_import_that_cannot_be_seen_in_the_source_is_refused_with_a_sentence(
     assert "write `import` and the module's name" in said
 
 
-def test_a_process_loads_what_was_counted_and_nothing_else(write: Write) -> None:
+def test_a_process_loads_only_counted_files(write: Write) -> None:
     name = write("reward.py", IMPORTS[0]) + ":f"
     helper = write("helper.py", "VALUE = 2\n")
     with counting() as files:
@@ -214,7 +216,7 @@ ROOTS = [
 
 @pytest.mark.parametrize(("file", "source"), ROOTS)
 @pytest.mark.parametrize("by_name", [True, False])
-def test_whatever_is_not_installed_counts_wherever_imports_find_it(
+def test_files_that_are_not_installed_count_anywhere_on_the_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, source: str, by_name: bool
 ) -> None:
     for folder in ("project", "others"):
@@ -247,7 +249,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("source", UNSEEN.values(), ids=UNSEEN.keys())
 @pytest.mark.parametrize("by_name", [True, False])
-def test_a_module_of_the_users_that_does_not_count_is_refused_by_name(
+def test_an_uncounted_module_of_the_user_is_refused_by_name(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, by_name: bool
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -273,7 +275,7 @@ def f(path):
 """
 
 
-def test_what_tools_put_below_the_users_folder_may_be_loaded_by_its_path(
+def test_files_of_tools_below_the_users_folder_may_be_loaded_by_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, folder in (("TORCHINDUCTOR_CACHE_DIR", "compiled"), ("TMPDIR", "scratch")):
@@ -300,7 +302,7 @@ def test_what_tools_put_below_the_users_folder_may_be_loaded_by_its_path(
         assert f"{mine} is loaded in a way that the source does not show" in said
 
 
-def test_what_tools_put_into_the_folder_for_temporary_files_may_be_loaded_from_a_file_there(
+def test_files_of_tools_in_the_folder_for_temporary_files_may_be_loaded_from_a_file_there(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -322,7 +324,7 @@ def test_a_module_of_an_archive_that_imports_find_may_be_imported(
     assert function_content(name, FIELD) != before
 
 
-def test_what_is_installed_and_what_libraries_download_may_be_imported_in_any_way(
+def test_installed_and_downloaded_modules_may_be_imported_in_any_way(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -342,7 +344,7 @@ def test_what_is_installed_and_what_libraries_download_may_be_imported_in_any_wa
         assert ask(name, "metric_7") == 7.0
 
 
-def test_two_files_of_one_process_that_mean_different_modules_by_one_name_are_refused(write: Write) -> None:
+def test_two_files_of_one_process_with_different_modules_of_the_same_name_are_refused(write: Write) -> None:
     tools = []
     for folder in ("one", "two"):
         write(f"{folder}/helper.py", "VALUE = 1\n")
@@ -398,7 +400,7 @@ def test_a_function_whose_name_is_nowhere_in_the_source_is_refused_before_anythi
         function_content(write("mine.py", "raise RuntimeError\ndef score(fs): ...\n") + ":f", FIELD)
 
 
-def test_a_function_that_only_the_loaded_file_shows_to_be_missing_is_refused_once_it_is_loaded(write: Write) -> None:
+def test_a_missing_function_whose_name_is_in_the_source_is_refused_when_the_file_is_loaded(write: Write) -> None:
     with pytest.raises(UserError, match="has no 'f'; it has A"):
         ask(write("mine.py", "class A:\n    def f(self): ...\n") + ":f", 1)
 
@@ -432,7 +434,7 @@ SAYS_HOW = [("none", "function", True), ("many", "verifier", True), ("inside", "
 
 
 @pytest.mark.parametrize(("function", "kind", "says"), SAYS_HOW)
-def test_a_function_that_does_not_take_what_it_is_given_is_told_how_it_is_called(
+def test_an_error_about_wrong_parameters_explains_how_the_function_is_called(
     write: Write, function: str, kind: str, says: bool
 ) -> None:
     calls: list[list[object]] = [["a", "b", None]] if kind == "verifier" else [[[{"prompt": "a"}]], [[]]]

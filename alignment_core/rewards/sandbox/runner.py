@@ -48,14 +48,14 @@ import os, socket, threading
 def refused(attempt, *given):
     try: attempt(*given)
     except OSError: return True
-held = {
+limits = {
     "starts processes": refused(os.fork), "opens sockets": refused(socket.socket),
     "reads files": refused(open, "/proc/self/environ"), "signals processes": refused(os.kill, os.getppid(), 0),
 }
 thread = threading.Thread(target=print, args=("started",))
 thread.start(); thread.join()
 open("file", "w").write("written")
-print(*(name for name, done in held.items() if not done), open("file").read())
+print(*(name for name, holds in limits.items() if not holds), open("file").read())
 """
 """Prints the limits that do not hold, between the outputs of actions that must work."""
 
