@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """What a stage samples from a policy: completions of the prompts that are its inputs ``prompts`` and ``held_out``."""
+    """The completions that a stage samples from a policy, of its inputs ``prompts`` and ``held_out``."""
 
     generation: GenerationConfig
     prompts: int | None = None
-    """For how many of the prompts; None: all."""
+    """Number of prompts. Default: all."""
     environment: EnvironmentConfig | None = None
-    """What answers the policy between its turns."""
+    """The environment that answers the policy between its turns."""
 
 
 class StageConfig(Config):
-    """Configuration of a stage. All of it decides the result, unless ``content`` says otherwise."""
+    """Configuration of a stage. All fields decide the result, except those that ``content`` leaves out."""
 
     @model_validator(mode="before")
     @classmethod
@@ -50,35 +50,37 @@ class StageConfig(Config):
         return values
 
     def content(self) -> Any:
-        """What goes into the stage's key: the configuration without paths or anything else that cannot matter."""
+        """The part of the stage's key that the configuration decides: without paths and other fields that cannot matter."""
         return self.model_dump(mode="json")
 
     def code_used(self) -> tuple[str, ...]:
-        """Modules of the plug-ins that the configuration names: ``run`` does not import them by name.
+        """Modules of the plug-ins that the configuration names, because ``run`` does not import them by name.
 
-        Every module that they can reach by imports, of their own distribution and of ours, is in the key too.
+        The key contains every module that they can reach by imports, of their own distribution and of ours.
         """
         return ()
 
     def packages_used(self) -> tuple[str, ...]:
-        """Distributions whose versions decide the result as it is configured, beside those of the :class:`Stage`.
+        """Distributions whose versions decide the result of this configuration, beside those of the :class:`Stage`.
 
         Raises UserError for one that is not installed.
         """
         return ()
 
     def check(self) -> None:
-        """Raise UserError for what cannot work, such as a package that is not there."""
+        """Raise UserError for a configuration that cannot work, for example without a package."""
         self.content()
         self.packages_used()
 
     def sampling(self) -> SamplingPlan | None:
-        """What the stage samples, if it does: engines are prewarmed for it, and its lengths are checked before a run starts."""
+        """The sampling of the stage, if any: engines are prewarmed for it, and its lengths are checked before a run starts."""
         return None
 
     def rewarded(self) -> Mapping[str, RewardConfig]:
-        """By what the stage rewards completions, which it samples or has from its input ``rollouts``: rewards by the field of
-        the recipe. Those that are functions of the user's are called on a few prompts before a run starts."""
+        """Rewards of the completions that the stage samples or gets as ``rollouts``, by the field of the recipe.
+
+        User functions among them are called on a few prompts before a run starts.
+        """
         return {}
 
 
@@ -87,24 +89,23 @@ C = TypeVar("C", bound=StageConfig)
 
 @dataclass(frozen=True)
 class Stage(Generic[C]):
-    """A kind of stage. Raise ``version`` when the same inputs should give another result."""
+    """A kind of stage. Raise ``version`` if the same inputs give another result from now on."""
 
     name: str
     version: int
     outputs: Mapping[str, str]
-    """The artifacts that it makes: their kinds by name. The first one is the default output, which it always makes."""
+    """Its output artifacts: their kinds by name. The first one is the default output, which is always made."""
     config: type[C]
     run: Callable[[StageContext, C], dict[str, Any]]
-    """Its key holds a digest of every module that it can reach by imports and that may compute.
+    """Writes files into the folders of ``context.outputs`` and returns metrics. An output whose folder stays empty is not made.
 
-    Writes files into the folders of ``context.outputs`` and returns metrics. An output whose folder stays empty is not made.
-
-    ``<name>.first`` is what a metric was at the stage's start; ``warnings`` is a list of sentences that people should read.
+    The metric ``<name>.first`` is the value of another one at the stage's start; ``warnings`` is a list of sentences to show.
+    The key contains a digest of every module that the function can reach by imports and that may compute.
     """
     shows: Mapping[str, str] = field(default_factory=dict)
-    """The key metrics, which stand for the stage on the terminal and in tables: their titles by name, the first ones first."""
+    """The key metrics on the terminal and in tables: their titles by name, in order."""
     packages: tuple[str, ...] = ()
-    """Distributions that compute the result, such as ``torch``. Their versions are in the key."""
+    """Distributions that compute the result, such as ``torch``. The key contains their versions."""
 
 
 class StageCall(BaseModel):
@@ -113,36 +114,35 @@ class StageCall(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     stage: str
-    """What :func:`load_stage` takes."""
+    """Its name, for :func:`load_stage`."""
     label: str
-    """What people call it, such as ``round-1/dpo``; not part of the key."""
+    """Its name in the run, such as ``round-1/dpo``; not part of the key."""
     config: dict[str, Any]
     inputs: dict[str, Reference]
     """Input artifacts by role."""
     seed: int = 0
     """The recipe's seed."""
     stream: str = ""
-    """Which of the recipe's random streams the stage draws from, such as ``round-2``: stages of one kind that name the same
-    one share their noise."""
+    """Random stream, such as ``round-2``: stages of one kind with the same stream share their noise."""
     trust_remote_code: bool = False
-    """Whether code that its models bring may run: the recipe's ``model.trust_remote_code``."""
+    """Whether code of its models may run: the recipe's ``model.trust_remote_code``."""
     passed: dict[str, dict[str, Any]] = {}
     """Options that are passed through to packages, by package: the recipe's ``resources.deepspeed`` and ``engine_options``."""
     rerun: str = ""
-    """Set when the stage is to run again although its result is known; equal values mean the same second run."""
+    """Set if the stage has to run again although its result is known; equal values mean the same second run."""
     needs: tuple[str, ...] = ()
-    """Outputs that have to be there beside the default one, of those that retention may drop; not part of the key."""
+    """Outputs beside the default one that have to be in the store although retention may delete them; not part of the key."""
     accept: tuple[str, ...] = ()
-    """Packages of which a known result may have been made with another version; not part of the key."""
+    """Packages whose other versions are accepted in a known result; not part of the key."""
     accepted: dict[str, dict[str, str]] = {}
-    """By role, what was accepted so of the inputs, see :class:`StageResult`; not part of the key."""
+    """Accepted versions of the inputs by role, see :class:`StageResult`; not part of the key."""
 
     def definition(self) -> Stage[Any]:
         return load_stage(self.stage)
 
 
 class StageResult(BaseModel):
-    """What came of a call. ``reason`` says why it ran, or that it was cached."""
+    """The result of a call. ``reason`` says why it ran, or that it was cached."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -153,23 +153,23 @@ class StageResult(BaseModel):
     """``run`` or ``cached``."""
     reason: str
     seconds: float
-    """Its work, without start-up and waits, as in its ``cost``; 0 if it is cached."""
+    """Seconds of work, without start-up and waits, as in ``cost``; 0 if it is cached."""
     outputs: dict[str, Reference]
-    """What it made, by name; the first one is the default output."""
+    """Its outputs by name; the first one is the default output."""
     metrics: dict[str, Any]
     cost: dict[str, float] = {}
-    """What making it cost, see :mod:`alignment_core.execution.cost`; for a cached one, when it was made."""
+    """Its cost, see :mod:`alignment_core.execution.cost`; of a cached result, the cost when it was computed."""
     accepted: dict[str, str] = {}
-    """Packages of which it was made with another version than is installed, and that version: the call accepts it."""
+    """Packages whose installed version is not the one that computed it, and that version; the call accepts it."""
 
     @property
     def times(self) -> str:
-        """How long it took, in words; see :func:`alignment_core.execution.cost.times`."""
+        """Its times in words; see :func:`alignment_core.execution.cost.times`."""
         return times({**self.cost, "seconds": self.seconds})
 
     @property
     def made_with(self) -> str:
-        """Says of which other versions of packages a result is, if it was accepted so."""
+        """A sentence about the accepted versions of packages; empty if there are none."""
         return self.reason if self.accepted else ""
 
     @computed_field  # type: ignore[prop-decorator]
@@ -179,7 +179,7 @@ class StageResult(BaseModel):
         return next(iter(self.outputs.values()))
 
     def output(self, name: str | None = None) -> Reference:
-        """An output; without a name the default one. Raises UserError if the stage made none of this name."""
+        """The output of this name, by default the default output. Raises UserError if the stage did not make it."""
         if name is None:
             return self.reference
         if name not in self.outputs:
@@ -188,13 +188,13 @@ class StageResult(BaseModel):
 
     @classmethod
     def of(cls, record: Provenance, label: str, stage: str, state: str, reason: str, seconds: float) -> StageResult:
-        """What a record says came of a call."""
-        told = {"outputs": record.outputs, "metrics": record.metrics, "cost": record.cost}
-        return cls(label=label, stage=stage, key=record.key, state=state, reason=reason, seconds=seconds, **told)
+        """The result of a call, from its record."""
+        recorded = {"outputs": record.outputs, "metrics": record.metrics, "cost": record.cost}
+        return cls(label=label, stage=stage, key=record.key, state=state, reason=reason, seconds=seconds, **recorded)
 
     @property
     def warnings(self) -> list[str]:
-        """What the stage wants people to know, in sentences."""
+        """Warnings of the stage, in sentences."""
         return list(self.metrics.get("warnings", ()))
 
 
@@ -203,8 +203,8 @@ STAGES = Group("alignment.stages", "alignment_core.stages", "STAGE", "stage")
 
 def load_stage(name: str) -> Stage[Any]:
     """The stage of this name, of a module of ours or of an installed distribution. Raises UserError."""
-    found: Stage[Any] = STAGES.load(name)
-    return found
+    stage: Stage[Any] = STAGES.load(name)
+    return stage
 
 
 def shows_of(name: str) -> Mapping[str, str]:
@@ -216,40 +216,40 @@ def shows_of(name: str) -> Mapping[str, str]:
 
 
 class Reporter(Protocol):
-    """Where progress goes."""
+    """Receives the progress of a stage."""
 
     def __call__(self, done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None: ...
 
 
 @dataclass
 class StageContext:
-    """Everything that a stage may touch: its inputs, the folders of its outputs, its seed, and the machines."""
+    """Everything that a stage may use: its inputs, the folders of its outputs, its seed, and the machines."""
 
     inputs: dict[str, Path]
     """Verified local folders by role."""
     references: dict[str, Reference]
     outputs: Mapping[str, Path]
-    """An empty folder for each output; what is in it at the end becomes the artifact."""
+    """An empty folder for each output; its content at the end becomes the artifact."""
     progress: Path
-    """Folder that outlives a crash, private to this stage's key. It is on the file system of the outputs, so that
-    these can be made of links to its files."""
+    """Folder of this stage's key that survives a crash. It is on the file system of the outputs, so that they can be hard
+    links to its files."""
     seed: int
     """Derived from the recipe's seed, the kind of stage and its stream; see :func:`alignment_core.execution.key.stage_seed`."""
     resources: ResourcesConfig
     machines: WarmMachines
     reporter: Reporter
     resumed: Callable[[list[Line]], None] = lambda _: None
-    """Called with the lines of the curve that a checkpoint held."""
+    """Called with the lines of the curve in the checkpoint from which the stage resumes."""
     curve: Curve = field(default_factory=Curve)
-    """The metrics that were reported so far, also before a checkpoint from which the stage was resumed."""
+    """All metrics reported so far, including those before the checkpoint from which the stage resumed."""
     ticket: Ticket = FIRST
-    """Give it to the machines when you ask for one."""
+    """Its place in the queue for machines."""
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set when the run is being stopped: a stage that can save its progress does so, and ends."""
+    """Set if the run is being stopped: a stage saves its progress if it can, and ends."""
     trust_remote_code: bool = False
-    """That of the call; :meth:`model` hands it on."""
+    """Whether code of its models may run, as in the call; :meth:`model` uses it."""
     cost: dict[str, float] = field(default_factory=dict)
-    """Work done, added up by the stage; :mod:`alignment_core.execution.cost` has the names."""
+    """Work that the stage adds up; :mod:`alignment_core.execution.cost` has the names."""
 
     @property
     def output(self) -> Path:
@@ -257,7 +257,7 @@ class StageContext:
         return next(iter(self.outputs.values()))
 
     def model(self, role: str) -> Model:
-        """The input of this role, which is a model. Raises KeyError if there is none."""
+        """The model that is the input of this role. Raises KeyError if there is none."""
         return Model(self.inputs[role], self.references[role], self.trust_remote_code)
 
     def derive(self, *parts: Any) -> int:
@@ -265,13 +265,13 @@ class StageContext:
         return derive_seed(self.seed, *parts)
 
     def resume_curve(self, saved: bytes, step: float) -> None:
-        """Continue the curve that a checkpoint of ``step`` held; trackers get its lines."""
+        """Continue the curve of a checkpoint at ``step``; trackers get its lines."""
         self.curve = Curve.from_bytes(saved).up_to(step)
         if self.curve.lines:
             self.resumed(self.curve.lines)
 
     def report(self, done: float, total: float | None = None, unit: str = "", **metrics: float) -> None:
-        """Say how far the stage is. Raises Stopped if the run is being stopped."""
+        """Report progress. Raises Stopped if the run is being stopped."""
         self.curve.add(done, unit, metrics)
         if self.stopping.is_set():
             raise Stopped(f"stopped after {done:g} of {total or 0:g} {unit}")
