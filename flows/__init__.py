@@ -1,1 +1,1 @@
-"""Flows: compositions of tasks, each readable on one screen, and the ``align`` command."""
+"""Prefect flows: runs of recipes, deployments and schedules, and the ``align`` command."""

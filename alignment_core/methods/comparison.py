@@ -21,9 +21,9 @@ from alignment_core.recipes.sections.evaluation import EvaluationConfig
 from alignment_core.recipes.sections.training import RewardModelConfig, SftConfig
 
 OURS = "ours"
-"""What a branch writes for a section that is the comparison's own."""
+"""Stands in a branch for a section of the comparison."""
 TAKEN = ("model", "sft", "start", "reward-model", "evaluation", "report", "production", "promotion")
-"""What stages of the comparison itself are called."""
+"""Labels of the comparison's own stages."""
 
 
 class ComparisonRecipe(BaseRecipe):

@@ -49,15 +49,15 @@ class ConditionalSftRecipe(BaseRecipe):
 
 
 def compose(recipe: ConditionalSftRecipe) -> Outputs:
-    """Compose the whole recipe."""
+    """Compose SFT, completions, attributes, training and the evaluations with the wanted values."""
     section = recipe.conditional_sft
     base, start = base_and_start(recipe, recipe.sft)
     judge = reward_model(recipe, recipe.reward_model, base, start)
     prompts = steps.dataset("conditional-sft/prompts", section.prompts, "prompts", base)
     listed = [one.reward for one in section.attributes.values()]
-    measured_by = rewards("conditional_sft.attributes", listed, judge, "conditional-sft")
+    measures = rewards("conditional_sft.attributes", listed, judge, "conditional-sft")
     samples = steps.generate("conditional-sft/sample", section.generation, start, prompts)
-    scores = steps.score("conditional-sft/judge", samples, start, measured_by)
+    scores = steps.score("conditional-sft/judge", samples, start, measures)
     config = AttributesConfig(attributes=section.attributes)
     rows = submit("attributes", "conditional-sft/attributes", config, {"rollouts": samples, "scores": scores})
     labelled = section.prompts.model_copy(update={"prompt_template": section.prompt_template})
@@ -71,9 +71,9 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
         for number, values in enumerate(section.wanted, start=1):
             label = "wanted" if number == 1 else f"wanted-{number}"
             template = section.wanted_template(values)
-            asked = recipe.evaluation.prompts.model_copy(update={"prompt_template": template})
+            data = recipe.evaluation.prompts.model_copy(update={"prompt_template": template})
             conditions = steps.dataset(
-                f"{label}/evaluation/prompts", asked, "prompts", base, stream=STREAM, held_out=True
+                f"{label}/evaluation/prompts", data, "prompts", base, stream=STREAM, held_out=True
             )
             evaluations.add(label, policy, prompts=conditions)
     return Outputs(
@@ -88,11 +88,15 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
 
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from prompts with an answer that a verifier compares with."""
-    verifier, room = sections.check_verified(profile, "conditional-sft"), sections.answer_room(profile, least=128)
+    verifier = sections.check_verified(profile, "conditional-sft")
+    room = sections.answer_room(profile, least=128)
     correct = {"reward": {"verifier": verifier}, "decimals": 0}
-    asked = sections.prompts(profile, profile.all_sources, room)
+    prompts = sections.prompts(profile, profile.all_sources, room)
     section = {
-        "prompts": {**asked, "max_length": Commented(asked["max_length"].value + room, "tokens of prompt and answer")},
+        "prompts": {
+            **prompts,
+            "max_length": Commented(prompts["max_length"].value + room, "tokens of prompt and answer"),
+        },
         "generation": sections.generation(4, room),
         "attributes": {"correct": Commented(correct, "what the verifier says of each answer")},
         "template": Commented("{prompt} [correct={correct}]", "how it is written into the prompt"),

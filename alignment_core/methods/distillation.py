@@ -39,7 +39,7 @@ class DistillationRecipe(BaseRecipe):
 
 
 def compose(recipe: DistillationRecipe) -> Outputs:
-    """Compose the whole recipe."""
+    """Compose the teacher, the rounds of the student, and the evaluation of both."""
     section = recipe.distillation
     base, start = base_and_start(recipe, recipe.sft)
     teacher: Input = steps.base_model("teacher", section.teacher.model)
@@ -53,10 +53,9 @@ def compose(recipe: DistillationRecipe) -> Outputs:
         teacher = steps.sft("teacher/sft", sft.training, teacher, demonstrations, disable_dropout=sft.disable_dropout)
 
     def learn(label: str, student: Input, text: dict[str, Input], config: DistillationStageConfig) -> Input:
-        asked = TeacherLogpsConfig(top_k=section.top_k, bf16=config.training.bf16)
-        said = submit("teacher_logps", f"{label}/teacher-logps", asked, {"model": teacher, **text})
-        learnt: Input = submit("distillation", label, config, {"model": student, "data": said}, label)
-        return learnt
+        teaching = TeacherLogpsConfig(top_k=section.top_k, bf16=config.training.bf16)
+        logps = submit("teacher_logps", f"{label}/teacher-logps", teaching, {"model": teacher, **text})
+        return submit("distillation", label, config, {"model": student, "data": logps}, label)
 
     student = start
     if section.data:
@@ -85,7 +84,7 @@ def compose(recipe: DistillationRecipe) -> Outputs:
 
 
 TEACHER = "Qwen/Qwen2.5-1.5B-Instruct"
-"""A larger one of the family of the usual student, with its tokenizer."""
+"""A larger model of the family of the usual student, with its tokenizer."""
 
 
 def init_sections(profile: Profile) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from alignment_core.recipes.sections.evaluation import EvaluationConfig
 from alignment_core.recipes.sections.model import ModelConfig
 
 BASELINE = "model"
-"""What tables call the recipe's ``model``."""
+"""Label of the recipe's ``model`` in tables."""
 TAKEN = (BASELINE, "evaluation", "report")
 
 
@@ -31,9 +31,9 @@ class EvaluateRecipe(BaseRecipe):
     method: Literal["evaluate"] = "evaluate"
     """An evaluation alone."""
     models: dict[Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")], ModelConfig] = {}
-    """Other models by the names that tables call them; `model` is the one that they are compared with."""
+    """Other models by their names in tables. They are compared with `model`."""
     evaluation: EvaluationConfig
-    """Prompts, sampling and what judges the completions."""
+    """Prompts, sampling, and judges of the completions."""
 
     @model_validator(mode="after")
     def _only_judges(self) -> EvaluateRecipe:

@@ -56,7 +56,7 @@ def init_sections(profile: Profile) -> dict[str, Any]:
 
 
 def fits(rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping) -> bool:
-    """Thumbs both up and down: where all are up, they are demonstrations that somebody chose."""
+    """Thumbs both up and down; if all are up, the rows are demonstrations."""
     return len({str(Fields(row, mapping.columns).value("label")).lower() for row in rows}) > 1
 
 

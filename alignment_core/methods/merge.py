@@ -23,7 +23,7 @@ class MergedModel(Config):
     """One of the models that are merged."""
 
     model: ModelConfig | None = None
-    """Which model. Default: the start, which is the recipe's `model` or what its section `sft` makes of that."""
+    """The model. Default: the start, that is the recipe's `model`, fine-tuned if there is a section `sft`."""
     sft: SftConfig | None = None
     """Fine-tune it on demonstrations before it is merged."""
     weight: float = Field(1.0, ge=0)

@@ -106,9 +106,9 @@ def compose_night(recipe: NightlyRecipe, production: Reference | None, rows: Inp
     """The stages of a night that continues from ``production`` on the batch ``rows``, after ``number`` other batches."""
     base = steps.base_model("model", recipe.model)  # its tokenizer prepares all data, so that the nights share prompts
     start = production or base
-    if production and (made := artifact(base)):
+    if production and (model := artifact(base)):
         cure = "name a model with the tokenizer of production, such as the one that it descends from"
-        check_same_tokenizer(current().store, made, production, "model: the policy to train further", cure)
+        check_same_tokenizer(current().store, model, production, "model: the policy to train further", cure)
     # From the model, not from production, so that it judges all nights alike.
     judge = reward_model(recipe, recipe.reward_model, base, base)
 

@@ -20,7 +20,7 @@ from alignment_core.rewards.base import kind_of
 
 
 class ProcessRewardModelRecipe(BaseRecipe):
-    """A model that judges the steps of answers, and what it is worth in choosing the best of n."""
+    """A model that judges the steps of answers, and the accuracy of the best of n answers by it."""
 
     method: Literal["process-reward-model"] = "process-reward-model"
     """Process reward model (PRM): a verdict for each step of an answer."""

@@ -100,7 +100,7 @@ GENERATIONS = 8
 
 
 def fits(rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping) -> bool:
-    """Bare answers that can be verified, and no other column with something to imitate."""
+    """Whether the rows have bare answers that can be verified, and no other column to imitate."""
     column = mapping.columns.get("label")
     if column is None or verifier_of(labels(rows, mapping.columns), worked=False) is None:
         return False

@@ -65,12 +65,12 @@ class SweepRecipe(BaseRecipe):
 
     @property
     def variants(self) -> dict[str, BaseRecipe]:
-        """Recipes of their own, by what they differ in."""
+        """The variants as recipes, by name: the values that they differ in."""
         return self._variants
 
     @property
     def measured_in_training(self) -> tuple[str, ...]:
-        """What every variant measures. Until the variants are read, everything: each is read with the gates, and refuses."""
+        """Metrics that every variant measures; all until the variants are parsed, which check the gates themselves."""
         if not self._variants:
             return HELD_OUT_METRICS
         measured = [one.measured_in_training for one in self._variants.values()]
@@ -78,7 +78,7 @@ class SweepRecipe(BaseRecipe):
 
     @property
     def fields_of(self) -> dict[str, dict[str, Any]]:
-        """What each variant sets."""
+        """The values that each variant sets."""
         return {name: dict(zip(self.sweep, values, strict=True)) for name, values in self._named()}
 
     @property
@@ -96,7 +96,7 @@ class SweepRecipe(BaseRecipe):
     @model_validator(mode="before")
     @classmethod
     def _shared_fields_stand_beside_base(cls, content: Any) -> Any:
-        """What every recipe has may be given in ``base``; what stands beside it wins."""
+        """Fields of every recipe may be given in ``base``; those beside it have precedence."""
         if not isinstance(content, Mapping) or not isinstance(content.get("base"), Mapping):
             return content
         base, beside = dict(content["base"]), dict(content)
@@ -151,7 +151,7 @@ class SweepRecipe(BaseRecipe):
         return self
 
     def _measured(self, metric: str) -> bool:
-        """Whether the evaluation of a variant has this metric: the variants' own recipes know whether they have rewards."""
+        """Whether the evaluation of a variant has this metric; only the variants' recipes know whether they have rewards."""
         one = next(iter(self._variants.values()))
         return one.evaluation is not None and one._measures(one.evaluation, metric.partition(".")[0])
 
@@ -165,7 +165,7 @@ class SweepRecipe(BaseRecipe):
         return recipe
 
     def _named(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Each combination of values, and what it is called: by the last words of the fields, as many as tell them apart."""
+        """Each combination of values with its name, made of the last words of the fields, as many as distinguish them."""
         short, taken = _short(list(self.sweep)), set[str]()
         for values in itertools.product(*self.sweep.values()):
             said = ",".join(f"{name}={_text(value)}" for name, value in zip(short, values, strict=True))
