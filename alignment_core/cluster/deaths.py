@@ -1,4 +1,4 @@
-"""Why actors died, in one sentence: what Ray says of their end and, where memory ran out, whose memory it was."""
+"""The cause of actors' deaths in one sentence: Ray's reason and, where memory ran out, the processes that used it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ _PID = re.compile(r"^\s*pid: (?P<pid>\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class MonitorKill:
-    """What Ray's memory monitor says when it kills workers. Bytes."""
+    """A message of Ray's memory monitor about workers that it killed. Sizes in bytes."""
 
     used: int
-    """By all processes of the machine, or of the control group."""
+    """Memory of all processes of the machine, or of the control group."""
     threshold: int
     killed: int
-    """By the workers that it killed."""
+    """Memory of the killed workers."""
     largest: tuple[int, int, str] | None
     """Process id, bytes and program of the process that used the most; its arguments may be secret."""
 
     @classmethod
     def parse(cls, text: str) -> MonitorKill | None:
         """None if the text is no message of the memory monitor. Ray's GB are GiB."""
-        if (found := _MONITOR.search(text)) is None:
+        usage = _MONITOR.search(text)
+        if usage is None:
             return None
         killed = sum(int(float(one["size"]) * 2**30) for one in _KILLED.finditer(text))
         first = _LARGEST.search(text)
         largest = None
         if first is not None:
             largest = (int(first["pid"]), int(float(first["size"]) * 2**30), _program(first["command"]))
-        return cls(int(found["used"]), int(found["threshold"]), killed, largest)
+        return cls(int(usage["used"]), int(usage["threshold"]), killed, largest)
 
 
 def death(group: str, dead: list[str], call: str, error: Exception) -> InfrastructureError:
@@ -48,15 +49,15 @@ def death(group: str, dead: list[str], call: str, error: Exception) -> Infrastru
     It is MemoryPressure if Ray's memory monitor killed them while other processes used more memory than this run.
     """
     text = str(error)
-    who = f"{group}: {'an actor' if len(dead) < 2 else f'{len(dead)} actors'} died during `{call}`"
-    named = f" ({', '.join(dead)})" if dead else ""
+    event = f"{group}: {'an actor' if len(dead) < 2 else f'{len(dead)} actors'} died during `{call}`"
+    names = f" ({', '.join(dead)})" if dead else ""
     if (kill := MonitorKill.parse(text)) is not None:
         ours = kill.killed + used_by(psutil.Process())
         others = max(0, kill.used - ours)
-        whom = "it" if len(dead) < 2 else "them"
+        pronoun = "it" if len(dead) < 2 else "them"
         sentence = (
-            f"{who}{named}: Ray's memory monitor killed {whom}, because {gib(kill.used)} of memory were in use and its limit "
-            f"is {gib(kill.threshold)}: this run used {gib(ours)}, other processes {gib(others)}"
+            f"{event}{names}: Ray's memory monitor killed {pronoun}, because {gib(kill.used)} of memory were in use and its "
+            f"limit is {gib(kill.threshold)}: this run used {gib(ours)}, other processes {gib(others)}"
         )
         if kill.largest is not None and others > ours:
             number, size, program = kill.largest
@@ -66,9 +67,9 @@ def death(group: str, dead: list[str], call: str, error: Exception) -> Infrastru
     if detail is not None:
         process = f"its process {pid['pid']}" if pid else "its process"
         return InfrastructureError(
-            f"{who}{named}: {process} ended ({detail['kind']}: {' '.join(detail['detail'].split())})"
+            f"{event}{names}: {process} ended ({detail['kind']}: {' '.join(detail['detail'].split())})"
         )
-    return InfrastructureError(f"{who}{named}: {text.splitlines()[0] if text else type(error).__name__}")
+    return InfrastructureError(f"{event}{names}: {text.splitlines()[0] if text else type(error).__name__}")
 
 
 def _program(command: str) -> str:

@@ -1,4 +1,4 @@
-"""Everything in which a CPU and a CUDA machine differ, in one object."""
+"""All differences between a CPU and a CUDA machine, in one object."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from alignment_core.recipes import ResourcesConfig
 
 MIB = 1 << 20
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
-"""A healthy actor says little: what its libraries will do in their next version is nothing for the log of a run."""
+"""Keeps deprecation warnings of libraries out of the log of a run."""
 ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
-"""Nothing is compiled there: to decorate the functions that DeepSpeed and vLLM would compile imports torch's compiler, and the
-first call of each takes seconds."""
-TRAINER_SHARE, ENGINE_SHARE, JUDGE_SHARE = 0.5, 0.45, 0.01
-"""Parts of a GPU that actors claim from Ray: one trainer rank and one engine fit, two of a kind do not, and reward models
-lie beside them."""
+"""Compilation is off on a CPU: DeepSpeed and vLLM would import torch's compiler, and the first call of each compiled function
+would take seconds."""
+TRAINER_GPU = 0.5
+ENGINE_GPU = 0.45
+JUDGE_GPU = 0.01
+"""Fractions of a GPU that actors claim from Ray: one trainer rank and one engine fit together, two of a kind do not, and reward
+models fit beside them."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor runs: bundles of the placement group (one GPU each; none on a CPU), and its part of the first."""
+    """Where an actor runs: bundles of the placement group (one GPU each; none on a CPU), and its fraction of the first."""
 
     bundles: tuple[int, ...] = ()
     gpu_share: float = 0.0
     node: str | None = None
-    """A node of a cluster, by Ray's id, for actors that have no GPU."""
+    """Ray's id of a node of a cluster, for actors without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class Device:
         """Data-parallel trainer ranks."""
         if self.kind == "cpu":
             return resources.trainers or min(self.count, 4)
-        taken = self.engines(resources) * resources.tensor_parallel_size if self._apart(resources) else 0
-        return resources.trainers or max(1, self.count - taken)
+        of_engines = self.engines(resources) * resources.tensor_parallel_size if self._apart(resources) else 0
+        return resources.trainers or max(1, self.count - of_engines)
 
     def engines(self, resources: ResourcesConfig) -> int:
         """vLLM engines."""
@@ -93,7 +95,7 @@ class Device:
         return self.kind == "cuda" and resources.placement == "disaggregated"
 
     def engines_give_way(self, resources: ResourcesConfig) -> bool:
-        """Whether engines share GPUs with trainers, so that they give their memory away whenever they do not sample."""
+        """Whether engines share GPUs with trainers, so that they must free their memory whenever they do not sample."""
         return self.kind == "cuda" and not self._apart(resources)
 
     def gpus_needed(self, resources: ResourcesConfig) -> int:
@@ -115,7 +117,7 @@ class Device:
         return needed
 
     def rounding(self, resources: ResourcesConfig) -> dict[str, Any]:
-        """What of the placement decides how a stage's numbers are rounded, as provenance records it."""
+        """The settings of placement that affect rounding in a stage, as provenance records them."""
         trainers = self.trainers(resources)
         return {
             "trainers": trainers,
@@ -130,23 +132,23 @@ class Device:
 
     def trainer_place(self, rank: int) -> Place:
         """Where a trainer rank runs."""
-        return Place() if self.kind == "cpu" else Place((rank,), TRAINER_SHARE)
+        return Place() if self.kind == "cpu" else Place((rank,), TRAINER_GPU)
 
     def judge_place(self, index: int, resources: ResourcesConfig) -> Place:
-        """Where an actor of a reward model runs: on what trainers and engines leave of a GPU."""
-        return Place() if self.kind == "cpu" else Place((index % self.gpus_needed(resources),), JUDGE_SHARE)
+        """Where an actor of a reward model runs: beside trainers and engines on a GPU."""
+        return Place() if self.kind == "cpu" else Place((index % self.gpus_needed(resources),), JUDGE_GPU)
 
     def engine_place(self, index: int, resources: ResourcesConfig) -> Place:
-        """Where an engine runs. One over several GPUs claims none itself: the workers that vLLM starts do."""
+        """Where an engine runs. An engine over several GPUs claims none itself: vLLM's workers claim them."""
         size = resources.tensor_parallel_size
         if self.kind == "cpu":
             return Place()
         first = index * size + (self.trainers(resources) if self._apart(resources) else 0)
-        return Place(tuple(range(first, first + size)), ENGINE_SHARE if size == 1 else 0.0)
+        return Place(tuple(range(first, first + size)), ENGINE_GPU if size == 1 else 0.0)
 
     @property
     def _loopback(self) -> dict[str, str]:
-        """Keeps gloo's connections within this machine, where everything runs on it."""
+        """Keeps gloo's connections on the loopback interface if all actors run on this machine."""
         return {"GLOO_SOCKET_IFNAME": "lo"} if self.private else {}
 
     def trainer_environment(self, resources: ResourcesConfig) -> dict[str, str]:
@@ -169,7 +171,7 @@ class Device:
         }
         if self.kind == "cuda":
             bundles = ",".join(map(str, place.bundles))
-            spread = {"VLLM_RAY_PER_WORKER_GPUS": str(ENGINE_SHARE), "VLLM_RAY_BUNDLE_INDICES": bundles}
+            spread = {"VLLM_RAY_PER_WORKER_GPUS": str(ENGINE_GPU), "VLLM_RAY_BUNDLE_INDICES": bundles}
             return {**shared, **(spread if len(place.bundles) > 1 else {})}
         return {**shared, **self._loopback, **ON_A_CPU, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -188,15 +190,15 @@ class Device:
 
 
 def zero_stage(resources: ResourcesConfig, trainers: int) -> int:
-    """DeepSpeed's ZeRO stage for so many trainers."""
+    """DeepSpeed's ZeRO stage for this number of trainers."""
     if resources.zero_stage is not None:
         return resources.zero_stage
-    alone = trainers == 1 and not resources.offload_optimizer  # nothing to share, and nothing to keep elsewhere
+    alone = trainers == 1 and not resources.offload_optimizer  # nothing to shard or offload
     return 0 if alone else 2
 
 
 def cpu_model() -> str:
-    """Name of this machine's processor, as Linux has it; empty where it does not say."""
+    """Name of this machine's processor in Linux; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The other nodes of a Ray cluster: whether each has the source and the packages of this one, before anything runs there."""
+"""Checks that the other nodes of a Ray cluster have the same source and packages as this one, before anything runs there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SOURCE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Installed:
-    """What computes on a node."""
+    """The software of a node."""
 
     python: str
     source: dict[str, str]
@@ -31,17 +31,17 @@ class Installed:
     """Versions of installed distributions, by name; builds for other devices count as the same."""
 
     def differences(self, other: Installed) -> list[str]:
-        """What another node has that is not as it is here, in words."""
-        found = [f"Python {other.python} instead of {self.python}"] if self.python != other.python else []
-        found += [f"{path} differs" for path in _changed(self.source, other.source)]
+        """Differences of another node, as clauses of a sentence."""
+        clauses = [f"Python {other.python} instead of {self.python}"] if self.python != other.python else []
+        clauses += [f"{path} differs" for path in _changed(self.source, other.source)]
         for name in _changed(self.packages, other.packages):
-            here, there = (which.packages.get(name, "none") for which in (self, other))
-            found.append(f"{name} {there} instead of {here}")
-        return found
+            here, there = (node.packages.get(name, "none") for node in (self, other))
+            clauses.append(f"{name} {there} instead of {here}")
+        return clauses
 
 
 class InstallationProbe:
-    """What an actor holds that looks at its node."""
+    """Reports the software of its node, from an actor."""
 
     def installed(self) -> Installed:
         """See :class:`Installed`."""
@@ -49,7 +49,7 @@ class InstallationProbe:
 
 
 def installed() -> Installed:
-    """What computes here."""
+    """The software of this node."""
     files = {path.relative_to(_SOURCE).as_posix(): path for path in sorted(_SOURCE.rglob("*.py"))}
     versions = {
         one.metadata["Name"].lower().replace("_", "-").removesuffix("-cpu"): one.version.partition("+")[0]
@@ -60,8 +60,8 @@ def installed() -> Installed:
 
 
 def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
-    """Compare every other node's source and these packages with this one's. Raises EnvironmentFault that names the nodes that
-    differ, InfrastructureError where one does not answer within ``timeout`` seconds."""
+    """Compare the source and these packages of every other node with those of this one. Raises EnvironmentFault that names the
+    nodes that differ, and InfrastructureError if a node does not answer within ``timeout`` seconds."""
     nodes = other_nodes(ray)
     if not nodes:
         return
@@ -74,23 +74,26 @@ def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
         theirs = group.all(InstallationProbe.installed)
     finally:
         group.kill()
-    mine, wrong = _only(installed(), packages), []
+    mine = _only(installed(), packages)
+    wrong = []
     for node, other in zip(nodes, theirs, strict=True):
-        found = mine.differences(_only(other, packages))
-        if found:
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            wrong.append(f"{addresses[node]} ({node[:8]}): {', '.join(found[:_SHOWN])}{more}")
+        clauses = mine.differences(_only(other, packages))
+        if clauses:
+            more = f" and {len(clauses) - _SHOWN} more" if len(clauses) > _SHOWN else ""
+            wrong.append(f"{addresses[node]} ({node[:8]}): {', '.join(clauses[:_SHOWN])}{more}")
     if wrong:
         raise EnvironmentFault(
-            f"the nodes of the Ray cluster would compute something else than this one: {'; '.join(wrong)}; "
+            f"nodes of the Ray cluster have other software than this one: {'; '.join(wrong)}; "
             "install the same version of the project and of its packages on every node"
         )
 
 
-def _only(found: Installed, packages: Sequence[str]) -> Installed:
+def _only(everything: Installed, packages: Sequence[str]) -> Installed:
     names = {name.removesuffix("-cpu") for name in packages}
     return Installed(
-        found.python, found.source, {name: version for name, version in found.packages.items() if name in names}
+        everything.python,
+        everything.source,
+        {name: version for name, version in everything.packages.items() if name in names},
     )
 
 

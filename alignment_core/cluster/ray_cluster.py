@@ -26,11 +26,11 @@ END_SECONDS = 30.0
 ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_prestart_worker_first_driver": "0",  # nobody would use them: actors have an environment of their own
+    "RAY_prestart_worker_first_driver": "0",  # actors have their own environments and would not use prestarted workers
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor that claims no GPU keeps the variables that it was given
-    "RAY_worker_niceness": "0",  # Ray's default of 15 leaves an actor 3 % of a core that any other process also wants
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor without GPUs keeps its CUDA_VISIBLE_DEVICES
+    "RAY_worker_niceness": "0",  # with Ray's default of 15 an actor gets 3 % of a core that another process uses
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on Linux: true loopback
 
@@ -41,7 +41,7 @@ def is_private() -> bool:
 
 
 def prepare_environment() -> None:
-    """Set what Ray reads when it is imported. Call before the first ``import ray``."""
+    """Set the environment variables that Ray reads on import. Call it before the first ``import ray``."""
     for name, value in {**ALWAYS, **(LOOPBACK if is_private() else {})}.items():
         os.environ.setdefault(name, value)
 
@@ -60,7 +60,7 @@ def connect(temporary: Path) -> Any:
         return ray
     if is_private():
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_write_token(temporary))
-        os.environ.pop("RAY_AUTH_TOKEN", None)  # it would come first
+        os.environ.pop("RAY_AUTH_TOKEN", None)  # it would take precedence
     shared: dict[str, Any] = {
         "log_to_driver": True,
         "logging_level": "ERROR",
@@ -92,8 +92,8 @@ def connect(temporary: Path) -> Any:
 def _job_config() -> Any:
     """Ray's configuration of a job whose workers import from the working folder only if this process does.
 
-    Ray puts the driver's working folder first on the import path of every worker: a file there that is called like a module
-    of ours would be executed in its place.
+    Ray puts the driver's working folder first on the import path of every worker: a file there with the name of one of our
+    modules would be executed in its place.
     """
     from ray.job_config import JobConfig
 
@@ -110,9 +110,9 @@ def _job_config() -> Any:
 
 @contextlib.contextmanager
 def _without_idle_servers() -> Iterator[None]:
-    """Ray starts without its autoscaler, which has nothing to scale on one machine, and without the server of its jobs and
-    states, which it starts without a dashboard too: 1.5 s of processor each time. No option of ``ray.init`` says so; where
-    a version of Ray has other names, it starts as it would by itself."""
+    """Start Ray without its autoscaler, which has nothing to scale on one machine, and without the API server, which it starts
+    even without a dashboard: they cost 1.5 s of processor time at each start. ``ray.init`` has no option for that; a version of
+    Ray with other method names starts unchanged."""
     from ray._private.node import Node
 
     before = {name: getattr(Node, name) for name in ("start_monitor", "start_api_server") if hasattr(Node, name)}
@@ -126,7 +126,7 @@ def _without_idle_servers() -> Iterator[None]:
 
 
 def _write_token(folder: Path) -> Path:
-    """A file with a token for the Ray of this run: Ray's own for all of a user's clusters is one that anybody can read."""
+    """A file with a token for the Ray of this run: Ray's own token file, for all clusters of a user, is world-readable."""
     file = folder / "auth_token"
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
@@ -135,9 +135,9 @@ def _write_token(folder: Path) -> Path:
 
 
 def daemon_that_dies() -> str:
-    """Wait until one of Ray's daemons that this process started has ended, and say which.
+    """Wait until one of Ray's daemons that this process started has ended; returns its name.
 
-    Without them Ray answers after its own long deadlines or never, and it cannot be started again in this process.
+    Without its daemons Ray answers late or never, and it cannot be started again in this process.
     """
     import psutil
 
@@ -148,7 +148,7 @@ def daemon_that_dies() -> str:
 
 
 def _check_answers(address: str) -> None:
-    """Raise OSError if nobody listens there: Ray itself would try for a quarter of an hour."""
+    """Raise OSError if no server listens there: Ray itself would try for a quarter of an hour."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), ANSWER_SECONDS).close()
@@ -161,7 +161,7 @@ def other_nodes(ray: Any) -> list[str]:
 
 
 def here_first(ray: Any) -> list[str]:
-    """Ray's ids of all of the cluster's nodes that live, this one first."""
+    """Ray's ids of all live nodes of the cluster, this one first."""
     return [ray.get_runtime_context().get_node_id(), *other_nodes(ray)]
 
 
@@ -171,25 +171,26 @@ def gpus(ray: Any) -> int:
 
 
 def gpu_models(ray: Any) -> list[str]:
-    """Kinds of the GPUs of the whole cluster, as Ray calls them."""
+    """Ray's names of the GPU models of the whole cluster."""
     prefix = "accelerator_type:"
     return sorted(name.removeprefix(prefix) for name in ray.cluster_resources() if name.startswith(prefix))
 
 
 def reserve_gpus(ray: Any, count: int, waits: Callable[[str | None], None] = lambda _: None) -> Any:
-    """A placement group with one GPU a bundle, on as few machines as possible.
+    """A placement group with one GPU per bundle, on as few machines as possible.
 
     ``waits`` is called as that of :class:`~alignment_core.execution.scheduling.Ticket` while other runs have them.
     """
-    group, told = ray.util.placement_group([{"GPU": 1}] * count, strategy="PACK"), None
+    group = ray.util.placement_group([{"GPU": 1}] * count, strategy="PACK")
+    reported = None
     try:
         while not group.wait(ASK_AGAIN_SECONDS):
             free = int(ray.available_resources().get("GPU", 0))
             reason = f"{count} GPUs of the Ray cluster: {free} of {gpus(ray)} are free"
-            if reason != told:
+            if reason != reported:
                 waits(reason)
-                told = reason
-        if told is not None:
+                reported = reason
+        if reported is not None:
             waits(None)
     except BaseException:
         ray.util.remove_placement_group(group)
@@ -198,18 +199,18 @@ def reserve_gpus(ray: Any, count: int, waits: Callable[[str | None], None] = lam
 
 
 def actor_processes() -> list[psutil.Process]:
-    """The processes of the actors of a private Ray, with their children; Ray names its workers after what they do."""
-    found = []
+    """The processes of the actors of a private Ray, with their children; Ray sets the titles of its workers."""
+    processes = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             title = (process.cmdline() or [""])[0]
             if title.startswith("ray::") and not re.match(r"ray::(IDLE|\w+Agent)$", title):  # Ray's own
-                found += [process, *process.children(recursive=True)]
-    return found
+                processes += [process, *process.children(recursive=True)]
+    return processes
 
 
-def wait_for_the_end(processes: Sequence[psutil.Process]) -> None:
-    """Until they are gone, and with them what they held on a GPU. Raises InfrastructureError if one stays."""
+def wait_until_ended(processes: Sequence[psutil.Process]) -> None:
+    """Wait until processes have ended, which frees their GPU memory. Raises InfrastructureError if one does not end."""
     _, alive = psutil.wait_procs(processes, timeout=END_SECONDS)
     if alive:
         raise InfrastructureError(f"{len(alive)} actors did not end within {END_SECONDS:g} seconds")

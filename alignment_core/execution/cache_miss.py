@@ -1,4 +1,4 @@
-"""Why a stage runs: what of its key changed since the nearest earlier run of it, in words of the recipe."""
+"""Why a stage runs: the changes of its key since the nearest earlier run, in terms of the recipe."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ NAMES = {
 }
 
 PASSED = {"vllm": "engine_options"}
-"""Fields of `resources` whose options go to a package, where they are not called as it is."""
+"""Fields of `resources` with options for a package, where they have another name than the package."""
 NAMED = 3
-"""Modules whose code changed that are named; the others are counted."""
+"""Changed modules that are named; further ones are counted."""
 _CODE = re.compile(r"code\.([^: ]+)(?::| added$| removed$)")
 _PACKAGE = re.compile(r"packages\.([^: ]+):? (.*)")
 SHOWN = 24
-"""A value with more characters is cut."""
+"""Longest value that is shown whole."""
 
 
 def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "") -> str:
-    """One line: what is different from the nearest earlier run of the same stage."""
+    """One line: the differences from the nearest earlier run of the same stage."""
     other = nearest(parts, earlier, label)
     if other is None:
         return "first run of this stage in this store"
@@ -43,11 +43,10 @@ def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance], label: str
 
 
 def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "") -> Provenance | None:
-    """Of the earlier runs of the same stage that it can be compared with, the one whose key differs in the fewest entries,
-    the latest of equals.
+    """The earlier run of the same stage whose key differs in the fewest entries, the latest of equals.
 
-    Those of the same label go first, then those of other rounds, then those that draw from the same random stream, as
-    evaluations of different policies do.
+    Runs with the same label are preferred, then those of other rounds, then those with the same random stream, such as
+    evaluations of different policies.
     """
     same = [record for record in earlier if record.key_parts.get("stage") == parts["stage"]]
     comparable: tuple[Callable[[Provenance], bool], ...] = (
@@ -55,8 +54,12 @@ def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "
         lambda record: _any_round(record.label) == _any_round(label),
         lambda record: _stream(record.key_parts) == _stream(parts),
     )
-    found = next(filter(None, (list(filter(fits, same)) for fits in comparable)), [])
-    return min(found, key=lambda one: (len(in_words(changes(one.key_parts, parts), label)), _age(one)), default=None)
+    candidates = next(filter(None, (list(filter(fits, same)) for fits in comparable)), [])
+    return min(
+        candidates,
+        key=lambda record: (len(in_words(changes(record.key_parts, parts), label)), _age(record)),
+        default=None,
+    )
 
 
 def _any_round(label: str) -> str:
@@ -68,7 +71,8 @@ def _stream(parts: dict[str, Any]) -> str:
 
 
 def in_words(changed: Iterable[str], label: str) -> list[str]:
-    """Changes of the key of the stage ``label`` by the recipe's fields, as far as it is a stage of ours."""
+    """Changes of the key of the stage ``label``, with the recipe's fields in place of entries of the key where they are
+    known."""
     words: list[str] = []
     code: list[str] = []
     for one in changed:
@@ -121,7 +125,9 @@ def changes(before: Any, after: Any, path: str = "") -> list[str]:
     if before == after:
         return []
     name = path.rpartition(".")[2]
-    shown = (_short(cut({name: value})[name]) for value in (before, after))  # a record may be an earlier version's
+    shown = (
+        _short(cut({name: value})[name]) for value in (before, after)
+    )  # a record of an earlier version may hold a secret
     return [f"{path}: {' → '.join(shown)}"]
 
 

@@ -1,7 +1,7 @@
 """The curve of a stage: the metrics that it reported, one line for each step.
 
-Each checkpoint holds the curve up to its step, and the finished artifact has all of it beside it, so that the curve is whole
-wherever the stage is resumed or its result is reused.
+Each checkpoint holds the curve up to its step, and the finished artifact has the whole curve as an attachment. So the curve is
+complete after a resume, and where a result is reused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Curve:
             self.put(line)
 
     def add(self, step: float, unit: str, metrics: Mapping[str, float | None]) -> None:
-        """Add what was measured after ``step``; see :meth:`put`."""
+        """Add metrics measured after ``step``; see :meth:`put`."""
         if metrics:
             at = datetime.now(UTC).isoformat(timespec="milliseconds")
             self.put({"at": at, "unit": unit, "step": step, "metrics": finite(metrics)})
@@ -35,7 +35,7 @@ class Curve:
     def put(self, line: Line) -> bool:
         """Add a line; True if it only had to be appended.
 
-        Later steps are dropped: the stage has gone back to a checkpoint. Metrics of a step that is there are merged.
+        Later steps are dropped, because the stage has gone back to a checkpoint. Metrics of an existing step are merged.
         """
         dropped = False
         while self.lines and self.lines[-1]["step"] > line["step"]:
@@ -43,7 +43,8 @@ class Curve:
             dropped = True
         if self.lines and self.lines[-1]["step"] == line["step"]:
             before = self.lines.pop()
-            line, dropped = {**line, "metrics": {**before["metrics"], **line["metrics"]}}, True
+            line = {**line, "metrics": {**before["metrics"], **line["metrics"]}}
+            dropped = True
         self.lines.append(line)
         return not dropped
 
@@ -52,7 +53,7 @@ class Curve:
         return Curve(line for line in self.lines if line["step"] <= step)
 
     def metrics_after(self, step: float) -> dict[str, float]:
-        """What was measured after ``step``, the last one; nothing if it was not."""
+        """Metrics of ``step`` if it is the last one; otherwise empty."""
         line = self.lines[-1] if self.lines and self.lines[-1]["step"] == step else {"metrics": {}}
         return {name: value for name, value in line["metrics"].items() if value is not None}
 
@@ -62,7 +63,7 @@ class Curve:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Curve:
-        """Lines that cannot be read are left out."""
+        """A curve from its lines; unreadable ones are skipped."""
         curve = cls()
         for text in data.decode(errors="replace").splitlines():
             with suppress(json.JSONDecodeError, KeyError, TypeError):
@@ -71,5 +72,5 @@ class Curve:
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Metrics as JSON can hold them: None for what is not finite."""
+    """Metrics as JSON can hold them: None for values that are not finite."""
     return {name: None if value is None or not abs(value) < 1e300 else value for name, value in metrics.items()}

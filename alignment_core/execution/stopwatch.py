@@ -1,4 +1,4 @@
-"""Where the time of a stage goes, by part: a part within another counts for itself alone."""
+"""The time of a stage by part; the time of a nested part does not count for the outer one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time of the block as this part's, less that of the parts within it."""
+        """Count the time of the block for this part, without that of nested parts."""
         outer = getattr(self._within, "seconds", 0.0)
-        self._within.seconds, started = 0.0, time.monotonic()
+        self._within.seconds = 0.0
+        started = time.monotonic()
         try:
             yield
         finally:
-            taken = time.monotonic() - started
-            self.seconds[name] += taken - self._within.seconds
-            self._within.seconds = outer + taken
+            elapsed = time.monotonic() - started
+            self.seconds[name] += elapsed - self._within.seconds
+            self._within.seconds = outer + elapsed

@@ -216,7 +216,7 @@ class WarmActors:
             return
         processes = ray_cluster.actor_processes()
         self.end_actors()
-        ray_cluster.wait_for_the_end(processes)
+        ray_cluster.wait_until_ended(processes)
 
     def close(self) -> None:
         """End all actors, and Ray if this process started it. May be called again."""

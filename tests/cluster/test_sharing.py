@@ -51,7 +51,7 @@ try:
 except InfrastructureError:
     hear("Fatal Python error: Aborted", 1)  # the host gives it a second
 group.kill()
-ray_cluster.wait_for_the_end(before)
+ray_cluster.wait_until_ended(before)
 after = ray_cluster.actor_processes()
 Path(sys.argv[2]).write_text(json.dumps({"told": told, "before": len(before), "after": len(after)}))
 ray.shutdown()
