@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import re
 import sys
 import zipfile
@@ -236,6 +237,8 @@ def test_files_that_are_not_installed_count_anywhere_on_the_path(
     assert ask(name, 3) == 9.0
 
 
+RAN = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\nVALUE = 2\n"
+"""A module that leaves a trace when it is executed."""
 UNSEEN = {
     "a name made when it is called": "import importlib\ndef f(x): return importlib.import_module(f'unseen_{x}').VALUE\n",
     "a folder put on the path": "import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), 'more'))\n"
@@ -244,6 +247,9 @@ UNSEEN = {
     "def f(x):\n    spec = importlib.util.spec_from_file_location('any', Path(__file__).with_name('unseen_7.py'))\n"
     "    sys.modules['any'] = module = importlib.util.module_from_spec(spec)\n"
     "    spec.loader.exec_module(module)\n    return module.VALUE\n",
+    "its text": "from pathlib import Path\ndef f(x):\n    path = Path(__file__).with_name('unseen_7.py')\n    names = {}\n"
+    "    exec(compile('import math\\n' + path.read_text(), path, 'exec'), names)\n    return names['VALUE']\n",
+    "bytecode": "import importlib\ndef f(x): return importlib.import_module(f'compiled_{x}').VALUE\n",
 }
 
 
@@ -254,13 +260,16 @@ def test_an_uncounted_module_of_the_user_is_refused_by_name(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     path = write("mine_8.py", source)
-    unseen = [write(name, "VALUE = 2\n") for name in ("unseen_7.py", "more/below_7.py")]
+    unseen = [write(name, RAN) for name in ("unseen_7.py", "more/below_7.py")]
+    unseen.append(py_compile.compile(write("compiled_7.py", RAN), str(tmp_path / "compiled_7.pyc"), doraise=True) or "")
+    (tmp_path / "compiled_7.py").unlink()
     name = "mine_8:f" if by_name else f"{path}:f"
     process = FunctionProcess(name, 20.0, FIELD)
     with process:
         said = [str(answer) for _, answer in process.answers([[7], [7]])]
     assert all(any(one in each for one in unseen) for each in said), said
     assert all("import" in each for each in said)
+    assert list(tmp_path.rglob("*.ran")) == [], "refused before it is executed"
 
 
 BY_PATH = """
