@@ -58,7 +58,7 @@ class Records:
     def by_key(self, keys: Collection[str]) -> dict[str, Provenance]:
         """The records that exist for these keys, whether or not their outputs are whole."""
         with self.index.view(STAGES) as view:
-            return {record.key: record for record in view.recorded(keys)}
+            return view.by_key(keys)
 
     def all(self, *stages: str) -> Iterator[Provenance]:
         """Every record, or those of some stages, in order of the keys. Unreadable ones are logged and left out."""

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, Summary, collect, index, open_store
 from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.index_file import VERSION
 from alignment_core.artifacts.manifest import manifest_at
 from alignment_core.artifacts.paths import (
     MANIFESTS,
@@ -202,7 +203,7 @@ def damaged(path: Path, how: str) -> None:
     elif how == "other tables":
         path.unlink()
         with sqlite3.connect(path) as db:
-            db.executescript("CREATE TABLE objects (x); PRAGMA user_version = 1;")
+            db.executescript(f"CREATE TABLE objects (x); PRAGMA user_version = {VERSION};")
         db.close()
 
 
@@ -223,7 +224,7 @@ def test_whatever_becomes_of_the_file_nothing_is_lost(
     assert told(folder) == expected
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
     with sqlite3.connect(folder.index.path) as db:  # it was made anew
-        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+        assert db.execute("PRAGMA user_version").fetchone() == (VERSION,)
     db.close()
 
 
@@ -269,7 +270,7 @@ def test_another_users_file_is_not_believed(
     make(folder, "model")
     told(folder)
     with sqlite3.connect(folder.index.path) as db:
-        db.execute("UPDATE records SET label = 'a lie'")
+        db.execute("""UPDATE facts SET note = '["", "", "a lie"]' WHERE fact = 'output'""")
     db.close()
     assert folder.summaries()[0].made_by == ("a lie",)
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
