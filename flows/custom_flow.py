@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from alignment.flows.preflight import COMMAND_LINE
 from alignment.flows.runs import OpenRun, open_run
-from alignment_core.attestation.vouching import check_ready
+from alignment_core.attestation.attest import check_ready
 from alignment_core.credentials import literals
 from alignment_core.errors import UserError
 from alignment_core.recipes.recipe import BaseRecipe

@@ -62,7 +62,7 @@ def check_recipe(recipe: BaseRecipe, store: Store, from_stage: str | None = None
     from alignment_core.checks.report import check
 
     if recipe.promotion is not None:
-        from alignment_core.attestation.vouching import check_ready
+        from alignment_core.attestation.attest import check_ready
 
         check_ready(recipe.promotion)
     planned = plan(recipe, store)

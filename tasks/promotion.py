@@ -8,7 +8,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from alignment_core.artifacts import Reference
-from alignment_core.attestation.vouching import vouch
+from alignment_core.attestation.attest import attest_promotion
 from alignment_core.composition.graph import current
 from alignment_core.errors import AlignmentError, Conflict
 from alignment_core.evaluation.gates import refusals
@@ -35,7 +35,7 @@ def promote(
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
     history = store.tags.history(section.tag)
     if expected == policy:
-        vouch(store, section, policy)  # the recipe may require more than when the tag moved
+        attest_promotion(store, section, policy)  # the recipe may require more than when the tag moved
         return {**outcome, "state": "unchanged", "reasons": []}
     earlier = next((move for move in history if move.to == policy), None)
     if earlier and history[-1].to == expected:
@@ -48,7 +48,7 @@ def promote(
     if failed:
         logger.warning("not promoted: %s", "; ".join(failed))
         return {**outcome, "state": "refused", "reasons": failed}
-    vouch(store, section, policy)
+    attest_promotion(store, section, policy)
     passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
     try:
         store.tags.move(section.tag, policy, expected, reason=f"gates passed: {passed}")

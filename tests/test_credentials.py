@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from alignment_core import credentials
-from alignment_core.attestation.attesting import PROVENANCE, without_secrets
+from alignment_core.attestation.attest import PROVENANCE, without_secrets
 from alignment_core.credentials import cut, literals, refuse_literals, resolved, variables, with_path
 from alignment_core.environments import calls
 from alignment_core.errors import UserError

@@ -20,7 +20,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.hub_commits import Large, commits_of, is_file, version_of
-from alignment_core.artifacts.hub_requests import HubRepo, NoRepo, endpoint, token, told
+from alignment_core.artifacts.hub_requests import HubRepo, NoRepo, endpoint, token, translate_errors
 from alignment_core.artifacts.os_errors import check_room, explained
 from alignment_core.artifacts.paths import check_path, digest_of_blob
 from alignment_core.errors import NotFound, StoreError
@@ -150,7 +150,7 @@ class HubBackend:
 
     def _sent(self, addition: CommitOperationAdd) -> Large | None:
         """Send a file by LFS, in parts; None if the Hub does not want that, but the bytes in the commit."""
-        with told(f"write {self.uri}/{addition.path_in_repo}"):
+        with translate_errors(f"write {self.uri}/{addition.path_in_repo}"):
             self._api.preupload_lfs_files(self.repo.name, [addition], repo_type="dataset")
         if addition.path_or_fileobj == b"":  # let go of, as it was sent
             return Large(addition.upload_info.sha256.hex(), addition.upload_info.size)
@@ -161,7 +161,7 @@ class HubBackend:
         try:
             return work()
         except NoRepo:
-            with told(f"create the private dataset repo {self.repo.name}"):
+            with translate_errors(f"create the private dataset repo {self.repo.name}"):
                 self._api.create_repo(self.repo.name, repo_type="dataset", private=True, exist_ok=True)
             return work()
 

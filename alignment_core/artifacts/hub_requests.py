@@ -131,7 +131,7 @@ class HubRepo:
         request["headers"] = {**_authorization(), "Accept-Encoding": "identity", **request.get("headers", {})}
         follow = method != "HEAD"
         for attempt in range(1, TRIES + 1):
-            with told(doing):
+            with translate_errors(doing):
                 try:
                     sent = _client().build_request(method, url, **request)
                     answer = _client().send(sent, stream=stream, follow_redirects=follow)
@@ -209,7 +209,7 @@ def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
 
 
 @contextmanager
-def told(doing: str) -> Iterator[None]:
+def translate_errors(doing: str) -> Iterator[None]:
     """Turn what the client or the connection raises into EnvironmentFault, Unavailable, NotFound or StoreError."""
     try:
         yield

@@ -184,8 +184,8 @@ def _reason(error: ClientError) -> str:
 
 
 @contextmanager
-def told(action: str, uri: str, path: str) -> Iterator[None]:
-    """Turn what botocore raises into a NotFound, EnvironmentFault, Unavailable or StoreError."""
+def translate_errors(action: str, uri: str, path: str) -> Iterator[None]:
+    """Raise botocore's errors as NotFound, EnvironmentFault, Unavailable or StoreError."""
     sentence = f"cannot {action} {uri}/{path}".rstrip("/")
     try:
         yield

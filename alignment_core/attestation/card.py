@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment_core.artifacts import Manifest
 from alignment_core.attestation.ancestry import Ancestry
-from alignment_core.attestation.attesting import BOM, PROVENANCE
+from alignment_core.attestation.attest import BOM, PROVENANCE
 from alignment_core.attestation.bom import intervals
 from alignment_core.attestation.signing import SIGNATURE
 

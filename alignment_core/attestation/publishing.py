@@ -8,7 +8,7 @@ from pathlib import Path
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.attachments import attachments
 from alignment_core.attestation.ancestry import ancestry_of
-from alignment_core.attestation.attesting import BOM, PROVENANCE, without_secrets
+from alignment_core.attestation.attest import BOM, PROVENANCE, without_secrets
 from alignment_core.attestation.bom import MODELS
 from alignment_core.attestation.card import data_card, model_card
 from alignment_core.attestation.model_repo import Published, RepoKind, publish_files, repo_of

@@ -227,7 +227,7 @@ def promote(
 ) -> None:
     """Move a tag to an artifact, if it still points to the one that --if-current names."""
     from alignment_core.artifacts.promotion import promote
-    from alignment_core.attestation import attesting
+    from alignment_core.attestation.attest import attest as write_attestations
 
     opened = open_store(store)
     current = opened.tags.get(tag)
@@ -236,7 +236,7 @@ def promote(
     expected = None if if_current in (None, "none") else opened.resolve(str(if_current))
     chosen = opened.resolve(reference)
     if attest:
-        attesting.attest(opened, chosen)
+        write_attestations(opened, chosen)
     move = promote(opened, tag, chosen, expected, reason)
     _print_move(move, "unchanged" if move.to == current else "promoted", as_json)
 

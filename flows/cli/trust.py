@@ -84,15 +84,16 @@ def attest(
 ) -> None:
     """Write an artifact's provenance (in-toto, SLSA) and bill of materials (CycloneDX) beside it in the store."""
     from alignment_core.artifacts.attachments import attachment
-    from alignment_core.attestation import attesting
+    from alignment_core.attestation.attest import PROVENANCE, attestations
+    from alignment_core.attestation.attest import attest as write_attestations
     from alignment_core.attestation.signing import SIGNATURE
 
     opened = open_store(store, writes=output is None)
     chosen = opened.resolve(reference)
     if output is None:
-        files = attesting.attest(opened, chosen)
+        files = write_attestations(opened, chosen)
     else:
-        files = attesting.attestations(opened, chosen)
+        files = attestations(opened, chosen)
         if (signature := attachment(opened, chosen, SIGNATURE)) is not None:
             files[SIGNATURE] = signature
         _write(output, files)
@@ -101,7 +102,7 @@ def attest(
     }
     if as_json:
         return print_json({"reference": str(chosen), "files": places})
-    if attesting.PROVENANCE not in files:
+    if PROVENANCE not in files:
         out.print(f"no provenance: {chosen.short} was imported into the store, not made by a stage", markup=False)
     return out.print("\n".join(f"{name}: {place}" for name, place in places.items()), markup=False)
 

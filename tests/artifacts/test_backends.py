@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from alignment_core.artifacts import Backend, open_store
 from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.hub import HubBackend
-from alignment_core.artifacts.s3 import PART, S3Backend
+from alignment_core.artifacts.s3 import S3Backend
+from alignment_core.artifacts.s3_requests import PART
 from alignment_core.errors import EnvironmentFault, NotFound, StoreError
 from tests.processes import ended, in_child
 from tests.servers.s3 import S3Server
@@ -247,7 +248,7 @@ def test_an_upload_that_was_killed_goes_on_with_the_parts_that_are_there(
 
     def upload(most: int) -> None:
         """Send so many parts, and die."""
-        sent, call = [], backend._client.upload_part
+        sent, call = [], backend.requests.client.upload_part
 
         def counted(**request: object) -> object:
             if len(sent) == most:
@@ -255,11 +256,11 @@ def test_an_upload_that_was_killed_goes_on_with_the_parts_that_are_there(
             sent.append(request["PartNumber"])
             return call(**request)
 
-        backend._client.upload_part = counted
+        backend.requests.client.upload_part = counted
         backend.put("large", source)
         (tmp_path / "sent").write_text(str(len(sent)))
 
-    monkeypatch.setattr("alignment_core.artifacts.s3._THREADS", 1)
+    monkeypatch.setattr("alignment_core.artifacts.s3_requests._THREADS", 1)
     assert ended(in_child(lambda: upload(4))) == -signal.SIGKILL
     assert backend.stat("large") is None
     (unfinished,) = backend.unfinished()
@@ -273,7 +274,7 @@ def test_an_upload_that_was_killed_goes_on_with_the_parts_that_are_there(
 
 def test_an_upload_that_nobody_ends_can_be_given_up(bucket: str, tmp_path: Path) -> None:
     backend = S3Backend(bucket, f"{tmp_path.name}/")
-    backend._client.create_multipart_upload(Bucket=bucket, Key=f"{tmp_path.name}/blobs/one")
+    backend.requests.client.create_multipart_upload(Bucket=bucket, Key=f"{tmp_path.name}/blobs/one")
     (unfinished,) = backend.unfinished()
     backend.drop(unfinished)
     backend.drop(unfinished)
@@ -282,7 +283,7 @@ def test_an_upload_that_nobody_ends_can_be_given_up(bucket: str, tmp_path: Path)
 
 def test_a_lost_answer_is_found_out_by_reading(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = S3Backend(bucket, f"{tmp_path.name}/")
-    make_call = type(backend._client)._make_api_call
+    make_call = type(backend.requests.client)._make_api_call
     lost = []
 
     def loses_the_first_answer(client: object, name: str, request: dict[str, object]) -> object:
@@ -292,7 +293,7 @@ def test_a_lost_answer_is_found_out_by_reading(bucket: str, tmp_path: Path, monk
             return make_call(client, name, request)  # as a client does that heard nothing
         return answer
 
-    monkeypatch.setattr(type(backend._client), "_make_api_call", loses_the_first_answer)
+    monkeypatch.setattr(type(backend.requests.client), "_make_api_call", loses_the_first_answer)
     assert backend.put("one", b"1"), "the second try found what the first one had put"
     lost.clear()
     version = backend.stat("one")

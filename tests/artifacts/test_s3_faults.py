@@ -13,8 +13,9 @@ import pytest
 
 from alignment_core.artifacts import open_store
 from alignment_core.artifacts.leases import Held, Leases
-from alignment_core.artifacts.s3 import PART, S3Backend
+from alignment_core.artifacts.s3 import S3Backend
 from alignment_core.artifacts.s3_client import pause
+from alignment_core.artifacts.s3_requests import PART
 from alignment_core.errors import Corrupt, EnvironmentFault, InfrastructureError
 from tests.servers.faulty import Fault, Faulty, at_random
 from tests.servers.s3 import S3Server
@@ -26,7 +27,7 @@ def proxy(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> 
     """Between the client and the server; the retries of the client come at once."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.001)
     monkeypatch.setattr("alignment_core.artifacts.s3_client.pause", lambda _: 0.001)
-    monkeypatch.setattr("alignment_core.artifacts.s3._pause", lambda _: None)
+    monkeypatch.setattr("alignment_core.artifacts.s3_requests.pause_before", lambda _: None)
     with Faulty(s3_server.url) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield proxy
@@ -87,7 +88,7 @@ def test_whichever_request_fails_once_the_outcome_is_that_of_no_failure(
         return  # only conditional writes are answered so
     if fault == "TooManyRequests" and call == "HeadObject":
         return  # the answer to HEAD has no place for a code
-    monkeypatch.setattr("alignment_core.artifacts.s3.PART", 1 << 16)
+    monkeypatch.setattr("alignment_core.artifacts.s3_requests.PART", 1 << 16)
     source = large(tmp_path, 100_000)
     method, part = CALLS[call]
     proxy.rule = first(FAULTS[fault], method, part)

@@ -14,7 +14,7 @@ from in_toto_attestation.v1.statement import Statement
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.attachments import attachments
-from alignment_core.attestation.attesting import BOM, PROVENANCE, attest, attestations
+from alignment_core.attestation.attest import BOM, PROVENANCE, attest, attestations
 from tests.attestation.conftest import COMMIT, DATA_COMMIT, Publish
 
 

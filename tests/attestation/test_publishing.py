@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from huggingface_hub import DatasetCard, HfApi, ModelCard
 
-from alignment_core.attestation.attesting import attest
+from alignment_core.attestation.attest import attest, check_ready
 from alignment_core.attestation.publishing import publish, tag_of
 from alignment_core.attestation.signing import sign
-from alignment_core.attestation.vouching import check_ready
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes import PromotionConfig
 from tests.align import align_here

@@ -71,7 +71,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
     wrong = [
         path
         for path in there
-        if "writer" in reader._client.head_object(Bucket="bucket", Key=reader.prefix + path)["Metadata"]
+        if "writer" in reader.requests.client.head_object(Bucket="bucket", Key=reader.prefix + path)["Metadata"]
     ]
     print(*lost, *wrong, sep="\n", end="\n" if lost or wrong else "", file=sys.stderr)
     return outcome(

@@ -16,8 +16,9 @@ from botocore.client import BaseClient
 from alignment_core.artifacts import Backend, Reference, Store, collect
 from alignment_core.artifacts.manifest import manifest_at
 from alignment_core.artifacts.paths import MANIFESTS
-from alignment_core.artifacts.s3 import _IN_MEMORY, S3Backend, _Connection
+from alignment_core.artifacts.s3 import S3Backend
 from alignment_core.artifacts.s3_client import new_client
+from alignment_core.artifacts.s3_requests import _IN_MEMORY, Connection
 from alignment_core.errors import AlignmentError
 from tests.campaigns.places import Outcome, Place, draft, outcome
 from tests.processes import ended, in_child, kill_at
@@ -32,7 +33,7 @@ _OF_ONE_STORE = 25
 def run(place: Place, count: int, seed: int) -> Outcome:
     rng, kills, partial, wrong_at_the_end = random.Random(seed), 0, 0, 0
     client = new_client() if place.kind == "s3" else None
-    with patch("alignment_core.artifacts.s3.PART", _PART):
+    with patch("alignment_core.artifacts.s3_requests.PART", _PART):
         while kills < count:
             backend = place.backend()
             directories = [place.write(_files(rng)) for _ in range(3)]
@@ -63,7 +64,7 @@ def _own(backend: Backend, client: BaseClient | None) -> Backend:
     parent has made and never used."""
     if isinstance(backend, S3Backend):
         backend = S3Backend(backend.bucket, backend.prefix)
-        backend._made = _Connection(os.getpid(), client, threading.BoundedSemaphore(_IN_MEMORY))
+        backend.requests._connection = Connection(os.getpid(), client, threading.BoundedSemaphore(_IN_MEMORY))
     return backend
 
 

@@ -1,4 +1,4 @@
-"""Making the attestations of an artifact, and keeping them beside it in the store."""
+"""Attestations and signatures beside an artifact in the store, as a recipe's promotion wants them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from alignment_core.artifacts import Manifest, Reference, Store
 from alignment_core.artifacts.attachments import attach
 from alignment_core.attestation.ancestry import ancestry_of
 from alignment_core.attestation.bom import bill, config_of
+from alignment_core.attestation.model_repo import has_token
 from alignment_core.attestation.provenance import statement
+from alignment_core.attestation.signing import private_key, sign
 from alignment_core.credentials import Cutter
+from alignment_core.errors import EnvironmentFault
+from alignment_core.recipes import PromotionConfig
 
 PROVENANCE, BOM = "provenance.intoto.json", "bom.cdx.json"
 """Names of the files beside an artifact, and of those that `align artifacts attest` writes."""
@@ -33,6 +37,25 @@ def attest(store: Store, reference: Reference) -> dict[str, bytes]:
     made = attestations(store, reference)
     attach(store, reference, made)
     return made
+
+
+def check_ready(section: PromotionConfig) -> None:
+    """Raise EnvironmentFault where a key or a token is missing; called before training, so that none is wasted."""
+    if section.sign:
+        private_key()
+    if section.publish and not has_token():
+        raise EnvironmentFault(
+            f"promotion.publish: to publish to {section.publish}, set HF_TOKEN, or `hf auth login`, to a token that may write "
+            "there"
+        )
+
+
+def attest_promotion(store: Store, section: PromotionConfig, policy: Reference) -> None:
+    """Write the attestations and the signature that a promotion asks for beside a policy, before a tag points to it."""
+    if section.attest:
+        attest(store, policy)
+    if section.sign:
+        sign(store, policy, private_key())
 
 
 def without_secrets(data: bytes) -> bytes:
