@@ -177,9 +177,9 @@ class Journal:
                 self._waits[label] = StageWait(reason=reason, since=before.since if before else time.time())
             self._write_by_label(WAITS, self._waits)
 
-    def _write_by_label(self, file: str, found: Mapping[str, BaseModel]) -> None:
+    def _write_by_label(self, file: str, content: Mapping[str, BaseModel]) -> None:
         with suppress(OSError):  # a full disk ends no run
-            _replace(self.folder / file, json.dumps({label: one.model_dump() for label, one in found.items()}))
+            _replace(self.folder / file, json.dumps({label: entry.model_dump() for label, entry in content.items()}))
 
     def end(self, status: str | None = None, error: BaseException | None = None) -> None:
         """Say how the run ended; without a ``status``, the ``error`` decides between failed and stopped."""
@@ -273,11 +273,11 @@ def read(run_id: str) -> RunRecord:
 
 def runs() -> list[RunRecord]:
     """All runs of this ALIGN_HOME, the latest last."""
-    found = []
+    records = []
     for path in (align_home() / "runs").glob(f"*/{RUN}"):
         with suppress(NotFound):
-            found.append(read(path.parent.name))
-    return sorted(found, key=lambda record: (record.started_at, record.run_id))  # times are in milliseconds: they tie
+            records.append(read(path.parent.name))
+    return sorted(records, key=lambda record: (record.started_at, record.run_id))  # times are in milliseconds: they tie
 
 
 def find(text: str) -> RunRecord:
@@ -296,11 +296,11 @@ def find(text: str) -> RunRecord:
 
 def news(folder: Path) -> list[dict[str, Any]]:
     """All that was ever said about the stages of a run, oldest first. ``folder`` is the run's."""
-    found, path = [], folder / STAGES
+    entries, path = [], folder / STAGES
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
         with suppress(json.JSONDecodeError):  # cut by a kill, or by a full disk
-            found.append(json.loads(line))
-    return found
+            entries.append(json.loads(line))
+    return entries
 
 
 def stages(run_id: str) -> dict[str, StageLine]:
@@ -308,11 +308,11 @@ def stages(run_id: str) -> dict[str, StageLine]:
 
     A stage whose key never appeared is left out: the lines with it are lost.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for one in news(folder_of(run_id)):
-        found.setdefault(one["label"], {}).update(one)
+    contents: dict[str, dict[str, Any]] = {}
+    for entry in news(folder_of(run_id)):
+        contents.setdefault(entry["label"], {}).update(entry)
     lines = {}
-    for label, content in found.items():
+    for label, content in contents.items():
         with suppress(ValidationError):
             lines[label] = StageLine.model_validate(content)
     return lines
@@ -327,7 +327,7 @@ def in_use(but: str = "") -> set[str]:
     """What runs that are alive have made or work on, all ``but`` one: keys of stages, and references as text."""
     alive = (record.run_id for record in runs() if record.run_id != but and is_alive(record))
     lines = (line for run_id in alive for line in stages(run_id).values())
-    return {one for line in lines for one in (line.key, *line.outputs.values())}
+    return {used for line in lines for used in (line.key, *line.outputs.values())}
 
 
 def waits(run_id: str) -> dict[str, StageWait]:
@@ -338,7 +338,7 @@ def waits(run_id: str) -> dict[str, StageWait]:
 def _by_label(run_id: str, file: str, kind: type[M]) -> dict[str, M]:
     try:
         content = json.loads((folder_of(run_id) / file).read_text())
-        return {label: kind.model_validate(one) for label, one in content.items()}
+        return {label: kind.model_validate(entry) for label, entry in content.items()}
     except (OSError, ValueError):  # none yet, or it was cut when the machine lost its power
         return {}
 

@@ -28,7 +28,7 @@ def attach(store: Store, reference: Reference, files: Mapping[str, bytes]) -> No
 def attachments(store: Store, reference: Reference) -> dict[str, bytes]:
     """The files beside an artifact, by name; none where nobody put any."""
     prefix = attachments_path(reference.digest)
-    return {found.path.removeprefix(prefix): store.backend.read(found.path) for found in store.backend.list(prefix)}
+    return {stored.path.removeprefix(prefix): store.backend.read(stored.path) for stored in store.backend.list(prefix)}
 
 
 def attachment(store: Store, reference: Reference, name: str) -> bytes | None:

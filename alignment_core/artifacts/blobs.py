@@ -59,16 +59,16 @@ class Blobs:
         """Store files of a directory, several at a time; which of them are new. ``hashed`` has their states by path."""
         with ThreadPoolExecutor(_THREADS) as pool:
             new = list(pool.map(lambda one: self.put(one, directory / one.path, hashed[one.path]), entries))
-        found = dict(zip(entries, new, strict=True))
-        self.trust(entry for entry in found if found[entry])
-        return found
+        is_new = dict(zip(entries, new, strict=True))
+        self.trust(entry for entry in is_new if is_new[entry])
+        return is_new
 
     def trust(self, new: Iterable[FileEntry]) -> None:
         """Take back what readers suspected of blobs that were ``put`` since."""
         digests = {entry.sha256 for entry in new}
-        for found in self.backend.list(SUSPECTS) if digests else ():
-            if found.path.removeprefix(SUSPECTS) in digests:
-                self.backend.delete(found.path)
+        for suspect in self.backend.list(SUSPECTS) if digests else ():
+            if suspect.path.removeprefix(SUSPECTS) in digests:
+                self.backend.delete(suspect.path)
 
     def get(self, what: str, entry: FileEntry, to: Path) -> None:
         """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob, file and ``what`` it
@@ -101,17 +101,19 @@ class Blobs:
 
     def is_intact(self, entry: FileEntry) -> bool:
         """Whether the blob is there with the right size and no reader has found it corrupt. Reads no content."""
-        found = self.backend.stat(blob_path(entry.sha256))
-        return found is not None and found.size == entry.size and self.backend.stat(suspect_path(entry.sha256)) is None
+        stored = self.backend.stat(blob_path(entry.sha256))
+        return (
+            stored is not None and stored.size == entry.size and self.backend.stat(suspect_path(entry.sha256)) is None
+        )
 
     def problem(self, entry: FileEntry, file: Path) -> str | None:
         """What is wrong with a local file that should be ``entry``; None when every byte is right."""
-        found = file.lstat()
-        if not stat.S_ISREG(found.st_mode):
+        status = file.lstat()
+        if not stat.S_ISREG(status.st_mode):
             return "is not a regular file"
-        if found.st_size != entry.size:
-            return f"has {found.st_size} bytes instead of {entry.size}"
-        identity = _identity(found)
+        if status.st_size != entry.size:
+            return f"has {status.st_size} bytes instead of {entry.size}"
+        identity = _identity(status)
         if self._verified.get(identity) != entry.sha256:
             actual = digest_of_file(file)
             if actual != entry.sha256:
@@ -119,9 +121,9 @@ class Blobs:
             self._verified[identity] = entry.sha256
         return None
 
-    def _is_damaged(self, entry: FileEntry, found: Object) -> bool:
+    def _is_damaged(self, entry: FileEntry, stored: Object) -> bool:
         """Compare an existing blob's size, and its bytes when a reader suspected them; a false alarm is cleared."""
-        if found.size != entry.size:
+        if stored.size != entry.size:
             return True
         if self.backend.stat(suspect_path(entry.sha256)) is None:
             return False
@@ -146,11 +148,11 @@ class Blobs:
             self._verified[_identity(to.lstat())] = entry.sha256
         return problem
 
-    def _damage(self, entry: FileEntry, told: Callable[[bytes], object] = lambda _: None) -> str | None:
+    def _damage(self, entry: FileEntry, consume: Callable[[bytes], object] = lambda _: None) -> str | None:
         """What is wrong with a blob; None when every byte is right. ``told`` gets the bytes in pieces. Raises NotFound."""
         digest, size = hashlib.sha256(), 0
         for chunk in self.backend.stream(blob_path(entry.sha256)):
-            told(chunk)
+            consume(chunk)
             digest.update(chunk)
             size += len(chunk)
         if size != entry.size:
@@ -158,5 +160,5 @@ class Blobs:
         return None if digest.hexdigest() == entry.sha256 else f"has the digest {digest.hexdigest()}"
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -85,13 +85,13 @@ class Cache:
         """Evict until so many bytes more fit into the bound and onto the disk, or nothing is left that may go."""
         if not self.bounded:
             return
-        found = []
+        copies = []
         for tree in entries(self.workspace.cache):
             with contextlib.suppress(FileNotFoundError):
-                found.append((tree.lstat().st_mtime, time_and_size(tree)[1], tree.name))
+                copies.append((tree.lstat().st_mtime, time_and_size(tree)[1], tree.name))
         disk = shutil.disk_usage(self.workspace.root)
-        excess = max(sum(size for _, size, _ in found) + size - bound(disk.total), size - disk.free)
-        for _, freed, digest in sorted(found):
+        excess = max(sum(size for _, size, _ in copies) + size - bound(disk.total), size - disk.free)
+        for _, freed, digest in sorted(copies):
             if excess <= 0:
                 return
             if self.evict(digest):
@@ -152,7 +152,7 @@ class Cache:
         """The files of an artifact that are those of the store itself, linked for another user, and into which this user,
         such as root, may write."""
         folder = self.folder(digest)
-        linked = [] if self.bounded else [path for path, found in files_below(folder).items() if found.st_nlink > 1]
+        linked = [] if self.bounded else [path for path, status in files_below(folder).items() if status.st_nlink > 1]
         return [path for path in linked if may_write(folder / path)]
 
     def _replace(self, digest: str, path: str, copy: Path) -> None:

@@ -84,9 +84,9 @@ class FolderBackend:
                     return None
             except FileNotFoundError:
                 return None
-            made = _version(temporary.lstat())
+            new_version = _version(temporary.lstat())
             os.rename(temporary, target)
-            return made
+            return new_version
 
     def read(self, path: str) -> bytes:
         target = self._locate(path)
@@ -132,12 +132,12 @@ class FolderBackend:
         target = self._locate(path)
         try:
             with explained("access", target):
-                found = target.lstat()
+                status = target.lstat()
         except NotFound:
             return None
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise StoreError(f"{target} is not a regular file: something else wrote into the store")
-        return Object(path, found.st_size, found.st_mtime, _version(found))
+        return Object(path, status.st_size, status.st_mtime, _version(status))
 
     def list(self, prefix: str) -> Iterator[Object]:
         return self._walk(self._locate(prefix.removesuffix("/")) if prefix else self.root)
@@ -194,8 +194,8 @@ class FolderBackend:
     def _walk(self, directory: Path) -> Iterator[Object]:
         """There may be ten thousand files, and a person waits for them: their names are looked up in the open directory."""
         try:
-            with explained("list", directory), _open_directory(directory) as opened, os.scandir(opened) as found:
-                entries = sorted(found, key=attrgetter("name"))
+            with explained("list", directory), _open_directory(directory) as opened, os.scandir(opened) as scan:
+                entries = sorted(scan, key=attrgetter("name"))
                 below = str(directory.relative_to(self.root)) + "/" if directory != self.root else ""
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
@@ -243,8 +243,8 @@ def may_write(file: Path) -> bool:
     return os.access(file, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _version(found: os.stat_result) -> str:
-    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
 def _write(path: Path, source: bytes | Path) -> None:

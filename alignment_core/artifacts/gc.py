@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts.backend import Object
-from alignment_core.artifacts.leases import Held
+from alignment_core.artifacts.leases import HeldLease
 from alignment_core.artifacts.manifest import manifest_at
 from alignment_core.artifacts.paths import (
     ATTACHMENTS,
@@ -85,13 +85,13 @@ def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> G
     """
     if not delete or store.backend.stat(FORMAT) is None:  # a store that is not there yet is not made for this
         return _Collection(store, None, older_than).run(delete)
-    with collector(store, older_than) as (held, freed):
-        report = _Collection(store, held, older_than).run(delete)
+    with collector(store, older_than) as (lease, freed):
+        report = _Collection(store, lease, older_than).run(delete)
         return report.model_copy(update={"garbage": (*freed, *report.garbage)})
 
 
 @contextlib.contextmanager
-def collector(store: Store, older_than: float = 3600.0) -> Iterator[tuple[Held, list[Garbage]]]:
+def collector(store: Store, older_than: float = 3600.0) -> Iterator[tuple[HeldLease, list[Garbage]]]:
     """Be the one that deletes from a store, after others that do; publishers that begin meanwhile wait.
 
     Yields the lease, and what had to go already because the disk was too full for it.
@@ -99,22 +99,22 @@ def collector(store: Store, older_than: float = 3600.0) -> Iterator[tuple[Held, 
     with contextlib.ExitStack() as stack:
         freed: list[Garbage] = []
         try:
-            held = stack.enter_context(store.leases.holding(COLLECTOR))
+            lease = stack.enter_context(store.leases.hold(COLLECTOR))
         except EnvironmentFault:
             freed = _make_room(store, older_than)
-            held = stack.enter_context(store.leases.holding(COLLECTOR))
-        yield held, freed
+            lease = stack.enter_context(store.leases.hold(COLLECTOR))
+        yield lease, freed
 
 
 def _make_room(store: Store, older_than: float) -> list[Garbage]:
     """Delete one thing after the other until there is room for a lease. Until then no publisher has room for one either,
     so that none begins to rely on what goes."""
-    found = _Collection(store, None, older_than)
-    found.run(delete=True)
-    trees = [item for item in found.garbage if item.what in _TREES]
-    objects = [item for item in found.garbage if item.what not in _TREES]
+    collection = _Collection(store, None, older_than)
+    collection.run(delete=True)
+    trees = [item for item in collection.garbage if item.what in _TREES]
+    objects = [item for item in collection.garbage if item.what not in _TREES]
     for number, item in enumerate(objects):
-        with contextlib.suppress(EnvironmentFault), store.leases.holding(COLLECTOR):
+        with contextlib.suppress(EnvironmentFault), store.leases.hold(COLLECTOR):
             return trees + objects[:number]
         store.backend.delete(item.path)
     return trees + objects
@@ -123,8 +123,8 @@ def _make_room(store: Store, older_than: float) -> list[Garbage]:
 class _Collection:
     """One look at a store. It deletes objects only if it holds the collector's lease."""
 
-    def __init__(self, store: Store, held: Held | None, older_than: float) -> None:
-        self.store, self.held = store, held
+    def __init__(self, store: Store, lease: HeldLease | None, older_than: float) -> None:
+        self.store, self.held = store, lease
         self.before = math.nextafter(store.backend.now() - older_than, 0.0)
         self.before_here = math.nextafter(time.clock_gettime(_CLOCK_OF_FILES) - older_than, 0.0)
         self.leased, self.leases_over = store.leases.protected(self.before)
@@ -145,36 +145,36 @@ class _Collection:
         roots = self._roots()
         kept_blobs: set[str] = set()
         orphans = []
-        for found in manifests:
-            digest = Path(found.path).stem
-            if digest in roots or digest in self.leased or found.modified > self.before:
+        for stored in manifests:
+            digest = Path(stored.path).stem
+            if digest in roots or digest in self.leased or stored.modified > self.before:
                 self._keep(digest, kept_blobs, must_read=digest in roots)
             else:
-                orphans.append(found)
-        for found in orphans:  # manifests go first, so that none ever refers to a blob that is gone
-            self._collect("manifest", found)
-        for found in list(backend.list(SNAPSHOTS)):
-            if not (self._is_finished(Path(found.path).stem) and self._collect("snapshot", found)):
-                kept_blobs |= {blob_path(entry.sha256) for entry in files_of(self.store, found.path)}
-        present = {found.path for found in blobs}
-        for found in blobs:
-            spared = found.path in kept_blobs or Path(found.path).name in self.leased
-            if not spared and self._collect("blob", found):
-                present.remove(found.path)
-        for found in suspects:
-            if blob_path(Path(found.path).name) not in present:
-                self._collect("suspicion", found)
+                orphans.append(stored)
+        for stored in orphans:  # manifests go first, so that none ever refers to a blob that is gone
+            self._collect("manifest", stored)
+        for stored in list(backend.list(SNAPSHOTS)):
+            if not (self._is_finished(Path(stored.path).stem) and self._collect("snapshot", stored)):
+                kept_blobs |= {blob_path(entry.sha256) for entry in files_of(self.store, stored.path)}
+        present = {stored.path for stored in blobs}
+        for stored in blobs:
+            spared = stored.path in kept_blobs or Path(stored.path).name in self.leased
+            if not spared and self._collect("blob", stored):
+                present.remove(stored.path)
+        for stored in suspects:
+            if blob_path(Path(stored.path).name) not in present:
+                self._collect("suspicion", stored)
         for what, listed in (("mark", marks), ("use", uses), ("attachment", attachments)):
-            for found in listed:
-                if Path(found.path).parts[1] not in self.kept_digests | self.leased:
-                    self._collect(what, found)
-        for found in self.leases_over if self.held is not None else ():
-            backend.delete(found.path, found.version)  # no garbage that anyone should hear of
-        for found in backend.unfinished():
-            if found.modified <= self.before and Path(found.path).name not in self.leased:
-                self._note("upload", found)
+            for stored in listed:
+                if Path(stored.path).parts[1] not in self.kept_digests | self.leased:
+                    self._collect(what, stored)
+        for stored in self.leases_over if self.held is not None else ():
+            backend.delete(stored.path, stored.version)  # no garbage that anyone should hear of
+        for stored in backend.unfinished():
+            if stored.modified <= self.before and Path(stored.path).name not in self.leased:
+                self._note("upload", stored)
                 if self.held is not None:
-                    backend.drop(found)
+                    backend.drop(stored)
 
     def local_trees(self, delete: bool) -> None:
         """Caches of artifacts that are gone, progress of finished stages, leftovers of crashed processes."""
@@ -194,8 +194,8 @@ class _Collection:
 
     def _roots(self) -> set[str]:
         references = {move.to for move in self.store.tags.moves()}
-        for found in self.store.backend.list(STAGES):
-            record = self.store.records.read(found.path)
+        for stored in self.store.backend.list(STAGES):
+            record = self.store.records.read(stored.path)
             references |= {*record.outputs.values(), *record.inputs.values()}
         return {reference.digest for reference in references}
 
@@ -215,18 +215,18 @@ class _Collection:
         except UserError:
             return False
 
-    def _collect(self, what: str, found: Object) -> bool:
+    def _collect(self, what: str, stored: Object) -> bool:
         """Take an object that nothing refers to; False where it is too young."""
-        if found.modified > self.before:
+        if stored.modified > self.before:
             return False
-        self._note(what, found)
+        self._note(what, stored)
         if self.held is not None:
             self.held.check()
-            self.store.backend.delete(found.path)
+            self.store.backend.delete(stored.path)
         return True
 
-    def _note(self, what: str, found: Object) -> None:
-        self.garbage.append(Garbage(what=what, path=found.path, size=found.size))
+    def _note(self, what: str, stored: Object) -> None:
+        self.garbage.append(Garbage(what=what, path=stored.path, size=stored.size))
 
     def _collect_tree(
         self, what: str, tree: Path, delete: bool, remove: Callable[[Path], bool | None] | None = None

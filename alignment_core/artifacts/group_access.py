@@ -47,11 +47,11 @@ def open_directory_to_group(directory: int) -> None:
 
 def open_lock_to_others(lock: int, directory: Path) -> None:
     """Let other users take a lock file that this user owns: all may read it, and the group of a shared directory may write."""
-    found = os.fstat(lock)
+    status = os.fstat(lock)
     wanted = 0o644 | (_LOCK if is_shared(directory.stat()) else 0)
-    if found.st_mode & wanted != wanted and found.st_nlink == 1 and os.geteuid() in (found.st_uid, 0):
+    if status.st_mode & wanted != wanted and status.st_nlink == 1 and os.geteuid() in (status.st_uid, 0):
         with suppress(OSError):  # such as a read-only file system
-            os.fchmod(lock, stat.S_IMODE(found.st_mode) | wanted)
+            os.fchmod(lock, stat.S_IMODE(status.st_mode) | wanted)
 
 
 def open_to_group(root: Path, files: bool = False) -> list[Closed]:
@@ -64,15 +64,15 @@ def open_to_group(root: Path, files: bool = False) -> list[Closed]:
     with suppress(OSError):
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            found = os.fstat(descriptor)
-            if is_shared(found):
-                _Opening(root, found.st_gid, files, closed).below(descriptor, root)
+            status = os.fstat(descriptor)
+            if is_shared(status):
+                _Walk(root, status.st_gid, files, closed).open_below(descriptor, root)
         finally:
             os.close(descriptor)
     return closed
 
 
-class _Opening(NamedTuple):
+class _Walk(NamedTuple):
     """One walk through a shared store."""
 
     root: Path
@@ -80,27 +80,27 @@ class _Opening(NamedTuple):
     files: bool
     closed: list[Closed]
 
-    def below(self, descriptor: int, directory: Path) -> None:
+    def open_below(self, descriptor: int, directory: Path) -> None:
         """Open what lies in a directory, given as opened and by its path, and below it."""
         for entry in sorted(os.scandir(descriptor), key=lambda entry: entry.name):
             path = directory / entry.name
             with suppress(OSError):  # gone, replaced by a link, or closed, which is listed then
-                found = entry.stat(follow_symlinks=False)
-                wanted = self._wanted(path, found)
-                if wanted and (found.st_mode & wanted != wanted or found.st_gid != self.group):
-                    self._open(descriptor, path, found, wanted)
-                if stat.S_ISDIR(found.st_mode) and self._may_hold_closed_ones(path):
+                status = entry.stat(follow_symlinks=False)
+                wanted = self._wanted(path, status)
+                if wanted and (status.st_mode & wanted != wanted or status.st_gid != self.group):
+                    self._open_to_group(descriptor, path, status, wanted)
+                if stat.S_ISDIR(status.st_mode) and self._may_hold_closed_ones(path):
                     opened = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
                     try:
-                        self.below(opened, path)
+                        self.open_below(opened, path)
                     finally:
                         os.close(opened)
 
-    def _wanted(self, path: Path, found: os.stat_result) -> int:
+    def _wanted(self, path: Path, status: os.stat_result) -> int:
         """The bits that the group needs; 0 where that is not looked at."""
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             return _DIRECTORY
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return 0
         if path == self.root / LOCK or path.parent == self.root / HOLDS:
             return _LOCK
@@ -111,23 +111,23 @@ class _Opening(NamedTuple):
         private = path.parent == self.root and path.name in _PRIVATE
         return not private and (self.files or path.parent.name != "sha256")
 
-    def _open(self, directory: int, path: Path, found: os.stat_result, wanted: int) -> None:
+    def _open_to_group(self, directory: int, path: Path, status: os.stat_result, wanted: int) -> None:
         try:
             opened = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
             try:
-                found = os.fstat(opened)
-                if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                status = os.fstat(opened)
+                if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
                     return  # it may be a link to a file elsewhere
-                if found.st_gid != self.group:
+                if status.st_gid != self.group:
                     os.fchown(opened, -1, self.group)
-                os.fchmod(opened, stat.S_IMODE(found.st_mode) | wanted)
+                os.fchmod(opened, stat.S_IMODE(status.st_mode) | wanted)
             finally:
                 os.close(opened)
         except FileNotFoundError:
             return
         except OSError:
             command = f"align store doctor --store {shlex.quote(str(self.root))}"
-            self.closed.append(Closed(path, _user(found.st_uid), command))
+            self.closed.append(Closed(path, _user(status.st_uid), command))
 
 
 def warn_of_closed(root: Path) -> None:

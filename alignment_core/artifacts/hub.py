@@ -88,17 +88,17 @@ class HubBackend:
             found = self.repo.entries("main", [self._check(path)], expand=True)
         except NoRepo:
             return None
-        return next((_object(one) for one in found if is_file(one)), None)
+        return next((_object(entry) for entry in found if is_file(entry)), None)
 
     def list(self, prefix: str) -> Iterator[Object]:
         folder = self._check(prefix.removesuffix("/")) if prefix else ""
         try:
-            found = [one for one in self.repo.below(self.repo.head()[0], folder) if is_file(one)]
+            files = [file for file in self.repo.below(self.repo.head()[0], folder) if is_file(file)]
         except NotFound:
             return
-        for one in sorted(found, key=lambda one: str(one["path"])):
-            if one["path"] != _OF_THE_HUB:
-                yield _object(one)
+        for file in sorted(files, key=lambda file: str(file["path"])):
+            if file["path"] != _OF_THE_HUB:
+                yield _object(file)
 
     def delete(self, path: str, version: str | None = None) -> None:
         try:
@@ -130,8 +130,8 @@ class HubBackend:
             if source.stat().st_size <= _IN_MEMORY:
                 data = source.read_bytes()
                 return commits.make(path, lambda: self._send(path, data), replaces)
-            found = self.stat(path)  # before all of it is sent in vain
-            if (found.version if found else None) != replaces:
+            existing = self.stat(path)  # before all of it is sent in vain
+            if (existing.version if existing else None) != replaces:
                 return None
             return commits.make(path, lambda: self._send_file(path, source), replaces)
 

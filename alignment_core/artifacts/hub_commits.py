@@ -1,4 +1,4 @@
-"""Changes of a dataset repo as few commits: what the threads of a process want at the same time goes into one.
+"""Changes of a dataset repo in few commits: concurrent changes of a process's threads are batched into one.
 
 The Hub takes only so many commits an hour. A commit names its parent, so that it is made only while that is the head: all
 conditions are judged at one commit, and hold when the next one is made.
@@ -26,7 +26,7 @@ _MOST_CHANGES, _MOST_BYTES = 100, 32 << 20  # of one commit
 _LEAST_PATIENCE, _MOST_PATIENCE = 0.2, 60.0
 """Seconds that a change waits for those that are on their way: as long as its own content took, within these bounds."""
 _ROUNDS = 200
-"""Of looking at the head and trying to follow it. In each round some writer wins, so that of fewer writers all do."""
+"""Attempts to commit on top of the head. In each round some writer wins, so with fewer writers than rounds all succeed."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Large:
 
 @dataclass(eq=False)
 class Change:
-    """What one caller wants: ``path`` to have this content (None: to be gone), if its version is ``replaces`` (None: if
+    """A change by one caller: ``path`` gets this content (None: to be gone), if its version is ``replaces`` (None: if
     there is no such file). A deletion without ``replaces`` has no condition."""
 
     path: str
@@ -63,7 +63,7 @@ class Commits:
     def make(self, path: str, content: Callable[[], bytes | Large | None], replaces: str | None = None) -> str | None:
         """The new version; None when the condition does not hold. ``content`` may send a large file first.
 
-        Whoever finds no other at work works for all who wait, and waits a little for those who are on their way.
+        The first thread commits the batch for all waiting threads; it waits briefly for changes whose content is on its way.
         """
         change = self._arrived(path, content, replaces)
         while not change.done:
@@ -96,14 +96,14 @@ class Commits:
         try:
             self._wait_for_others()
             head, _ = self.repo.head()
-            batch = self._take()
+            batch = self._next_batch()
             self._commit(batch, head)
         except BaseException as error:
             failure = error if isinstance(error, Exception) else InfrastructureError("the commit was interrupted")
             if not isinstance(error, Exception):
                 raise
         finally:
-            for change in batch or self._take():
+            for change in batch or self._next_batch():
                 change.failure, change.done = failure, True
 
     def _wait_for_others(self) -> None:
@@ -114,7 +114,7 @@ class Commits:
                     return
                 self._news.wait(left)
 
-    def _take(self) -> list[Change]:
+    def _next_batch(self) -> list[Change]:
         with self._news:
             size, count = 0, 0
             for change in self._waiting[:_MOST_CHANGES]:
@@ -122,8 +122,9 @@ class Commits:
                 if count and size > _MOST_BYTES:
                     break
                 count += 1
-            taken, self._waiting = self._waiting[:count], self._waiting[count:]
-            return taken
+            batch = self._waiting[:count]
+            self._waiting = self._waiting[count:]
+            return batch
 
     def _commit(self, batch: list[Change], head: str) -> None:
         """Make the changes of a batch whose conditions hold, and note for each what came of it.
@@ -158,15 +159,17 @@ class Commits:
     def _judge(self, batch: list[Change], head: str) -> dict[str, bytes | Large | None]:
         """Which changes hold at a commit, one after the other; what is to be written so that they do."""
         paths = list(dict.fromkeys(change.path for change in batch))
-        found = {one["path"]: version_of(one) for one in self.repo.entries(head, paths, expand=False) if is_file(one)}
-        state, writes = dict[str, str | None](found), dict[str, bytes | Large | None]()
+        versions = {
+            entry["path"]: version_of(entry) for entry in self.repo.entries(head, paths, expand=False) if is_file(entry)
+        }
+        state, writes = dict[str, str | None](versions), dict[str, bytes | Large | None]()
         for change in batch:
             whatever = change.content is None and change.replaces is None
             holds = whatever or state.get(change.path) == change.replaces
             change.version = _version(change.content) if holds else None
             if holds:
                 state[change.path], writes[change.path] = change.version, change.content
-        return {path: content for path, content in writes.items() if state[path] != found.get(path)}
+        return {path: content for path, content in writes.items() if state[path] != versions.get(path)}
 
 
 _all = dict[str, Commits]()
@@ -174,7 +177,7 @@ os.register_at_fork(after_in_child=_all.clear)
 
 
 def commits_of(repo: HubRepo) -> Commits:
-    """Those of this process, whichever store object asks."""
+    """The commits of this process, shared by all of its store objects."""
     return _all.setdefault(f"{endpoint()} {repo.name}", Commits(repo))
 
 

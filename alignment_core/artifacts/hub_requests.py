@@ -59,8 +59,8 @@ class HubRepo:
 
     def entries(self, revision: str, paths: list[str], expand: bool) -> list[dict[str, Any]]:
         """What the Hub tells of those of the paths that are there; with the last commit of each if ``expand``."""
-        asked = {"paths": paths, "expand": str(expand).lower()}
-        answer = self.ask("POST", self._api("paths-info", revision), f"look at {self.uri}/{paths[0]}", data=asked)
+        query = {"paths": paths, "expand": str(expand).lower()}
+        answer = self.ask("POST", self._api("paths-info", revision), f"look at {self.uri}/{paths[0]}", data=query)
         return list(answer.json())
 
     def below(self, revision: str, folder: str) -> Iterator[dict[str, Any]]:
@@ -76,10 +76,10 @@ class HubRepo:
         url, after = self._api("commits", "main"), ""
         while url:
             answer = self.ask("GET", url, f"look at the commits of {self.uri}")
-            for one in answer.json():
-                if one["id"] == commit:
+            for commit_entry in answer.json():
+                if commit_entry["id"] == commit:
                     return after
-                after = f"{one['title']}\n{one['message']}"
+                after = f"{commit_entry['title']}\n{commit_entry['message']}"
             url = answer.links.get("next", {}).get("url", "")
         return ""
 
@@ -103,8 +103,8 @@ class HubRepo:
             wanted = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
             answer = self._ask_for(path, revision, "GET", wanted, stream=True)
             try:
-                for one in (*answer.history, answer):  # the storage of large files, where it ends, tells no commit
-                    revision = one.headers.get("X-Repo-Commit", revision)
+                for response in (*answer.history, answer):  # the storage of large files, where it ends, tells no commit
+                    revision = response.headers.get("X-Repo-Commit", revision)
                 at = start if answer.status_code == 206 else 0  # a server may ignore ranges
                 if end is None and "Content-Length" in answer.headers:
                     end = at + int(answer.headers["Content-Length"])
@@ -174,38 +174,38 @@ def endpoint() -> str:
 
 def token() -> str:
     """From ``HF_TOKEN`` or the file of ``hf auth login``."""
-    found = get_token()
-    if found is None:
+    known = get_token()
+    if known is None:
         raise EnvironmentFault("there is no token for the Hub: set HF_TOKEN, or log in with `hf auth login`")
-    return found
+    return known
 
 
 def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
     """What an answer of 400 or more means, and who has to act."""
-    status, said = answer.status_code, answer.headers.get("X-Error-Message") or answer.reason_phrase
+    status, message = answer.status_code, answer.headers.get("X-Error-Message") or answer.reason_phrase
     sentence = f"cannot {doing}: "
-    if status in (402, 413, 507) or (status == 403 and _FULL.search(said)):
-        return EnvironmentFault(f"{sentence}{said}; {_MAKE_ROOM}")
+    if status in (402, 413, 507) or (status == 403 and _FULL.search(message)):
+        return EnvironmentFault(f"{sentence}{message}; {_MAKE_ROOM}")
     if status in (404, 401) and answer.headers.get("X-Error-Code") == "RepoNotFound":
         return NoRepo(f"{sentence}the Hub has no such dataset repo, or this token may not see it")
     if status == 401:
         return EnvironmentFault(
-            f"{sentence}the Hub does not know this token ({said}); renew HF_TOKEN or `hf auth login`"
+            f"{sentence}the Hub does not know this token ({message}); renew HF_TOKEN or `hf auth login`"
         )
     if status == 403:
         return EnvironmentFault(
-            f"{sentence}this token may not ({said}); take one with write access to the organisation"
+            f"{sentence}this token may not ({message}); take one with write access to the organisation"
         )
     if status == 404:
-        return NotFound(f"{sentence}{said}")
+        return NotFound(f"{sentence}{message}")
     if status in (409, 412):
-        return Moved(f"{sentence}{said}")
+        return Moved(f"{sentence}{message}")
     if status == 429:
         when = f"; it can be tried again in {_wait_of(answer):.0f} seconds" if _wait_of(answer) else ""
-        return Unavailable(f"{sentence}the Hub takes no more requests of this account now ({said}){when}")
+        return Unavailable(f"{sentence}the Hub takes no more requests of this account now ({message}){when}")
     if status == 408 or status >= 500:
-        return Unavailable(f"{sentence}the Hub answers {status}, {said}")
-    return StoreError(f"{sentence}the Hub answers {status}, {said}")
+        return Unavailable(f"{sentence}the Hub answers {status}, {message}")
+    return StoreError(f"{sentence}the Hub answers {status}, {message}")
 
 
 @contextmanager
@@ -236,9 +236,9 @@ def _authorization() -> dict[str, str]:
 
 def _wait_of(answer: httpx2.Response) -> float:
     """Seconds after which the Hub wants to be asked again."""
-    told = answer.headers.get("Retry-After", "")
+    retry_after = answer.headers.get("Retry-After", "")
     limit = re.search(r"\br=0\b.*\bt=(\d+)", answer.headers.get("RateLimit", ""))
-    return float(told) if told.isdigit() else float(limit[1]) if limit else 0.0
+    return float(retry_after) if retry_after.isdigit() else float(limit[1]) if limit else 0.0
 
 
 _clients = list[httpx2.Client]()  # none or one, which a fork must not share

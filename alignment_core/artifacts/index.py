@@ -77,7 +77,9 @@ class Index:
     def view(self, *prefixes: str) -> View:
         """The store below the prefixes as it is now."""
         with ThreadPoolExecutor(max(1, len(prefixes))) as pool:
-            listings = pool.map(lambda prefix: {one.path: one.version for one in self.backend.list(prefix)}, prefixes)
+            listings = pool.map(
+                lambda prefix: {stored.path: stored.version for stored in self.backend.list(prefix)}, prefixes
+            )
             return self.view_of(dict(zip(prefixes, listings, strict=True)))
 
     def view_of(self, listed: Listing) -> View:

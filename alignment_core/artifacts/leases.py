@@ -1,7 +1,7 @@
-"""Leases: who works with what, as objects of the store, timed by the store's own clock.
+"""Leases: locks between machines, kept as objects of the store and timed by the store's own clock.
 
-A holder renews its lease while it works. Of a holder on this machine the kernel tells at once whether it lives; one on
-another machine is taken for dead when its lease is older than it said, whatever the clocks of the machines say.
+A holder renews its lease while it works. Whether a holder on this machine is alive, the kernel knows at once; a holder on
+another machine counts as dead when its lease is older than its time to live. Clocks of machines are never compared.
 """
 
 from __future__ import annotations
@@ -27,36 +27,46 @@ from alignment_core.processes import ProcessId
 log = logging.getLogger(__name__)
 
 SECONDS, SECONDS_FEW_WRITES = 60.0, 1800.0
-"""How long a holder on another machine is believed to live after its last sign; and where every sign is dear."""
+"""Time to live of a lease after its last renewal; the longer one for storage that takes few writes an hour."""
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0
 
 
 class Lease(BaseModel):
-    """What a holder says of itself."""
+    """The content of a lease."""
 
     model_config = ConfigDict(frozen=True)
 
-    owner: str = Field(description="who it is, for people")
+    owner: str = Field(description="name of the holder, for people")
     process: ProcessId = Field(description="the process that renews it")
     seconds: float = Field(gt=0, description="time to live from the last renewal, by the store's clock")
     protects: tuple[str, ...] = Field(default=(), description="digests that the collector leaves alone")
     renewals: int = Field(default=0, ge=0, description="how often it was renewed")
     token: str = Field(default="", description="differs from lease to lease, so that their versions do, too")
-    ended: bool = Field(default=False, description="whether its holder is done, and what it protects is only young")
+    ended: bool = Field(
+        default=False,
+        description="whether its holder is done; the collector still spares what it protects while the lease is young",
+    )
 
 
-class Held:
+class HeldLease:
     """A lease that this process holds, renewed by a thread until ``release``."""
 
     def __init__(self, backend: Backend, path: str, lease: Lease, version: str, began: float) -> None:
-        self.backend, self.path, self.lease = backend, path, lease
-        self._version, self._renewed, self._knows_version = version, began, True
-        self._over, self._lost = threading.Event(), False
+        self.backend = backend
+        self.path = path
+        self.lease = lease
+        self._version = version
+        self._renewed = (
+            began  # before the request, so that this process never believes in its lease longer than others do
+        )
+        self._knows_version = True
+        self._over = threading.Event()
+        self._lost = False
         self._thread = threading.Thread(target=self._renew_often, name=f"lease {path}", daemon=True)
         self._thread.start()
 
     def is_lost(self) -> bool:
-        """Whether others may take this holder for dead by now."""
+        """Whether others may count this holder as dead by now. Two thirds of the time to live leave room for a slow request."""
         return self._lost or time.monotonic() - self._renewed > self.lease.seconds * 2 / 3
 
     def check(self) -> None:
@@ -68,24 +78,26 @@ class Held:
             )
 
     def stop(self) -> None:
-        """Renew it no more. It protects until this process has ended and the lease has become old."""
+        """Stop renewing. The lease protects until this process has ended and the lease has expired."""
         self._over.set()
         self._thread.join()
 
     def release(self, remove: bool = True) -> None:
-        """Stop renewing, and free what it holds; without ``remove`` the lease is left to the collector, which spares what it
-        protects while it is young."""
+        """Stop renewing, and delete the lease; without ``remove`` it is left to the collector, which spares what it protects
+        while it is young."""
         self.stop()
         if not remove:
             self._write(ended=True)
         elif not self._lost and (self._knows_version or self._finds_version()):
-            self.backend.delete(self.path, self._version)  # who took it over meanwhile keeps it
+            self.backend.delete(self.path, self._version)  # conditional: a process that took the lease over keeps it
 
     def _renew_often(self) -> None:
         while not self._lost and not self._over.wait(self.lease.seconds / 6):
             try:
                 self._write()
-            except Exception as error:  # the next try may succeed; `check` notices when none does
+            except (
+                Exception
+            ) as error:  # the thread must survive an outage; `check` fails when no renewal succeeds in time
                 log.warning("a lease could not be renewed: %s", error)
 
     def _write(self, ended: bool = False) -> None:
@@ -101,12 +113,12 @@ class Held:
                 return
 
     def _finds_version(self) -> bool:
-        """Whether the lease there is this one, in whichever version: a renewal that failed may have reached the store."""
-        found = self.backend.stat(self.path)
-        lease = Leases(self.backend).read(found) if found is not None else None
-        if found is None or lease is None or lease.token != self.lease.token:
+        """Whether the stored lease is this one, in any version: a renewal without an answer may have reached the store."""
+        stored = self.backend.stat(self.path)
+        lease = Leases(self.backend).read(stored) if stored is not None else None
+        if stored is None or lease is None or lease.token != self.lease.token:
             return False
-        self._version, self._knows_version = found.version, True
+        self._version, self._knows_version = stored.version, True
         return True
 
 
@@ -116,10 +128,10 @@ class Leases:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
-    def take(
+    def acquire(
         self, path: str, owner: str = "", protects: Collection[str] = (), seconds: float | None = None
-    ) -> Held | None:
-        """Hold the lease at ``path``; None when somebody who lives holds it."""
+    ) -> HeldLease | None:
+        """Acquire the lease at ``path``; None when a holder that is alive has it."""
         lease = Lease(
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
             process=ProcessId.mine(),
@@ -135,16 +147,16 @@ class Leases:
                 return None
             began = time.monotonic()
             version = self.backend.put(path, data, replaces=stored.version)
-        return None if version is None else Held(self.backend, path, lease, version, began)
+        return None if version is None else HeldLease(self.backend, path, lease, version, began)
 
     @contextmanager
-    def holding(
+    def hold(
         self, path: str, owner: str = "", waits: Callable[[str | None], None] = lambda _: None
-    ) -> Iterator[Held]:
-        """Hold the lease at ``path`` as soon as nobody else does. ``waits`` is called with who holds it, and with None when
-        the wait is over."""
+    ) -> Iterator[HeldLease]:
+        """Acquire the lease at ``path`` as soon as it is free. ``waits`` is called with the owner's name when a wait begins,
+        and with None when it is over."""
         waiting, pauses = False, _pauses()
-        while (held := self.take(path, owner)) is None:
+        while (lease := self.acquire(path, owner)) is None:
             if not waiting and (other := self.holder(path)) is not None:
                 waiting = True
                 waits(other.owner)
@@ -152,17 +164,17 @@ class Leases:
         try:
             if waiting:
                 waits(None)
-            yield held
+            yield lease
         finally:
-            held.release()
+            lease.release()
 
     def holder(self, path: str) -> Lease | None:
-        """The lease at ``path``, if its holder lives."""
+        """The lease at ``path``, if its holder is alive."""
         stored = self.backend.stat(path)
         return self.read(stored) if stored is not None and self._lives(stored) else None
 
     def read(self, stored: Object) -> Lease | None:
-        """The lease in an object; None when it is gone, or none."""
+        """The lease in an object; None when the object is gone or holds no lease."""
         try:
             return Lease.model_validate_json(self.backend.read(stored.path))
         except (NotFound, ValidationError):
@@ -170,30 +182,29 @@ class Leases:
 
     @contextmanager
     def publication(self, digests: Collection[str], lasting: bool) -> Iterator[None]:
-        """Tells the collector, before anything is put or relied on, which objects are about to be referred to.
+        """Protect objects from the collector from before they are written, or found to exist, until something refers to them.
 
-        It counts for a while after the publication if it is ``lasting``: nothing may refer to an artifact without a
-        record yet.
+        A ``lasting`` publication protects for a while longer: no record may refer to its artifact yet.
         """
-        held = self.take(f"{PUBLICATIONS}{uuid.uuid4().hex}.json", protects=digests)
-        assert held is not None
+        lease = self.acquire(f"{PUBLICATIONS}{uuid.uuid4().hex}.json", protects=digests)
+        assert lease is not None
         done, pauses = False, _pauses()
         try:
-            while self.holder(COLLECTOR):  # one that has looked at the leases before this one was there
+            while self.holder(COLLECTOR):  # it may have listed the leases before this one was written
                 time.sleep(next(pauses))
             yield
             done = True
         finally:
             with contextlib.ExitStack() as quiet:
-                if not done:  # the error that ends the publication is the one to tell
+                if not done:  # the error that ended the publication is the one to raise
                     quiet.enter_context(contextlib.suppress(UserError, InfrastructureError))
                 if done and self.backend.few_writes:
-                    held.stop()
+                    lease.stop()
                 else:
-                    held.release(remove=not (done and lasting))
+                    lease.release(remove=not (done and lasting))
 
     def protected(self, before: float) -> tuple[set[str], list[Object]]:
-        """The digests that publications need which live or whose lease is younger than ``before``; and the other leases."""
+        """The digests protected by publications that are alive or younger than ``before``; and the other leases."""
         digests, over = set[str](), []
         for stored in self.backend.list(LEASES):
             if stored.path == COLLECTOR:
@@ -214,7 +225,7 @@ class Leases:
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds between two looks: longer and longer, and by chance, so that nobody is always too late."""
+    """Seconds between polls: jittered exponential backoff, so that no waiting process is starved by a faster one."""
     pause = _SHORTEST_WAIT
     while True:
         yield random.uniform(0.5, 1.0) * pause

@@ -142,17 +142,17 @@ _OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {
 
 def check_backend(backend: Backend, writes: bool = True) -> None:
     """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
-    new, told = False, b""
+    new, content = False, b""
     try:
-        told = backend.read(FORMAT)
+        content = backend.read(FORMAT)
     except NotFound:
         new = True
     if not new:
-        _check_format(backend.uri, told)
-    for found in backend.list("") if new else ():
-        if not found.path.startswith(LAYOUT):
+        _check_format(backend.uri, content)
+    for stored in backend.list("") if new else ():
+        if not stored.path.startswith(LAYOUT):
             raise UserError(
-                f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new one"
+                f"{backend.uri} holds other files ({stored.path}) and is not a store: choose an empty or new one"
             )
     if writes and (new or not (backend.few_writes or _probed_lately(backend))):
         _probe(backend)
@@ -162,9 +162,9 @@ def check_backend(backend: Backend, writes: bool = True) -> None:
         _check_format(backend.uri, backend.read(FORMAT))
 
 
-def _check_format(uri: str, told: bytes) -> None:
+def _check_format(uri: str, content: bytes) -> None:
     try:
-        version = json.loads(told)["format"]
+        version = json.loads(content)["format"]
     except (ValueError, KeyError, TypeError):
         raise StoreError(f'{FORMAT} in {uri} is damaged: it should say {{"format": 1}}') from None
     if version != FORMAT_VERSION:

@@ -28,9 +28,9 @@ def make_private(directory: Path) -> Path:
         while True:
             directory.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):  # somebody who had it before has removed it just now
-                found = directory.lstat()
-                _check(directory, directory, found.st_uid)
-                if found.st_mode & 0o077 and os.geteuid() in (found.st_uid, 0):
+                status = directory.lstat()
+                _check(directory, directory, status.st_uid)
+                if status.st_mode & 0o077 and os.geteuid() in (status.st_uid, 0):
                     directory.chmod(0o700)
                 return directory
 

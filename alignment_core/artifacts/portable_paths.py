@@ -54,8 +54,8 @@ def placed(store: Store, path: Path) -> Placed:
 def home_id() -> str:
     """Names this machine since its last boot and its ``ALIGN_HOME``: where they are equal, paths mean the same."""
     with explained("access", align_home()):
-        found = align_home().stat()
-    return f"{boot_id()}-{found.st_dev:x}-{found.st_ino:x}"
+        status = align_home().stat()
+    return f"{boot_id()}-{status.st_dev:x}-{status.st_ino:x}"
 
 
 def is_here(path: Path, home: str) -> bool:

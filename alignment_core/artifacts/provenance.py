@@ -70,7 +70,7 @@ class Provenance(ProvenanceDraft):
 
     def names_of(self, reference: Reference) -> list[str]:
         """The outputs that are this artifact: several may have come to the same bytes."""
-        return [name for name, one in self.outputs.items() if one == reference]
+        return [name for name, output in self.outputs.items() if output == reference]
 
     def labels_of(self, reference: Reference) -> list[str]:
         """The label of the stage, with the output's name where it made several: ``rl (best)``."""

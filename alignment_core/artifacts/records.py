@@ -92,16 +92,20 @@ class Records:
     def _check_whole(self, record: Provenance, needs: Collection[str], use: bool, pool: ThreadPoolExecutor) -> None:
         """Raise _Pruned, Corrupt or NotFound where an output that counts is not whole."""
         outputs = enumerate(record.outputs.items())
-        counted = [one for place, (name, one) in outputs if place == 0 or name in needs or one.kind not in PRUNABLE]
-        prunable = [one for one in counted if one.kind in PRUNABLE]
-        used = pool.map(lambda one: note_use(self.backend, one), prunable if use else ())
-        manifests = pool.map(lambda one: read_manifest(self.backend, one), counted)
+        counted = [
+            output for place, (name, output) in outputs if place == 0 or name in needs or output.kind not in PRUNABLE
+        ]
+        prunable = [output for output in counted if output.kind in PRUNABLE]
+        used = pool.map(lambda output: note_use(self.backend, output), prunable if use else ())
+        manifests = pool.map(lambda output: read_manifest(self.backend, output), counted)
         list(used)  # a use is noted before the marks are read; the pruner works in the opposite order (retention.py)
-        pruned = pool.map(lambda one: is_pruned(self.backend, one), prunable)
+        pruned = pool.map(lambda output: is_pruned(self.backend, output), prunable)
         for reference, is_gone in zip(prunable, pruned, strict=True):
             if is_gone:
                 raise _Pruned(f"{reference.short} was pruned")
-        files = [(reference, entry) for reference, one in zip(counted, manifests, strict=True) for entry in one.files]
+        files = [
+            (reference, entry) for reference, output in zip(counted, manifests, strict=True) for entry in output.files
+        ]
         intact = pool.map(lambda file: self.blobs.is_intact(file[1]), files)
         for (reference, entry), whole in zip(files, intact, strict=True):
             if not whole:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from alignment_core.artifacts.gc import Garbage, collector
-from alignment_core.artifacts.leases import Held
+from alignment_core.artifacts.leases import HeldLease
 from alignment_core.artifacts.manifest import Manifest
 from alignment_core.artifacts.paths import (
     PRUNED,
@@ -45,20 +45,20 @@ def prune(
     marker says that the bytes went on purpose. Blobs that another artifact needs stay. Raises Corrupt when a tag cannot
     be read: what it keeps is then unknown.
     """
-    found: list[Garbage] = []
+    pruned: list[Garbage] = []
     if cache_days is not None:
-        found += _prune_cache(store, time.time() - cache_days * DAY, delete)
+        pruned += _prune_cache(store, time.time() - cache_days * DAY, delete)
     if progress_days is not None:
-        found += _prune_progress(store, time.time() - progress_days * DAY, delete, used)
-        found += _prune_snapshots(store, store.backend.now() - progress_days * DAY, delete, used)
+        pruned += _prune_progress(store, time.time() - progress_days * DAY, delete, used)
+        pruned += _prune_snapshots(store, store.backend.now() - progress_days * DAY, delete, used)
     if rollouts_days is not None:
         with contextlib.ExitStack() as stack:
-            held = None
+            lease = None
             if delete and _prunable(store):
-                held, freed = stack.enter_context(collector(store))
-                found += freed
-            found += _prune_rollouts(store, store.backend.now() - rollouts_days * DAY, held, used)
-    return found
+                lease, freed = stack.enter_context(collector(store))
+                pruned += freed
+            pruned += _prune_rollouts(store, store.backend.now() - rollouts_days * DAY, lease, used)
+    return pruned
 
 
 def _prunable(store: Store) -> bool:
@@ -68,46 +68,46 @@ def _prunable(store: Store) -> bool:
 
 def _prune_cache(store: Store, before: float, delete: bool) -> list[Garbage]:
     """Copies of artifacts that the store has, too; the next use copies or fetches them again. Links free nothing, and stay."""
-    found = []
+    pruned = []
     for tree in entries(store.workspace.cache):
         with contextlib.suppress(FileNotFoundError):
             _, size = time_and_size(tree)
             if not size or not is_mine(tree) or tree.lstat().st_mtime > before:  # which each use renews
                 continue
             if not delete or store.cache.evict(tree.name):
-                found.append(Garbage(what="cache", path=tree.relative_to(store.workspace.root).as_posix(), size=size))
-    return found
+                pruned.append(Garbage(what="cache", path=tree.relative_to(store.workspace.root).as_posix(), size=size))
+    return pruned
 
 
 def _prune_progress(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
-    workspace, found = store.workspace, []
+    workspace, pruned = store.workspace, []
     for tree in entries(workspace.all_progress):
         try:
-            with workspace.held(tree.name) as held:
-                newest, size = time_and_size(tree) if held else (before, 0)
-                if not held or newest > before or key_of_progress(tree.name) in used:
+            with workspace.held(tree.name) as free:
+                newest, size = time_and_size(tree) if free else (before, 0)
+                if not free or newest > before or key_of_progress(tree.name) in used:
                     continue
-                found.append(Garbage(what="progress", path=tree.relative_to(workspace.root).as_posix(), size=size))
+                pruned.append(Garbage(what="progress", path=tree.relative_to(workspace.root).as_posix(), size=size))
                 if delete:
                     workspace.discard(tree)
         except UserError:
             continue  # not named as a stage key: none of ours
-    return found
+    return pruned
 
 
 def _prune_snapshots(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
     """Progress that lies in the store and was not pushed since; its blobs go with the next collection."""
-    found = []
+    pruned = []
     for stored in store.backend.list(SNAPSHOTS):
         key = Path(stored.path).stem
         if stored.modified <= before and key not in used and store.leases.holder(running_path(key)) is None:
-            found.append(Garbage(what="snapshot", path=stored.path, size=stored.size))
+            pruned.append(Garbage(what="snapshot", path=stored.path, size=stored.size))
             if delete:
                 store.backend.delete(stored.path)
-    return found
+    return pruned
 
 
-def _prune_rollouts(store: Store, before: float, held: Held | None, used: Collection[str]) -> list[Garbage]:
+def _prune_rollouts(store: Store, before: float, lease: HeldLease | None, used: Collection[str]) -> list[Garbage]:
     """Deletes if it holds the collector's lease."""
     leased, _ = store.leases.protected(before)
     marked = {Path(stored.path).name for stored in store.backend.list(PRUNED)}
@@ -125,7 +125,7 @@ def _prune_rollouts(store: Store, before: float, held: Held | None, used: Collec
             chosen.append(manifest)
         else:
             needed |= {entry.sha256 for entry in manifest.files}
-    found, delete = [], held is not None
+    pruned, delete = [], lease is not None
     needed |= leased
     for stored in store.backend.list(SNAPSHOTS):
         needed |= {entry.sha256 for entry in files_of(store, stored.path)}
@@ -133,14 +133,14 @@ def _prune_rollouts(store: Store, before: float, held: Held | None, used: Collec
         if delete and not _marked_and_unused(store, manifest, before, manifest.digest in marked):
             continue
         blobs = {entry.sha256: entry.size for entry in manifest.files if entry.sha256 not in needed}
-        size = sum(size for blob, size in blobs.items() if _drop(store, blob, held))
+        size = sum(size for blob, size in blobs.items() if _drop(store, blob, lease))
         needed |= blobs.keys()  # told once
         if size or manifest.digest not in marked:
-            found.append(Garbage(what=manifest.kind, path=str(manifest.reference), size=size))
+            pruned.append(Garbage(what=manifest.kind, path=str(manifest.reference), size=size))
         cached = store.workspace.cache / manifest.digest
         if delete and cached.exists() and is_mine(cached):
             store.cache.evict(manifest.digest)
-    return found
+    return pruned
 
 
 def _marked_and_unused(store: Store, manifest: Manifest, before: float, marked: bool) -> bool:
@@ -160,11 +160,11 @@ def _is_old(store: Store, manifest: Manifest, before: float) -> bool:
     return times[0] is not None and all(stored is None or stored.modified <= before for stored in times)
 
 
-def _drop(store: Store, blob: str, held: Held | None) -> bool:
+def _drop(store: Store, blob: str, lease: HeldLease | None) -> bool:
     """Whether a blob is there; it goes if the collector's lease is held."""
     if store.backend.stat(blob_path(blob)) is None:
         return False
-    if held is not None:
-        held.check()
+    if lease is not None:
+        lease.check()
         store.backend.delete(blob_path(blob))
     return True

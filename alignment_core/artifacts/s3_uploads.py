@@ -67,7 +67,7 @@ class S3Uploads:
         key = self.requests.key(path)
         begun = [upload for upload in self._list(key) if upload.path == path]
         if begun:
-            upload = max(begun, key=lambda one: one.modified).version
+            upload = max(begun, key=lambda unfinished: unfinished.modified).version
             pages = self.requests.client.get_paginator("list_parts").paginate(
                 Bucket=self.requests.bucket, Key=key, UploadId=upload
             )

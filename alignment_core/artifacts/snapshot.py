@@ -58,7 +58,7 @@ class _ListedBackend:
             listings = zip(prefixes, pool.map(self._short_listing, prefixes), strict=True)
             self._listed = {prefix: objects for prefix, objects in listings if objects is not None}
         versions = {
-            prefix: {path: one.version for path, one in self._listed[prefix].items()}
+            prefix: {path: stored.version for path, stored in self._listed[prefix].items()}
             for prefix in self._listed.keys() & {STAGES, MANIFESTS}
         }
         with store.index.view_of(versions) as view:
@@ -84,7 +84,7 @@ class _ListedBackend:
 
     def _short_listing(self, prefix: str) -> dict[str, Object] | None:
         """The objects below a prefix, by path; None where there are too many."""
-        listed = {one.path: one for one in islice(self._backend.list(prefix), _SHORT + 1)}
+        listed = {stored.path: stored for stored in islice(self._backend.list(prefix), _SHORT + 1)}
         return listed if len(listed) <= _SHORT else None
 
 

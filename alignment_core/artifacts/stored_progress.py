@@ -63,9 +63,9 @@ class StoredProgress:
 
     def pull(self, folder: Path) -> None:
         """Make ``folder`` what the snapshot says, unless it is what this machine last pushed, or has gone on from that."""
-        found = self.store.backend.stat(self.path)
-        self._exists = found is not None
-        if found is None or _read_mark(folder) == found.version:
+        stored = self.store.backend.stat(self.path)
+        self._exists = stored is not None
+        if stored is None or _read_mark(folder) == stored.version:
             return
         snapshot = _read(self.store, self.path)
         if snapshot is None:
@@ -80,7 +80,7 @@ class StoredProgress:
                     remove_tree(path)
         get_files(self.store, folder, files, f"the progress of stage {self.key[:12]}")
         self._there = set(files)
-        self._note(folder, found)
+        self._note(folder, stored)
 
     def push(self, folder: Path) -> bool:
         """Make the snapshot what ``folder`` holds; False where that changed meanwhile, so that a later try is needed."""
@@ -96,12 +96,12 @@ class StoredProgress:
                 self.store.blobs.put_files([one for one in entries if one not in known], folder, files)
                 if settled(folder).keys() != files.keys():
                     return False
-                found = self._write(Snapshot(files=entries))
+                stored = self._write(Snapshot(files=entries))
         except (FileNotFoundError, NotFound):
             return False  # a checkpoint made room for the next one
         self._pushed, self._there = files, set(entries)
-        if found is not None:
-            self._note(folder, found)
+        if stored is not None:
+            self._note(folder, stored)
         return True
 
     @contextmanager
@@ -143,7 +143,7 @@ class StoredProgress:
 
     def _entries_of(self, folder: Path, files: Mapping[str, os.stat_result]) -> tuple[FileEntry, ...]:
         """Hash what was not hashed before."""
-        identities = {path: (path, found.st_ino, found.st_mtime_ns) for path, found in files.items()}
+        identities = {path: (path, status.st_ino, status.st_mtime_ns) for path, status in files.items()}
         new = [path for path, identity in identities.items() if identity not in self._entries]
         hashed = {entry.path: entry for entry in entries_of(folder, new)}
         self._entries = {one: self._entries.get(one) or hashed[path] for path, one in identities.items()}
@@ -152,15 +152,15 @@ class StoredProgress:
     def _write(self, snapshot: Snapshot) -> Object | None:
         """Replace what is there, whoever wrote it: this process holds the claim."""
         while True:
-            found = self.store.backend.stat(self.path)
+            stored = self.store.backend.stat(self.path)
             data = snapshot.model_dump_json().encode()
-            if self.store.backend.put(self.path, data, replaces=found.version if found else None):
+            if self.store.backend.put(self.path, data, replaces=stored.version if stored else None):
                 self._exists = True
                 return self.store.backend.stat(self.path)
 
-    def _note(self, folder: Path, found: Object) -> None:
-        self._version = found.version
-        (folder / _MARK).write_text(found.version)
+    def _note(self, folder: Path, stored: Object) -> None:
+        self._version = stored.version
+        (folder / _MARK).write_text(stored.version)
 
 
 def files_of(store: Store, path: str) -> tuple[FileEntry, ...]:
@@ -172,13 +172,13 @@ def files_of(store: Store, path: str) -> tuple[FileEntry, ...]:
 def settled(folder: Path) -> dict[str, os.stat_result]:
     """The files of a progress folder that count by now and that others may read: complete checkpoints without pickles, and what
     has its final name."""
-    found = {path: stat for path, stat in files_below(folder).items() if path not in (_LOCK, _MARK)}
-    checkpoints = {path.partition("/")[0] for path in found if path.startswith(_CHECKPOINT) and "/" in path}
-    counts = {one for one in checkpoints if f"{one}/{_COMPLETE}" in found}
-    counts -= {path.partition("/")[0] for path in found if not _is_plain(path)}
+    present = {path: stat for path, stat in files_below(folder).items() if path not in (_LOCK, _MARK)}
+    checkpoints = {path.partition("/")[0] for path in present if path.startswith(_CHECKPOINT) and "/" in path}
+    counts = {checkpoint for checkpoint in checkpoints if f"{checkpoint}/{_COMPLETE}" in present}
+    counts -= {path.partition("/")[0] for path in present if not _is_plain(path)}
     return {
         path: stat
-        for path, stat in found.items()
+        for path, stat in present.items()
         if _is_plain(path) and ((top := path.partition("/")[0]) in counts or top not in checkpoints)
     }
 

@@ -66,21 +66,26 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
     while waiting:
         for record in source.records.makers(waiting.pop()):
             records[record.key] = record
-            for one in record.inputs.values() if ancestors else ():
-                if one not in manifests:
+            for ancestor in record.inputs.values() if ancestors else ():
+                if ancestor not in manifests:
                     with contextlib.suppress(NotFound):  # it was itself copied there without its ancestors
-                        manifests[one] = source.manifest(one)
-                        waiting.append(one)
-    gone = frozenset(one for one in manifests if one != reference and source.is_pruned(one))
-    files = {entry.sha256: entry for one, manifest in manifests.items() if one not in gone for entry in manifest.files}
+                        manifests[ancestor] = source.manifest(ancestor)
+                        waiting.append(ancestor)
+    gone = frozenset(ancestor for ancestor in manifests if ancestor != reference and source.is_pruned(ancestor))
+    files = {
+        entry.sha256: entry
+        for ancestor, manifest in manifests.items()
+        if ancestor not in gone
+        for entry in manifest.files
+    }
     with ThreadPoolExecutor(4 * _THREADS) as pool:
         there = list(pool.map(target.blobs.is_intact, files.values()))
     missing = tuple(entry for entry, intact in zip(files.values(), there, strict=True) if not intact)
     return Plan(manifests=tuple(manifests.values()), pruned=gone, records=tuple(records.values()), missing=missing)
 
 
-def copy(source: Store, target: Store, what: Plan, told: Callable[[FileEntry], None] = lambda _: None) -> Copied:
-    """Copy what is planned; ``told`` is called with each file that has arrived. Whatever ends it, the next one goes on.
+def copy(source: Store, target: Store, what: Plan, on_arrival: Callable[[FileEntry], None] = lambda _: None) -> Copied:
+    """Copy what is planned; ``on_arrival`` is called with each file that has arrived. A killed copy is resumed by the next.
 
     Blobs come first, then manifests, then records, so that no reader of the target sees a part. What lies beside an artifact
     comes with it, but for what the target has there under the same name. The other outputs of a stage
@@ -96,7 +101,7 @@ def copy(source: Store, target: Store, what: Plan, told: Callable[[FileEntry], N
             file = scratch / "file"
             source.blobs.get(source.uri, entry, file)
             target.blobs.put(entry, file, file.lstat())
-        told(entry)
+        on_arrival(entry)
 
     with target.leases.publication(digests, lasting=not what.records):
         with ThreadPoolExecutor(_THREADS) as pool:

@@ -216,13 +216,13 @@ def remove_tree(tree: Path) -> None:
 
 def files_below(tree: Path) -> dict[str, os.stat_result]:
     """All that is not a directory below ``tree``, by relative POSIX path; what vanishes meanwhile is left out."""
-    found = {}
+    files = {}
     for directory, _, names in os.walk(tree):
         for name in names:
             path = Path(directory, name)
             with contextlib.suppress(FileNotFoundError):
-                found[path.relative_to(tree).as_posix()] = path.lstat()
-    return found
+                files[path.relative_to(tree).as_posix()] = path.lstat()
+    return files
 
 
 def time_and_size(tree: Path) -> tuple[float, int]:
@@ -231,8 +231,8 @@ def time_and_size(tree: Path) -> tuple[float, int]:
     Raises FileNotFoundError.
     """
     files = list(files_below(tree).values()) if tree.is_dir() else [tree.lstat()]
-    newest = max(found.st_mtime for found in [*files, tree.lstat()])
-    return newest, sum(found.st_size for found in files if found.st_nlink == 1)
+    newest = max(status.st_mtime for status in [*files, tree.lstat()])
+    return newest, sum(status.st_size for status in files if status.st_nlink == 1)
 
 
 @contextmanager

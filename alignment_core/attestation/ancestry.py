@@ -82,13 +82,13 @@ def _latest(records: Sequence[Provenance]) -> Provenance | None:
 
 def _evaluation(graph: Graph, reference: Reference) -> dict[str, float]:
     """What the stage ``evaluate`` measured: samples of the policy, scored on held-out prompts."""
-    found = [
+    evaluations = [
         evaluated
         for sampled in _users(graph, [reference], "policy", "generate")
         for scored in _users(graph, sampled.outputs.values(), "rollouts", "score")
         for evaluated in _users(graph, scored.outputs.values(), "scores", "evaluate")
     ]
-    latest = _latest(found)
+    latest = _latest(evaluations)
     return numbers(latest.metrics) if latest else {}
 
 

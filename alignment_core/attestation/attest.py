@@ -26,17 +26,17 @@ def attestations(store: Store, reference: Reference) -> dict[str, bytes]:
     What was brought into the store, and made by no stage, has a bill of materials alone. Raises NotFound or Corrupt.
     """
     manifest, ancestry = store.manifest(reference), ancestry_of(store, reference)
-    found = {BOM: bill(manifest, ancestry, config_of(_file(store, manifest, "config.json")))}
+    documents = {BOM: bill(manifest, ancestry, config_of(_file(store, manifest, "config.json")))}
     if record := ancestry.artifact.record:
-        found[PROVENANCE] = statement(manifest, ancestry, record)
-    return {name: _json(Cutter().plain(content)) for name, content in found.items()}
+        documents[PROVENANCE] = statement(manifest, ancestry, record)
+    return {name: _json(Cutter().plain(content)) for name, content in documents.items()}
 
 
 def attest(store: Store, reference: Reference) -> dict[str, bytes]:
     """Make the attestations, and put them beside the artifact."""
-    made = attestations(store, reference)
-    attach(store, reference, made)
-    return made
+    documents = attestations(store, reference)
+    attach(store, reference, documents)
+    return documents
 
 
 def check_ready(section: PromotionConfig) -> None:
@@ -70,7 +70,7 @@ def _json(content: Any) -> bytes:
 
 def _file(store: Store, manifest: Manifest, path: str) -> bytes | None:
     """A small file of an artifact, verified; the rest of it is not fetched. None where there is none, or it was pruned."""
-    entry = next((one for one in manifest.files if one.path == path), None)
+    entry = next((file for file in manifest.files if file.path == path), None)
     if entry is None or store.is_pruned(manifest.reference):
         return None
     with store.workspace.scratch() as folder:

@@ -25,7 +25,9 @@ Component = dict[str, Any]
 
 def bill(manifest: Manifest, ancestry: Ancestry, config: dict[str, Any]) -> dict[str, Any]:
     """The bill of an artifact; ``config`` is the content of a model's config.json, empty for what is no model."""
-    parts = {one["bom-ref"]: one for one in (*_artifacts(ancestry), *_hub(ancestry), *_packages(ancestry))}
+    parts = {
+        component["bom-ref"]: component for component in (*_artifacts(ancestry), *_hub(ancestry), *_packages(ancestry))
+    }
     record = ancestry.artifact.record
     time = utc(record.finished_at) if record else ""
     return {
@@ -62,7 +64,7 @@ def _subject(manifest: Manifest, ancestry: Ancestry, config: dict[str, Any]) -> 
 def _component(ancestor: Ancestor) -> Component:
     reference, record = ancestor.reference, ancestor.record
     is_model = reference.kind in MODELS
-    told = {"stage": record.stage, "key": record.key, "code": record.code_version} if record else {}
+    properties = {"stage": record.stage, "key": record.key, "code": record.code_version} if record else {}
     return {
         "type": "machine-learning-model" if is_model else "data",
         "bom-ref": str(reference),
@@ -70,7 +72,7 @@ def _component(ancestor: Ancestor) -> Component:
         "version": f"sha256:{reference.digest[:12]}",
         "hashes": [{"alg": "SHA-256", "content": reference.digest}],
         **({} if is_model else {"data": [{"type": "dataset" if reference.kind == "dataset" else "other"}]}),
-        **({"properties": _properties(told)} if told else {}),
+        **({"properties": _properties(properties)} if properties else {}),
     }
 
 
@@ -79,7 +81,9 @@ def _properties(values: dict[str, str]) -> list[dict[str, str]]:
 
 
 def _card(ancestry: Ancestry, config: dict[str, Any]) -> dict[str, Any]:
-    datasets = [{"ref": str(one.reference)} for one in ancestry.earlier if one.reference.kind == "dataset"]
+    datasets = [
+        {"ref": str(ancestor.reference)} for ancestor in ancestry.earlier if ancestor.reference.kind == "dataset"
+    ]
     known = {
         "architectureFamily": config.get("model_type"),
         "modelArchitecture": next(iter(config.get("architectures") or ()), None),
@@ -95,10 +99,10 @@ def _card(ancestry: Ancestry, config: dict[str, Any]) -> dict[str, Any]:
 
 def _metrics(measured: dict[str, float]) -> Iterator[dict[str, Any]]:
     for name, value, ends in intervals(measured):
-        found: dict[str, Any] = {"type": name, "value": f"{value:g}"}
+        metric: dict[str, Any] = {"type": name, "value": f"{value:g}"}
         if ends:
-            found["confidenceInterval"] = {"lowerBound": f"{ends[0]:g}", "upperBound": f"{ends[1]:g}"}
-        yield found
+            metric["confidenceInterval"] = {"lowerBound": f"{ends[0]:g}", "upperBound": f"{ends[1]:g}"}
+        yield metric
 
 
 def intervals(measured: dict[str, float]) -> Iterator[tuple[str, float, tuple[float, float] | None]]:
@@ -165,7 +169,7 @@ def _direct(ancestor: Ancestor) -> Iterator[str]:
 def config_of(data: bytes | None) -> dict[str, Any]:
     """The content of a model's config.json; empty if it is none."""
     try:
-        found = json.loads(data or b"{}")
+        config = json.loads(data or b"{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

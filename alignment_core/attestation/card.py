@@ -82,8 +82,8 @@ def _text(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[
     if ancestry.earlier:
         yield from ("", "## Made from", "", "| as | artifact | by |", "|---|---|---|")
         for ancestor in ancestry.earlier:
-            made = ancestor.record
-            yield f"| {ancestor.way} | `{ancestor.reference.short}` | {f'{made.label} ({made.stage})' if made else ''} |"
+            maker = ancestor.record
+            yield f"| {ancestor.way} | `{ancestor.reference.short}` | {f'{maker.label} ({maker.stage})' if maker else ''} |"
     if beside:
         yield from ("", "## Provenance", "")
         yield from (f"- [{name}]({name}): {what}" for name, what in _BESIDE.items() if name in beside)

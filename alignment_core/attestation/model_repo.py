@@ -62,9 +62,9 @@ class _Local:
 
 def repo_of(uri: str) -> str:
     """The repository that ``hf://organisation/name`` means. Raises UserError."""
-    if (found := _URI.fullmatch(uri)) is None:
+    if (match := _URI.fullmatch(uri)) is None:
         raise UserError(f"{uri!r} is not a Hub repository: write hf://organisation/name")
-    return found[1]
+    return match[1]
 
 
 def has_token() -> bool:
@@ -107,7 +107,7 @@ def publish_files(
 
 def _create_if_missing(api: HfApi, repo: str, kind: RepoKind, private: bool) -> None:
     """A token that may write to one repository need not be allowed to make any."""
-    with _told(repo):
+    with _translate_errors(repo):
         if not api.repo_exists(repo, repo_type=kind):
             api.create_repo(repo, repo_type=kind, private=private, exist_ok=True)
 
@@ -117,24 +117,24 @@ def _commit(
 ) -> str:
     """The new commit; or the one that is there, where it holds these files: an answer that was lost, or another publisher."""
     try:
-        with _told(repo):
-            made = api.create_commit(repo, changes, commit_message=message, repo_type=kind, parent_commit=head)
-            return str(made.oid)
+        with _translate_errors(repo):
+            commit = api.create_commit(repo, changes, commit_message=message, repo_type=kind, parent_commit=head)
+            return str(commit.oid)
     except (Conflict, InfrastructureError):
-        found = _head(api, repo, kind)
-        if found == head or _changes(api, repo, kind, found, local):
+        newest = _head(api, repo, kind)
+        if newest == head or _changes(api, repo, kind, newest, local):
             raise
-        return found
+        return newest
 
 
 def _tag(api: HfApi, repo: str, kind: RepoKind, tag: str, commit: str, local: dict[str, _Local]) -> None:
-    with _told(repo):
-        present = {one.name for one in api.list_repo_refs(repo, repo_type=kind).tags}
+    with _translate_errors(repo):
+        present = {ref.name for ref in api.list_repo_refs(repo, repo_type=kind).tags}
         if tag not in present:
             api.create_tag(repo, tag=tag, revision=commit, repo_type=kind, exist_ok=True)
-    other = {path: one for path, one in local.items() if isinstance(one.content, Path)}  # what is generated may differ
+    other = {path: ref for path, ref in local.items() if isinstance(ref.content, Path)}  # what is generated may differ
     there = _files(api, repo, kind, tag)
-    if wrong := [path for path, one in other.items() if not one.is_at(there.get(path))]:
+    if wrong := [path for path, ref in other.items() if not ref.is_at(there.get(path))]:
         raise Conflict(f"the tag {tag} of {repo} is on a commit with another {wrong[0]}: choose another tag")
 
 
@@ -144,25 +144,27 @@ def _changes(api: HfApi, repo: str, kind: RepoKind, revision: str, local: dict[s
 
     there = _files(api, repo, kind, revision)
     added = [
-        CommitOperationAdd(path, one.content) for path, one in sorted(local.items()) if not one.is_at(there.get(path))
+        CommitOperationAdd(path, file.content)
+        for path, file in sorted(local.items())
+        if not file.is_at(there.get(path))
     ]
     return added + [CommitOperationDelete(path) for path in sorted(there) if path not in local and path not in _KEPT]
 
 
 def _files(api: HfApi, repo: str, kind: RepoKind, revision: str) -> dict[str, Any]:
-    with _told(repo):
+    with _translate_errors(repo):
         tree = api.list_repo_tree(repo, recursive=True, revision=revision, repo_type=kind)
-        return {one.path: one for one in tree if hasattr(one, "blob_id")}
+        return {entry.path: entry for entry in tree if hasattr(entry, "blob_id")}
 
 
 def _head(api: HfApi, repo: str, kind: RepoKind) -> str:
-    with _told(repo):
+    with _translate_errors(repo):
         return str(api.repo_info(repo, repo_type=kind).sha)
 
 
 @contextmanager
-def _told(repo: str) -> Iterator[None]:
-    """Turn what the client raises into the project's errors."""
+def _translate_errors(repo: str) -> Iterator[None]:
+    """Raise the client's errors as the project's."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
@@ -170,19 +172,19 @@ def _told(repo: str) -> Iterator[None]:
     except HFValidationError as error:
         raise UserError(f"{repo} is no name of a Hub repository: {error}") from None
     except HfHubHTTPError as error:
-        status, said = error.response.status_code, _first_line(error)
+        status, message = error.response.status_code, _first_line(error)
         if status in (401, 403, 404):
             raise EnvironmentFault(
-                f"the Hub does not let you write to {repo} ({said}): set HF_TOKEN, or `hf auth login`, to a token that may"
+                f"the Hub does not let you write to {repo} ({message}): set HF_TOKEN, or `hf auth login`, to a token that may"
             ) from error
         if status in (409, 412):
             raise Conflict(
-                f"somebody else made a commit to {repo} meanwhile, so nothing was published ({said}): look at it, and "
+                f"somebody else made a commit to {repo} meanwhile, so nothing was published ({message}): look at it, and "
                 "publish again"
             ) from error
         if status == 429 or status >= 500:
-            raise InfrastructureError(f"the Hub does not take {repo} now: {said}") from error
-        raise StoreError(f"the Hub refuses {repo}: {said}") from error
+            raise InfrastructureError(f"the Hub does not take {repo} now: {message}") from error
+        raise StoreError(f"the Hub refuses {repo}: {message}") from error
     except Exception as error:  # the client's transport errors have no common base of their own
         raise InfrastructureError(f"the Hub, or the way to {repo} on it, failed: {_first_line(error)}") from error
 

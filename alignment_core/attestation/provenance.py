@@ -64,8 +64,8 @@ def _artifacts(ancestry: Ancestry) -> Iterator[dict[str, Any]]:
 
 
 def _maker(ancestor: Ancestor) -> dict[str, str]:
-    made = ancestor.record
-    return {"stage": made.stage, "label": made.label, "key": made.key} if made else {}
+    maker = ancestor.record
+    return {"stage": maker.stage, "label": maker.label, "key": maker.key} if maker else {}
 
 
 def _sources(ancestry: Ancestry) -> Iterator[dict[str, Any]]:
@@ -73,10 +73,10 @@ def _sources(ancestry: Ancestry) -> Iterator[dict[str, Any]]:
     seen = set()
     for ancestor in ancestry.all:
         for source in ancestor.sources:
-            told = (source.path, source.sha256, source.commit)
-            if told in seen or not (source.sha256 or source.commit):
+            identity = (source.path, source.sha256, source.commit)
+            if identity in seen or not (source.sha256 or source.commit):
                 continue
-            seen.add(told)
+            seen.add(identity)
             if source.commit:
                 uri = hub_uri(source.path, source.commit, is_data=ancestor.reads_data)
                 yield {"name": source.path, "uri": uri, "digest": {"gitCommit": source.commit}}

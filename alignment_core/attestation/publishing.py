@@ -34,8 +34,8 @@ def publish(store: Store, reference: Reference, uri: str, tag: str | None = None
     }
     page = (model_card if kind == "model" else data_card)(manifest, ancestry, repo, beside)
     tags = (tag_of(reference), *([tag] if tag else []))
-    with ExitStack() as held:
-        folder = store.fetch(reference, held)
+    with ExitStack() as until:
+        folder = store.fetch(reference, until)
         own: dict[str, Path | bytes] = {entry.path: folder / entry.path for entry in manifest.files}
         files = {README: printable(page).encode(), **beside, **own}
         return publish_files(repo, kind, files, tags, f"Publish {reference.short}", private=not public)

@@ -67,15 +67,15 @@ def sign(store: Store, reference: Reference, key: Path) -> bool:
     Every byte is verified before. Raises EnvironmentFault for an unusable key, NotFound or Corrupt for such an artifact.
     """
     _, public = _load(key, private=True)
-    with store.workspace.scratch() as folder, ExitStack() as held:
+    with store.workspace.scratch() as folder, ExitStack() as until:
         (folder / "public").write_bytes(public)
         if verify_signature(store, reference, folder / "public").state == "valid":
             return False
         from model_signing import signing
 
-        made = folder / SIGNATURE
-        signing.Config().use_elliptic_key_signer(private_key=key).sign(store.fetch(reference, held), made)
-        attach(store, reference, {SIGNATURE: made.read_bytes()})
+        signature = folder / SIGNATURE
+        signing.Config().use_elliptic_key_signer(private_key=key).sign(store.fetch(reference, until), signature)
+        attach(store, reference, {SIGNATURE: signature.read_bytes()})
     return True
 
 
@@ -89,9 +89,9 @@ def verify_signature(store: Store, reference: Reference, key: Path) -> Verdict:
         return Verdict("tampered", f"the signature of {reference.short} is no signature that can be read")
     if hint != hashlib.sha256(public).hexdigest():
         return Verdict("wrong key", f"{reference.short} was signed with another key than that of {key}")
-    with ExitStack() as held:
+    with ExitStack() as until:
         try:
-            folder = store.fetch(reference, held)
+            folder = store.fetch(reference, until)
         except (Corrupt, NotFound) as error:
             if store.is_pruned(reference):
                 raise

@@ -158,7 +158,7 @@ def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> 
         owner = f"{ticket.run} on {socket.gethostname()}"
         with (
             store.workspace.claim(key, waits, str(ticket.run)) as progress,
-            store.leases.holding(running_path(key), owner, waits_elsewhere),
+            store.leases.hold(running_path(key), owner, waits_elsewhere),
         ):
             yield progress
 

@@ -100,9 +100,9 @@ def _upstream(store: Store, a: Provenance, b: Provenance) -> Iterator[Upstream]:
     """Breadth first along the roles whose artifacts differ; each pair of stages once."""
     waiting, seen = deque([("", a, b)]), {(a.key, b.key)}
     while waiting:
-        way, one, other = waiting.popleft()
-        for role in [role for role in one.inputs if role in other.inputs and one.inputs[role] != other.inputs[role]]:
-            pair = _nearest(store.records.makers(one.inputs[role]), store.records.makers(other.inputs[role]))
+        way, left, right = waiting.popleft()
+        for role in [role for role in left.inputs if role in right.inputs and left.inputs[role] != right.inputs[role]]:
+            pair = _nearest(store.records.makers(left.inputs[role]), store.records.makers(right.inputs[role]))
             first, second = pair
             if first is None or second is None or (first.key, second.key) in seen:
                 continue
@@ -110,7 +110,7 @@ def _upstream(store: Store, a: Provenance, b: Provenance) -> Iterator[Upstream]:
             name = f"{way}.{role}" if way else role
             waiting.append((name, first, second))
             if changed := _key_changes(first, second):
-                sides = {"a": _side(one.inputs[role], first), "b": _side(other.inputs[role], second)}
+                sides = {"a": _side(left.inputs[role], first), "b": _side(right.inputs[role], second)}
                 yield Upstream(role=name, **sides, key=changed)
 
 
@@ -121,23 +121,23 @@ def _nearest(a: list[Provenance], b: list[Provenance]) -> tuple[Provenance | Non
     return min(product(a, b), key=lambda pair: len(changes(pair[0].key_parts, pair[1].key_parts)))
 
 
-def _side(reference: Reference, made: Provenance | None) -> Side:
-    if made is None:
+def _side(reference: Reference, record: Provenance | None) -> Side:
+    if record is None:
         return Side(reference=reference)
-    label = ", ".join(made.labels_of(reference))
-    return Side(reference=reference, stage=made.stage, label=label, finished_at=made.finished_at)
+    label = ", ".join(record.labels_of(reference))
+    return Side(reference=reference, stage=record.stage, label=label, finished_at=record.finished_at)
 
 
-def _key_parts(made: Provenance) -> dict[str, Any]:
-    return {name: value for name, value in made.key_parts.items() if name != "inputs"}
+def _key_parts(record: Provenance) -> dict[str, Any]:
+    return {name: value for name, value in record.key_parts.items() if name != "inputs"}
 
 
-def _inputs(made: Provenance | None) -> dict[str, str]:
-    return {role: str(reference) for role, reference in made.inputs.items()} if made else {}
+def _inputs(record: Provenance | None) -> dict[str, str]:
+    return {role: str(reference) for role, reference in record.inputs.items()} if record else {}
 
 
-def _cost(made: Provenance | None) -> dict[str, float]:
-    return {"seconds": made.seconds, **made.cost} if made else {}
+def _cost(record: Provenance | None) -> dict[str, float]:
+    return {"seconds": record.seconds, **record.cost} if record else {}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -153,8 +153,8 @@ def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Pair]:
     """Every name of either side, in the order of the first."""
     pairs = []
     for name in dict.fromkeys([*a, *b]):
-        one, other = a.get(name), b.get(name)
-        pairs.append(Pair(name=name, a=one, b=other, difference=_difference(one, other)))
+        left, right = a.get(name), b.get(name)
+        pairs.append(Pair(name=name, a=left, b=right, difference=_difference(left, right)))
     return pairs
 
 
@@ -170,12 +170,12 @@ def _difference(a: Any, b: Any) -> float | None:
 def _files(a: Manifest, b: Manifest) -> Iterator[FileChange]:
     first, second = ({entry.path: entry for entry in manifest.files} for manifest in (a, b))
     for path in sorted(first.keys() | second.keys()):
-        one, other = first.get(path), second.get(path)
-        if one != other:
+        left, right = first.get(path), second.get(path)
+        if left != right:
             yield FileChange(
                 path=path,
-                size_a=one.size if one else None,
-                size_b=other.size if other else None,
-                sha256_a=one.sha256 if one else None,
-                sha256_b=other.sha256 if other else None,
+                size_a=left.size if left else None,
+                size_b=right.size if right else None,
+                sha256_a=left.sha256 if left else None,
+                sha256_b=right.sha256 if right else None,
             )

@@ -62,7 +62,9 @@ class Graph:
     def used_by(self, reference: Reference) -> tuple[tuple[str, Provenance], ...]:
         """(role, record) of every stage that used ``reference``, oldest first."""
         users = sorted(self._edges.users(reference), key=_age)
-        return tuple((role, one) for one in users for role, used in sorted(one.inputs.items()) if used == reference)
+        return tuple(
+            (role, record) for record in users for role, used in sorted(record.inputs.items()) if used == reference
+        )
 
     def parents(self, reference: Reference) -> list[tuple[str, Reference]]:
         """(role, artifact) of everything that the stages behind ``reference`` used, each pair once."""
@@ -71,7 +73,7 @@ class Graph:
 
     def children(self, reference: Reference) -> list[tuple[str, Reference]]:
         """(role, artifact) of everything that was made from ``reference``, each pair once."""
-        pairs = ((role, made) for role, record in self.used_by(reference) for made in record.outputs.values())
+        pairs = ((role, output) for role, record in self.used_by(reference) for output in record.outputs.values())
         return list(dict.fromkeys(pairs))
 
     def descends(self, reference: Reference, ancestor: Reference) -> bool:
@@ -113,8 +115,8 @@ class _Listed:
         self._makers: defaultdict[Reference, list[Provenance]] = defaultdict(list)
         self._users: defaultdict[Reference, list[Provenance]] = defaultdict(list)
         for record in records:
-            for made in dict.fromkeys(record.outputs.values()):
-                self._makers[made].append(record)
+            for output in dict.fromkeys(record.outputs.values()):
+                self._makers[output].append(record)
             for used in dict.fromkeys(record.inputs.values()):
                 self._users[used].append(record)
 

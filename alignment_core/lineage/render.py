@@ -44,7 +44,7 @@ def diff_text(difference: Difference) -> str:
     sections = {
         "key": difference.key,
         "inputs": _table([[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.inputs]),
-        "upstream": [line for one in difference.upstream for line in _upstream_lines(one)],
+        "upstream": [line for stages in difference.upstream for line in _upstream_lines(stages)],
         "metrics": _table([_pair_cells(pair) for pair in difference.metrics]),
         "cost": _table([_pair_cells(pair) for pair in difference.cost]),
         "packages": _table([[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.packages]),
@@ -65,10 +65,10 @@ def _side_line(side: Side) -> str:
     return f"{side.reference.short}  by {side.label} ({side.stage})  {side.finished_at[:19]}".rstrip()
 
 
-def _upstream_lines(one: Upstream) -> Iterator[str]:
-    made = one.b.label if one.a.label == one.b.label else f"{one.a.label} and {one.b.label}"
-    yield f"{one.role}, by {made}"
-    yield from (f"  {change}" for change in one.key)
+def _upstream_lines(stages: Upstream) -> Iterator[str]:
+    labels = stages.b.label if stages.a.label == stages.b.label else f"{stages.a.label} and {stages.b.label}"
+    yield f"{stages.role}, by {labels}"
+    yield from (f"  {change}" for change in stages.key)
 
 
 def _pair_cells(pair: Pair) -> list[str]:
@@ -100,7 +100,7 @@ def _table(rows: list[list[str]]) -> list[str]:
     return lines
 
 
-def _lines(node: Node, first: str, rest: str, told: set[str]) -> Iterator[str]:
+def _lines(node: Node, first: str, rest: str, shown_keys: set[str]) -> Iterator[str]:
     """The lines of a subtree; ``first`` leads the first line, ``rest`` the others. Records of the keys ``told`` were shown."""
     role = f"{node.role}: " if node.role else ""
     again = "  (shown above)" if node.repeated else ""
@@ -111,8 +111,8 @@ def _lines(node: Node, first: str, rest: str, told: set[str]) -> Iterator[str]:
     margin = rest + ("│    " if branches else "     ")
     for record in node.made_by:
         lines = list(_record_lines(record, node.reference))
-        yield from (margin + line for line in (lines[:1] if record.key in told else lines))
-        told.add(record.key)
+        yield from (margin + line for line in (lines[:1] if record.key in shown_keys else lines))
+        shown_keys.add(record.key)
     if not node.made_by:
         yield margin + "made outside: no record"
     for number, branch in enumerate(branches, start=1):
@@ -121,7 +121,7 @@ def _lines(node: Node, first: str, rest: str, told: set[str]) -> Iterator[str]:
         if isinstance(branch, Source):
             yield lead + _source_line(branch)
         else:
-            yield from _lines(branch, lead, follow, told)
+            yield from _lines(branch, lead, follow, shown_keys)
 
 
 def _record_lines(record: Provenance, made: Reference) -> Iterator[str]:
@@ -155,10 +155,10 @@ def _setting(value: Any) -> str:
     return " ".join((text if len(text) <= _LONGEST_SETTING else text[: _LONGEST_SETTING - 1] + "…").split())
 
 
-def _record_data(record: Provenance, made: Reference) -> dict[str, Any]:
+def _record_data(record: Provenance, output: Reference) -> dict[str, Any]:
     data = record.model_dump(mode="json")
     return data | {
-        "as": record.names_of(made),
+        "as": record.names_of(output),
         "config_digest": digest_of(record.config),
         "settings": settings_of(record),
         "sources": [{**vars(source), "settings": dict(source.settings)} for source in sources_of(record)],

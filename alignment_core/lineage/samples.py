@@ -43,13 +43,13 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
     ``lines`` are the run's stages. Raises UserError if there is no such stage, or it has no text.
     """
     line = lines.get(label)
-    found = _folder_of(store, line)
-    if found is None:
+    text = _folder_of(store, line)
+    if text is None:
         with_text = stages_with_text(store, lines)
         near = difflib.get_close_matches(label, with_text, n=3, cutoff=0.4) or with_text
         problem = "is not a stage of this run" if line is None else "has no text" if line.reference else "is not done"
         raise UserError(f"--stage {label}: it {problem}; stages with text are {', '.join(near) or 'none so far'}")
-    folder, rollouts = found
+    folder, rollouts = text
     if any(folder.glob(SHARDS)):
         rows, scores = list(_read(sorted(folder.glob(SHARDS)))), _scores_of(store, rollouts, lines)
         if scores:
@@ -84,9 +84,9 @@ def compared(store: Store, lines: Mapping[str, StageLine], count: int) -> tuple[
     evaluations = {label: line for label, line in lines.items() if label.endswith(EVALUATION)}
     with ThreadPoolExecutor() as pool:
         folders = pool.map(lambda line: _folder_of(store, line), evaluations.values())
-    for (label, line), found in zip(evaluations.items(), folders, strict=True):
-        if found is not None:
-            groups.setdefault(line.key_parts["inputs"]["prompts"], {})[label.removesuffix(EVALUATION)] = found[0]
+    for (label, line), text in zip(evaluations.items(), folders, strict=True):
+        if text is not None:
+            groups.setdefault(line.key_parts["inputs"]["prompts"], {})[label.removesuffix(EVALUATION)] = text[0]
     policies = max(groups.values(), key=len, default={})
     if len(policies) < 2:
         return [], []
@@ -109,15 +109,15 @@ def spaced(rows: Sequence[Any], count: int) -> list[Any]:
 
 def _folder_of(store: Store, line: StageLine | None) -> tuple[Path, Reference] | None:
     """The folder with the text that a stage made or is about, and its artifact; None where there is no text."""
-    made = [Reference.parse(text) for text in line.outputs.values()] if line else []
-    while made:
-        found = next((reference for reference in made if _has_text(store, reference)), None)
-        if found is not None:
-            return store.fetch(found), found
+    candidates = [Reference.parse(text) for text in line.outputs.values()] if line else []
+    while candidates:
+        with_text = next((reference for reference in candidates if _has_text(store, reference)), None)
+        if with_text is not None:
+            return store.fetch(with_text), with_text
         # An artifact may have been made several times from different things: what this run's stage used comes first.
-        records = [record.inputs for record in store.records.makers(made[0])] if line is None else [_inputs(line)]
+        records = [record.inputs for record in store.records.makers(candidates[0])] if line is None else [_inputs(line)]
         line = None
-        made = [inputs[role] for inputs in records for role in ROLLOUTS_FROM if role in inputs][:1]
+        candidates = [inputs[role] for inputs in records for role in ROLLOUTS_FROM if role in inputs][:1]
     return None
 
 
@@ -144,8 +144,8 @@ def _given(score: Row, names: Sequence[str]) -> Row:
 def _names_of_rewards(store: Store, line: StageLine | None) -> list[str]:
     """What the rewards of a stage are called; nothing where its record is not there, or a kind of reward is not installed."""
     record = store.records.by_key([line.made_by or line.key]).values() if line else ()
-    for one in record:
-        config = one.config.get("section", one.config)
+    for stage_record in record:
+        config = stage_record.config.get("section", stage_record.config)
         with suppress(UserError, ValueError):
             return reward_names([CHOICE.validate(reward) for reward in config.get("rewards", ())])
     return []
@@ -194,7 +194,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: _rounded(item) for name, item in value.items()}
     return value
 
 
@@ -203,7 +203,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {text_of(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {text_of(item)}" for name, item in value.items())
     if isinstance(value, list):
         return ", ".join(map(text_of, value))
     return "none" if value is None else str(value)

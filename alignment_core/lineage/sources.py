@@ -38,14 +38,14 @@ def sources_of(record: Provenance) -> tuple[Source, ...]:
     """The files with their digests or versions, Hub names with their commits, and tasks that the stage of a record read."""
     try:
         if record.stage == "base_model":
-            told = BaseModelConfig.model_validate(record.config)
-            return tuple(_of_model(str(told.model.name), told))
+            base = BaseModelConfig.model_validate(record.config)
+            return tuple(_of_model(str(base.model.name), base))
         if record.stage == "merge_adapter":
             pinned_adapter = MergeAdapterConfig.model_validate(record.config)
             return tuple(_of_model(pinned_adapter.adapter, pinned_adapter))
         if record.stage == "dataset":
             pinned = [PinnedSource.model_validate(entry) for entry in record.config.get("sources", ())]
-            return tuple(source for one in pinned for source in _of_rows(one))
+            return tuple(source for source_pin in pinned for source in _of_rows(source_pin))
     except ValidationError:  # another version wrote it
         return ()
     return tuple(_listed(record.config.get("sources")))
@@ -90,11 +90,11 @@ def settings_of(record: Provenance) -> dict[str, Any]:
     """
     try:
         config: BaseModel = load_stage(record.stage).config.model_validate(record.config)
-        told = config.model_dump(mode="json", exclude_defaults=True)
+        settings = config.model_dump(mode="json", exclude_defaults=True)
     except (UserError, ValidationError):
-        told = record.config
-    read = {"sources", "files", "remote", "commit", "data.sources", "model.name", "adapter"}  # what sources_of tells
-    return {path: value for path, value in _leaves(told) if path not in read}
+        settings = record.config
+    read = {"sources", "files", "remote", "commit", "data.sources", "model.name", "adapter"}  # listed by sources_of
+    return {path: value for path, value in _leaves(settings) if path not in read}
 
 
 def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

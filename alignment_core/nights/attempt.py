@@ -46,7 +46,9 @@ class Attempt:
 
     def fail(self, error: Exception) -> None:
         """Record a failure, which counts if the rows may have caused it."""
-        counts = may_be_caused_by_rows(error) and self.ledger.was_at_its_rows(self.night, unknown=not self.night.run)
+        counts = may_be_caused_by_rows(error) and self.ledger.was_working_on_rows(
+            self.night, unknown=not self.night.run
+        )
         failed = self.night.failed_attempts + bool(self.night.batch and counts)
         reasons = (f"{type(error).__name__}: {error}",)
         entry = self.night.model_copy(update={"state": "failed", "failed_attempts": failed, "reasons": reasons})
@@ -104,8 +106,10 @@ def _record_end(mine: Attempt, error: BaseException, announce: Callable[[Night],
 def _record_end_of_claim(mine: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
     """As above, where the claim itself was cut off: it may be in the ledger by then."""
     with suppress(Exception):  # the store may be away
-        claimed = [one for one in mine.ledger.batches() if (one.night, one.run) == (mine.night.night, mine.night.run)]
-        mine.night = next((one for one in claimed if one.state == "claimed"), mine.night)
+        claimed = [
+            entry for entry in mine.ledger.batches() if (entry.night, entry.run) == (mine.night.night, mine.night.run)
+        ]
+        mine.night = next((entry for entry in claimed if entry.state == "claimed"), mine.night)
     _record_end(mine, error, announce)
 
 

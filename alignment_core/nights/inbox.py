@@ -61,11 +61,11 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
         for name, path in files:
             digest = _digest(path)
             inbox.files[name] = digest if inbox.files.get(name, digest) == digest else None
-            for number, found in _rows(name, path, inbox.malformed, unfinished):
+            for number, content in _rows(name, path, inbox.malformed, unfinished):
                 lines += 1
                 where = f"{name}:{number}"
                 try:
-                    row = _read(found, where, source, known)
+                    row = _read(content, where, source, known)
                 except (ValueError, RecursionError, UserError) as error:
                     inbox.malformed.append(f"{where}: {error}")
                     continue
@@ -93,15 +93,15 @@ def _account(given: str, files: int, rows: int, new: int, unfinished: list[str])
     return f"{path}: {count}{waits}"
 
 
-def _read(found: dict[str, Any] | str, where: str, source: DataSource, known: Set[str]) -> InboxRow | None:
+def _read(content: dict[str, Any] | str, where: str, source: DataSource, known: Set[str]) -> InboxRow | None:
     """The row, or none if it is known. Raises ValueError or UserError that says what is wrong with it."""
-    if isinstance(found, str):
-        raise ValueError(found)
-    digest = digest_of(json.loads(json.dumps(found, default=str)))  # Parquet holds times and the like, too
+    if isinstance(content, str):
+        raise ValueError(content)
+    digest = digest_of(json.loads(json.dumps(content, default=str)))  # Parquet holds times and the like, too
     if digest in known:
         return None
-    format = formats.detect(found, source.format, source.columns, KIND)
-    pair = vars(KIND.formats[format].parse(Fields(found, source.columns)))
+    format = formats.detect(content, source.format, source.columns, KIND)
+    pair = vars(KIND.formats[format].parse(Fields(content, source.columns)))
     return InboxRow(digest, where, {name: value for name, value in pair.items() if value is not None})
 
 
@@ -116,10 +116,10 @@ def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) ->
     last: Found | None = None
     end = _end(path)
     try:
-        for found in read_file(path):
+        for row in read_file(path):
             if last is not None:
                 yield last
-            last = found
+            last = row
     except DataError as error:
         malformed.append(name + str(error).removeprefix(str(path)))
     except OSError as error:
@@ -163,15 +163,15 @@ def _files(given: str, store: Store) -> list[tuple[str, Path]]:
         raise UserError(
             f"dpo.data: {given}: there is no such file or folder; a glob such as {given.rstrip('/')}/*.jsonl may match none"
         )
-    found = sorted(glob.glob(pattern, root_dir=folder, recursive=True))
-    return [(Path(name).as_posix(), folder / name) for name in found if (folder / name).is_file()]
+    names = sorted(glob.glob(pattern, root_dir=folder, recursive=True))
+    return [(Path(name).as_posix(), folder / name) for name in names if (folder / name).is_file()]
 
 
 def _files_of_store(prefix: str, store: Store) -> list[tuple[str, Path]]:
     """The files of every artifact that a tag with this prefix names or has named."""
     names = [name for name in sorted(store.tags.all()) if name.startswith(prefix)]
-    found = dict.fromkeys(move.to for name in names for move in store.tags.history(name))
-    folders = {reference.short: store.fetch(reference) for reference in found}
+    references = dict.fromkeys(move.to for name in names for move in store.tags.history(name))
+    folders = {reference.short: store.fetch(reference) for reference in references}
     return [
         (f"{short}/{file.relative_to(folder).as_posix()}", file)
         for short, folder in folders.items()

@@ -31,7 +31,7 @@ def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most
     are drawn. Which of them is ``a`` is drawn, too. With ``most``, so many pairs of prompts that are drawn.
     """
     rewards = [row.get("reward") for row in scores] if scores else [None] * len(rollouts)
-    found = []
+    chosen_pairs = []
     for prompt, group in groupby(zip(rollouts, rewards, strict=True), key=lambda both: int(both[0]["prompt"])):
         completions: dict[str, tuple[Row, float | None]] = {}
         for row, reward in group:
@@ -50,11 +50,11 @@ def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most
         row = {"prompt": as_given(two[0]) or two[0]["prompt_text"], "a": two[0]["completion_text"]}
         row |= {"b": two[1]["completion_text"], "source": two[0]["source"]}
         row |= {"tools": tools} if (tools := tools_of(two[0])) else {}
-        found.append({"id": id_of(row), **row})
-    if most is not None and len(found) > most:
-        chosen = sorted(random.Random(derive_seed(seed, "labels")).sample(range(len(found)), most))
-        found = [found[number] for number in chosen]
-    return found
+        chosen_pairs.append({"id": id_of(row), **row})
+    if most is not None and len(chosen_pairs) > most:
+        chosen = sorted(random.Random(derive_seed(seed, "labels")).sample(range(len(chosen_pairs)), most))
+        chosen_pairs = [chosen_pairs[number] for number in chosen]
+    return chosen_pairs
 
 
 def id_of(row: Mapping[str, Any]) -> str:
@@ -64,10 +64,10 @@ def id_of(row: Mapping[str, Any]) -> str:
     return digest_of(json.loads(json.dumps(content)))[:DIGITS]
 
 
-def exported(found: Iterable[Row], format: Format) -> str:
+def exported(rows: Iterable[Row], format: Format) -> str:
     """The text of a file of pairs."""
     if format == "jsonl":
-        return "".join(json.dumps({**row, QUESTION: None}, ensure_ascii=False) + "\n" for row in found)
+        return "".join(json.dumps({**row, QUESTION: None}, ensure_ascii=False) + "\n" for row in rows)
     records = [
         {
             "id": row["id"],
@@ -79,7 +79,7 @@ def exported(found: Iterable[Row], format: Format) -> str:
             "suggestions": {},
             "responses": {},
         }
-        for row in found
+        for row in rows
     ]
     return json.dumps(records, ensure_ascii=False, indent=2) + "\n"
 
@@ -232,9 +232,9 @@ def _row_of_argilla(record: Row) -> Row | str:
     if isinstance(metadata.get("tools"), str):
         row["tools"] = json.loads(metadata["tools"])
     responses = (record.get("responses") or {}).get(QUESTION) or []
-    if not isinstance(responses, list) or not all(isinstance(one, dict) for one in responses):
+    if not isinstance(responses, list) or not all(isinstance(response, dict) for response in responses):
         return f"`responses.{QUESTION}` is no list of responses"
-    row["answers"] = [(str(one.get("user_id", "")), _answer(one.get("value"))) for one in responses]
+    row["answers"] = [(str(response.get("user_id", "")), _answer(response.get("value"))) for response in responses]
     return row
 
 
@@ -248,9 +248,9 @@ def file_name(rows: Sequence[Row]) -> str:
     return f"labels-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
 
-def check_pairs(found: Sequence[Row]) -> None:
+def check_pairs(rows: Sequence[Row]) -> None:
     """Raise DataError if there is nothing to label."""
-    if not found:
+    if not rows:
         raise DataError(
             "no prompt has two different completions to compare: sample more of each, or at a higher temperature"
         )

@@ -196,7 +196,7 @@ class Ledger(History):
         with Graph.of(self.store) as graph:
             return graph.descends(now, batch)
 
-    def was_at_its_rows(self, entry: Night, unknown: bool) -> bool:
+    def was_working_on_rows(self, entry: Night, unknown: bool) -> bool:
         """Whether a stage that depends on the rows of a night was under way or failed, by the journal of its run; ``unknown``
         where this ALIGN_HOME has none."""
         try:
@@ -206,9 +206,12 @@ class Ledger(History):
         lines = [line for line in journal.stages(entry.run).values() if line.state in ("running", "failed")]
         inputs = [Reference.parse(text) for line in lines for text in line.key_parts.get("inputs", {}).values()]
         with Graph.of(self.store) as graph:
-            return any(one == entry.batch or (entry.batch and graph.descends(one, entry.batch)) for one in inputs)
+            return any(
+                reference == entry.batch or (entry.batch and graph.descends(reference, entry.batch))
+                for reference in inputs
+            )
 
-    def _may_have_died_of_its_rows(self, entry: Night) -> bool:
+    def _rows_may_have_killed(self, entry: Night) -> bool:
         """Whether the process of a claimed night, which holds its rows no longer, may have died of them.
 
         The journal of its run can show that it did not: the process lives, or ended by itself and could not write into the
@@ -217,7 +220,7 @@ class Ledger(History):
         with suppress(NotFound):
             if journal.status_of(journal.read(entry.run)) != "died":
                 return False
-        return self.was_at_its_rows(entry, unknown=True)
+        return self.was_working_on_rows(entry, unknown=True)
 
     @contextmanager
     def claim(self, night: str, run: str = "", patience: float = STOPPING_SECONDS) -> Iterator[Claim]:
@@ -229,31 +232,31 @@ class Ledger(History):
         """
         given_up: list[Night] = []
         deadline = time.monotonic() + patience
-        with ExitStack() as held:
+        with ExitStack() as leases:
             while True:
                 try:
-                    claim = self._take(Night(night=night, run=run), held, given_up)
+                    claim = self._try_to_claim(Night(night=night, run=run), leases, given_up)
                     break
                 except Conflict:  # the ledger moved since it was read
-                    held.close()
+                    leases.close()
                 except AlreadyRuns:
                     if time.monotonic() > deadline:
                         raise
                 time.sleep(_POLL_SECONDS)
             yield claim
 
-    def _take(self, draft: Night, held: ExitStack, given_up: list[Night]) -> Claim:
-        """One try. Raises Conflict if another night was faster."""
+    def _try_to_claim(self, draft: Night, leases: ExitStack, given_up: list[Night]) -> Claim:
+        """One attempt. Raises Conflict if another night was faster."""
         head = self.store.tags.get(self.tag)
         nights = self.nights()
-        mine = next((one for one in reversed(nights) if one.night == draft.night), None)
+        mine = next((night_entry for night_entry in reversed(nights) if night_entry.night == draft.night), None)
         if mine and mine.state in OVER:
             return Claim(mine, given_up=tuple(given_up))
         last = _latest(nights)
         for batch, entry in sorted(last.items(), key=lambda item: item[1] is not mine):
             if entry.state in OVER or entry.state == GIVEN_UP:
                 continue
-            if not self._hold(batch, held):
+            if not self._lease(batch, leases):
                 if entry is mine and entry.state == "claimed":
                     raise AlreadyRuns(f"the night {draft.night} is being run by another process: wait until it ends")
                 continue
@@ -262,7 +265,7 @@ class Ledger(History):
             number, production = list(last).index(batch), self._production(batch, entry)
             if entry is mine and entry.state == "claimed" and production == entry.production:
                 return Claim(entry, number, tuple(given_up))
-            died = entry.state == "claimed" and self._may_have_died_of_its_rows(entry)
+            died = entry.state == "claimed" and self._rows_may_have_killed(entry)
             failed = entry.failed_attempts + died
             if failed >= MAX_FAILED_ATTEMPTS:
                 update = {"state": GIVEN_UP, "failed_attempts": failed, "reasons": ("the process of its night died",)}
@@ -271,22 +274,27 @@ class Ledger(History):
             update = {"batch": batch, "attempt": entry.attempt + 1, "failed_attempts": failed}
             update |= {"rows": entry.rows, "production": production}
             return Claim(self._append(draft.model_copy(update=update), head), number, tuple(given_up))
-        return self._take_new(draft, head, set(last), held, tuple(given_up))
+        return self._claim_new_rows(draft, head, set(last), leases, tuple(given_up))
 
-    def _take_new(
-        self, draft: Night, head: Reference | None, taken: Set[Reference], held: ExitStack, given_up: tuple[Night, ...]
+    def _claim_new_rows(
+        self,
+        draft: Night,
+        head: Reference | None,
+        taken: Set[Reference],
+        leases: ExitStack,
+        given_up: tuple[Night, ...],
     ) -> Claim:
         inbox = read_inbox(self.recipe.dpo.data.sources, self._digests(taken), self.store)
         count = len(inbox.malformed)
-        found = {"rows": len(inbox.rows), "malformed_rows": count, "malformed": tuple(inbox.malformed[:LISTED])}
-        found |= {"inbox": tuple(inbox.looked)}
+        findings = {"rows": len(inbox.rows), "malformed_rows": count, "malformed": tuple(inbox.malformed[:LISTED])}
+        findings |= {"inbox": tuple(inbox.looked)}
         if len(inbox.rows) < self.recipe.nightly.min_rows:
-            return Claim(self._append(draft.model_copy(update={**found, "state": "empty"}), head), given_up=given_up)
+            return Claim(self._append(draft.model_copy(update={**findings, "state": "empty"}), head), given_up=given_up)
         batch = self._publish(inbox, draft)
-        if not self._hold(batch, held):
+        if not self._lease(batch, leases):
             raise Conflict("another night is taking the same rows")
         production = self.store.tags.get(self.recipe.promotion.tag)
-        night = draft.model_copy(update={**found, "batch": batch, "attempt": 1, "production": production})
+        night = draft.model_copy(update={**findings, "batch": batch, "attempt": 1, "production": production})
         return Claim(self._append(night, head), len(taken), given_up)
 
     def _production(self, batch: Reference, last: Night) -> Reference | None:
@@ -299,15 +307,15 @@ class Ledger(History):
             return now
         return last.production if self.has_in_production(batch) else now
 
-    def _hold(self, batch: Reference, held: ExitStack) -> bool:
-        """Keep the batch for this process, unless another one that lives has it."""
-        lease = self.store.leases.take(night_path(batch.digest), self.tag)
+    def _lease(self, batch: Reference, held: ExitStack) -> bool:
+        """Lease the batch for this process; False where another process that is alive has it."""
+        lease = self.store.leases.acquire(night_path(batch.digest), self.tag)
         if lease is not None:
             held.callback(lease.release)
         return lease is not None
 
     def _publish(self, inbox: Inbox, draft: Night) -> Reference:
-        """The rows as an artifact: the same rows are the same artifact, whoever takes them."""
+        """The rows as an artifact, which is the same for the same rows."""
         started, rows = _now(), inbox.rows
         digests = [row.digest for row in rows]
         files = Counter(row.where.rpartition(":")[0] for row in rows)
@@ -333,11 +341,11 @@ class Ledger(History):
 
     def _digests(self, batches: Set[Reference]) -> set[str]:
         """The rows that were taken before."""
-        found = set()
+        digests = set()
         for batch in batches:
             with (self.store.fetch(batch) / ROWS).open(encoding="utf-8") as lines:
-                found |= {json.loads(line)["sha256"] for line in lines}
-        return found
+                digests |= {json.loads(line)["sha256"] for line in lines}
+        return digests
 
 
 def given_up_entry(night: Night) -> Night:

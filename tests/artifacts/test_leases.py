@@ -28,33 +28,33 @@ def written_elsewhere(store: Store, seconds: float = 60.0) -> None:
 
 
 def test_one_of_many_holds_it_and_its_end_frees_it(store: Store) -> None:
-    held = store.leases.take(PATH, "the first")
+    held = store.leases.acquire(PATH, "the first")
     assert held is not None
-    assert store.leases.take(PATH) is None
+    assert store.leases.acquire(PATH) is None
     holder = store.leases.holder(PATH)
     assert holder is not None
     assert holder.owner == "the first"
     held.release()
     assert store.leases.holder(PATH) is None
-    again = store.leases.take(PATH)
+    again = store.leases.acquire(PATH)
     assert again is not None
     again.release()
 
 
 def test_a_holder_that_died_here_is_followed_at_once(store: Store) -> None:
     def holds() -> None:
-        assert store.leases.take(PATH)
+        assert store.leases.acquire(PATH)
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert ended(in_child(holds)) == -signal.SIGKILL
     began = time.monotonic()
-    with store.leases.holding(PATH):
+    with store.leases.hold(PATH):
         assert time.monotonic() - began < 5, "no time to live had to pass"
 
 
 def test_a_holder_that_has_ended_and_whose_parent_has_not_heard_of_it_is_dead(store: Store) -> None:
     def holds() -> None:
-        assert store.leases.take(PATH)
+        assert store.leases.acquire(PATH)
         os._exit(0)
 
     child = in_child(holds)
@@ -67,7 +67,7 @@ def test_a_machine_that_lost_its_home_and_has_another_name_is_still_known(
     store: Store, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new container's, say: what tells is the kernel, not a file below ALIGN_HOME and not the host's name."""
-    held = store.leases.take(PATH)
+    held = store.leases.acquire(PATH)
     assert held is not None
     monkeypatch.setenv("ALIGN_HOME", str(home / "another"))
     monkeypatch.setattr("socket.gethostname", lambda: "another")
@@ -83,7 +83,7 @@ def test_a_child_does_not_keep_its_parent_alive(store: Store) -> None:
     ready, over = os.pipe(), os.pipe()
 
     def holds() -> None:
-        assert store.leases.take(PATH)
+        assert store.leases.acquire(PATH)
         if os.fork() == 0:
             os.write(ready[1], b"!")
             os.close(over[1])
@@ -103,11 +103,11 @@ def test_a_holder_elsewhere_lives_as_long_as_it_said_by_the_stores_clock(
     written_elsewhere(store, seconds=60)
     now = time.time()
     monkeypatch.setattr("time.time", lambda: now + 9e9)  # the clock of a machine that is far ahead
-    assert store.leases.take(PATH) is None
+    assert store.leases.acquire(PATH) is None
     monkeypatch.setattr(store.backend, "now", lambda: now + 50)
-    assert store.leases.take(PATH) is None
+    assert store.leases.acquire(PATH) is None
     monkeypatch.setattr(store.backend, "now", lambda: now + 70)
-    held = store.leases.take(PATH)
+    held = store.leases.acquire(PATH)
     assert held is not None
     held.release()
 
@@ -118,7 +118,7 @@ def test_of_many_that_follow_one_wins(store: Store) -> None:
 
     def follows() -> None:
         start.wait()
-        if held := store.leases.take(PATH):
+        if held := store.leases.acquire(PATH):
             won.append(held)
 
     threads = [threading.Thread(target=follows) for _ in range(16)]
@@ -132,7 +132,7 @@ def test_of_many_that_follow_one_wins(store: Store) -> None:
 
 
 def test_who_lost_a_lease_hears_of_it_and_does_not_take_it_from_its_follower(store: Store) -> None:
-    held = store.leases.take(PATH, seconds=0.6)
+    held = store.leases.acquire(PATH, seconds=0.6)
     assert held is not None
     stored = store.backend.stat(PATH)
     assert stored is not None
@@ -150,7 +150,7 @@ def test_who_lost_a_lease_hears_of_it_and_does_not_take_it_from_its_follower(sto
 
 
 def test_who_cannot_renew_hears_of_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = store.leases.take(PATH, seconds=0.3)
+    held = store.leases.acquire(PATH, seconds=0.3)
     assert held is not None
 
     def fails(*_: object, **__: object) -> None:
@@ -167,7 +167,7 @@ def test_who_cannot_renew_hears_of_it(store: Store, monkeypatch: pytest.MonkeyPa
 def test_a_renewal_that_reached_the_store_without_an_answer_costs_nobody_the_lease(
     store: Store, monkeypatch: pytest.MonkeyPatch, renewed: bool
 ) -> None:
-    held = store.leases.take(PATH, seconds=0.9 if renewed else 600)
+    held = store.leases.acquire(PATH, seconds=0.9 if renewed else 600)
     assert held is not None
     put, failed = store.backend.put, threading.Event()
 
@@ -193,7 +193,7 @@ def test_a_renewal_that_reached_the_store_without_an_answer_costs_nobody_the_lea
 def test_a_release_finds_its_lease_after_two_renewals_that_heard_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = store.leases.take(PATH, seconds=600)
+    held = store.leases.acquire(PATH, seconds=600)
     assert held is not None
     put = store.backend.put
 
@@ -222,7 +222,7 @@ def test_a_store_with_leases_travels(store: Store) -> None:
 
 def test_a_publisher_waits_for_a_collector_that_deletes_and_not_for_one_that_died(store: Store, write) -> None:  # type: ignore[no-untyped-def]
     reference = store.publish(write("d"), "model")
-    with store.leases.holding(COLLECTOR):
+    with store.leases.hold(COLLECTOR):
         publisher = in_child(lambda: open_store(store.uri).publish(write("d"), "model"))
         deadline = time.monotonic() + 30
         while len(list(store.backend.list(PUBLICATIONS))) < 2:
@@ -234,7 +234,7 @@ def test_a_publisher_waits_for_a_collector_that_deletes_and_not_for_one_that_die
     assert store.verify(reference) == []
 
     def collector_that_dies() -> None:
-        with store.leases.holding(COLLECTOR):
+        with store.leases.hold(COLLECTOR):
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert ended(in_child(collector_that_dies)) == -signal.SIGKILL

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import open_store
-from alignment_core.artifacts.leases import Held, Leases
+from alignment_core.artifacts.leases import HeldLease, Leases
 from alignment_core.artifacts.s3 import S3Backend
 from alignment_core.artifacts.s3_client import pause
 from alignment_core.artifacts.s3_requests import PART
@@ -152,7 +152,7 @@ def test_a_412_is_a_loss_unless_the_object_is_ones_own(backend: S3Backend, proxy
 def test_a_release_whose_answer_is_lost_leaves_the_lease_of_the_next_holder(
     backend: S3Backend, proxy: Faulty, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, taken, deletions = S3Backend(backend.bucket, backend.prefix), list[Held | None](), itertools.count()
+    other, taken, deletions = S3Backend(backend.bucket, backend.prefix), list[HeldLease | None](), itertools.count()
     with monkeypatch.context() as direct:
         direct.setenv("AWS_ENDPOINT_URL", s3_server.url)
         assert other.stat("leases/one") is None  # and stays connected past the proxy
@@ -162,10 +162,10 @@ def test_a_release_whose_answer_is_lost_leaves_the_lease_of_the_next_holder(
             return None
         if next(deletions) == 0:
             return Fault(lost=True)
-        taken.append(Leases(other).take("leases/one"))  # before the second try comes to the server
+        taken.append(Leases(other).acquire("leases/one"))  # before the second try comes to the server
         return None
 
-    held = Leases(backend).take("leases/one")
+    held = Leases(backend).acquire("leases/one")
     assert held is not None
     proxy.rule = rule
     held.release()
