@@ -11,6 +11,7 @@ import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.paths import BLOBS, LEASES, MANIFESTS, USES
+from alignment_core.canonical import digest_of
 from tests.processes import ended, in_child
 from tests.servers.hub import ORGANISATION, HubServer
 
@@ -54,6 +55,17 @@ def draft() -> Callable[..., ProvenanceDraft]:
         return ProvenanceDraft.model_validate({"key": key, "stage": "sft", "label": "round-1/sft"} | fields)
 
     return make
+
+
+@pytest.fixture
+def make(write: Callable[..., Path], draft: Callable[..., ProvenanceDraft]) -> Callable[..., Reference]:
+    """``make(store, "name")`` publishes an artifact with a record, made from others."""
+
+    def made(store: Store, name: str, *used: Reference, kind: str = "model") -> Reference:
+        inputs = {f"input-{number}": one for number, one in enumerate(used)}
+        return store.publish(write(name, {"file": name}), kind, draft(digest_of(name), label=name, inputs=inputs))
+
+    return made
 
 
 def age(store: Store, days: float) -> None:
