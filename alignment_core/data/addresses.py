@@ -317,7 +317,7 @@ def _of_s3(chain: Sequence[Exception], address: str) -> AlignmentError | None:
     """What botocore's error among these means; None if there is none."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from alignment_core.artifacts.s3_client import LOST, code_of, told
+    from alignment_core.artifacts.s3_client import LOST, code_of, translate_errors
 
     cause = next((one for one in chain if isinstance(one, BotoCoreError | ClientError)), None)
     if cause is None:
@@ -325,7 +325,7 @@ def _of_s3(chain: Sequence[Exception], address: str) -> AlignmentError | None:
     if code_of(cause) in LOST:
         return _changed(address)
     try:
-        with told("read", address, ""):
+        with translate_errors("read", address, ""):
             raise cause
     except NotFound:
         return UserError(f"{address}: there is no such file")
