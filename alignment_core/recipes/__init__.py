@@ -1,7 +1,7 @@
-"""Recipes: what to run, as frozen typed objects that come from YAML.
+"""Recipes: frozen typed objects that are read from YAML.
 
-What is here by name is imported when it is first asked for: modules that plug-ins bring import the sections below, and must
-not load, by that, what collects the plug-ins.
+The names below are imported on first use: modules of plug-ins import the sections, which must not load the modules that collect
+the plug-ins.
 """
 # ruff: noqa: F401
 

@@ -16,18 +16,18 @@ from alignment_core.recipes.paths import is_number
 
 TRUTH_FOR_NUMBER = "truth_for_number"
 REFUSES_UNUSED: ContextVar[bool] = ContextVar("refuses unused fields", default=False)
-"""Whether fields that nothing reads are refused: of those who write a recipe, not of recipes that were kept."""
+"""Whether fields without effect are refused: in recipes that users write, but not in stored ones."""
 
 
 @dataclass(frozen=True)
 class NameOf:
-    """Annotation of a text that is one of ``names`` or of what plug-ins bring; these are asked for when they are needed."""
+    """Annotation of a text that is one of ``names`` or a name from plug-ins, which are loaded when they are needed."""
 
     names: tuple[str, ...]
     more: Callable[[], Iterable[str]]
 
     def choices(self) -> tuple[str, ...]:
-        """All that it may be. Raises UserError if a plug-in does not load."""
+        """All allowed names. Raises UserError if a plug-in does not load."""
         return tuple(dict.fromkeys((*self.names, *self.more())))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -44,16 +44,16 @@ class NameOf:
 
 
 class Config(BaseModel):
-    """A piece of a recipe. Field descriptions are what ``--help``, the run form and the docs show."""
+    """A section of a recipe. The run form, ``align fields`` and the docs show its field descriptions."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
     def refuse_unused(self, names: Iterable[str], why: str, cure: str = "leave it out") -> None:
-        """Raise ValueError for the first of these fields that somebody has set, as nothing would read it.
+        """Raise ValueError for the first of these fields that is set although it has no effect.
 
-        ``cure`` is what to do. Recipes that were stored, such as those in records, pass.
+        ``cure`` tells what to do. Stored recipes, such as those in records, pass.
         """
         for name in names if REFUSES_UNUSED.get() else ():
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
@@ -61,15 +61,15 @@ class Config(BaseModel):
 
     @classmethod
     def alternatives(cls) -> tuple[type[Config], ...]:
-        """The configuration objects of which a recipe has one where this is what a field holds; none if it is this one."""
+        """The subclasses one of which a field of this type holds; empty if it holds this class itself."""
         return ()
 
     @classmethod
     def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:
-        """JSON schemas of what stands for this object in a recipe, beside an object of its fields.
+        """JSON schemas of shorthands for this object in a recipe.
 
-        ``fields`` is the schema of that object, and may be added to. What a ``before`` validator takes belongs here: the
-        run form and Prefect's server know only the schema.
+        ``fields`` is the schema of the object with its fields, and may be extended. Every form that a ``before`` validator
+        accepts belongs here, as the run form and Prefect's server know only the schema.
         """
         return []
 
@@ -82,7 +82,7 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _truth_is_no_number(cls, content: Any) -> Any:
-        """Pydantic would take ``yes`` for 1."""
+        """Refuse truth values as numbers: pydantic converts ``yes`` to 1."""
         for name, field in cls.model_fields.items() if isinstance(content, dict) else ():
             accepted = {field.annotation, *typing.get_args(field.annotation)}
             if isinstance(content.get(name), bool) and accepted & {int, float} and bool not in accepted:
@@ -92,7 +92,7 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _numbers_with_exponents(cls, content: Any) -> Any:
-        """Pydantic would refuse the text ``1e3`` for an integer."""
+        """Convert texts such as ``1e3``, which pydantic refuses as integers."""
         if not isinstance(content, dict):
             return content
         numbers = {}

@@ -1,4 +1,4 @@
-"""YAML plus ``--set`` overrides → a recipe, or one sentence per mistake that names the field and the fix."""
+"""Load recipes from YAML and ``--set`` overrides; each mistake is a sentence with the field and the fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 
 _DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
-"""A file by which a process reads what it was handed open."""
+"""A path that stands for an open file descriptor."""
 
 
 def load_recipe(
@@ -31,9 +31,9 @@ def load_recipe(
 ) -> BaseRecipe:
     """Read the recipe in the YAML file ``path`` and apply ``overrides`` such as ``iterative_dpo.rounds=3``.
 
-    With ``sweeps`` such as ``dpo.loss.beta=0.05,0.1`` it is the sweep over that recipe.
+    With ``sweeps`` such as ``dpo.loss.beta=0.05,0.1`` the result is a sweep over that recipe.
 
-    Relative paths in the file begin at its folder, those in ``overrides`` at ``working_folder`` (default: this process's).
+    Paths in the file are relative to its folder, those in ``overrides`` to ``working_folder`` (default: this process's).
     Raises UserError with one line per mistake.
     """
     try:
@@ -62,18 +62,18 @@ def load_recipe(
 
 
 def folder_of(path: Path) -> Path:
-    """Where the relative paths of the recipe in the file ``path`` begin."""
+    """The folder of relative paths in the recipe at ``path``."""
     absolute = path.absolute()
     piped = _DESCRIPTOR.fullmatch(str(absolute)) or not stat.S_ISREG(absolute.stat().st_mode)
-    return Path.cwd() if piped else absolute.parent.resolve()  # one that is piped in has no folder of its own
+    return Path.cwd() if piped else absolute.parent.resolve()  # a piped recipe has no folder of its own
 
 
 def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused: bool = False) -> BaseRecipe:
-    """Validate plain data as the recipe that its ``method`` names. Raises UserError with one line per mistake; first of all for
-    fields that hold a secret themselves, so that no other message quotes them.
+    """Validate plain data as a recipe of its ``method``. Raises UserError with one line per mistake. Literal secrets are
+    refused first, so that no other message quotes them.
 
-    Relative paths in it stay relative, but for texts that are :class:`~alignment_core.recipes.paths.Written`. What somebody
-    writes now must not set fields that nothing reads (``refuse_unused``); in a recipe that was kept they are passed over.
+    Relative paths stay relative, except in texts that are :class:`~alignment_core.recipes.paths.Written`. ``refuse_unused``
+    refuses fields without effect, for recipes that users write; in stored recipes they are ignored.
     """
     refuse_literals(content, origin)
     name = content.get("method")
@@ -92,10 +92,10 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused:
 
 def _no_method(name: Any) -> str:
     known = methods.METHODS.names()
-    meant = {alias: one.name for one in methods.loaded()[0] for alias in (one.name, *one.aliases)}
-    near = difflib.get_close_matches(str(name), meant, n=1, cutoff=0.4)
+    names = {alias: method.name for method in methods.loaded()[0] for alias in (method.name, *method.aliases)}
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = (
-        f"; did you mean {meant[near[0]]!r}?"
+        f"; did you mean {names[near[0]]!r}?"
         if near
         else "; a plug-in that provides it must be installed"
         if name
@@ -108,7 +108,7 @@ def _no_method(name: Any) -> str:
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: Path | None = None) -> dict[str, Any]:
     """A copy of ``content`` in which each ``path=value`` is set; values are read as YAML, numbers index lists.
 
-    Relative paths in the values begin at ``folder``, by default the working folder.
+    Paths in the values are relative to ``folder``, by default the working folder.
     """
     folder = folder or Path.cwd()
     for override in overrides:
@@ -124,13 +124,13 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: P
 
 
 def set_field(content: dict[str, Any], path: str, value: Any, option: str) -> dict[str, Any]:
-    """A copy of ``content`` in which ``path`` is set. Raises UserError, beginning with ``option``, where it leads nowhere."""
+    """A copy of ``content`` in which ``path`` is set. Raises UserError, beginning with ``option``, for an impossible path."""
     changed: dict[str, Any] = _with(content, path.split("."), value, option)
     return changed
 
 
 def _with(node: Any, steps: list[str], value: Any, option: str) -> Any:
-    """``node`` with ``value`` at the end of the path ``steps``; what lies beside the path is shared, not copied."""
+    """``node`` with ``value`` at the end of the path ``steps``. Parts beside the path are shared, not copied."""
     step, rest = steps[0], steps[1:]
     if isinstance(node, list):
         if not step.isdigit() or int(step) >= len(node):
@@ -148,10 +148,10 @@ def _with(node: Any, steps: list[str], value: Any, option: str) -> Any:
 
 
 def _values(sweeps: Iterable[str], folder: Path) -> dict[str, list[Any]]:
-    """The values of each field of texts such as ``dpo.loss.beta=0.05,0.1``; relative paths in them begin at ``folder``."""
+    """The values of each field in texts such as ``dpo.loss.beta=0.05,0.1``; paths in them are relative to ``folder``."""
     fields: dict[str, list[Any]] = {}
     for sweep in sweeps:
-        path, separator, text = (one.strip() for one in sweep.partition("="))
+        path, separator, text = (part.strip() for part in sweep.partition("="))
         if not (path and separator and text):
             raise UserError(f"--sweep {sweep}: write it as path=value,value, such as dpo.loss.beta=0.05,0.1,0.3")
         if path in fields:
@@ -165,18 +165,18 @@ def _values(sweeps: Iterable[str], folder: Path) -> dict[str, list[Any]]:
 
 
 def value_of(text: str) -> Any:
-    """What somebody writes on a command line. Raises YAMLError."""
+    """The value of a text on a command line. Raises YAMLError."""
     return yaml_values.load(text)
 
 
 def _twice(error: yaml.YAMLError) -> str:
-    """Which field occurs twice, if that is the error."""
+    """The field that occurs twice, if that is the error."""
     problem = str(getattr(error, "problem", ""))
     return f": {problem}" if problem.endswith("occurs twice") else ""
 
 
 def _causes(error: ValidationError) -> list[Any]:
-    """The mistakes, without "too short" for a list that is too short only because its items are wrong."""
+    """The mistakes, without "too short" for a list that is too short only because its items are invalid."""
     items = error.errors(include_url=False)
     inside = {item["loc"][: len(item["loc"]) - cut] for item in items for cut in range(1, len(item["loc"]))}
     return [item for item in items if not (item["type"] == "too_short" and item["loc"] in inside)]
@@ -213,7 +213,7 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
             return []
         model = inner
     kinds = model.alternatives() if issubclass(model, Config) else ()
-    known = dict.fromkeys(name for one in (model, *kinds) for name in one.model_fields)
+    known = dict.fromkeys(name for kind in (model, *kinds) for name in kind.model_fields)
     return [*known, *(DataSource.model_fields if model is DataConfig else ())]  # its shorthand
 
 
@@ -221,7 +221,7 @@ def _config_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType, tuple, list):
-        return next((found for found in map(_config_in, typing.get_args(annotation)) if found), None)
+        return next((config for config in map(_config_in, typing.get_args(annotation)) if config), None)
     return None
 
 

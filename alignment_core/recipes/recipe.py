@@ -1,4 +1,4 @@
-"""What every recipe holds; a method adds its own sections, see :mod:`alignment_core.recipes.methods`."""
+"""The fields of every recipe; methods add their own sections, see :mod:`alignment_core.recipes.methods`."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from alignment_core.recipes.sections.tracking import TrackingConfig
 
 
 class BaseRecipe(Config):
-    """What every recipe holds."""
+    """The fields of every recipe."""
 
     method: str
-    """What to run."""
+    """Method of the run."""
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Name of the run in tables, logs and the Prefect UI."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Random seed, from which all others are derived."""
+    """Random seed; all others are derived from it."""
     model: ModelConfig
     """The model to start from."""
     evaluation: EvaluationConfig | None = None
-    """How the policy is evaluated. Default: no evaluation."""
+    """Evaluation of the policy. Default: none."""
     promotion: PromotionConfig | None = None
-    """Which tag to move, and the gates that must pass. Default: no promotion."""
+    """Tag to move to the policy, and gates that must pass. Default: no promotion."""
     store: FolderPath | None = None
-    """Folder, `s3://bucket/prefix` or `hf://organisation/name` of the artifact store. Default: `$ALIGN_STORE`, what
-    `align store use` chose, or `$ALIGN_HOME/store`."""
+    """Artifact store: a folder, `s3://bucket/prefix` or `hf://organisation/name`. Default: `$ALIGN_STORE`, the store that
+    `align store use` has set, or `$ALIGN_HOME/store`."""
     reuse_across_versions: tuple[str, ...] = ()
-    """Reuse cached results that were computed with other versions of these packages, such as `[torch, vllm]`. Default: a
-    stage runs again after an upgrade of a package that computes its result."""
+    """Packages, such as `[torch, vllm]`, whose version does not matter for cached results. Default: a stage runs again after an
+    upgrade of a package that computes its result."""
     resources: ResourcesConfig = ResourcesConfig()
     """Placement, memory and deadlines; not part of any stage's key. With few exceptions (docs/design.md, Determinism)
     they change a result by rounding at most."""
     retention: RetentionConfig = RetentionConfig()
-    """What is deleted when the run ends."""
+    """Deletion of old data when the run ends."""
     tracking: TrackingConfig = TrackingConfig()
     """W&B and TensorBoard; they never change a result."""
 
@@ -52,20 +52,19 @@ class BaseRecipe(Config):
 
     @property
     def has_reward_model(self) -> bool:
-        """Whether it has a section `reward_model`."""
+        """Whether the recipe has a section `reward_model`."""
         return getattr(self, "reward_model", None) is not None
 
     @property
     def measured_in_training(self) -> tuple[str, ...]:
-        """Metrics for gates that trainings measure on rows that they hold out: those of this recipe, or the one that made its
-        existing reward model."""
+        """Metrics for gates that trainings measure on held-out rows, including the training of an existing reward model."""
         judge = getattr(self, "reward_model", None)
         if judge is None or (judge.data is not None and not judge.data.has_test_rows):
             return ()
         return ("reward_model_accuracy",)
 
     def check_ours(self, rewards: Sequence[RewardConfig], field: str) -> None:
-        """Raise ValueError if ``rewards``, which it has at ``field``, ask for a reward model that it does not have."""
+        """Raise ValueError if the rewards at ``field`` refer to a reward model that the recipe does not have."""
         for section in {reward.KEY: None for reward in rewards if reward.model == "ours"}:
             if getattr(self, section, None) is None:
                 lacks = section not in type(self).model_fields
@@ -73,8 +72,8 @@ class BaseRecipe(Config):
                 raise ValueError(f"`{field}` refers to the {section.replace('_', ' ')} `ours`: {cure}")
 
     def check_used(self, rewards: Sequence[RewardConfig], field: str) -> None:
-        """Raise ValueError if it has a section `reward_model` that neither ``rewards``, which it has at ``field``, nor the
-        evaluation uses. An evaluation without rewards does."""
+        """Raise ValueError if the recipe has a section `reward_model` that neither the rewards at ``field`` nor the evaluation
+        use. An evaluation without rewards uses it by default."""
         evaluation = self.evaluation
         if not self.has_reward_model or (evaluation and not evaluation.rewards):
             return
@@ -124,7 +123,7 @@ class BaseRecipe(Config):
 
 KL_NEEDS = (
     "`kl` is estimated from samples of the unmodified policy: give `evaluation.generation` a `temperature` above 0 and leave "
-    "`top_p`, `top_k` and `min_p` out, or use another metric"
+    "out `top_p`, `top_k` and `min_p`, or use another metric"
 )
 GIVEN_BY = {
     "accuracy": "`evaluation.verifier`",
@@ -133,4 +132,4 @@ GIVEN_BY = {
     "judged_win_rate": "`evaluation.judge`",
     "lm_eval": "`evaluation.lm_eval`",
 }
-"""What an evaluation measures metrics by that not every one has."""
+"""The fields that add metrics to an evaluation."""

@@ -1,5 +1,5 @@
-"""URLs of servers in recipes: one or several, http or https, without a password. ``env:NAME`` stands for the whole URL or for
-the value of a parameter of its query, see :mod:`alignment_core.credentials`."""
+"""URLs of servers in recipes: http or https, without a password. ``env:NAME`` stands for the whole URL or for the value of a
+parameter of its query, see :mod:`alignment_core.credentials`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from alignment_core.credentials import is_reference
 
 
 def _or_one_text(schema: dict[str, Any]) -> None:
-    """One text stands for a list of one."""
+    """Allow a text for a list with one item."""
     schema["anyOf"] = [{"type": schema.pop("type"), "items": schema.pop("items")}, {"type": "string"}]
 
 
-def _one_is_a_list_of_one(urls: Any) -> Any:
+def _as_list(urls: Any) -> Any:
     return (urls,) if isinstance(urls, str) else urls
 
 
@@ -38,7 +38,7 @@ def _are_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
 Urls = Annotated[
     tuple[str, ...],
     Field(min_length=1, json_schema_extra=_or_one_text),
-    BeforeValidator(_one_is_a_list_of_one),
+    BeforeValidator(_as_list),
     AfterValidator(_are_urls),
 ]
-"""Replicas of one server. In a recipe a single text stands for a list of one."""
+"""URLs of the replicas of a server. In a recipe, a text stands for a list with one URL."""

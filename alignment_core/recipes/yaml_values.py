@@ -1,4 +1,4 @@
-"""YAML as recipes are written in it: numbers of YAML 1.2's core schema, dates as texts, and no field twice."""
+"""The YAML of recipes: numbers of YAML 1.2's core schema, dates as texts, no duplicate fields."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from alignment_core.recipes.numbers import NumberText
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 """YAML 1.2.2, section 10.3.2."""
-_OF_OLD = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
+_YAML_1_1_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
 _INTEGER_TAG, _FLOAT_TAG = "!core-int", "!core-float"
 LARGEST_BITS = 1023
-"""Of a whole number: larger ones are no floating-point numbers."""
+"""Maximum size of an integer: larger ones cannot be converted to floating point."""
 
 
 class Loader(yaml.SafeLoader):
-    """PyYAML's loader, which follows YAML 1.1, with the numbers of 1.2: `1e-3` is one, `010` is ten, `1_000` and `1:30` are
-    texts, and so are dates, which JSON does not have. A number with an exponent and without a dot is a :class:`NumberText`, as
-    it may be part of a name.
+    """PyYAML's loader, which follows YAML 1.1, with the numbers of YAML 1.2: `1e-3` is a number, `010` is ten, `1_000` and
+    `1:30` are texts, and so are dates, which JSON does not have. A number with an exponent and without a dot is a
+    :class:`NumberText`, as it may be part of a name.
 
-    Of a field that occurs twice PyYAML silently takes the last; here it is an error. Fields of merge keys do not count.
+    PyYAML silently takes the last of duplicate fields; here they are an error, except for fields of merge keys.
     """
 
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OF_OLD]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _YAML_1_1_TAGS]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """The fields as they are written: once it is constructed, a mapping has those of its merge keys, too."""
+        """Refuse duplicate fields here, because the constructed mapping also has the fields of its merge keys."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -44,7 +44,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_core_int(self, node: yaml.ScalarNode) -> int:
-        """Of a decimal, octal (`0o17`) or hexadecimal (`0x1f`) number."""
+        """An integer from decimal, octal (`0o17`) or hexadecimal (`0x1f`) digits."""
         text = str(node.value)
         number = int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         if number.bit_length() > LARGEST_BITS:
@@ -52,7 +52,7 @@ class Loader(yaml.SafeLoader):
         return number
 
     def construct_core_float(self, node: yaml.ScalarNode) -> float | NumberText:
-        """Of a number with a dot or an exponent."""
+        """A number with a dot or an exponent."""
         text = str(node.value)
         if "." not in text:
             return NumberText(text)
@@ -68,12 +68,12 @@ for _tag, _pattern, _construct in (
 
 
 MOST_VALUES = 1_000_000
-"""Fields and items of a recipe in which each alias is written out."""
+"""Maximum number of fields and items in a recipe with expanded aliases."""
 
 
 def load(text: str) -> Any:
-    """The value of a text. Raises yaml.YAMLError, also for a value that no recipe can have: an alias inside its own anchor,
-    nesting without end, a number of thousands of digits, aliases of aliases that stand for too much."""
+    """The value of a text. Raises yaml.YAMLError, also for an alias inside its own anchor, for very deep nesting, for a number
+    with thousands of digits, and for nested aliases that expand to too many values."""
     try:
         value = yaml.load(text, Loader)
         if _size(value, {}) > MOST_VALUES:
@@ -86,7 +86,7 @@ def load(text: str) -> Any:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """Values inside ``value``, with those of aliases counted at each place; ``known`` has 0 for those under way."""
+    """Number of values in ``value`` with expanded aliases; ``known`` has 0 for values that are being counted."""
     if not isinstance(value, dict | list):
         return 1
     if known.get(id(value)) == 0:
@@ -94,5 +94,5 @@ def _size(value: Any, known: dict[int, int]) -> int:
     if id(value) not in known:
         known[id(value)] = 0
         inner = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(one, known) for one in inner)
+        known[id(value)] = 1 + sum(_size(item, known) for item in inner)
     return known[id(value)]

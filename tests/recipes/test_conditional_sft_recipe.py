@@ -34,7 +34,7 @@ def test_the_wanted_values_are_written_as_those_of_the_rows() -> None:
         ({"attributes": {"a b": {"reward": {"verifier": "math"}}}}, "'a b' cannot name one"),
         (
             {"attributes": {"good": {"reward": {"verifier": "math", "normalise": "group"}}}, "wanted": [{"good": 1}]},
-            "`attributes.good.reward.normalise`: a value is written as it is",
+            "`attributes.good.reward.normalise`: values are not normalised",
         ),
         (
             {"attributes": {"good": {"reward": {"reward_model": "ours"}}}, "wanted": [{"good": 1}]},

@@ -19,7 +19,7 @@ ALONE: dict[str, Any] = {"method": "evaluate", "name": "e", "model": "some/model
         ({"models": {"model": "a/b"}}, "`models.model`: tables call something else so"),
         ({"models": {"a/b": "a/b"}}, "string should match pattern"),
         ({"evaluation": None}, "evaluation"),
-        ({"evaluation": {**EVALUATION, "pass_at": [8]}}, "`pass_at`: 8 completions of a prompt are needed; raise"),
+        ({"evaluation": {**EVALUATION, "pass_at": [8]}}, "`pass_at` needs 8 completions of a prompt: raise"),
         ({"evaluation": {**EVALUATION, "pass_at": [0]}}, "greater than or equal to 1"),
         ({"evaluation": {"prompts": "prompts.jsonl", "pass_at": [1]}}, "`pass_at` needs a `verifier`"),
     ],
@@ -54,7 +54,7 @@ def test_a_temperature_that_vllm_would_raise_is_refused(temperature: float, is_t
     if is_taken:
         assert load(recipe)
     else:
-        assert "vLLM raises temperatures below 0.01 to it" in refusal(load, recipe)
+        assert "vLLM raises lower temperatures to 0.01" in refusal(load, recipe)
 
 
 def test_a_sweep_is_not_ranked_by_kl_where_sampling_excludes_tokens(load: Load) -> None:

@@ -8,20 +8,20 @@ import pytest
 
 from tests.recipes.contents import JUDGE, RL, ROUNDS, SFT, Load, refusal
 
-LOOKS: dict[str, Any] = {"eval_steps": 10, "metric_for_best_model": "loss"}
+EVALUATION: dict[str, Any] = {"eval_steps": 10, "metric_for_best_model": "loss"}
 HELD_OUT: dict[str, Any] = {"path": "rows.jsonl", "test_rows": 10}
 
 
 def test_a_section_with_held_out_rows_may_choose_the_best(load: Load) -> None:
-    assert load(SFT | {"sft": {"data": HELD_OUT, "training": {**LOOKS, "early_stopping_patience": 3}}})
-    assert load(JUDGE | {"reward_model": {"data": HELD_OUT, "training": LOOKS}})
+    assert load(SFT | {"sft": {"data": HELD_OUT, "training": {**EVALUATION, "early_stopping_patience": 3}}})
+    assert load(JUDGE | {"reward_model": {"data": HELD_OUT, "training": EVALUATION}})
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (SFT | {"sft": {"data": "rows.jsonl", "training": LOOKS}}, "set `data.test_rows`"),
-        (JUDGE | {"reward_model": {"data": "rows.jsonl", "training": LOOKS}}, "set `data.test_rows`"),
+        (SFT | {"sft": {"data": "rows.jsonl", "training": EVALUATION}}, "set `data.test_rows`"),
+        (JUDGE | {"reward_model": {"data": "rows.jsonl", "training": EVALUATION}}, "set `data.test_rows`"),
         (
             SFT | {"sft": {"data": HELD_OUT, "training": {"metric_for_best_model": "loss"}}},
             "`metric_for_best_model` needs `eval_steps`",
@@ -31,10 +31,13 @@ def test_a_section_with_held_out_rows_may_choose_the_best(load: Load) -> None:
             "`early_stopping_patience` needs `metric_for_best_model`",
         ),
         (
-            ROUNDS | {"iterative_dpo": {"prompts": "prompts.jsonl", "training": LOOKS}},
+            ROUNDS | {"iterative_dpo": {"prompts": "prompts.jsonl", "training": EVALUATION}},
             "`eval_steps` has no effect in `iterative_dpo.training`: the pairs of a round hold out no rows",
         ),
-        (RL | {"rl": {**RL["rl"], "training": LOOKS}}, "`eval_steps` has no effect in `rl.training`: use `rl.best`"),
+        (
+            RL | {"rl": {**RL["rl"], "training": EVALUATION}},
+            "`eval_steps` has no effect in `rl.training`: use `rl.best`",
+        ),
     ],
 )
 def test_elsewhere_they_are_refused(content: dict[str, Any], says: str, load: Load) -> None:
@@ -43,4 +46,4 @@ def test_elsewhere_they_are_refused(content: dict[str, Any], says: str, load: Lo
 
 def test_keys_without_them_are_those_of_before(load: Load) -> None:
     training = load(SFT).model_dump(mode="json")["sft"]["training"]
-    assert not {*LOOKS, "early_stopping_patience"} & training.keys()
+    assert not {*EVALUATION, "early_stopping_patience"} & training.keys()

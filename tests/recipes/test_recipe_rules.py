@@ -27,8 +27,8 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
         (SFT, "promotion={gates: [{metric: kl, max: 1}]}", "`promotion.gates` need an `evaluation`"),
         (SFT, "promotion={gates: [{metric: kl}]}", "promotion.gates.0: a gate needs at least one of `min`, `max`"),
         (ROUNDS, "reward_model=", "`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`"),
-        (ROUNDS, "reward_model={}", "`reward_model` needs exactly one of `data` (train one) and `model`"),
-        (ROUNDS, "reward_model.model=judge", "`reward_model` needs exactly one of `data` (train one) and `model`"),
+        (ROUNDS, "reward_model={}", "`reward_model` needs exactly one of `data` (train a model) and `model`"),
+        (ROUNDS, "reward_model.model=judge", "`reward_model` needs exactly one of `data` (train a model) and `model`"),
         (ROUNDS, "iterative_dpo.selection.score=verifier", "`evaluation.verifier` is needed"),
         (
             SFT,
@@ -131,7 +131,10 @@ def test_one_list_of_rewards_may_stand_wherever_completions_are_rewarded(load):
         ("promotion=null", "promotion"),
         ("evaluation=null", "evaluation"),
         ("iterative_dpo={prompts: prompts.jsonl}", "`reward_model` is needed, because `iterative_dpo.selection.score`"),
-        ("reward_model={}", "`reward_model` needs exactly one of `data` (train one) and `model` (use that one)"),
+        (
+            "reward_model={}",
+            "`reward_model` needs exactly one of `data` (train a model) and `model` (use an existing one)",
+        ),
         ("nightly.inbox=Inbox/1", "nightly.inbox"),
     ],
 )
@@ -193,12 +196,12 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.generation.temperature=0"], "`rl.generation` must sample from the unmodified policy"),
-        (["rl.generation.top_p=0.9"], "leave `top_p`, `top_k` and `min_p` out"),
+        (["rl.generation.top_p=0.9"], "leave out `top_p`, `top_k` and `min_p`"),
         (["rl.environment={name: 'e.py:E'}"], "`rl.environment` and a reward with `environment: true` need each other"),
-        (["resources.engine_options={seed: 1}"], "`engine_options.seed` is set by what the recipe says elsewhere"),
+        (["resources.engine_options={seed: 1}"], "`engine_options.seed` is set by other fields of the recipe"),
         (
             ["resources.deepspeed={zero_optimization: {stage: 1}}"],
-            "`deepspeed.zero_optimization.stage` is set by what the recipe says elsewhere",
+            "`deepspeed.zero_optimization.stage` is set by other fields of the recipe",
         ),
         (["resources={offload_optimizer: true, zero_stage: 0}"], "`offload_optimizer` needs `zero_stage` 1, 2 or 3"),
         (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
@@ -252,7 +255,7 @@ def test_a_plain_section_rl_is_enough(load):
             ["iterative_dpo.loss.sync_reference={}", "iterative_dpo.training.lora={r: 2}"],
             "`loss.sync_reference` mixes whole weights",
         ),
-        (["iterative_dpo.loss={loss_type: simpo, sync_reference: {}}"], "is for losses that compare with a reference"),
+        (["iterative_dpo.loss={loss_type: simpo, sync_reference: {}}"], "is for losses with a reference"),
         (
             ["evaluation.prompts=p.jsonl", "promotion.gates=[{metric: lm_eval/gsm8k/acc, min: 0.5}]"],
             "nothing measures 'lm_eval/gsm8k/acc': add `evaluation.lm_eval`",
@@ -263,7 +266,7 @@ def test_a_plain_section_rl_is_enough(load):
         ),
         (["evaluation.lm_eval={tasks: [a, a]}"], "`tasks`: a task is named twice"),
         (["iterative_dpo.loss={beta_margin: 1}"], "`beta_margin` has no effect without `beta_alpha`"),
-        (["iterative_dpo.loss={loss_type: simpo, beta_alpha: 0.6}"], "`beta_alpha` looks at log-ratios to a reference"),
+        (["iterative_dpo.loss={loss_type: simpo, beta_alpha: 0.6}"], "`beta_alpha` needs log-ratios to a reference"),
         (["iterative_dpo.loss={loss_type: ipo, label_smoothing: 0.1}"], "`label_smoothing` has no effect with"),
         (["iterative_dpo.selection.max_pairs_per_prompt=3"], "has no effect with `strategy: best_worst`"),
         (

@@ -19,7 +19,7 @@ from tests.recipes.contents import SFT, refusal
         ),
         (
             "{lr_scheduler_type: wsd, warmup_ratio: 0.6, decay_ratio: 0.5}",
-            "`warmup_ratio` and `decay_ratio` are 0.6 and 0.5; together they must be at most 1",
+            "`warmup_ratio` 0.6 and `decay_ratio` 0.5 must not exceed 1 in sum",
         ),
         ("{lr_scheduler_type: wsd, decay_ratio: 0}", "sft.training.decay_ratio: "),
     ],

@@ -163,7 +163,7 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
     [
         ({}, "give exactly one of `judge`, the URL of a server, and `served_judge`, a model"),
         ({"judge": "http://a/v1", "judge_model": "m", "served_judge": "x"}, "give exactly one of `judge`"),
-        ({"judge": "http://a/v1"}, "`judge_model` is missing: the model's name, as the server at `judge` knows it"),
+        ({"judge": "http://a/v1"}, "`judge_model` is missing: the name of the model on the server at `judge`"),
     ],
 )
 def test_a_judge_is_in_one_place(fields: dict[str, Any], says: str) -> None:

@@ -131,5 +131,5 @@ def test_what_is_no_adapter_or_broken_is_refused(tiny_model: Any, tmp_path: Path
 
 
 def test_a_new_model_takes_no_adapter() -> None:
-    with pytest.raises(ValueError, match="`adapter` belongs to the model that it was trained beside"):
+    with pytest.raises(ValueError, match="`adapter` belongs to the model that it was trained with"):
         ModelConfig.model_validate({"scratch": {}, "adapter": "x"})

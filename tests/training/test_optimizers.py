@@ -105,7 +105,7 @@ def test_a_resumed_job_ends_in_the_same_bytes_whatever_the_ranks(
 
 
 def test_what_an_optimiser_cannot_do_is_said_with_the_recipe() -> None:
-    with pytest.raises(ValueError, match="`bf16` keeps fp32 weights in parts: use `adamw`"):
+    with pytest.raises(ValueError, match="`bf16` partitions the fp32 weights: use `adamw`"):
         TrainingConfig(optimizer="muon", bf16=True)
     token = REFUSES_UNUSED.set(True)
     with pytest.raises(ValueError, match="`adam_beta2` has no effect with `optimizer: adafactor`"):

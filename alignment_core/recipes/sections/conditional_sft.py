@@ -1,4 +1,4 @@
-"""Conditional supervised fine-tuning: attributes of completions, how they are written into prompts, and what is wanted."""
+"""Conditional supervised fine-tuning: attributes of completions, their place in prompts, and the wanted values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.rewards import Reward, check_rewards
 from alignment_core.recipes.sections.rollout import GenerationConfig
-from alignment_core.recipes.sections.training import LOOKS, TrainingConfig
+from alignment_core.recipes.sections.training import EVALUATION_FIELDS, TrainingConfig
 
 FIELD = "conditional_sft"
 
@@ -19,13 +19,13 @@ class AttributeConfig(Config):
     reward: Reward
     """The reward that measures it."""
     bins: int | None = Field(None, ge=2, le=100)
-    """Write the number of its quantile, from 0 to `bins` - 1, in place of its value. Values that are equal share a bin, so
-    some may stay empty. Default: the value itself."""
+    """Write the number of the value's quantile, from 0 to `bins` - 1, instead of the value. Equal values share a bin, so
+    some bins may be empty. Default: the value itself."""
     decimals: int = Field(2, ge=0, le=6)
     """Decimal places of the value."""
 
     def written(self, value: float) -> str:
-        """A value, or the number of a bin, as the template takes it."""
+        """The text of a value, or of the number of a bin."""
         return f"{value:.0f}" if self.bins else f"{value:.{self.decimals}f}"
 
 
@@ -33,17 +33,17 @@ class ConditionalSftConfig(Config):
     """Sample → measure attributes → fine-tune with them in the prompts."""
 
     prompts: DataConfig
-    """Prompts that the policy answers; `max_length` is that of prompt and answer together."""
+    """Prompts for the policy; `max_length` limits prompt and answer together."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling parameters."""
     attributes: dict[str, AttributeConfig] = Field(min_length=1)
     """The attributes by name."""
     template: str = ""
-    """How prompt and attributes are written: `{prompt}`, and each attribute's name in braces. Default: the prompt, and then, in
-    brackets, `name=value` of each."""
+    """Template of prompt and attributes: `{prompt}`, and each attribute's name in braces. Default: the prompt, followed by
+    `name=value` of each attribute in brackets."""
     wanted: tuple[dict[str, float], ...] = Field(min_length=1)
-    """Values of all attributes (numbers of bins, where there are bins) with which the policy is evaluated. The first are those
-    of the result; further ones are evaluated beside it."""
+    """Values of all attributes (numbers of bins, with `bins`) for the evaluation of the policy. The first set of values
+    gives the result; further ones are evaluated beside it."""
     training: TrainingConfig = TrainingConfig()
     """Optimiser and schedule."""
 
@@ -61,13 +61,13 @@ class ConditionalSftConfig(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> ConditionalSftConfig:
-        self.training.refuse_unused(LOOKS, f"in `{FIELD}.training`: the completions hold out no rows")
+        self.training.refuse_unused(EVALUATION_FIELDS, f"in `{FIELD}.training`: the completions hold out no rows")
         for name, attribute in self.attributes.items():
             if not name.isidentifier() or name in ("prompt", "completion"):
                 raise ValueError(f"`attributes`: {name!r} cannot name one: use letters, digits and underscores")
             check_rewards([attribute.reward], f"{FIELD}.attributes.{name}.reward", self.prompts, f"{FIELD}.prompts")
             if attribute.reward.normalise != "none":
-                raise ValueError(f"`attributes.{name}.reward.normalise`: a value is written as it is: remove it")
+                raise ValueError(f"`attributes.{name}.reward.normalise`: values are not normalised: remove it")
             if "{" + name + "}" not in self.prompt_template:
                 raise ValueError(f"`template` has no {{{name}}}: add it, or remove the attribute")
         for number, values in enumerate(self.wanted):

@@ -1,4 +1,4 @@
-"""Distillation: the teacher, on which text the student is compared with it, and how."""
+"""Distillation: teacher, text and divergence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rollout import GenerationConfig
-from alignment_core.recipes.sections.training import LOOKS, SftConfig, TrainingConfig
+from alignment_core.recipes.sections.training import EVALUATION_FIELDS, SftConfig, TrainingConfig
 
 
 class TeacherConfig(Config):
-    """The model to learn from. Its tokenizer is that of the student."""
+    """The model to learn from, with the student's tokenizer."""
 
     model: ModelConfig
-    """Which model."""
+    """The teacher model."""
     sft: SftConfig | None = None
     """Fine-tune it on demonstrations first."""
 
@@ -26,7 +26,7 @@ class OnPolicyConfig(Config):
     """Rounds on the student's own completions."""
 
     prompts: DataConfig
-    """Prompts that the student answers; every round takes the next slice."""
+    """Prompts for the student; every round takes the next slice."""
     rounds: int = Field(1, ge=1)
     """Number of rounds."""
     prompts_per_round: int = Field(1024, ge=1)
@@ -38,7 +38,7 @@ class OnPolicyConfig(Config):
 
 
 class DistillationLossConfig(Config):
-    """How far the student is from the teacher."""
+    """Divergence between student and teacher."""
 
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
     """`forward_kl`: of the teacher to the student, `reverse_kl`: of the student to the teacher, `jsd`: of both to their mixture
@@ -46,7 +46,7 @@ class DistillationLossConfig(Config):
     jsd_beta: float = Field(0.5, gt=0, lt=1)
     """β: the teacher's share of the mixture; only with `jsd`. Towards 0 it acts like forward KL, towards 1 like reverse KL."""
     nll_weight: float = Field(0.0, ge=0)
-    """Weight of the text's own negative log-likelihood per token, added to the divergence."""
+    """Weight of the text's negative log-likelihood per token, which is added to the divergence."""
 
     @model_validator(mode="after")
     def _mixes(self) -> DistillationLossConfig:
@@ -56,17 +56,17 @@ class DistillationLossConfig(Config):
 
 
 class DistillationConfig(Config):
-    """Distillation of a teacher into a student, on given text, on the student's own completions, or on one after the other."""
+    """Distillation of a teacher into a student, on given text, on the student's own completions, or on both in turn."""
 
     teacher: TeacherConfig
     """The teacher."""
     top_k: int = Field(64, ge=1, le=4096)
-    """Number of the teacher's likeliest tokens at each place that are kept; all others count as one. As many as the vocabulary
-    has give the exact divergence."""
+    """Number of the teacher's most likely tokens that are kept at each position; all others are summed into one. The size
+    of the vocabulary gives the exact divergence."""
     loss: DistillationLossConfig = DistillationLossConfig()
     """The divergence."""
     data: DataConfig | None = None
-    """Demonstrations on which the student is compared with the teacher."""
+    """Demonstrations to distill on."""
     training: TrainingConfig = TrainingConfig()
     """Optimiser and schedule on `data`."""
     on_policy: OnPolicyConfig | None = None
@@ -82,6 +82,6 @@ class DistillationConfig(Config):
             self.training.check_held_out(self.data)
         if self.on_policy is not None:
             self.on_policy.training.refuse_unused(
-                LOOKS, "in `distillation.on_policy.training`: the completions of a round hold out no rows"
+                EVALUATION_FIELDS, "in `distillation.on_policy.training`: the completions of a round hold out no rows"
             )
         return self

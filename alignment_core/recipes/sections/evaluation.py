@@ -1,4 +1,4 @@
-"""How a policy is evaluated, and what a promotion must pass."""
+"""Evaluation of policies, and gates of promotions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alignment_core.recipes.sections.rollout import GenerationConfig
 
 
 class EvaluationConfig(Config):
-    """Sampling on held-out prompts and the statistics computed from it."""
+    """Completions of held-out prompts, and statistics of them."""
 
     prompts: DataConfig
     """Held-out prompts."""
@@ -30,27 +30,26 @@ class EvaluationConfig(Config):
     `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]; their mean is the
     metric `accuracy`."""
     skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
-    """Whether special tokens are left out of the text that `verifier` sees. With `false` it sees those that the policy sampled,
-    such as `<think>` where the tokenizer has it as a special token; the token that ends a turn is never shown. `rewards` have
-    this field each."""
+    """Remove special tokens from the text that `verifier` gets. With `false` the text has the sampled special tokens, such as
+    `<think>` if it is one in the tokenizer; the end-of-turn token is always removed. Each of `rewards` has this field too."""
     rewards: tuple[Reward, ...] = ()
     """Rewards of a completion; the mean of their weighted sum is the metric `reward`, and `win_rate` compares it. They are
-    clipped but not normalised, because normalised rewards of two policies could not be compared. Default: the reward
+    clipped but not normalised, because normalised rewards of two policies are not comparable. Default: the reward
     model of the section `reward_model`, if the recipe has one."""
-    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field((), exclude_if=lambda given: not given)
-    """Numbers k for which the metric `pass@k` is measured: the chance that one of k completions gets 1 from the verifier,
-    estimated without bias from all `num_generations` of a prompt (Chen et al. 2021)."""
+    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field((), exclude_if=lambda numbers: not numbers)
+    """Values of k for the metric `pass@k`: the probability that at least one of k completions gets 1 from the verifier, by the
+    unbiased estimator over all `num_generations` of a prompt (Chen et al. 2021)."""
     judge: PairwiseJudgeConfig | None = Field(None, exclude_if=lambda judge: judge is None)
-    """A language model that compares answers with those of the baseline, in both orders: the metric `judged_win_rate`, in which
-    two verdicts that contradict each other are a tie."""
+    """Language model that compares answers with those of the baseline, in both orders, for the metric `judged_win_rate`. Two
+    contradicting verdicts are a tie."""
     lm_eval: LmEvalConfig | None = Field(None, exclude_if=lambda section: section is None)
-    """Tasks of the library `lm-eval`: the metrics `lm_eval/<task>/<metric>`."""
+    """Tasks of the library `lm-eval`, for the metrics `lm_eval/<task>/<metric>`."""
     max_overlap: float = Field(0.0, ge=0, le=1)
-    """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
-    is counted in any case."""
+    """Maximum share of prompts that are also training prompts, if `promotion.gates` depend on them. The overlap is counted in
+    any case."""
     max_failed_rewards: float = Field(0.01, ge=0, le=0.5)
-    """Largest share of completions for which the verifier may fail or give no answer, and at least one unless it is 0; they
-    are counted and left out."""
+    """Maximum share of completions for which the verifier may fail or give no answer (at least one completion, unless it is 0).
+    They are counted and left out."""
     win_margin: float = Field(0.0, ge=0)
     """Rewards closer than this are a tie, worth half a win."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
@@ -65,16 +64,16 @@ class EvaluationConfig(Config):
         if self.verifier is None:
             self.refuse_unused(("skip_special_tokens",), "without a `verifier`")
         if self.pass_at and self.verifier is None:
-            raise ValueError("`pass_at` needs a `verifier`, which says what is right")
+            raise ValueError("`pass_at` needs a `verifier`")
         if max(self.pass_at, default=0) > self.generation.num_generations:
             raise ValueError(
-                f"`pass_at`: {max(self.pass_at)} completions of a prompt are needed; raise `generation.num_generations` from "
+                f"`pass_at` needs {max(self.pass_at)} completions of a prompt: raise `generation.num_generations` from "
                 f"{self.generation.num_generations}"
             )
         return self
 
     def check_verifier(self, prompts: DataConfig, where: str) -> None:
-        """Raise ValueError if the verifier is the built-in tasks' own and a source of ``prompts`` is none of them."""
+        """Raise ValueError if the verifier is for built-in tasks only, and a source of ``prompts`` is not a built-in task."""
         if self.verifier is not None:
             check_verifier(self.verifier, prompts, where, "; name a function")
 
@@ -82,47 +81,47 @@ class EvaluationConfig(Config):
 REPOSITORY = r"hf://[\w.-]+/[\w.-]+"
 METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "length", "truncated")
 HELD_OUT_METRICS = ("test_loss", "test_accuracy", "test_margin", "reward_model_accuracy")
-"""Metrics of the held-out rows of a training: of the policy's own, and of the reward model's."""
+"""Metrics on the held-out rows of a training, of the policy or of the reward model."""
 OF_TRAINING = ("test_accuracy", "test_loss")
-"""Metrics of a training on the rows that it holds out. They rank the variants of a sweep: the first that is measured."""
+"""Metrics on held-out rows that can rank the variants of a sweep, in order of preference."""
 
 
 class Gate(Config):
-    """One condition on a metric; a promotion must pass all of them."""
+    """A condition on a metric; a promotion must pass all gates."""
 
     metric: str
     """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `judged_win_rate`, `kl`, `pass@k` or
     `lm_eval/<task>/<metric>`; `win_rate.low` and `win_rate.high` are the ends of its interval. `kl` needs an
-    `evaluation.generation` with a `temperature` above 0 and without `top_p`, `top_k` and `min_p`. Without an evaluation: of the
-    rows that the policy's training holds out `test_loss`, of DPO and KTO also `test_accuracy`, of DPO also `test_margin`
-    (the mean difference of implicit rewards); and `reward_model_accuracy`, the reward model's on its held-out pairs."""
+    `evaluation.generation` with a `temperature` above 0 and without `top_p`, `top_k` and `min_p`. Without an evaluation, on
+    held-out rows of the training: `test_loss`, for DPO and KTO also `test_accuracy`, for DPO also `test_margin` (the mean
+    difference of implicit rewards), and for a reward model `reward_model_accuracy`."""
     min: float | None = None
     """Minimum value."""
     max: float | None = None
     """Maximum value."""
     min_gain: float | None = None
     """Minimum gain over the same metric of the policy that the tag points to, evaluated on the same prompts; while the
-    tag does not exist, over that of the policy that the run starts from. Of a metric that should be low, such as a perplexity,
-    it is by how much that falls."""
+    tag does not exist, over that of the initial policy. For a metric that should be low, such as a perplexity, it is the
+    minimum decrease."""
 
     @property
     def measures(self) -> str:
-        """The metric, of which it may ask for an end of the interval."""
+        """The metric without the end of its interval."""
         return self.metric.partition(".")[0]
 
     @property
     def is_of_training(self) -> bool:
-        """Whether a training measures it, and not the evaluation."""
+        """Whether the metric is measured by a training, and not by the evaluation."""
         return self.metric in HELD_OUT_METRICS
 
     @property
     def compares(self) -> bool:
-        """Whether it asks how the policy does beside another one."""
+        """Whether the gate compares the policy with another one."""
         return self.min_gain is not None or self.measures in ("win_rate", "judged_win_rate")
 
     @model_validator(mode="after")
     def _known_metric(self) -> Gate:
-        if self.metric.startswith(PREFIX):  # of tasks that lm-eval alone knows
+        if self.metric.startswith(PREFIX):  # the names of tasks are known to lm-eval only
             return self
         if self.is_of_training:
             if self.min_gain is not None:
@@ -147,7 +146,7 @@ class Gate(Config):
 
 
 class PromotionConfig(Config):
-    """Which tag is moved to the new policy, and under which conditions."""
+    """The tag that is moved to the new policy, and the conditions for it."""
 
     tag: str = "policy/production"
     """The tag to move."""

@@ -1,4 +1,4 @@
-"""What a request to a language model that judges says beside the question."""
+"""Sampling parameters of language models that judge."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class JudgeSampling(Config):
     """Length and temperature of a judge's answer."""
 
     max_tokens: int = Field(512, ge=1)
-    """Longest answer of the judge in tokens; of a model that reasons, its thoughts count, too."""
+    """Maximum length of the judge's answer in tokens, including the reasoning of reasoning models."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = Field(
         "max_tokens", exclude_if=lambda name: name == "max_tokens"
     )
     """Field of the request that carries `max_tokens`: OpenAI's reasoning models (o series, GPT-5) take only
     `max_completion_tokens`."""
     temperature: float | None = Field(0.0, ge=0, exclude_if=lambda temperature: temperature == 0)
-    """Sampling temperature of the judge; 0 is greedy. `null` leaves it out of the request, for endpoints that refuse it."""
+    """Sampling temperature of the judge; 0 is greedy. `null` omits it from the request, for endpoints that reject it."""

@@ -1,4 +1,4 @@
-"""Kahneman–Tversky optimisation: which rows, and how."""
+"""Kahneman–Tversky optimisation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class KtoLossConfig(Config):
 
     loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
     """`kto` compares the log-ratio with a baseline, an estimate of the KL divergence from mismatched pairs of prompt and
-    completion over the whole batch; `apo_zero_unpaired` compares it with 0, which saves the passes that estimate it."""
+    completion over the whole batch; `apo_zero_unpaired` compares it with 0, without the forward passes of this estimate."""
     beta: float = Field(0.1, gt=0)
     """β: strength of the KL penalty to the reference policy."""
     desirable_weight: float = Field(1.0, gt=0)
-    """Weight of the loss of desirable completions. Weighted by these two, there should be between 1 and 4/3 times as many
-    desirable rows as undesirable ones."""
+    """Weight of the loss of desirable completions. The ratio of desirable to undesirable rows, each times its weight, should be
+    between 1 and 4/3."""
     undesirable_weight: float = Field(1.0, gt=0)
     """Weight of the loss of undesirable completions."""
 
@@ -30,7 +30,7 @@ class KtoConfig(Config):
     """Kahneman–Tversky optimisation on completions that are labelled desirable or undesirable."""
 
     data: DataConfig
-    """Completions with a boolean `label`, or preference pairs, of which each becomes two rows."""
+    """Completions with a boolean `label`, or preference pairs, each of which becomes two rows."""
     loss: KtoLossConfig = KtoLossConfig()
     """The loss."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6)

@@ -8,22 +8,22 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import ModelPath
 
 PREFIX = "lm_eval/"
-"""Of the metrics."""
+"""Prefix of the metrics."""
 
 
 class LmEvalConfig(Config):
-    """Tasks of the library `lm-eval` (the extra `lm-eval`), which it samples and scores itself, by `transformers`."""
+    """Tasks of the library `lm-eval` (the extra `lm-eval`), which samples and scores by `transformers`."""
 
     tasks: tuple[ModelPath, ...] = Field(min_length=1)
-    """Names of its tasks or groups, or paths of YAML files of tasks of one's own."""
+    """Names of tasks or groups of the library, or paths of YAML files of your own tasks."""
     num_fewshot: int | None = Field(None, ge=0)
-    """Examples before each question. Default: the task's own number."""
+    """Number of examples before each question. Default: the task's own number."""
     limit: int | None = Field(None, ge=1)
-    """Questions of each task. Default: all."""
+    """Maximum number of questions per task. Default: all."""
     batch_size: int = Field(8, ge=1)
-    """Sequences at a time."""
+    """Number of sequences per batch."""
     apply_chat_template: bool = False
-    """Put questions into the model's chat template."""
+    """Format questions with the model's chat template."""
 
     @model_validator(mode="after")
     def _names_each_once(self) -> LmEvalConfig:

@@ -1,4 +1,4 @@
-"""Which model to start from: a name on the Hub, a local folder, or a small one made from scratch."""
+"""The model to start from: a name on the Hub, a local folder, or a small new model."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class ModelConfig(Config):
     revision: str | None = None
     """Branch, tag or commit on the Hub. Default: the head of the main branch, pinned when the run starts."""
     scratch: ScratchModel | None = None
-    """Make a new model of this shape instead of loading one."""
+    """Create a new model of this shape instead of loading one."""
     adapter: ModelPath | None = Field(None, exclude_if=lambda adapter: adapter is None)
-    """LoRA adapter that is merged into the model: a folder as `peft` saves it, its address, a name on the Hub, or a reference
-    or tag of the store."""
+    """LoRA adapter to merge into the model: a folder in `peft`'s format, its address, a name on the Hub, or a reference or tag
+    of the store."""
     chat_template: str | None = None
     """Jinja chat template that replaces the tokenizer's own; it is saved with every checkpoint."""
     trust_remote_code: bool = False
@@ -73,7 +73,7 @@ class ModelConfig(Config):
     def _one_origin(self) -> ModelConfig:
         if self.adapter is not None and self.scratch is not None:
             raise ValueError(
-                "`adapter` belongs to the model that it was trained beside: give that as `name`, not `scratch`"
+                "`adapter` belongs to the model that it was trained with: give that model as `name`, not `scratch`"
             )
         if (self.name is None) == (self.scratch is None):
             raise ValueError("give exactly one of `name` (Hub name, folder or reference) and `scratch` (a new model)")

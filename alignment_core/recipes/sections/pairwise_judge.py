@@ -1,4 +1,4 @@
-"""A language model that says which of two answers is better."""
+"""A language model that judges which of two answers is better."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class PairwiseJudgeConfig(JudgeSampling):
     """Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`, or of several replicas. The first one
     is part of the stage's key. Either this and `judge_model`, or `served_judge`."""
     judge_model: str | None = Field(None, min_length=1)
-    """The model's name, as the server knows it."""
+    """Name of the model on the server."""
     served_judge: ModelConfig | None = Field(None, exclude_if=lambda model: model is None)
-    """Model that the stage serves itself while it asks: a reference or tag of the store, a folder, or a name on the Hub."""
+    """Judge model that the stage serves itself: a reference or tag of the store, a folder, or a name on the Hub."""
     template: str = QUESTION
-    """The question to the judge, with `{prompt}`, `{completion_a}`, `{completion_b}` and, where prompts have one, `{label}`."""
+    """Prompt of the judge, with `{prompt}`, `{completion_a}`, `{completion_b}` and, if prompts have labels, `{label}`."""
     verdict: str = r"\[\[([ABC])\]\]"
     """Regular expression of the verdict in the judge's answer: the first group of the last match, A, B, or anything else for a
     tie."""
     pairs_per_prompt: int = Field(1, ge=1)
-    """How many answers of each policy to a prompt are compared, the first with the first and so on."""
+    """Number of answers of each policy to a prompt that are compared, the first with the first and so on."""
     max_failed: float = Field(0.1, ge=0, le=0.5)
-    """Largest share of the judge's answers that may give no verdict, and at least one answer unless it is 0. Their pairs are
-    counted and left out of the win rate."""
+    """Maximum share of the judge's answers without a verdict (at least one answer, unless it is 0). Their pairs are
+    counted, and left out of the win rate."""
     token_variable: str | None = None
     """Name of the environment variable that holds the bearer token."""
 
@@ -56,14 +56,14 @@ class PairwiseJudgeConfig(JudgeSampling):
         if self.served_judge is not None:
             self.refuse_unused(("judge_model", "token_variable"), "with `served_judge`")
         elif self.judge_model is None:
-            raise ValueError("`judge_model` is missing: the model's name, as the server at `judge` knows it")
+            raise ValueError("`judge_model` is missing: the name of the model on the server at `judge`")
         return self
 
     @field_validator("template")
     @classmethod
     def _shows_both(cls, template: str) -> str:
         if "{completion_a}" not in template or "{completion_b}" not in template:
-            raise ValueError("a judge has to see both answers: the template needs {completion_a} and {completion_b}")
+            raise ValueError("the template needs both answers, {completion_a} and {completion_b}")
         return template
 
     @field_validator("verdict")
@@ -72,12 +72,12 @@ class PairwiseJudgeConfig(JudgeSampling):
         return with_group(verdict, "the verdict")
 
 
-def with_group(pattern: str, what: str) -> str:
-    """The regular expression. Raises ValueError if it is none, or has no group around what it looks for."""
+def with_group(pattern: str, matched: str) -> str:
+    """The regular expression. Raises ValueError if it is invalid or has no group."""
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
         raise ValueError(f"is no regular expression: {error}") from None
     if not groups:
-        raise ValueError(f"needs a group, in parentheses, around {what}")
+        raise ValueError(f"needs a group, in parentheses, around {matched}")
     return pattern

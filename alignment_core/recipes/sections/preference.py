@@ -34,12 +34,12 @@ NEED_NLL = ("cpo", "orpo")
 
 
 class ReferenceSyncConfig(Config):
-    """A reference that follows the policy while it trains (TR-DPO)."""
+    """A reference that is updated during training (TR-DPO)."""
 
     mixup_alpha: float = Field(0.6, gt=0, le=1)
-    """α: the reference becomes α · policy + (1 − α) · reference; 1 makes it the policy as it is."""
+    """α of the update: reference ← α · policy + (1 − α) · reference."""
     sync_steps: int = Field(512, ge=1)
-    """Steps between that. With a small `mixup_alpha` and 1 the reference is a moving average."""
+    """Number of steps between updates. With 1 and a small `mixup_alpha`, the reference is a moving average of the policy."""
 
 
 class DpoLossConfig(Config):
@@ -52,29 +52,30 @@ class DpoLossConfig(Config):
     loss_weights: dict[LossType, Annotated[float, Field(gt=0)]] | None = Field(
         None, exclude_if=lambda weights: weights is None
     )
-    """Several losses with weights in place of `loss_type`: `{sigmoid: 0.8, apo_zero: 0.2}`. They share the fields below. Not
+    """Weighted sum of several losses instead of `loss_type`: `{sigmoid: 0.8, apo_zero: 0.2}`. They share the fields below. Not
     part of the stage's key while unset."""
     beta: float = Field(0.1, gt=0)
-    """β: strength of the KL penalty to the reference policy; of losses without one, the scale of the rewards (SimPO: 2 to 2.5),
-    or the weight of the odds ratio (`orpo`)."""
+    """β: strength of the KL penalty to the reference policy. For losses without a reference: scale of the rewards (SimPO: 2 to
+    2.5), or weight of the odds ratio (`orpo`)."""
     final_beta: float | None = Field(None, gt=0, exclude_if=lambda beta: beta is None)
-    """β of the last step: it goes there from `beta` linearly. Default: β stays. Not part of the stage's key while unset."""
+    """β of the last step; β changes linearly from `beta`. Default: β is constant. Not part of the stage's key while unset."""
     beta_alpha: float = Field(0.0, ge=0, exclude_if=lambda alpha: alpha == 0)
     """α of β-DPO: β of a batch is multiplied by 1 + α (m − `beta_margin`), where m is the mean margin of the implicit rewards
-    of its pairs before the step (a pass more). In the paper 0.6. Not part of the stage's key while 0."""
+    of its pairs before the step, which takes an additional forward pass. 0.6 in the paper. Not part of the stage's key while
+    0."""
     beta_margin: float = Field(0.0, exclude_if=lambda margin: margin == 0)
-    """Margin of a batch that leaves β as it is; only with `beta_alpha`."""
+    """Margin at which β of a batch equals `beta`; only with `beta_alpha`."""
     sync_reference: ReferenceSyncConfig | None = Field(None, exclude_if=lambda sync: sync is None)
-    """Let the reference follow the policy (TR-DPO); it is then a second copy of the model, asked in every step. Default: it
-    stays, and its log-probabilities are computed once. Not part of the stage's key while unset."""
+    """Update the reference during training (TR-DPO). It is then a second copy of the model with a forward pass in every step.
+    Default: the reference is fixed, and its log-probabilities are computed once. Not part of the stage's key while unset."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """ε: assumed fraction of flipped labels (`sigmoid`: conservative DPO; `robust`, which needs it; `simpo`, `cpo`), or the
     target's probability of the rejected completion (`exo_pair`, which needs it)."""
     simpo_gamma: float = Field(0.5, ge=0, exclude_if=lambda gamma: gamma == 0.5)
     """γ: target reward margin; only with `simpo`. Not part of the stage's key while 0.5."""
     nll_weight: float = Field(0.0, ge=0)
-    """Weight of the chosen completion's mean negative log-likelihood per token, added to the loss. `cpo` and `orpo` need it:
-    it is 1 in their papers."""
+    """Weight of the chosen completion's mean negative log-likelihood per token, which is added to the loss. `cpo` and `orpo`
+    need it; it is 1 in their papers."""
 
     @property
     def weights(self) -> dict[str, float]:
@@ -88,17 +89,17 @@ class DpoLossConfig(Config):
 
     @property
     def beta_changes(self) -> bool:
-        """Whether β is not the same in all steps."""
+        """Whether β differs between steps."""
         return self.final_beta is not None or self.beta_alpha > 0
 
     @model_validator(mode="after")
     def _has_a_reference_to_sync(self) -> DpoLossConfig:
         if self.sync_reference and not self.needs_reference:
-            raise ValueError("`sync_reference` is for losses that compare with a reference: remove it")
+            raise ValueError("`sync_reference` is for losses with a reference: remove it")
         return self
 
     def check_trained(self, with_lora: bool) -> None:
-        """Raise ValueError if a policy that is trained so cannot be followed by its reference."""
+        """Raise ValueError if the reference cannot be updated from a policy with adapters."""
         if self.sync_reference and with_lora:
             raise ValueError(
                 "`loss.sync_reference` mixes whole weights, and `training.lora` trains none: remove one of them"
@@ -109,7 +110,7 @@ class DpoLossConfig(Config):
         if not self.beta_alpha:
             self.refuse_unused(("beta_margin",), "without `beta_alpha`")
         elif not all(name not in REFERENCE_FREE for name in self.weights):
-            raise ValueError("`beta_alpha` looks at log-ratios to a reference: use losses that have one, or remove it")
+            raise ValueError("`beta_alpha` needs log-ratios to a reference: use losses with a reference, or remove it")
         return self
 
     @model_validator(mode="after")
@@ -119,11 +120,11 @@ class DpoLossConfig(Config):
             self.refuse_unused(("loss_type",), "with `loss_weights`, which names the losses")
             if not self.loss_weights:
                 raise ValueError("`loss_weights` is empty: name a loss and its weight, as in `{sigmoid: 1.0}`")
-        said = " and ".join(f"`loss_type: {name}`" if self.loss_weights is None else f"`{name}`" for name in names)
+        losses = " and ".join(f"`loss_type: {name}`" if self.loss_weights is None else f"`{name}`" for name in names)
         if not set(names) & set(SMOOTHED):
-            self.refuse_unused(("label_smoothing",), f"with {said}")
+            self.refuse_unused(("label_smoothing",), f"with {losses}")
         if "simpo" not in names:
-            self.refuse_unused(("simpo_gamma",), f"with {said}")
+            self.refuse_unused(("simpo_gamma",), f"with {losses}")
         for name in names:
             if name in NEED_SMOOTHING and not self.label_smoothing:
                 raise ValueError(f"`{name}` needs `label_smoothing`: {NEED_SMOOTHING[name]}")

@@ -1,4 +1,4 @@
-"""Process reward models: which rows, what stands between steps, and how to train."""
+"""Process reward models: rows, steps and training."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from alignment_core.recipes.sections.training import TrainingConfig
 
 
 class StepsConfig(Config):
-    """How answers have steps, and how a model says what it thinks of each."""
+    """Steps of answers, and verdicts on them."""
 
     separator: str = Field("\n", min_length=1)
-    """Ends a step. Answers are cut at it; where data gives steps apart, they must not contain it."""
+    """Text that ends a step. Answers are split at it; steps that are given as a list must not contain it."""
     placeholder: str | None = Field(None, min_length=1)
-    """Text of one token that is put behind each separator; a step is judged there. Default: at the step's last token."""
+    """Text of one token that is added after each separator, where the step is judged. Default: the step's last token."""
     verdict_tokens: tuple[str, str] = ("+", "-")
-    """Texts of the tokens that say good and bad, one token each."""
+    """Texts of the tokens for a good and a bad step, one token each."""
 
     @field_validator("verdict_tokens")
     @classmethod
@@ -28,7 +28,7 @@ class StepsConfig(Config):
 
 
 class ProcessRewardModelConfig(Config):
-    """A process reward model: it judges each step of an answer."""
+    """A process reward model, which judges each step of an answer."""
 
     data: DataConfig
     """Prompts, steps and a label for each step (true, false or a number from 0 to 1), in TRL's form or Math-Shepherd's."""

@@ -1,4 +1,4 @@
-"""What a run may delete when it ends: nothing here may change a result, so nothing here is part of a stage's key."""
+"""Deletion at the end of a run. It never changes a result, so it is not part of stage keys."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from alignment_core.recipes.base import Config
 
 
 class RetentionConfig(Config):
-    """What is deleted at the end of every run: in the whole store, and among the journals of this ALIGN_HOME."""
+    """Deletion at the end of every run, in the whole store and among the journals of this ALIGN_HOME."""
 
     progress_days: float | None = Field(7.0, gt=0)
-    """Days after which the checkpoints of an interrupted stage are deleted if nobody resumed it. Null keeps them."""
+    """Days after which the checkpoints of an interrupted stage that was not resumed are deleted. Null keeps them."""
     rollouts_days: float | None = Field(None, gt=0)
-    """Days after which completions, scores and trajectories that no run has used are deleted; their records stay, and
-    a run that needs them computes them again. Default: they are kept."""
+    """Days after which unused completions, scores and trajectories are deleted. Their records stay, and a run that needs them
+    computes them again. Default: they are kept."""
     journal_days: float | None = Field(90.0, gt=0)
-    """Days after which `align status`, `resume` and `explain` forget a run; the store keeps what it
-    has. Null keeps all."""
+    """Days after which a run is removed from `align status`, `resume` and `explain`; the store is not affected. Null keeps all
+    runs."""

@@ -1,4 +1,4 @@
-"""Rewards of completions. Each kind of reward is a plug-in: alignment_core/rewards/kinds has those of ours."""
+"""Rewards of completions. Each kind of reward is a plug-in; ours are in alignment_core/rewards/kinds."""
 
 from __future__ import annotations
 
@@ -31,49 +31,49 @@ VERIFIERS = Group(
 
 
 class RewardConfig(Config):
-    """One reward: the fields of one of the kinds below, and these."""
+    """A reward: these fields, and those of one of the kinds below."""
 
     KEY: ClassVar[str]
-    """The field that says so."""
+    """The field that selects this kind."""
     of_environment: ClassVar[bool] = False
-    """Whether it needs the episodes of an environment."""
+    """Whether this kind needs episodes of an environment."""
     may_return_none: ClassVar[bool] = True
-    """Whether it may have None for a completion without having failed."""
+    """Whether None for a completion is no failure of this kind."""
 
     weight: float = 1.0
     """Weight in the sum of all rewards."""
     clip: tuple[float, float] | None = None
     """Lower and upper bound to which each reward is clipped, before any other processing."""
     normalise: Literal["none", "group", "batch", "running", "model"] = "none"
-    """Subtract the mean and divide by the standard deviation of the rewards: of the prompt's completions (`group`), of
-    the step (`batch`), of all steps so far (`running`), or of answers that the reward model was trained on, as it says itself
+    """Subtract the mean and divide by the standard deviation of rewards: of the prompt's completions (`group`), of the step
+    (`batch`), of all steps so far (`running`), or of the reward model's training answers, which are stored with the model
     (`model`; before `clip`)."""
     max_failed: float = Field(0.01, ge=0, le=0.5)
-    """Largest share of a step's completions that may lack this reward, and at least one unless it is 0; they are counted and
-    left out."""
+    """Maximum share of a step's completions that may lack this reward (at least one completion, unless it is 0). They are
+    counted and left out."""
     missing: Literal["ignore", "fail"] | None = Field(None, exclude_if=lambda meaning: meaning is None)
-    """Meaning of None in place of a reward (null from an endpoint). With `ignore` the completion's other rewards are summed
-    without it, so that functions of several tasks can return None for each other's rows; a completion that all rewards
-    ignore has no reward. With `fail` it counts towards `max_failed`. Default: `ignore` for a function with TRL's
-    parameters, as in TRL, and `fail` otherwise."""
+    """Meaning of None as a reward (null from an endpoint). `ignore` sums the completion's other rewards without it, so that
+    functions of several tasks can return None for each other's rows; a completion for which all rewards are None has no
+    reward. `fail` counts it towards `max_failed`. Default: `ignore` for a function with TRL's parameters, as in TRL, and
+    `fail` otherwise."""
     skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
-    """Whether special tokens are left out of the text of a completion that is rewarded. With `false` the reward sees those
-    that the policy sampled, such as `<think>` where the tokenizer has it as a special token; the token that ends a turn is
-    never shown. Models that read the policy's token ids see all tokens in any case."""
+    """Remove special tokens from the text of rewarded completions. With `false` the text has the sampled special tokens,
+    such as `<think>` if it is one in the tokenizer; the end-of-turn token is always removed. Models that read the policy's
+    token ids see all tokens in any case."""
 
     @property
     def model(self) -> Literal["ours"] | ModelConfig | None:
-        """The model that it needs, `ours` for that of the recipe's section that is called as the reward's ``KEY``."""
+        """The model of the reward; `ours` is that of the recipe's section with the name ``KEY``."""
         return None
 
     @property
     def by_step(self) -> Literal["sum", "min"] | None:
-        """Whether it rewards steps of a completion at their last tokens instead of the whole at its end: all of them
-        (`sum`), or the worst one (`min`)."""
+        """For rewards of the steps of a completion at their last tokens: all steps (`sum`), or only the worst one (`min`). None
+        for a reward of the whole completion."""
         return None
 
     def check(self, prompts: DataConfig, where: str) -> None:
-        """Raise ValueError if it cannot reward completions of these prompts, which the recipe has at ``where``."""
+        """Raise ValueError if it cannot reward completions of the prompts at ``where`` in the recipe."""
 
     @classmethod
     def alternatives(cls) -> tuple[type[Config], ...]:
@@ -87,16 +87,14 @@ class RewardConfig(Config):
             self.refuse_unused(
                 ("skip_special_tokens",),
                 "here",
-                "set `rl.environment.skip_special_tokens`, which the environment's text follows",
+                "set `rl.environment.skip_special_tokens`",
             )
         if not self.may_return_none:
             self.refuse_unused(
-                ("missing",), f"for `{self.KEY}`", "a model never returns None, and its failures count in `max_failed`"
+                ("missing",), f"for `{self.KEY}`", "a model never returns None; its failures count towards `max_failed`"
             )
         if self.normalise == "model" and self.KEY != "reward_model":
-            raise ValueError(
-                "`normalise: model` is for a `reward_model`, which knows the mean and deviation of its rewards"
-            )
+            raise ValueError("`normalise: model` is for a `reward_model`, with which mean and deviation are stored")
         return self
 
 
@@ -106,14 +104,14 @@ Reward = Annotated[RewardConfig, CHOICE]
 
 
 def ours() -> RewardConfig:
-    """The reward that the recipe's section ``reward_model`` stands for where no list of rewards is given."""
+    """The reward of the recipe's section ``reward_model``, the default of lists of rewards."""
     reward: RewardConfig = CHOICE.validate({"reward_model": "ours"})
     return reward
 
 
 def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
-    """A name for each reward, as metrics and samples call it: that of its function or verifier, or else its kind. Where
-    several have one name, their numbers in the list follow it."""
+    """The name of each reward in metrics and samples: that of its function or verifier, or else of its kind. Repeated names get
+    the reward's number in the list."""
     names = []
     for reward in rewards:
         value = getattr(reward, reward.KEY)
@@ -126,8 +124,8 @@ def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
 
 
 def check_rewards(rewards: Sequence[RewardConfig], field: str, prompts: DataConfig, where: str) -> None:
-    """Raise ValueError if one of ``rewards``, which the recipe has at ``field``, cannot be given to completions of the
-    prompts at ``where`` that no environment took part in."""
+    """Raise ValueError if one of the rewards at ``field`` cannot reward completions of the prompts at ``where`` without an
+    environment."""
     for number, reward in enumerate(rewards):
         if reward.of_environment:
             raise ValueError(
@@ -139,19 +137,21 @@ def check_rewards(rewards: Sequence[RewardConfig], field: str, prompts: DataConf
 
 
 def check_verifier(name: str, prompts: DataConfig, where: str, cure: str = "") -> None:
-    """Raise ValueError if the verifier is one of the built-in tasks alone, and a source of ``prompts`` is none of them."""
+    """Raise ValueError if the verifier is for built-in tasks only, and a source of ``prompts`` is not a built-in task."""
     if not is_named(name) or not VERIFIERS.load(plugin_name(name)).tasks_only:
         return
-    other = next((source.origin for source in prompts.sources if source.task is None), None)
-    if other is not None:
-        raise ValueError(f"`verifier: {name}` scores only built-in tasks, but {other} of `{where}` is not one{cure}")
+    other_source = next((source.origin for source in prompts.sources if source.task is None), None)
+    if other_source is not None:
+        raise ValueError(
+            f"`verifier: {name}` scores only built-in tasks, but {other_source} of `{where}` is not one{cure}"
+        )
 
 
 def is_named(name: str) -> bool:
-    """Whether a verifier is a plug-in, not a function."""
+    """Whether a verifier is a plug-in, and not a function."""
     return plugin_name(name) in VERIFIERS.names()
 
 
 def plugin_name(name: str) -> str:
-    """The name by which plug-ins know the verifier ``reasoning_gym``."""
+    """The plug-in name of a verifier: ``reasoning-gym`` for ``reasoning_gym``."""
     return name.replace("_", "-")

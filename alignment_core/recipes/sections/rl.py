@@ -1,4 +1,4 @@
-"""Reinforcement learning: rewards of completions, advantages of their tokens, and the loss of the policy."""
+"""Reinforcement learning: sampling, rewards, advantages, policy loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rewards import Reward
 from alignment_core.recipes.sections.rollout import GenerationConfig
-from alignment_core.recipes.sections.training import LOOKS, TrainingConfig
+from alignment_core.recipes.sections.training import EVALUATION_FIELDS, TrainingConfig
 from alignment_core.source_code import PACKAGE
 
 REWARDS_FIELD = "rl.rewards"
@@ -20,45 +20,45 @@ REWARDS_FIELD = "rl.rewards"
 
 
 def _unset(section: object) -> bool:
-    """A section that is not there is no part of the stage's key either."""
+    """Absent sections are left out of the stage's key."""
     return section is None
 
 
 def _functions(value: Any) -> Any:
-    return [code_path(one) for one in value] if isinstance(value, list) else code_path(value)
+    return [code_path(item) for item in value] if isinstance(value, list) else code_path(value)
 
 
 class EnvironmentConfig(Config):
-    """What responds to the policy between its turns: a class or an agent. Each completion has an instance of its own,
-    in another process."""
+    """Environment class or agent that responds to the policy between its turns. Each completion has its own instance, in
+    another process."""
 
     name: CodePath | None = None
-    """Environment class, `module:Class` or `file.py:Class`. `reset(prompt, label)` returns a text to append to the
-    prompt, or None; `step(completion)` returns a dict with `observation` (a text, or a list of texts that become one
-    message each), `reward` and `done`. Both may be `async`; `close()` is called at the end if it exists.
+    """Environment class, `module:Class` or `file.py:Class`. `reset(prompt, label)` returns text to append to the prompt, or
+    None; `step(completion)` returns a dict with `observation` (a text, or a list of texts, one message each), `reward` and
+    `done`. Both may be `async`; `close()` is called at the end if it exists.
     `alignment_core.environments.tools:Tools` runs tools."""
     agent: CodePath | None = Field(None, exclude_if=_unset)
     """Agent function, `module:function` or `file.py:function`, optionally `async`: `agent(prompt, label, base_url,
     api_key)` queries the policy by `POST {base_url}/chat/completions`, as with OpenAI's API, and returns the episode's
     reward."""
     options: dict[str, Any] = {}
-    """Keyword arguments of the class, or further ones of the agent. `env:NAME` stands for the value of an environment
+    """Keyword arguments of the class, or additional ones of the agent. `env:NAME` stands for the value of an environment
     variable, for secrets."""
     max_turns: int = Field(8, ge=1)
     """Maximum number of the policy's turns in an episode."""
     episode_seconds: float = Field(600.0, gt=0)
-    """Time limit of an episode; one that takes longer has no reward."""
+    """Time limit of an episode in seconds; longer episodes have no reward."""
     role: Literal["user", "tool"] = "user"
     """Role of a class's observations in the chat template; without a template they are appended as plain text."""
     skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
-    """Whether special tokens, except tags of tool calls and marks of thoughts such as `<think>`, are left out of the text of
-    the policy's turns that the environment sees. With `false` it sees all those that the policy sampled; the token that ends
-    a turn is never shown."""
+    """Remove special tokens, except tags of tool calls and of reasoning such as `<think>`, from the text of the policy's turns
+    that the environment gets. The end-of-turn token is always removed."""
 
     @field_validator("options")
     @classmethod
     def _functions_of_ours(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """In the options of our own environments, `file.py:function` is a path, too; what others' mean is not known."""
+        """In options of our own environments, `file.py:function` is a path; the meaning of other environments' options is
+        unknown."""
         ours = (info.data.get("name") or "").startswith(f"{PACKAGE}.")
         return plain({name: _functions(value) for name, value in options.items()} if ours else options)
 
@@ -83,16 +83,16 @@ class ShapingConfig(Config):
 
 
 class FilterConfig(Config):
-    """Dynamic sampling (DAPO): prompts whose completions all have the same reward carry no gradient and are replaced by
-    others. Rewards are compared after clipping and weighting, before normalisation and shaping."""
+    """Dynamic sampling (DAPO): prompts whose completions all have the same reward have no gradient, and are replaced.
+    Rewards are compared after clipping and weighting, before normalisation and shaping."""
 
     low: float | None = None
-    """Also exclude prompts whose mean reward is not above this value. The bounds are meant for rewards in [0, 1], such
-    as a verifier's: `low: 0.1` excludes prompts that are too hard. Default: no bound."""
+    """Also replace prompts with a mean reward of at most this value. The bounds are meant for rewards in [0, 1], such as a
+    verifier's: `low: 0.1` excludes prompts that are too hard. Default: no bound."""
     high: float | None = None
-    """Also exclude prompts whose mean reward is not below this value. Default: no bound."""
+    """Also replace prompts with a mean reward of at least this value. Default: no bound."""
     max_refills: int = Field(3, ge=0)
-    """How often further prompts are sampled within a step; a step that still lacks prompts trains on fewer."""
+    """Maximum number of times that a step samples replacements; a step that still lacks prompts trains on fewer."""
 
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> FilterConfig:
@@ -138,9 +138,8 @@ class PolicyLossConfig(Config):
     sapo_temperatures: tuple[float, float] = (1.0, 1.05)
     """SAPO's temperatures τ for positive and for other advantages."""
     aggregation: Literal["token-mean", "sequence-mean-token-mean", "fixed-length"] = "token-mean"
-    """How the losses of tokens are averaged: over all tokens, within each completion and then over completions, or by
-    the maximum completion length (Dr. GRPO)."""
-
+    """Average of the token losses: over all tokens, within each completion and then over completions, or divided by the maximum
+    completion length (Dr. GRPO)."""
     entropy_bonus: float = Field(0.0, ge=0)
     """Coefficient of the entropy bonus (nats per token), which is subtracted from the loss."""
 
@@ -153,7 +152,7 @@ class PolicyLossConfig(Config):
 
 
 class KlConfig(Config):
-    """KL penalty to a reference, by default the initial policy; with a coefficient of 0 no reference model is loaded."""
+    """KL penalty to a reference, by default the initial policy. With a coefficient of 0 no reference model is loaded."""
 
     coefficient: float = Field(0.0, ge=0)
     """KL coefficient, for the KL in nats per token."""
@@ -162,23 +161,22 @@ class KlConfig(Config):
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """KL estimator: Schulman's k1, k2 or k3."""
     unbiased_gradient: bool = False
-    """With the KL in the loss: keep the estimator's value, but use the unbiased gradient of the KL (that of k2)."""
+    """With the KL in the loss: keep the estimator's value, but use the unbiased gradient of the KL (k2's gradient)."""
     target: float | None = Field(None, gt=0)
     """Target of the adaptive KL controller: mean KL per token. Default: the coefficient is fixed."""
     horizon: int = Field(10000, ge=1)
     """Horizon of the adaptive KL controller, in completions."""
     reference: ModelConfig | None = Field(None, exclude_if=lambda model: model is None)
-    """Another model as the reference, with the policy's tokenizer. Default: the policy that the steps start from."""
+    """Reference model, with the policy's tokenizer. Default: the initial policy of this stage."""
     refresh_every: int | None = Field(None, ge=1, exclude_if=lambda steps: steps is None)
-    """Make the policy its own new reference after every so many steps. Default: the reference stays."""
+    """Replace the reference by the current policy every this many steps. Default: the reference is fixed."""
 
 
 class MismatchConfig(Config):
-    """Correction of the mismatch between the policy that samples (vLLM) and the policy that is trained."""
+    """Correction of the mismatch between the sampling policy (vLLM) and the trained policy."""
 
     correction: Literal["none", "clip", "mask"] = "none"
-    """Weight each token by its importance ratio, and clip the ratio (`clip`) or set it to 0 (`mask`) outside the
-    bounds."""
+    """Weight each token by its importance ratio; outside the bounds, clip the ratio (`clip`) or set it to 0 (`mask`)."""
     level: Literal["token", "sequence"] = "token"
     """Level at which the bounds apply: the token, or the whole completion."""
     measure: Literal["ratio", "kl", "tv"] = "ratio"
@@ -189,8 +187,8 @@ class MismatchConfig(Config):
     high: float = Field(2.0, gt=0)
     """Upper bound of the ratio, of the KL in nats, or of the total variation."""
     stop_above: float = Field(0.1, gt=0)
-    """Stop the run if a step's mean mismatch, in nats per token, exceeds this value: the engine then does not hold the
-    policy."""
+    """Stop the run if a step's mean mismatch, in nats per token, exceeds this value: the engine's weights then differ from the
+    policy's."""
 
 
 class CriticConfig(Config):
@@ -199,23 +197,23 @@ class CriticConfig(Config):
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate of the critic."""
     clip: float | None = Field(0.2, gt=0)
-    """Value clipping: how far values may move from those before the update. Null disables it."""
-    normalise: bool = Field(False, exclude_if=lambda asked: not asked)
-    """The critic learns returns less the mean of all returns so far, over their standard deviation, and its values are read
-    accordingly: for rewards that are large, small or drift. `clip` is then in these units."""
+    """Value clipping: maximum change of a value by an update. Null disables it."""
+    normalise: bool = Field(False, exclude_if=lambda normalise: not normalise)
+    """Train the critic on returns that are standardised by the running mean and standard deviation, for rewards that are large,
+    small or drifting. `clip` is then in these units."""
     steps_ahead: int = Field(0, ge=0)
-    """Number of initial steps in which only the critic is trained. The policy's warm-up begins after them."""
+    """Number of initial steps that train only the critic. The policy's warm-up begins after them."""
 
 
 class ExecutionConfig(Config):
-    """How sampling and training are scheduled. Where they run is decided by `resources.placement`."""
+    """Schedule of sampling and training. `resources.placement` decides where they run."""
 
     max_staleness: int = Field(0, ge=0)
-    """Maximum number of steps between the weights that began a completion and those that are trained on it. 0 samples
-    and trains in turn; above 0 the engines sample while the policy trains."""
+    """Maximum number of steps by which the weights that began a completion may be older than those that are trained on it. 0
+    alternates sampling and training; above 0 the engines sample while the policy trains."""
     partial_rollouts: bool = True
-    """With `max_staleness` above 0: completions in progress continue with new weights as soon as there are some.
-    Otherwise new weights wait until these completions are done."""
+    """With `max_staleness` above 0: completions in progress continue with new weights as soon as these are available. With
+    `false`, the update waits until these completions are done."""
 
 
 class PretrainingConfig(Config):
@@ -247,13 +245,13 @@ class BestConfig(Config):
 
 
 class TrajectoriesConfig(Config):
-    """Which steps' trajectories are kept as an output of the stage: completions with tokens, log-probabilities, rewards and
+    """Trajectories that are kept as an output of the stage: completions with tokens, log-probabilities, rewards and
     advantages."""
 
     keep: Literal["all", "last", "every"] = "all"
     """Keep all steps, the last `steps`, or every `steps`-th."""
     steps: int = Field(10, ge=1)
-    """Number of last steps, or interval, for `keep`."""
+    """With `last`: number of steps to keep. With `every`: interval in steps."""
 
 
 class RlConfig(Config):
@@ -269,8 +267,8 @@ class RlConfig(Config):
     generation: GenerationConfig = GenerationConfig()
     """Sampling parameters."""
     environment: EnvironmentConfig | None = None
-    """Environment or agent for episodes of several turns, which together share `max_completion_length`. Default: one
-    turn."""
+    """Environment or agent for episodes of several turns; `max_completion_length` limits turns and observations together.
+    Default: one turn."""
     rewards: tuple[Reward, ...] = Field(min_length=1)
     """Rewards of a completion; their weighted sum is used."""
     shaping: ShapingConfig = ShapingConfig()
@@ -288,7 +286,7 @@ class RlConfig(Config):
     critic: CriticConfig | None = None
     """Critic, for the estimator `gae`."""
     execution: ExecutionConfig = ExecutionConfig()
-    """Whether sampling runs ahead of training."""
+    """Schedule of sampling and training."""
     pretraining: PretrainingConfig | None = Field(None, exclude_if=_unset)
     """Add the loss on other rows (PPO-ptx). Default: none."""
     ema: EmaConfig | None = Field(None, exclude_if=_unset)
@@ -299,9 +297,9 @@ class RlConfig(Config):
     """Weights that are evaluated and promoted: the last, their average (`ema`) or the best (`best`). All that exist
     are outputs of the stage."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
-    """Which trajectories are kept."""
+    """Trajectories to keep."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
-    """Optimiser and schedule; `batch_size` counts completions, and `num_train_epochs` passes over each step's."""
+    """Optimiser and schedule. `batch_size` counts completions, and `num_train_epochs` passes over the completions of a step."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> RlConfig:
@@ -320,8 +318,8 @@ class RlConfig(Config):
             )
         if not self.generation.samples_all_tokens:
             raise ValueError(
-                "`rl.generation` must sample from the unmodified policy, at any `temperature` above 0: leave `top_p`, `top_k` "
-                "and `min_p` out, as the tokens that they exclude would have no probability to learn from"
+                "`rl.generation` must sample from the unmodified policy, at any `temperature` above 0: leave out `top_p`, "
+                "`top_k` and `min_p`, because excluded tokens have no probability to learn from"
             )
         if (self.environment is not None) != any(reward.of_environment for reward in self.rewards):
             raise ValueError(
@@ -335,11 +333,11 @@ class RlConfig(Config):
             summed = any(reward.by_step == "sum" for reward in self.rewards)
             if self.advantage.estimator == "leave-one-out" and summed:
                 raise ValueError(
-                    "`rl.advantage.estimator: leave-one-out` is not defined for `per_step: sum`, as the others of a step "
-                    "are also its own answer's: use `group`"
+                    "`rl.advantage.estimator: leave-one-out` is not defined for `per_step: sum`, whose baseline "
+                    "contains steps of the same answer: use `group`"
                 )
         self.training.refuse_unused(("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps")
-        self.training.refuse_unused(LOOKS, "in `rl.training`", "use `rl.best`")
+        self.training.refuse_unused(EVALUATION_FIELDS, "in `rl.training`", "use `rl.best`")
         if self.kl.place == "reward":
             self.kl.refuse_unused(("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
         if self.kl.coefficient == 0:

@@ -1,4 +1,4 @@
-"""How to sample completions and how to make preference pairs of them."""
+"""Sampling of completions, and selection of preference pairs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig
 from alignment_core.recipes.sections.rewards import Reward, RewardConfig, check_rewards
-from alignment_core.recipes.sections.training import LOOKS, TrainingConfig
+from alignment_core.recipes.sections.training import EVALUATION_FIELDS, TrainingConfig
 
 LOWEST_TEMPERATURE = 0.01
-"""Of those above 0, the lowest at which vLLM samples (``_MAX_TEMP`` of its ``sampling_params``)."""
+"""The lowest temperature above 0 at which vLLM samples (``_MAX_TEMP`` of its ``sampling_params``)."""
 
 
 class GenerationConfig(Config):
@@ -27,20 +27,20 @@ class GenerationConfig(Config):
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature: 0 (greedy decoding), or 0.01 and above."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling: sample from the smallest set of tokens whose probabilities sum to this."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probabilities sum to at least this value."""
     top_k: int = Field(0, ge=0)
-    """Sample from the k most likely tokens; 0 means all."""
+    """Sample from the k most likely tokens. 0 means all tokens."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Exclude tokens whose probability is below this fraction of the most likely token's."""
+    """Exclude tokens whose probability is below this fraction of that of the most likely token."""
     shard_size: int = Field(64, ge=1)
-    """Prompts per shard, the unit of work that is either complete or absent after a crash."""
+    """Prompts per shard. After a crash, sampling resumes at the last complete shard."""
 
     @field_validator("temperature")
     @classmethod
     def _is_one_that_vllm_samples_at(cls, temperature: float) -> float:
         if 0 < temperature < LOWEST_TEMPERATURE:
             raise ValueError(
-                f"vLLM raises temperatures below {LOWEST_TEMPERATURE:g} to it: give {LOWEST_TEMPERATURE:g} or more, or 0 for "
+                f"vLLM raises lower temperatures to {LOWEST_TEMPERATURE:g}: use at least {LOWEST_TEMPERATURE:g}, or 0 for "
                 "greedy decoding"
             )
         return temperature
@@ -53,15 +53,15 @@ class GenerationConfig(Config):
 
 
 class SelectionConfig(Config):
-    """How pairs of chosen and rejected completions are selected."""
+    """Selection of pairs of chosen and rejected completions."""
 
     strategy: Literal["best_worst", "best_random", "random_pair", "all_pairs"] = "best_worst"
-    """Best against worst, best against a random other, two at random, or every pair; the completion with the higher
-    score is chosen. Equal completions are never paired, and a pair of equal ones is made once; where the best and the worst
-    one are equal, the widest pair of different ones is taken."""
+    """Best and worst completion, best and a random other one, two random ones, or all pairs; the completion with the
+    higher score is chosen. Identical completions are never paired, and no pair is repeated. If the best and the worst one
+    are identical, the pair of different completions with the largest margin is used."""
     score: Literal["reward", "verifier"] = "reward"
-    """Score by which completions are ranked: `reward`, the weighted sum of `iterative_dpo.rewards`, or `verifier`, the
-    score of `evaluation.verifier`."""
+    """Score that ranks completions: `reward`, the weighted sum of `iterative_dpo.rewards`, or `verifier`, the score of
+    `evaluation.verifier`."""
     min_margin: float = Field(0.0, ge=0)
     """Minimum difference in score; completions with equal scores are never paired."""
     max_pairs_per_prompt: int = Field(1, ge=1)
@@ -80,15 +80,14 @@ class IterativeDpoConfig(Config):
     rounds: int = Field(2, ge=1)
     """Number of rounds."""
     prompts: DataConfig
-    """Prompts to sample from; every round takes the next slice, so that no prompt is used twice before all have
-    been."""
+    """Prompts to sample from. Every round takes the next slice; no prompt is repeated before all have been used."""
     prompts_per_round: int = Field(1024, ge=1)
     """Number of prompts in each round."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling parameters."""
     rewards: tuple[Reward, ...] = ()
-    """Rewards of a completion; their weighted sum ranks the completions of a prompt. Default: the reward model of the
-    section `reward_model`, or what `selection.score` names."""
+    """Rewards of a completion, whose weighted sum ranks the completions of a prompt. Default: the reward model of the section
+    `reward_model`, or the score that `selection.score` names."""
     selection: SelectionConfig = SelectionConfig()
     """Pair selection."""
     loss: DpoLossConfig = DpoLossConfig()
@@ -96,12 +95,13 @@ class IterativeDpoConfig(Config):
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
     """Optimiser and schedule of one round."""
     reference: Literal["previous", "initial"] = "previous"
-    """Reference policy of a round: the policy at the start of that round (`previous`), or the one before the first
-    round (`initial`)."""
+    """Reference policy of a round: the policy at the start of the round (`previous`), or before the first round (`initial`)."""
 
     @model_validator(mode="after")
     def _ranks_by_one_thing(self) -> IterativeDpoConfig:
-        self.training.refuse_unused(LOOKS, "in `iterative_dpo.training`: the pairs of a round hold out no rows")
+        self.training.refuse_unused(
+            EVALUATION_FIELDS, "in `iterative_dpo.training`: the pairs of a round hold out no rows"
+        )
         check_ranking(self.rewards, self.selection.score, self.prompts, "iterative_dpo")
         if not self.loss.needs_reference:
             self.refuse_unused(("reference",), "with a loss that needs no reference")
@@ -110,8 +110,8 @@ class IterativeDpoConfig(Config):
 
 
 def check_ranking(rewards: Sequence[RewardConfig], score: str, prompts: DataConfig, field: str) -> None:
-    """Raise ValueError if the rewards of a section with rounds, which the recipe has at ``field``, cannot rank completions of
-    its prompts, or are not what ``selection.score`` ranks them by."""
+    """Raise ValueError if the rewards of the section ``field`` cannot rank completions of its prompts, or contradict its
+    ``selection.score``."""
     check_rewards(rewards, f"{field}.rewards", prompts, f"{field}.prompts")
     if rewards and score == "verifier":
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Trackers of a run: nothing here may change a result, so nothing here is part of a stage's key."""
+"""Trackers of a run. They never change a result, so they are not part of stage keys."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class WandbConfig(Config):
     """User or team that owns the run. Default: your own default entity."""
     mode: Literal["auto", "online", "offline"] = "auto"
     """`auto` is online if you are logged in; offline runs are kept in `$ALIGN_HOME/tracking` until `wandb sync`. `WANDB_MODE`,
-    `WANDB_DISABLED`, `wandb offline` and `wandb disabled` forbid what they forbid elsewhere, whatever stands here."""
+    `WANDB_DISABLED`, `wandb offline` and `wandb disabled` take precedence."""
 
 
 class TrackingConfig(Config):
-    """Trackers in addition to the console and the Prefect UI. One that fails is switched off; the run continues."""
+    """Trackers in addition to the console and the Prefect UI. A failing tracker is disabled; the run continues."""
 
     wandb: WandbConfig | None = None
     """Weights & Biases."""
     tensorboard: bool | Annotated[FolderPath, Field(min_length=1)] = False
-    """TensorBoard files: `true` writes them under `$ALIGN_HOME/tracking`, a folder's path under that folder."""
+    """Write TensorBoard files: `true` for `$ALIGN_HOME/tracking`, or the path of a folder."""

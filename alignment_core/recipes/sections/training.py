@@ -1,4 +1,4 @@
-"""How to train: what every method shares, and what is particular to each."""
+"""Training: the sections that methods share, and those of SFT, DPO and reward models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig
 
-LOOKS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
-"""Fields of :class:`TrainingConfig` that ask for held-out rows."""
+EVALUATION_FIELDS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
+"""Fields of :class:`TrainingConfig` that need held-out rows."""
 
 
 class LoraConfig(Config):
@@ -21,26 +21,26 @@ class LoraConfig(Config):
     r: int = Field(16, ge=1)
     """Rank of the matrices."""
     lora_alpha: int = Field(32, ge=1)
-    """Scaling: their product is multiplied by `lora_alpha` / `r`."""
+    """Scaling: the product of the matrices is multiplied by `lora_alpha` / `r`."""
     use_rslora: bool = Field(False, exclude_if=lambda used: not used)
-    """Multiply it by `lora_alpha` / √`r` instead (rsLoRA), so that a high rank learns as fast as a low one."""
+    """Scale by `lora_alpha` / √`r` instead (rsLoRA), so that high ranks learn as fast as low ones."""
     use_dora: bool = Field(False, exclude_if=lambda used: not used)
-    """Train the length of each output's weights, too, apart from their direction, which the matrices change (DoRA)."""
+    """Train magnitude and direction of the weights separately (DoRA)."""
     load_in_4bit: bool = Field(False, exclude_if=lambda used: not used)
-    """Keep the frozen linear layers in 4 bits, an eighth of fp32's memory (QLoRA: NF4 with double quantisation, by
-    `bitsandbytes`, the extra `qlora`). Saved models have the adapters merged into what 4 bits keep of these layers."""
+    """Load the frozen linear layers in 4 bits, an eighth of fp32's memory (QLoRA: NF4 with double quantisation, by
+    `bitsandbytes`, the extra `qlora`). In saved models the adapters are merged into the dequantised layers."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
     modules_to_save: tuple[str, ...] = Field((), exclude_if=lambda names: not names)
-    """Modules that are trained whole beside the adapters, by name, such as `embed_tokens` and `lm_head` (with tied embeddings
-    each of them means both). They are saved with the adapters, as `peft` does."""
+    """Modules that are fully trained beside the adapters, by name, such as `embed_tokens` and `lm_head` (with tied embeddings
+    either name means both). They are saved with the adapters, as in `peft`."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout probability of the adapters' inputs. The dropout mask depends on the number of trainers and
-    on `max_tokens_per_microbatch`."""
+    """Dropout probability for the adapters' inputs. The dropout masks depend on the number of trainers and on
+    `max_tokens_per_microbatch`."""
 
     @property
     def is_addable(self) -> bool:
-        """Whether a layer's output is that of its weights plus that of its adapter, and nothing else is trained."""
+        """Whether the adapter is a sum: a layer's output is that of its weights plus that of its adapter."""
         return not self.use_dora and not self.modules_to_save
 
 
@@ -56,9 +56,9 @@ class TrainingConfig(Config):
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
     optimizer: Literal["adamw", "muon", "adafactor"] = Field("adamw", exclude_if=lambda name: name == "adamw")
-    """`adamw`; `muon`, which orthogonalises the steps of hidden matrices (embeddings, heads and vectors are AdamW's), for
-    AdamW's learning rates; `adafactor`, which keeps sums over rows and columns instead of moments. The last two work on whole
-    matrices: fp32, and `resources.zero_stage: 0` with several trainers. Not part of the stage's key while `adamw`."""
+    """`adamw`; `muon`, with orthogonalised updates of hidden matrices (AdamW for embeddings, heads and vectors), at AdamW's
+    learning rates; `adafactor`, with row and column sums instead of moments. The last two need whole matrices: fp32, and
+    `resources.zero_stage: 0` with several trainers. Not part of the stage's key while `adamw`."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Schedule of the learning rate after the warm-up. `wsd` (warm-up, stable, decay) is constant at first and decays over the
     last `decay_ratio` of the steps."""
@@ -66,8 +66,8 @@ class TrainingConfig(Config):
     """Fraction of the steps over which the learning rate decays at the end; only with `wsd`. Not part of the stage's key
     while 0.1."""
     decay_type: Literal["linear", "1-sqrt"] = Field("linear", exclude_if=lambda kind: kind == "linear")
-    """How it decays, to the final learning rate: linearly, or with 1 − √(fraction of the decay); only with `wsd`. Not part of
-    the stage's key while `linear`."""
+    """Shape of the decay to the final learning rate: linear, or 1 − √(fraction of the decay); only with `wsd`. Not part of the
+    stage's key while `linear`."""
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     """Fraction of the steps over which the learning rate rises linearly from zero."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
@@ -86,33 +86,32 @@ class TrainingConfig(Config):
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum norm of the gradient, for clipping."""
     eval_steps: int | None = Field(None, ge=1, exclude_if=lambda steps: steps is None)
-    """Measure the held-out rows (`test_rows` of the data, or its sources with `held_out`) after every so many steps, and after
-    the last one. Default: at the end alone. Not part of the stage's key while unset, nor are the next two."""
+    """Number of steps between evaluations on held-out rows (`test_rows` of the data, or sources with `held_out`); the last step
+    is always evaluated. Default: only the last step. Not part of the stage's key while unset, nor are the next two fields."""
     metric_for_best_model: str | None = Field(None, exclude_if=lambda name: name is None)
-    """Metric of the held-out rows, such as `loss` or `accuracy`, that decides which checkpoint is the result: the one with the
-    best value, which is the lowest `loss`, `nll` or `kl` and the highest `accuracy` or `margin`. The last one is then the
-    output `last`, if it is another. Default: the last one is the result."""
+    """Metric on held-out rows, such as `loss` or `accuracy`, that selects the resulting checkpoint: lowest is best for `loss`,
+    `nll` and `kl`, highest for `accuracy` and `margin`. If the last checkpoint is not the best, it is the output `last`.
+    Default: the last checkpoint."""
     early_stopping_patience: int | None = Field(None, ge=1, exclude_if=lambda looks: looks is None)
-    """Stop when so many measurements in a row were no better than the best."""
+    """Stop after this many consecutive evaluations without improvement."""
     max_loss: float | None = Field(None, gt=0, exclude_if=lambda most: most is None)
     """Stop if the loss of a batch exceeds this value, as a guard against divergence. Not part of the stage's key while
     unset."""
     router_aux_loss_coef: float = Field(0.0, ge=0, exclude_if=lambda weight: weight == 0)
     """Weight of the load-balancing loss of a mixture of experts (Mixtral, Qwen3-MoE, …); 0 disables it. The loss is not
-    linear in the tokens: that of a batch is the mean over its micro-batches, so `max_tokens_per_microbatch` and the
+    linear in the tokens: for a batch it is the mean over micro-batches, so `max_tokens_per_microbatch` and the
     number of trainers change it slightly. Not part of the stage's key while 0."""
     lora: LoraConfig | None = Field(None, exclude_if=lambda lora: lora is None)
-    """Train LoRA adapters (and a new head) instead of all weights. Saved models are complete, with the adapters merged
-    in; the adapters themselves are an output `adapter` as well, which `peft` loads. Not part of the stage's key
-    while unset."""
+    """Train LoRA adapters (and a new head) instead of all weights. Saved models have the adapters merged in; the output
+    `adapter` has the adapters alone, for `peft`. Not part of the stage's key while unset."""
     bf16: bool = False
-    """Train and save in bfloat16, with fp32 master weights and gradients that are added up in fp32; otherwise fp32."""
+    """Train and save in bfloat16, with fp32 master weights and fp32 gradient accumulation; otherwise in fp32."""
 
     @model_validator(mode="after")
     def _has_whole_matrices(self) -> TrainingConfig:
         if self.optimizer != "adamw" and self.bf16:
             raise ValueError(
-                f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` keeps fp32 weights in parts: use `adamw`, "
+                f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` partitions the fp32 weights: use `adamw`, "
                 "or leave out `bf16`"
             )
         if self.optimizer == "adafactor":
@@ -122,9 +121,9 @@ class TrainingConfig(Config):
     @model_validator(mode="after")
     def _can_choose(self) -> TrainingConfig:
         if self.metric_for_best_model is not None and self.eval_steps is None:
-            raise ValueError("`metric_for_best_model` needs `eval_steps`, which says when to measure it")
+            raise ValueError("`metric_for_best_model` needs `eval_steps`")
         if self.early_stopping_patience is not None and self.metric_for_best_model is None:
-            raise ValueError("`early_stopping_patience` needs `metric_for_best_model`, which says what is better")
+            raise ValueError("`early_stopping_patience` needs `metric_for_best_model`")
         return self
 
     @property
@@ -133,7 +132,7 @@ class TrainingConfig(Config):
         return self.lora is not None and self.lora.load_in_4bit
 
     def check_held_out(self, data: DataConfig) -> None:
-        """Raise ValueError if it asks for measurements that there are no rows for."""
+        """Raise ValueError if evaluations are set and ``data`` has no held-out rows."""
         if self.eval_steps is not None and not data.has_test_rows:
             raise ValueError(
                 "`training.eval_steps` measures held-out rows, and there are none: set `data.test_rows`, or add a source "
@@ -146,8 +145,7 @@ class TrainingConfig(Config):
             self.refuse_unused(("decay_ratio", "decay_type"), "without `lr_scheduler_type: wsd`")
         elif self.warmup_ratio + self.decay_ratio > 1:
             raise ValueError(
-                f"`warmup_ratio` and `decay_ratio` are {self.warmup_ratio} and {self.decay_ratio}; together they must be at "
-                "most 1"
+                f"`warmup_ratio` {self.warmup_ratio} and `decay_ratio` {self.decay_ratio} must not exceed 1 in sum"
             )
         return self
 
@@ -160,8 +158,8 @@ class SftConfig(Config):
     training: TrainingConfig = TrainingConfig()
     """Optimiser and schedule."""
     disable_dropout: bool = Field(True, exclude_if=lambda disabled: disabled)
-    """Train without the dropout of the model's configuration (such as GPT-2's 0.1). All other methods always do, and
-    `lora_dropout` stays as it is. Not part of the stage's key while true."""
+    """Disable the dropout in the model's configuration (such as GPT-2's 0.1), as all other methods do; `lora_dropout` is not
+    affected. Not part of the stage's key while true."""
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> SftConfig:
@@ -170,10 +168,10 @@ class SftConfig(Config):
 
 
 class RewardModelConfig(Config):
-    """A reward model trained on preferences, or one that exists already."""
+    """A reward model: trained on preferences, or an existing one."""
 
     model: ModelConfig | None = None
-    """Use this sequence-classification model as it is, instead of training one."""
+    """Existing sequence-classification model, which is used without training."""
     data: DataConfig | None = None
     """Preference pairs to train on."""
     loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
@@ -194,10 +192,10 @@ class RewardModelConfig(Config):
         return self
 
     def check_origin(self) -> None:
-        """Raise ValueError unless it is either trained or given."""
+        """Raise ValueError unless exactly one of ``data`` and ``model`` is set."""
         if (self.model is None) == (self.data is None):
             raise ValueError(
-                "`reward_model` needs exactly one of `data` (train one) and `model` (use that one), as in --set "
+                "`reward_model` needs exactly one of `data` (train a model) and `model` (use an existing one), as in --set "
                 "'reward_model={model: NAME}'"
             )
 
