@@ -26,6 +26,8 @@ import yaml
 from alignment_core.migrate.convert import Converter, Flags, NoCounterpart, Words
 
 FOLDER = Path(__file__).with_name("flags")
+LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+"""Reads every value as a text: `off`, `none` and `5e-6` are words of a command line. The one in C is ten times as fast."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,7 @@ def load(
 
     Tables of ``flags/<framework>.yaml`` begin with the lines of the table with the same name in ``shared.yaml``.
     """
-    shared, content = (
-        yaml.load(_read(name), yaml.BaseLoader) for name in ("shared", framework)
-    )  # every value is a text
+    shared, content = _read("shared"), _read(framework)
     tables = {
         name: _rules(shared.get(name, {}), functions) | _rules(content["tables"].get(name, {}), functions)
         for name in {**shared, **content["tables"]}
@@ -95,8 +95,8 @@ def load(
     return commands, content["elsewhere"], content["names"]
 
 
-def _read(name: str) -> str:
-    return (FOLDER / f"{name}.yaml").read_text()
+def _read(name: str) -> Any:
+    return yaml.load((FOLDER / f"{name}.yaml").read_text(), LOADER)
 
 
 def _command(described: Any, content: Any, tables: Any, functions: Mapping[str, Callable[..., Any]]) -> Command:
