@@ -51,14 +51,14 @@ def things(**places: str) -> dict[str, dict[str, str]]:
     return {GROUP.name: places}
 
 
-def test_ours_come_first_and_a_distribution_adds_to_them(install):
+def test_plugins_of_a_distribution_are_added_after_ours(install):
     install("theirs", things(cap="their_things:CAP"), {"their_things.py": "CAP = 'wool'"})
     assert GROUP.targets() == {"old-hat": "our_things.old_hat:THING", "cap": "their_things:CAP"}
     assert (GROUP.load("old-hat"), GROUP.load("old_hat"), GROUP.load("cap")) == ("felt", "felt", "wool")
     assert GROUP.module("cap") == "their_things"
 
 
-def test_an_entry_point_without_an_attribute_means_that_of_the_group(install):
+def test_an_entry_point_without_an_attribute_has_that_of_its_group(install):
     install("theirs", things(cap="their_caps"), {"their_caps.py": "THING = 'wool'"})
     assert GROUP.load("cap") == "wool"
 
@@ -78,7 +78,7 @@ def test_an_unknown_name_gets_the_list_and_the_nearest(install):
         GROUP.load("oldhat")
 
 
-def test_two_of_one_name_are_refused_to_who_asks_for_it_and_to_nobody_else(install):
+def test_two_plugins_of_one_name_are_refused_only_when_loaded(install):
     install("one", things(cap="one_caps"), {"one_caps.py": "THING = 1"})
     install("two", things(cap="two_caps"), {"two_caps.py": "THING = 2"})
     with pytest.raises(UserError, match="provide the thing 'cap': one_caps:THING, two_caps:THING; uninstall"):
@@ -114,14 +114,14 @@ def test_an_object_of_another_type_does_not_load(install):
         texts.load("cap")
 
 
-def test_ours_stays_where_a_distribution_brings_one_of_its_name(install):
+def test_our_plugin_stays_if_a_distribution_has_one_of_its_name(install):
     install("theirs", things(old_hat="their_hats"), {"their_hats.py": "THING = 'wool'"})
     found, (problem,) = GROUP.loaded()
     assert found == {"old-hat": "felt"}
     assert "provide the thing 'old-hat': our_things.old_hat:THING, their_hats:THING; uninstall" in problem
 
 
-def test_what_does_not_load_is_tried_once(install, tmp_path):
+def test_a_plugin_that_does_not_load_is_tried_once(install, tmp_path):
     tried = tmp_path / "tried"
     install("broken", things(cap="broken_caps"), {"broken_caps.py": f"open({str(tried)!r}, 'a').write('x'); 1 / 0"})
     assert GROUP.loaded() == GROUP.loaded()
@@ -214,7 +214,7 @@ def test_a_method_of_a_distribution_has_its_recipes_fields_and_words(install):
         (METHOD.replace("mine", "other"), "is called 'other' by its recipe"),
     ],
 )
-def test_a_broken_method_is_said_to_who_uses_it_and_the_others_go_on(install, code, why):
+def test_a_broken_method_is_reported_on_use_and_the_others_load(install, code, why):
     install("mine", {"alignment.methods": {"mine": "broken_method"}}, {"broken_method.py": code})
     with pytest.raises(UserError, match=why) as caught:
         parse_recipe({"method": "mine"})

@@ -96,7 +96,7 @@ def resumed(installed: Installed) -> dict[str, Any]:
     return outcome
 
 
-def test_it_takes_less_than_150_lines_of_code() -> None:
+def test_the_plugin_takes_less_than_150_lines_of_code() -> None:
     assert sum(bool(line.strip()) for text in FILES.values() for line in text.splitlines()) < 150
 
 
@@ -116,7 +116,7 @@ def test_a_method_with_a_stage_and_a_loss_of_its_own_needs_three_files() -> None
     assert "def loss(" in FILES["unlikelihood/stage.py"]
 
 
-def test_its_fields_and_recipe_are_there(installed: Installed) -> None:
+def test_the_plugin_adds_its_fields_and_recipe(installed: Installed) -> None:
     assert "Weight of the unlikelihood loss" in installed.align("fields", "unlikelihood")
     found = json.loads(installed.align("deployments", "--json"))
     assert found["unlikelihood-tiny"]["distribution"] == "align-unlikelihood"
@@ -124,7 +124,7 @@ def test_its_fields_and_recipe_are_there(installed: Installed) -> None:
     assert {"quickstart", "nightly"} <= found.keys()
 
 
-def test_a_killed_run_of_it_resumes_within_its_stage(resumed: dict[str, Any]) -> None:
+def test_a_killed_run_of_the_plugin_resumes_within_its_stage(resumed: dict[str, Any]) -> None:
     stages = {stage["label"]: stage for stage in resumed["stages"]}
     assert [stages[label]["state"] for label in ("model", "unlikelihood/data", "unlikelihood")] == [
         "cached",
@@ -135,7 +135,7 @@ def test_a_killed_run_of_it_resumes_within_its_stage(resumed: dict[str, Any]) ->
     assert resumed["status"] == "completed"
 
 
-def test_the_killed_run_shows_as_dead_and_what_it_had_done_as_cached(
+def test_a_killed_run_shows_as_dead_and_its_finished_stages_as_cached(
     installed: Installed, resumed: dict[str, Any], prefect_api: dict[str, str]
 ) -> None:
     status = align_here(installed.home, "status", "--json")
@@ -151,7 +151,7 @@ def test_the_killed_run_shows_as_dead_and_what_it_had_done_as_cached(
     assert state.type == "CRASHED"
 
 
-def test_its_loss_reward_and_verifier_took_part(resumed: dict[str, Any]) -> None:
+def test_loss_reward_and_verifier_of_the_plugin_are_used(resumed: dict[str, Any]) -> None:
     metrics = {stage["label"]: stage["metrics"] for stage in resumed["stages"]}
     assert metrics["unlikelihood"]["loss"] > 0
     policy = resumed["metrics"]["policies"]["unlikelihood"]
@@ -159,12 +159,12 @@ def test_its_loss_reward_and_verifier_took_part(resumed: dict[str, Any]) -> None
     assert policy["reward"] == pytest.approx(policy["accuracy"] + 0.5 * policy["reward_1"])
 
 
-def test_its_result_has_its_lineage(installed: Installed, resumed: dict[str, Any]) -> None:
+def test_the_policy_of_the_plugin_has_its_lineage(installed: Installed, resumed: dict[str, Any]) -> None:
     said = installed.align("lineage", resumed["outputs"]["policy"])
     assert all(label in said for label in ("unlikelihood", "unlikelihood/data"))
 
 
-def test_prefect_deploys_its_recipe(installed: Installed, services: Services) -> None:
+def test_prefect_deploys_the_recipe_of_the_plugin(installed: Installed, services: Services) -> None:
     (installed.source / "prefect.yaml").write_text(
         installed.align("deployments", "align-unlikelihood", "--prefect-yaml")
     )
@@ -180,7 +180,9 @@ def test_prefect_deploys_its_recipe(installed: Installed, services: Services) ->
     services.prefect("deployment", "delete", "alignment/unlikelihood-tiny")
 
 
-def test_without_it_its_runs_and_recipes_say_what_is_missing(installed: Installed, resumed: dict[str, Any]) -> None:
+def test_without_the_plugin_its_runs_and_recipes_name_the_missing_method(
+    installed: Installed, resumed: dict[str, Any]
+) -> None:
     for command in (["resume", resumed["run_id"]], ["run", installed.recipe]):
         done = subprocess.run(
             [sys.executable, "-m", "alignment.flows.cli.main", *command],

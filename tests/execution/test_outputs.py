@@ -82,7 +82,7 @@ def test_a_stage_without_its_default_output_is_not_finished(run: Any, store: Sto
     assert list(store.records.all()) == []
 
 
-def test_dropped_trajectories_are_made_again_for_whoever_needs_them_and_for_nobody_else(run: Any, store: Store) -> None:
+def test_dropped_trajectories_are_made_again_only_for_a_composition_that_needs_them(run: Any, store: Store) -> None:
     first = run(call(*OUTPUTS))
     drop_trajectories(store)
     assert run(call(*OUTPUTS)).state == "cached"
@@ -94,7 +94,7 @@ def test_dropped_trajectories_are_made_again_for_whoever_needs_them_and_for_nobo
     assert run(needing).state == "cached"
 
 
-def test_a_composition_gives_other_stages_the_output_that_it_names(run: Any, store: Store, planned: Plan) -> None:
+def test_a_step_stands_for_the_named_output_in_other_stages(run: Any, store: Store, planned: Plan) -> None:
     result = run(call(*OUTPUTS))
     step = submit("learn", "rl", LearnConfig(makes=list(OUTPUTS)), {})
     assert artifact(step) == result.outputs["policy"]
@@ -112,7 +112,7 @@ def test_a_composition_gives_other_stages_the_output_that_it_names(run: Any, sto
     assert artifact(later.output("best")) is None, "it is only planned"
 
 
-def test_a_plan_counts_a_stage_as_cached_if_what_it_needs_is_there(run: Any, store: Store, planned: Plan) -> None:
+def test_a_plan_counts_a_stage_as_cached_if_its_needed_outputs_are_there(run: Any, store: Store, planned: Plan) -> None:
     run(call(*OUTPUTS))
     drop_trajectories(store)
     config = LearnConfig(makes=list(OUTPUTS))
@@ -123,7 +123,7 @@ def test_a_plan_counts_a_stage_as_cached_if_what_it_needs_is_there(run: Any, sto
     assert artifact(needing.output("trajectories")) is None
 
 
-def test_a_task_takes_the_chosen_output_out_of_what_it_waited_for(run: Any) -> None:
+def test_a_task_takes_the_named_output_of_the_stage_before(run: Any) -> None:
     result = run(call(*OUTPUTS))
     plain = result.model_dump(mode="json")
     assert plain["reference"] == str(result.reference), "what `align run --json` prints"

@@ -47,7 +47,7 @@ def labels(stage: PlannedStage) -> dict[str, str]:
     return {role: one.label for role, one in stage.inputs.items() if isinstance(one, PlannedStage)}
 
 
-def test_what_branches_share_is_one_stage(planned: Plan) -> None:
+def test_equal_stages_of_branches_are_one_stage(planned: Plan) -> None:
     names = [stage.label for stage in planned.stages]
     assert len(set(names)) == len(names)
     assert [name for name in names if name.endswith("sft")] == ["sft", "best/round-1/sft"]
@@ -64,7 +64,7 @@ def test_what_branches_share_is_one_stage(planned: Plan) -> None:
     assert by_label["weak/dpo"].config.loss.beta == 0.01  # type: ignore[attr-defined]
 
 
-def test_every_stage_of_a_branch_is_that_of_its_recipe_alone(planned: Plan, tmp_path: Path) -> None:
+def test_a_branch_has_the_stages_of_its_recipe_run_alone(planned: Plan, tmp_path: Path) -> None:
     alone = plan(parse_recipe(RECIPE).recipes["best"], open_store(str(tmp_path / "store")))  # type: ignore[attr-defined]
     have = [(stage.stage, stage.config) for stage in planned.stages]
     own = [stage for stage in alone.stages if stage.stage not in ("report", "overlap")]

@@ -128,7 +128,7 @@ def compose(run: Composed, method: str, **fields: Any) -> Any:
         ("conditional-sft", {"sft/data", "conditional-sft/prompts", "conditional-sft/data"}),
     ],
 )
-def test_held_out_prompts_are_compared_with_everything_that_is_trained_on(composed, method, trained):
+def test_held_out_prompts_are_compared_with_all_training_data(composed, method, trained):
     compose(composed, method)
     assert composed.roles("evaluation/overlap") == {"held_out": "evaluation/prompts", **{one: one for one in trained}}
     assert composed.roles("report")["overlap"] == "evaluation/overlap"
@@ -167,7 +167,7 @@ def test_no_kl_is_measured_where_sampling_excludes_tokens(composed, generation):
     assert "reference" not in composed.roles("other/evaluation/score")
 
 
-def test_an_overlap_is_refused_only_where_a_gate_depends_on_it(composed):
+def test_an_overlap_is_refused_only_if_a_gate_depends_on_the_prompts(composed):
     compose(composed, "sft")
     assert composed.configs["evaluation/overlap"].max_overlap is None
     compose(composed, "sft", promotion=GATES)
@@ -191,7 +191,7 @@ def test_the_rounds_have_the_engines_before_the_evaluations(composed):
     }
 
 
-def test_one_list_ranks_the_rounds_and_another_is_what_is_evaluated(composed):
+def test_one_list_of_rewards_ranks_the_rounds_and_another_evaluates(composed):
     section = {**ROUNDS, "rewards": REWARDS}
     compose(composed, "iterative-dpo", iterative_dpo=section, evaluation={**EVALUATION, "rewards": REWARDS})
     found, of_round = composed.configs["sft/evaluation/score"], composed.configs["round-1/score"]
@@ -226,7 +226,7 @@ def test_where_no_rewards_are_listed_the_section_reward_model_stands_for_one(com
     assert composed.roles("round-1/score") == {"rollouts": "round-1/generate"}
 
 
-def test_what_dpo_is_compared_with_follows_from_nothing_that_another_training_may_change(composed):
+def test_reference_logps_of_dpo_do_not_depend_on_other_training_settings(composed):
     compose(composed, "dpo")
     plain = composed.configs["dpo/reference-logps"]
     assert composed.roles("dpo/reference-logps") == {"model": "sft", "data": "dpo/data"}
@@ -248,7 +248,7 @@ def test_what_dpo_is_compared_with_follows_from_nothing_that_another_training_ma
     assert composed.configs["dpo/reference-logps"] == found
 
 
-def test_a_conditional_policy_is_asked_for_what_is_wanted_and_its_start_is_not(composed):
+def test_a_conditional_policy_gets_the_wanted_values_and_its_start_does_not(composed):
     compose(composed, "conditional-sft")
     assert composed.roles("conditional-sft/data") == {"tokenizer": "model", "rows": "conditional-sft/attributes"}
     assert composed.configs["conditional-sft/data"].data.prompt_template == "{prompt} [correct={correct}]"
@@ -260,7 +260,7 @@ def test_a_conditional_policy_is_asked_for_what_is_wanted_and_its_start_is_not(c
         assert composed.configs[asked["prompts"]].data.prompt_template == f"{{prompt}} [correct={value}]"
 
 
-def test_a_student_learns_from_what_the_teacher_says_of_given_text_and_then_of_its_own(composed):
+def test_a_student_learns_from_the_teachers_logps_of_given_text_and_then_of_its_samples(composed):
     compose(composed, "distillation")
     assert composed.roles("distillation/teacher-logps") == {"model": "teacher/sft", "data": "distillation/data"}
     assert composed.roles("distillation") == {"model": "model", "data": "distillation/teacher-logps"}
@@ -338,7 +338,7 @@ def test_each_round_is_compared_with_the_policy_before_it_or_with_the_first_of_a
     assert orders[0] != orders[1], "rounds take their rows in orders of their own"
 
 
-def test_a_policy_may_be_evaluated_by_rewards_that_it_was_not_trained_by(composed):
+def test_a_policy_may_be_evaluated_by_other_rewards_than_it_was_trained_by(composed):
     compose(composed, "sft", evaluation={**EVALUATION, "rewards": REWARDS[:2]})
     assert composed.roles("sft/evaluation/score")["reward-1"] == "evaluation/reward-1"
     compose(composed, "rl", evaluation={**EVALUATION, "rewards": REWARDS}, reward_model=PAIRS)
@@ -373,7 +373,7 @@ def move(store: Store, to: Reference) -> None:
     store.tags.move("policy/production", to, store.tags.get("policy/production"), reason="better")
 
 
-def test_a_gate_compares_with_what_the_tag_names_on_the_same_prompts(composed, compared, tmp_path):
+def test_a_gate_compares_with_the_policy_of_the_tag_on_the_same_prompts(composed, compared, tmp_path):
     production, candidate = (model(composed.store, tmp_path, name) for name in ("production", "candidate"))
     first = compared(candidate)
     assert (first.expected, first.final, first.baseline) == (None, "sft", "start")  # nothing is there to replace
@@ -428,9 +428,7 @@ def test_another_tokenizer_cannot_be_compared(composed, compared, tmp_path):
 
 
 @pytest.mark.parametrize(("tagged", "baseline"), [(True, "production"), (False, "start")])
-def test_a_night_is_compared_with_production_or_where_there_is_none_with_its_start(
-    composed, tmp_path, tagged, baseline
-):
+def test_a_night_is_compared_with_production_or_else_with_its_start(composed, tmp_path, tagged, baseline):
     content: dict[str, Any] = {"name": "nights", "model": MODEL, "evaluation": EVALUATION, "promotion": GATES}
     content["dpo"] = {"data": str(tmp_path / "arrives.jsonl")}
     arrived: Any = SimpleNamespace(label="arrived")

@@ -58,7 +58,7 @@ def step(
     return made
 
 
-def test_a_stage_that_may_fail_is_told_with_the_cause_to_whoever_asks_for_it(run: Run) -> None:
+def test_the_result_of_a_stage_that_may_fail_raises_branch_failed_with_the_cause(run: Run) -> None:
     heard: list[tuple[str, str]] = []
     run.listeners = (SimpleNamespace(failed=lambda label, sentence: heard.append((label, sentence))),)  # type: ignore[assignment]
     broken = step(run, "a/sft", DIVERGES)
@@ -73,12 +73,12 @@ def test_a_stage_that_may_fail_is_told_with_the_cause_to_whoever_asks_for_it(run
     )
 
 
-def test_a_run_that_is_stopped_is_stopped_also_in_its_branches(run: Run) -> None:
+def test_stopping_a_run_stops_its_branches(run: Run) -> None:
     with pytest.raises(Stopped):
         step(run, "a/sft", Stopped("sft: the run was stopped")).ended()
 
 
-def test_stages_of_branches_may_fail_and_what_all_branches_share_may_not(tmp_path: Path) -> None:
+def test_stages_of_a_branch_may_fail_and_stages_common_to_all_may_not(tmp_path: Path) -> None:
     """Of the whole composition: nothing; of a branch: all but its common labels."""
     submitted: dict[str, bool] = {}
 
@@ -100,13 +100,13 @@ def test_stages_of_branches_may_fail_and_what_all_branches_share_may_not(tmp_pat
     assert submitted == {"start": False, "data": False, "a/sft": True}
 
 
-def test_what_is_only_planned_has_not_failed(tmp_path: Path) -> None:
+def test_a_planned_stage_has_not_failed(tmp_path: Path) -> None:
     recipe = {"method": "sft", "name": "s", "model": {"scratch": {}}, "sft": {"data": {"task": "first", "rows": 8}}}
     planned = plan(parse_recipe(recipe), open_store(str(tmp_path / "store")))
     assert failure(planned.stages) is None
 
 
-def test_the_table_of_variants_ends_with_those_that_failed_and_why(tmp_path: Path) -> None:
+def test_the_table_of_variants_ends_with_failed_ones_and_their_errors(tmp_path: Path) -> None:
     config = VariantsConfig(
         metric="test_loss",
         lower_is_better=True,

@@ -81,7 +81,7 @@ def test_a_gate_that_does_not_hold_refuses_and_says_by_how_much(store, model):
         assert f"accuracy gained -0.25 over {said}, 0.25 less than" in outcome["reasons"][0]
 
 
-def test_what_the_tag_named_before_does_not_replace_what_came_after_it(store, model):
+def test_a_policy_that_the_tag_pointed_to_before_does_not_replace_its_successor(store, model):
     first, second = model("first"), model("second")
     promote.fn(SECTION, first, *BETTER, expected=None)
     promote.fn(SECTION, second, *BETTER, expected=first)
@@ -106,7 +106,7 @@ def test_stages_that_only_a_promotion_adds_may_be_run_again_by_name(store, model
     _check_from_stage(run, planned(recipe))
 
 
-def test_what_cannot_be_compared_is_not_promoted(store, model):
+def test_a_policy_that_cannot_be_compared_is_not_promoted(store, model):
     outcome = promote.fn(SECTION, model("first"), *BETTER, expected=None, problem="it has another tokenizer")
     assert (outcome["state"], outcome["reasons"], store.tags.get(SECTION.tag)) == (
         "refused",
@@ -133,7 +133,7 @@ def test_a_policy_that_was_to_be_promoted_and_was_not_has_an_exit_code_of_its_ow
     assert not_promoted({name: one and {"state": one} for name, one in state.items()}) is expected
 
 
-def test_what_vouches_for_a_policy_is_beside_it_before_the_tag_moves(store, model, tmp_path, monkeypatch):
+def test_attestations_are_attached_to_a_policy_before_the_tag_moves(store, model, tmp_path, monkeypatch):
     first = model("first")
     with pytest.raises(EnvironmentFault, match="to sign, set ALIGN_SIGNING_KEY"):
         promote.fn(SECTION.model_copy(update={"sign": "key"}), first, *BETTER, expected=None)

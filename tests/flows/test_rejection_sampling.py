@@ -112,7 +112,7 @@ def test_no_round_is_submitted_after_one_without_gain(tmp_path):
     assert list(run.inputs).index("evaluation/overlap") < list(run.inputs).index("round-1/sample")
 
 
-def test_all_rounds_are_planned_while_nobody_knows_their_gain(tmp_path):
+def test_all_rounds_are_planned_while_their_gain_is_unknown(tmp_path):
     run, outputs = compose(tmp_path, parsed(STOP))
     assert [label for label in run.inputs if label.endswith("gain")] == [f"round-{n}/gain" for n in (1, 2, 3)]
     assert outputs.final == "round-3"

@@ -53,7 +53,7 @@ def test_reports_of_complete_and_of_unfinished_runs_say_it(store: Store) -> None
         assert "**Warning:** sft: another" in report
 
 
-def test_whoever_watches_a_run_is_told_each_restart_once() -> None:
+def test_listeners_of_a_run_get_each_restart_once() -> None:
     said: list[str] = []
     watched = follow._Stages("run", said.append)
     watched.look()

@@ -70,5 +70,5 @@ def test_an_unknown_stage_is_refused_before_anything_starts(align: Align, home: 
     assert {path: path.read_bytes() for path in (home / "runs").rglob("*") if path.is_file()} == before
 
 
-def test_a_run_that_nobody_knows_is_said(align: Align, home: Path, resumed: dict[str, Any]) -> None:
+def test_an_unknown_run_is_refused_with_a_sentence(align: Align, home: Path, resumed: dict[str, Any]) -> None:
     assert "is not a run" in align(home, "resume", "ffffffffff", expect=2)["error"]

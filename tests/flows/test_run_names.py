@@ -37,7 +37,7 @@ def test_a_long_name_is_cut() -> None:
     assert len(name(*(f"sft.data.sources.{number}.rows=100" for number in range(20)))) == LONGEST_NAME
 
 
-def test_a_run_that_is_taken_up_again_keeps_what_its_name_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_the_settings_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken_up: list[Any] = []
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
     monkeypatch.setattr("alignment.flows.cli.run.run_here", lambda *given: taken_up.append(given))

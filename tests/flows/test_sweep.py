@@ -52,7 +52,7 @@ def planned(recipe: SweepRecipe, folder: Path) -> Plan:
     return plan(recipe, open_store(str(folder / "store")))
 
 
-def test_what_variants_share_is_one_stage_and_carries_no_variants_name(file: Path, tmp_path: Path) -> None:
+def test_equal_stages_of_variants_are_one_stage_without_a_variants_name(file: Path, tmp_path: Path) -> None:
     labels = [one.label for one in planned(sweep(file, "dpo.loss.beta=0.05,0.1,0.3"), tmp_path).stages]
     names = ["beta=0.05", "beta=0.1", "beta=0.3"]
     shared = [label for label in labels if not label.startswith("beta=")]
@@ -64,7 +64,7 @@ def test_what_variants_share_is_one_stage_and_carries_no_variants_name(file: Pat
     assert len(labels) == len(set(labels)) == len(shared) + 3 * 5
 
 
-def test_every_stage_of_a_variant_is_that_of_its_recipe_alone(file: Path, tmp_path: Path) -> None:
+def test_a_variant_has_the_stages_of_its_recipe_run_alone(file: Path, tmp_path: Path) -> None:
     whole = planned(sweep(file, "dpo.loss.beta=0.05,0.1"), tmp_path)
     alone = plan(load_recipe(file, ["dpo.loss.beta=0.1"]), open_store(str(tmp_path / "store")))
     have = [(one.stage, one.config) for one in whole.stages]
@@ -87,7 +87,7 @@ def test_with_seeds_of_their_own_variants_share_nothing(file: Path, tmp_path: Pa
     assert {label.partition("/")[0] for label in labels} == {"seed=1", "seed=2", "variants"}
 
 
-def test_what_is_set_beside_the_sweep_holds_for_all_variants(file: Path) -> None:
+def test_fields_beside_the_sweep_apply_to_all_variants(file: Path) -> None:
     found = sweep(file, "dpo.loss.beta=0.1,0.2", overrides=("seed=9", "sft.training.max_steps=2"))
     assert {(one.seed, one.sft.training.max_steps) for one in found.variants.values()} == {(9, 2)}  # type: ignore[attr-defined]
     again = parse_recipe(found.model_dump(mode="json"))
@@ -120,7 +120,7 @@ def test_values_may_be_objects_and_paths(file: Path, tmp_path: Path, monkeypatch
         (["method=dpo,kto"], "`method: comparison` compares several"),
     ],
 )
-def test_what_cannot_be_swept_is_said_before_anything_runs(file: Path, sweeps: list[str], why: str) -> None:
+def test_a_field_that_cannot_be_swept_is_refused_before_anything_runs(file: Path, sweeps: list[str], why: str) -> None:
     with pytest.raises(UserError) as error:
         load_recipe(file, sweeps=sweeps)
     assert why in str(error.value)
