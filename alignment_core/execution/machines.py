@@ -16,8 +16,7 @@ from alignment_core.errors import AlignmentError, DeadlineExceeded
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.scheduling import FIRST, START_OF_ACTORS, OrderedLock, Ticket
 from alignment_core.execution.warm_actors import WarmActors
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest, Engines
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.ranks import TrainerActors
 
@@ -80,7 +79,7 @@ class WarmMachines:
             yield trainers
 
     @contextmanager
-    def engines(self, request: EngineRequest, ticket: Ticket = FIRST) -> Iterator[Engines]:
+    def engines(self, request: EngineRequest, ticket: Ticket = FIRST) -> Iterator[ActorGroup[Engine]]:
         """Engines that hold a policy, for the caller alone: warm ones load its weights, if the architecture agrees."""
         with self._acquired(ticket, engines=True), self._serving_engines(request, ticket) as engines:
             yield engines
@@ -88,7 +87,7 @@ class WarmMachines:
     @contextmanager
     def engines_and_trainers(
         self, request: EngineRequest, ticket: Ticket = FIRST
-    ) -> Iterator[tuple[Engines, TrainerActors]]:
+    ) -> Iterator[tuple[ActorGroup[Engine], TrainerActors]]:
         """Both, for the caller alone."""
         with (
             self._acquired(ticket, engines=True, trainers=True),
@@ -200,7 +199,7 @@ class WarmMachines:
                 ticket.used((time.monotonic() - started) * group.devices)
 
     @contextmanager
-    def _serving_engines(self, request: EngineRequest, ticket: Ticket) -> Iterator[Engines]:
+    def _serving_engines(self, request: EngineRequest, ticket: Ticket) -> Iterator[ActorGroup[Engine]]:
         started = time.monotonic()
         _print_stage("engines", ticket)
         alone = self._gpu_memory.hold(ticket) if self.actors.device.kind == "cuda" else nullcontext()
@@ -208,7 +207,7 @@ class WarmMachines:
             group = self.actors.ready_engines(request, alone)
         sleep = self.actors.engines_give_way
         try:
-            yield Engines(group)
+            yield group
             if sleep:
                 group.all(Engine.let_go, sleep)
         except BaseException as error:

@@ -14,8 +14,7 @@ from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, Place, cpu_model
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.nodes import check_nodes
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.scoring_actors import Judges

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ MOST_SEQUENCES = 256
 WEIGHTS, CACHE = "weights", "kv_cache"
 """vLLM's names of the two parts of its memory that can sleep."""
 WORKER_EXTENSION = "alignment_core.inference.weights.WeightUpdate"
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """The model that engines are to hold."""
+
+    policy: Model
+    max_model_len: int
+    """Maximum number of tokens of prompt and completion."""
 
 
 def prepare() -> None:

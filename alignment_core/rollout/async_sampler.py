@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from alignment_core.errors import DeadlineExceeded
+from alignment_core.inference.engine import Engine
 from alignment_core.rollout.async_schedule import AsyncSchedule
 from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.sampling import Sampling
@@ -122,7 +123,7 @@ class AsyncSampler:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self) -> None:
-        self.sampling.engines.drop_all()  # requests of an attempt before this one
+        self.sampling.engines.all(Engine.drop_all)  # requests of an attempt before this one
         loops: dict[str, Callable[[], None]] = {"rewards": self._reward_groups}
         loops |= {f"engine {number}": partial(self._run_engine, number) for number in range(self.sampling.engines.size)}
         if self.sampling.environments:
@@ -163,9 +164,8 @@ class AsyncSampler:
                 self._busy_engines.add(engine)
                 self._changed.notify_all()  # prompts that begin may have environments to reset
             with self._no_longer_busy(self._busy_engines, engine):
-                done = self.sampling.engines.advance(
-                    engine, requests, schedule.prompts.generation, self.sampling.stop_ids, SLICE_SECONDS
-                )
+                generation, stop_ids = schedule.prompts.generation, self.sampling.stop_ids
+                done = self.sampling.engines.one(engine, Engine.advance, requests, generation, stop_ids, SLICE_SECONDS)
             with self._changed:
                 for episode, completion in done:
                     schedule.add_turn(engine, episode, completion)

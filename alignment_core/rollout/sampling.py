@@ -6,11 +6,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from alignment_core.cluster.actor import call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode, version_of
 from alignment_core.errors import Stopped
-from alignment_core.inference.engines import Engines
+from alignment_core.inference.engine import Engine
 from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.rollout import Rollout
 
@@ -19,7 +21,7 @@ from alignment_core.rollout.rollout import Rollout
 class Sampling:
     """Engines and environments, and the prompts that they sample for."""
 
-    engines: Engines
+    engines: ActorGroup[Engine]
     environments: Environments | None
     draws: PromptSchedule
     text: CompletionText
@@ -52,8 +54,9 @@ class Sampling:
         size = min(generation.shard_size, prompts_per_engine) * generation.num_generations
         shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
         policy = version_of(self.policy, version)
-        requests = [(number, [self.draws.request(episode) for episode in shard]) for number, shard in enumerate(shards)]
-        for number, completions in self.engines.sample(policy, requests, generation, self.stop_ids):
+        requests = [[self.draws.request(episode) for episode in shard] for shard in shards]
+        calls = (call(Engine.sample, policy, shard, generation, self.stop_ids) for shard in requests)
+        for number, completions in self.engines.spread(enumerate(calls)):
             self.check()
             for episode, completion in zip(shards[number], completions.each(), strict=True):
                 episode.append_turn(completion)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from alignment_core.inference.engine import Engine
 from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.sampling import Sampling
 
@@ -48,7 +49,7 @@ class SyncSampler:
     def release(self) -> None:
         """Free the engines' devices until new weights come: no further batch is needed before."""
         if self.sleeps_in_training:
-            self.sampling.engines.sleep()
+            self.sampling.engines.all(Engine.sleep)
 
     def close(self) -> None:
         """Nothing runs in the background."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from alignment_core.cluster.actor import Call, call
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids, pass_chat_template_on
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext
-from alignment_core.inference.engines import EngineRequest
+from alignment_core.inference.completions import Completions
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.schemas import rollout_schema, shard_rows, write_table
-
-if TYPE_CHECKING:
-    from alignment_core.inference.engines import Engines
 
 PARITY_PROMPTS = 4
 
@@ -65,16 +65,15 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
     check_length(model.path, longest, length)
     request = EngineRequest(model, length)
     with context.machines.engines(request, context.ticket) as engines:
-        update = engines.load(model.path, str(policy))
+        update = max(engines.all(Engine.load, model.path, str(policy)))
         parity = _check_parity(context, engines, shards, stop_ids, update > 0)
-        batches = (
-            (number, [prompt["prompt_ids"] for prompt in shards[number]], number * generation.shard_size)
+        calls = (
+            (number, _generate(str(policy), shards[number], config, stop_ids, context.seed, number))
             for number in missing
         )
-        sampled = engines.generate(str(policy), batches, generation, stop_ids, context.seed)
         started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
         context.report(done, len(shards), "shards")
-        for number, completions in sampled:
+        for number, completions in engines.spread(calls):
             rows = shard_rows(shards[number], number * generation.shard_size, completions.each(), text, str(policy))
             write_table(rows, rollout_schema(), _shard(context.progress, number))
             tokens += sum(len(row["completion_ids"]) for row in rows)
@@ -91,8 +90,16 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
     return {"tokens_per_second": tokens / seconds, **parity}
 
 
+def _generate(
+    policy: str, shard: list[Any], config: GenerateConfig, stop_ids: Sequence[int], seed: int, number: int
+) -> Call[Engine, Completions]:
+    prompt_ids = [prompt["prompt_ids"] for prompt in shard]
+    first = number * config.generation.shard_size
+    return call(Engine.generate, policy, prompt_ids, config.generation, stop_ids, seed, first)
+
+
 def _check_parity(
-    context: StageContext, engines: Engines, shards: list[Any], stop_ids: Sequence[int], updated: bool
+    context: StageContext, engines: ActorGroup[Engine], shards: list[Any], stop_ids: Sequence[int], updated: bool
 ) -> dict[str, float]:
     """Compare the engine's log-probabilities with the model's after a weight update. Raises NumericError.
 
@@ -104,7 +111,8 @@ def _check_parity(
     model = context.model("policy")
     tolerance = 0.1 if model.bf16 else 1e-4
     sample = [prompt["prompt_ids"] for prompt in shards[0][:PARITY_PROMPTS]]
-    difference = engines.parity(model, sample, stop_ids, again=when == "always")
+    method = Engine.parity if when == "always" else Engine.first_parity
+    difference = engines.one(0, method, model, sample, stop_ids)
     if difference is None:
         return {}
     if not difference <= tolerance:

@@ -13,8 +13,7 @@ from typing import Any
 from alignment_core.cluster.actor import call
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest, Engines
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.models.scratch import create_model
 from alignment_core.models.weight_transfer import BucketSpec
@@ -112,15 +111,15 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     }
 
 
-def _send(ranks: ActorGroup[PolicyTrainer], engines: Engines, plan: list[BucketSpec]) -> None:
-    engines.begin_update()
-    ranks.relay((call(PolicyTrainer.bucket, spec) for spec in plan), engines.group, Engine.take_bucket)
-    engines.end_update("policy", 1)
+def _send(ranks: ActorGroup[PolicyTrainer], engines: ActorGroup[Engine], plan: list[BucketSpec]) -> None:
+    engines.all(Engine.begin_update)
+    ranks.relay((call(PolicyTrainer.bucket, spec) for spec in plan), engines, Engine.take_bucket)
+    engines.all(Engine.end_update, "policy", 1)
 
 
-def _over_a_folder(ranks: ActorGroup[PolicyTrainer], engines: Engines, folder: Path) -> None:
+def _over_a_folder(ranks: ActorGroup[PolicyTrainer], engines: ActorGroup[Engine], folder: Path) -> None:
     write(ranks, [folder], PolicyTrainer.export, "policy", folder)
-    engines.load(folder, f"policy {time.monotonic()}")
+    engines.all(Engine.load, folder, f"policy {time.monotonic()}")
 
 
 def _timed(call: Any) -> float:

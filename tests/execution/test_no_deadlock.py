@@ -23,7 +23,7 @@ from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import _claimed
 from alignment_core.execution.scheduling import FIRST, OrderedLock, RunName, Ticket
-from alignment_core.inference.engines import EngineRequest
+from alignment_core.inference.engine import EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 

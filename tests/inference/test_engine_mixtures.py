@@ -9,8 +9,7 @@ import pytest
 import torch
 import transformers
 
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models import weight_transfer
 from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
@@ -49,8 +48,8 @@ def test_new_weights_of_a_mixture_give_their_own_log_probabilities(name: str, ma
 
         trained = transformers.AutoModelForCausalLM.from_pretrained(models["a"])
         sender = weight_transfer.Sender(trained, rank=0, zero_stage=0)
-        engine.begin_update()
+        engine.all(Engine.begin_update)
         for share in weight_transfer.plan(trained, 20_000):
-            engine.group.all(Engine.take_bucket, sender.bucket(share))
-        engine.end_update(str(POLICY["a"]), 1)
+            engine.all(Engine.take_bucket, sender.bucket(share))
+        engine.all(Engine.end_update, str(POLICY["a"]), 1)
         assert parity(engine, models, "a") < 1e-4

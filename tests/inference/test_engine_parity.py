@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.inference.completions import Request
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest, Engines
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import merged
 from alignment_core.models.model_ref import Model
@@ -39,30 +39,30 @@ def models(request: pytest.FixtureRequest, tiny_model: Any) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def warm_engine(models: dict[str, Path], machines: Any) -> Iterator[Engines]:
+def warm_engine(models: dict[str, Path], machines: Any) -> Iterator[ActorGroup[Engine]]:
     with machines(1).engines(EngineRequest(Model(models["a"], POLICY["a"]), 128)) as group:
         yield group
 
 
 @pytest.fixture
-def engine(warm_engine: Engines, models: dict[str, Path]) -> Engines:
+def engine(warm_engine: ActorGroup[Engine], models: dict[str, Path]) -> ActorGroup[Engine]:
     """The warm engine, holding policy a; it was made with it, but other tests may have loaded b in between."""
     load(warm_engine, models, "a")
     return warm_engine
 
 
-def load(engine: Engines, models: dict[str, Path], name: str) -> float:
-    return engine.load(models[name], str(POLICY[name]))
+def load(engine: ActorGroup[Engine], models: dict[str, Path], name: str) -> float:
+    return engine.one(0, Engine.load, models[name], str(POLICY[name]))
 
 
-def parity(engine: Engines, models: dict[str, Path], name: str) -> float:
-    found = engine.parity(Model(models[name], POLICY.get(name, POLICY["a"])), PROMPTS, [STOP], again=True)
+def parity(engine: ActorGroup[Engine], models: dict[str, Path], name: str) -> float:
+    found = engine.one(0, Engine.parity, Model(models[name], POLICY.get(name, POLICY["a"])), PROMPTS, [STOP])
     assert found is not None
     return found
 
 
 def generate(
-    engine: Engines,
+    engine: ActorGroup[Engine],
     policy: str = "a",
     prompts: Any = PROMPTS,
     seed: int = 5,
@@ -70,7 +70,7 @@ def generate(
     **sampling: Any,
 ) -> Any:
     config = SAMPLING.model_copy(update=sampling)
-    [(_, completions)] = engine.generate(str(POLICY[policy]), [(0, prompts, 0)], config, stop_ids, seed)
+    completions = engine.one(0, Engine.generate, str(POLICY[policy]), prompts, config, stop_ids, seed)
     each = completions.each()
     return [each[first : first + config.num_generations] for first in range(0, len(each), config.num_generations)]
 
@@ -84,7 +84,7 @@ def flat(completions: Any) -> list[Any]:
 
 
 def test_new_weights_in_a_running_engine_give_their_own_log_probabilities(
-    engine: Engines, models: dict[str, Path]
+    engine: ActorGroup[Engine], models: dict[str, Path]
 ) -> None:
     assert parity(engine, models, "a") < 1e-4
     assert parity(engine, models, "b") > 1e-3  # the check can tell the two apart
@@ -97,11 +97,13 @@ def test_new_weights_in_a_running_engine_give_their_own_log_probabilities(
     assert tokens(generate(engine)) == before
 
 
-def test_the_policy_that_is_in_the_engine_is_not_loaded_again(engine: Engines, models: dict[str, Path]) -> None:
+def test_the_policy_that_is_in_the_engine_is_not_loaded_again(
+    engine: ActorGroup[Engine], models: dict[str, Path]
+) -> None:
     assert load(engine, models, "a") == 0.0
 
 
-def test_equal_arguments_give_equal_completions_whatever_was_generated_before(engine: Engines) -> None:
+def test_equal_arguments_give_equal_completions_whatever_was_generated_before(engine: ActorGroup[Engine]) -> None:
     first = generate(engine)
     generate(engine, prompts=PROMPTS[::-1], seed=99)
     again = generate(engine)
@@ -111,13 +113,13 @@ def test_equal_arguments_give_equal_completions_whatever_was_generated_before(en
     assert tokens(generate(engine, seed=6)) != tokens(first)
 
 
-def test_the_samples_of_a_prompt_differ(engine: Engines) -> None:
+def test_the_samples_of_a_prompt_differ(engine: ActorGroup[Engine]) -> None:
     for of_prompt in tokens(generate(engine)):
         assert len(of_prompt) == SAMPLING.num_generations
         assert len({tuple(one) for one in of_prompt}) == SAMPLING.num_generations
 
 
-def test_greedy_decoding_takes_the_likeliest_token(engine: Engines, models: dict[str, Path]) -> None:
+def test_greedy_decoding_takes_the_likeliest_token(engine: ActorGroup[Engine], models: dict[str, Path]) -> None:
     import torch
     import transformers
 
@@ -128,7 +130,9 @@ def test_greedy_decoding_takes_the_likeliest_token(engine: Engines, models: dict
         assert ids == best[len(prompt) - 1 : -1].tolist()
 
 
-def test_log_probabilities_are_those_of_the_tempered_distribution(engine: Engines, models: dict[str, Path]) -> None:
+def test_log_probabilities_are_those_of_the_tempered_distribution(
+    engine: ActorGroup[Engine], models: dict[str, Path]
+) -> None:
     import torch
     import transformers
 
@@ -142,7 +146,7 @@ def test_log_probabilities_are_those_of_the_tempered_distribution(engine: Engine
             np.testing.assert_allclose(one.logps, expected.numpy(), atol=1e-4)
 
 
-def test_any_stop_token_ends_a_completion_and_is_part_of_it(engine: Engines) -> None:
+def test_any_stop_token_ends_a_completion_and_is_part_of_it(engine: ActorGroup[Engine]) -> None:
     likeliest = tokens(generate(engine, num_generations=1, temperature=0.0))[0][0]
     stop = likeliest[3]
     [[one]] = generate(engine, prompts=PROMPTS[:1], stop_ids=(STOP, stop), num_generations=1, temperature=0.0)
@@ -151,19 +155,19 @@ def test_any_stop_token_ends_a_completion_and_is_part_of_it(engine: Engines) -> 
     assert {each.finish_reason for each in flat(generate(engine, max_completion_length=2))} <= {"length", "stop"}
 
 
-def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Engines) -> None:
+def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: ActorGroup[Engine]) -> None:
     with pytest.raises(RuntimeError, match="engine holds model@sha256:a"):
         generate(engine, "b")
 
 
-def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], engine: Engines) -> None:
+def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], engine: ActorGroup[Engine]) -> None:
     def difference() -> float | None:
-        return engine.parity(Model(models["b"], POLICY["b"]), PROMPTS, [STOP], again=False)
+        return engine.one(0, Engine.first_parity, Model(models["b"], POLICY["b"]), PROMPTS, [STOP])
 
     def as_new(cell: Any) -> None:
         cell.object._updates, cell.object._checked = 0, False
 
-    engine.group.ray.get(engine.group.actors[0].__ray_call__.remote(as_new))
+    engine.ray.get(engine.actors[0].__ray_call__.remote(as_new))
     assert difference() is None, "it was made with its weights"
     load(engine, models, "b")
     assert (found := difference()) is not None
@@ -172,23 +176,25 @@ def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], e
     assert difference() is None
 
 
-def update(engine: Engines, models: dict[str, Path], name: str, version: int) -> None:
+def update(engine: ActorGroup[Engine], models: dict[str, Path], name: str, version: int) -> None:
     """What trainers and :class:`ActorGroup` do, from this process: the weights in several buckets, not in layers' order."""
     import transformers
 
     send(engine, transformers.AutoModelForCausalLM.from_pretrained(models[name]), name, version)
 
 
-def send(engine: Engines, model: Any, name: str, version: int) -> None:
-    engine.begin_update()
+def send(engine: ActorGroup[Engine], model: Any, name: str, version: int) -> None:
+    engine.all(Engine.begin_update)
     plan, sender = weight_transfer.plan(model, size=50_000), weight_transfer.Sender(model, rank=0, zero_stage=0)
     assert max(share.parts for share in plan) == 2, "the embedding takes two"
     for share in reversed(plan):
-        engine.group.one(0, Engine.take_bucket, sender.bucket(share))
-    engine.end_update(str(POLICY[name]), version)
+        engine.one(0, Engine.take_bucket, sender.bucket(share))
+    engine.all(Engine.end_update, str(POLICY[name]), version)
 
 
-def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(engine: Engines, models: dict[str, Path]) -> None:
+def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(
+    engine: ActorGroup[Engine], models: dict[str, Path]
+) -> None:
     update(engine, models, "b", version=1)
     assert parity(engine, models, "b") < 1e-4
     update(engine, models, "a", version=2)
@@ -196,43 +202,43 @@ def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(engine: Engine
 
 
 def test_an_engine_that_sleeps_holds_nothing_until_new_weights_wake_it(
-    engine: Engines, models: dict[str, Path]
+    engine: ActorGroup[Engine], models: dict[str, Path]
 ) -> None:
     for _ in range(2):
-        engine.sleep()
+        engine.all(Engine.sleep)
     assert asleep(engine) == (True, {"weights", "kv_cache"})
     with pytest.raises(RuntimeError, match="engine holds half-loaded weights"):
         generate(engine, "a")
     update(engine, models, "b", version=1)
     assert asleep(engine) == (False, set())
     assert parity(engine, models, "b") < 1e-4
-    engine.group.all(Engine.let_go, True)  # as after a stage, on GPUs that it shares
+    engine.all(Engine.let_go, True)  # as after a stage, on GPUs that it shares
     assert asleep(engine) == (True, {"weights", "kv_cache"})
     assert load(engine, models, "a") > 0
     assert parity(engine, models, "a") < 1e-4
 
 
-def asleep(engine: Engines) -> Any:
+def asleep(engine: ActorGroup[Engine]) -> Any:
     """Whether vLLM takes no requests, and what of its memory is away (which on a CPU it only says)."""
 
     def look(cell: Any) -> Any:
         core = cell.object.llm.llm_engine.engine_core.engine_core
         return core.is_sleeping(), set(core.model_executor.sleeping_tags)
 
-    return engine.group.ray.get(engine.group.actors[0].__ray_call__.remote(look))
+    return engine.ray.get(engine.actors[0].__ray_call__.remote(look))
 
 
-def test_an_update_that_lacks_weights_is_no_policy(engine: Engines, models: dict[str, Path]) -> None:
+def test_an_update_that_lacks_weights_is_no_policy(engine: ActorGroup[Engine], models: dict[str, Path]) -> None:
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(models["b"])
     names = tuple(name for share in weight_transfer.plan(model) for name in share.names if "layers.1.mlp" not in name)
-    engine.begin_update()
+    engine.all(Engine.begin_update)
     bucket = weight_transfer.Sender(model, rank=0, zero_stage=0).bucket(weight_transfer.BucketSpec(names))
-    engine.group.one(0, Engine.take_bucket, bucket)
+    engine.one(0, Engine.take_bucket, bucket)
     says = r"had no weights for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):
-        engine.end_update(str(POLICY["b"]), 1)
+        engine.all(Engine.end_update, str(POLICY["b"]), 1)
     with pytest.raises(RuntimeError, match="engine holds half-loaded weights"):
         generate(engine, "b")
     load(engine, models, "a")
@@ -240,7 +246,7 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Engines, models: dict
 
 
 def test_adapters_reach_the_engine_within_the_weights_that_they_belong_to(
-    engine: Engines, models: dict[str, Path], tmp_path: Path
+    engine: ActorGroup[Engine], models: dict[str, Path], tmp_path: Path
 ) -> None:
     model = adapted(models["a"], LoraConfig(r=4), seed=3)
     save_checkpoint(model, models["a"], tmp_path / "merged", merged(model, model.state_dict()))
@@ -250,7 +256,7 @@ def test_adapters_reach_the_engine_within_the_weights_that_they_belong_to(
 
 
 def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_whose(
-    engine: Engines, models: dict[str, Path]
+    engine: ActorGroup[Engine], models: dict[str, Path]
 ) -> None:
     import torch
     import transformers
@@ -260,11 +266,11 @@ def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_wh
     update(engine, models, "a", version=3)
     done = []
     while not done:  # a few tokens each: how many is up to the clock, what they are is not
-        done += engine.advance(0, requests, sampling, [STOP], 0.02)
+        done += engine.one(0, Engine.advance, requests, sampling, [STOP], 0.02)
         requests = []
         if not done:
             update(engine, models, "b", version=4)
-            done += engine.advance(0, [], sampling, [STOP], 60.0)
+            done += engine.one(0, Engine.advance, [], sampling, [STOP], 60.0)
     assert sorted(name for name, _ in done) == ["0", "1", "2", "3"]
 
     assert any(set(one.versions.tolist()) == {3, 4} for _, one in done)
@@ -285,9 +291,9 @@ def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_wh
             np.testing.assert_allclose(one.logps[chosen], expected[chosen], atol=1e-4)
 
 
-def test_what_is_dropped_does_not_come_back(engine: Engines) -> None:
+def test_what_is_dropped_does_not_come_back(engine: ActorGroup[Engine]) -> None:
     sampling = GenerationConfig(num_generations=1, max_completion_length=64)
-    engine.advance(0, [Request("old", [1, 2], 64, seed=1)], sampling, [STOP], 0.01)
-    engine.drop_all()
-    done = engine.advance(0, [Request("new", [1, 2], 4, seed=1)], sampling, [STOP], 60.0)
+    engine.one(0, Engine.advance, [Request("old", [1, 2], 64, seed=1)], sampling, [STOP], 0.01)
+    engine.all(Engine.drop_all)
+    done = engine.one(0, Engine.advance, [Request("new", [1, 2], 4, seed=1)], sampling, [STOP], 60.0)
     assert [(name, len(one.token_ids)) for name, one in done] == [("new", 4)]

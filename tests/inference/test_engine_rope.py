@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from alignment_core.inference.engines import EngineRequest
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Row, TokenSequence
 from alignment_core.models.model_ref import Model
@@ -65,7 +65,7 @@ def test_the_trainer_computes_what_the_engine_sampled_from(
     prompts = [list(range(1, 40)), [5, 6, 7], list(range(60, 80))]
     generation = GenerationConfig(num_generations=1, max_completion_length=context - 39)
     with machines(1).engines(EngineRequest(Model(tmp_path / "model", POLICY["a"]), context)) as engine:
-        [(_, completions)] = engine.generate(str(POLICY["a"]), [(0, prompts, 0)], generation, [STOP], 1)
+        completions = engine.one(0, Engine.generate, str(POLICY["a"]), prompts, generation, [STOP], 1)
         assert parity(engine, {"a": tmp_path / "model"}, "a") < 1e-4
     sampled = completions.each()
     rows = [

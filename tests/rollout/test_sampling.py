@@ -22,8 +22,9 @@ class Engines:
     def __init__(self, size: int) -> None:
         self.size, self.shards = size, list[int]()
 
-    def sample(self, policy: str, shards: Any, config: GenerationConfig, stop_ids: Any) -> Iterator[Any]:
-        for number, requests in shards:
+    def spread(self, calls: Any) -> Iterator[Any]:
+        for number, one in calls:
+            _, requests, *_ = one.arguments
             self.shards.append(len(requests))
             yield number, SimpleNamespace(each=lambda: [None] * self.shards[-1])
 

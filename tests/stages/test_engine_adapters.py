@@ -11,10 +11,10 @@ import pytest
 import transformers
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import UserError
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest, Engines
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import merged, save_adapter
 from alignment_core.models.model_ref import Model
@@ -41,19 +41,19 @@ def takes_adapters(machines: Any) -> Iterator[WarmMachines]:
     made.actors.end_actors()
 
 
-def difference(engines: Engines, model: Path) -> float:
-    found = engines.parity(Model(model, POLICY["a"]), PROMPTS, [257], again=True)
+def difference(engines: ActorGroup[Engine], model: Path) -> float:
+    found = engines.one(0, Engine.parity, Model(model, POLICY["a"]), PROMPTS, [257])
     assert found is not None
     return found
 
 
-def give(engines: Engines, model: Any, lora: LoraConfig, folder: Path, version: int) -> None:
+def give(engines: ActorGroup[Engine], model: Any, lora: LoraConfig, folder: Path, version: int) -> None:
     """The adapter of a model to the engine, and the model that it amounts to into ``folder``."""
     save_adapter(model, model.state_dict(), lora, None, "model", folder / "adapter")
     save_checkpoint(model, None, folder / "merged", merged(model, model.state_dict()))
     files = {file.name: file.read_bytes() for file in (folder / "adapter").iterdir()}
-    engines.group.one(0, Engine.take_adapter, files)
-    engines.use_adapter(f"{POLICY['a']}+{version}", version)
+    engines.one(0, Engine.take_adapter, files)
+    engines.all(Engine.use_adapter, f"{POLICY['a']}+{version}", version)
 
 
 @pytest.mark.parametrize("shape", [("llama", True), ("qwen2", False)], ids=["llama, tied", "qwen2, untied"])
@@ -62,20 +62,20 @@ def test_each_adapter_and_then_other_weights_give_their_own_log_probabilities(
 ) -> None:
     a, b = tiny_model(*shape, seed=1), tiny_model(*shape, seed=2)
     with takes_adapters.engines(EngineRequest(Model(a, POLICY["a"]), 128)) as engines:
-        engines.load(a, str(POLICY["a"]))
+        engines.all(Engine.load, a, str(POLICY["a"]))
         assert difference(engines, a) < 1e-4
         for version, lora in enumerate((LoraConfig(r=4), LoraConfig(r=8, use_rslora=True)), start=1):
             give(engines, adapted(a, lora, seed=version), lora, tmp_path / str(version), version)
             assert difference(engines, tmp_path / str(version) / "merged") < 1e-4
             assert difference(engines, a) > 1e-3
-        engines.load(b, str(POLICY["b"]))
+        engines.all(Engine.load, b, str(POLICY["b"]))
         assert difference(engines, b) < 1e-4
-        engines.begin_update()
+        engines.all(Engine.begin_update)
         model = adapted(a, LoraConfig(r=4), seed=1)
         sender = weight_transfer.Sender(model, rank=0, zero_stage=0)
         for share in weight_transfer.plan(model, size=50_000):
-            engines.group.one(0, Engine.take_bucket, sender.bucket(share, merge=False))
-        engines.end_update(str(POLICY["a"]), 0)
+            engines.one(0, Engine.take_bucket, sender.bucket(share, merge=False))
+        engines.all(Engine.end_update, str(POLICY["a"]), 0)
         assert difference(engines, a) < 1e-4
         give(engines, model, LoraConfig(r=4), tmp_path / "again", 1)
         assert difference(engines, tmp_path / "again" / "merged") < 1e-4

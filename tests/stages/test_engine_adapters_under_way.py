@@ -13,7 +13,7 @@ import transformers
 
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.completions import Completion, Request
-from alignment_core.inference.engines import EngineRequest
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import GenerationConfig, LoraConfig
 from tests.models.test_adapters import adapted
@@ -53,14 +53,14 @@ def test_completions_that_began_without_an_adapter_go_on_with_it(
     requests = [Request(f"r{number}", prompt, 60, seed=number) for number, prompt in enumerate(PROMPTS)]
     done: dict[str, Completion] = {}
     with takes_adapters.engines(EngineRequest(Model(start, POLICY["a"]), 128)) as engines:
-        engines.load(start, str(POLICY["a"]))
-        done |= engines.advance(0, requests, CONFIG, [STOP], 0.002)
+        engines.all(Engine.load, start, str(POLICY["a"]))
+        done |= engines.one(0, Engine.advance, requests, CONFIG, [STOP], 0.002)
         for version in (1, 2):
             lora = LoraConfig(r=4)
             give(engines, adapted(start, lora, seed=version), lora, tmp_path / str(version), version)
-            done |= engines.advance(0, [], CONFIG, [STOP], 0.002)
+            done |= engines.one(0, Engine.advance, [], CONFIG, [STOP], 0.002)
         while len(done) < len(requests):
-            done |= engines.advance(0, [], CONFIG, [STOP], 1.0)
+            done |= engines.one(0, Engine.advance, [], CONFIG, [STOP], 1.0)
     folders = [start, tmp_path / "1" / "merged", tmp_path / "2" / "merged"]
     for request in requests:
         completion = done[request.name]

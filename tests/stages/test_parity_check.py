@@ -9,6 +9,7 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import NumericError
+from alignment_core.inference.engine import Engine
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.generate import PARITY_PROMPTS, _check_parity
@@ -20,9 +21,9 @@ class Engines:
     def __init__(self, difference: float | None) -> None:
         self.difference, self.asked = difference, list[bool]()
 
-    def parity(self, model: Model, prompts: Any, stop: int, again: bool) -> float | None:
-        assert len(prompts) == PARITY_PROMPTS
-        self.asked.append(again)
+    def one(self, rank: int, method: Any, model: Model, prompts: Any, stop: int) -> float | None:
+        assert (rank, len(prompts)) == (0, PARITY_PROMPTS)
+        self.asked.append(method is Engine.parity)
         return self.difference
 
 

@@ -24,6 +24,7 @@ from alignment_core.data.messages import user
 from alignment_core.environments.episode import version_of
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.curve import CURVE, Curve
+from alignment_core.inference.engine import Engine
 from alignment_core.models.loading import load_model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
@@ -307,7 +308,7 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run_and_its_step_is_ke
 ) -> None:
     def old_weights_under_the_new_name(loop: Loop, step: int) -> None:
         context = loop.context
-        loop.engines.load(context.inputs["policy"], version_of(str(context.references["policy"]), step))
+        loop.engines.all(Engine.load, context.inputs["policy"], version_of(str(context.references["policy"]), step))
 
     monkeypatch.setattr(Loop, "_send_weights", old_weights_under_the_new_name)
     section |= {"mismatch": {"stop_above": 1e-3}, "trajectories": {"keep": "last", "steps": 1}}

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import DataError, DeadlineExceeded, Stopped
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.inference.engines import Engines
 from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.rollout.async_sampler import THREADS
 from alignment_core.stages.rl import RlStageConfig
@@ -289,12 +289,12 @@ def test_a_reward_that_fails_ends_the_run_and_leaves_the_actors_warm(
 def test_engines_with_half_of_new_weights_are_not_kept(
     run: Callable[..., Any], actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(ranks: ActorGroup[Any], buckets: Iterator[Any], *_: Any) -> None:
         raise DataError("between two buckets")
 
     before = actors()
     with monkeypatch.context() as patch:
-        patch.setattr(Engines, "end_update", fail)
+        patch.setattr(ActorGroup, "relay", fail)
         with pytest.raises(DataError):
             run()
     assert actors() == {"trainers": before["trainers"]}

@@ -22,8 +22,7 @@ from alignment_core.errors import DataError, NumericError, Stopped, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.metric_window import MetricWindow, unmoved
 from alignment_core.execution.stopwatch import Stopwatch
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest, Engines
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.losses.kl import adapted_coefficient
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import ADAPTER
@@ -57,7 +56,7 @@ class Loop:
 
     context: StageContext
     section: RlConfig
-    engines: Engines
+    engines: ActorGroup[Engine]
     ranks: ActorGroup[PolicyTrainer]
     sampling: Sampling
     sampler: SyncSampler | AsyncSampler
@@ -244,21 +243,21 @@ class Loop:
         if self.section.training.in_4bit:
             self._send_weights(0, merge=False)
         else:
-            self.engines.load(self.context.inputs["policy"], self.sampling.policy)
+            self.engines.all(Engine.load, self.context.inputs["policy"], self.sampling.policy)
         self.engines_have_start = True
 
     def _send_weights(self, step: int, merge: bool = True) -> None:
         """Send all weights bucket by bucket, with adapters merged in unless told otherwise."""
         shares = self.ranks.all(PolicyTrainer.buckets)[0]
         buckets = (call(PolicyTrainer.bucket, share, merge) for share in shares)
-        self.engines.begin_update()
-        self.ranks.relay(buckets, self.engines.group, Engine.take_bucket)
-        self.engines.end_update(version_of(self.sampling.policy, step), step)
+        self.engines.all(Engine.begin_update)
+        self.ranks.relay(buckets, self.engines, Engine.take_bucket)
+        self.engines.all(Engine.end_update, version_of(self.sampling.policy, step), step)
 
     def _send_adapter(self, step: int) -> None:
         """Send the adapter; the engines already hold the weights below it."""
-        self.ranks.relay([call(PolicyTrainer.adapter)], self.engines.group, Engine.take_adapter)
-        self.engines.use_adapter(version_of(self.sampling.policy, step), step)
+        self.ranks.relay([call(PolicyTrainer.adapter)], self.engines, Engine.take_adapter)
+        self.engines.all(Engine.use_adapter, version_of(self.sampling.policy, step), step)
 
     def _state(self) -> dict[str, Any]:
         """Plain data for a checkpoint, beside the trainers' own."""
