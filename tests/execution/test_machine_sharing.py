@@ -51,9 +51,9 @@ class Group:
         self.killed.set()
 
 
-def killed(held: Any) -> bool:
-    """Whether the actors of what a stage held have ended."""
-    return held.group.killed.is_set()
+def killed(group: Any) -> bool:
+    """Whether the actors of a group that a stage held have ended."""
+    return group.killed.is_set()
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMach
         pass
     with run.trainers() as again:
         assert again.group is trainers.group, "they stay warm while nobody waits"
-    assert not killed(trainers)
+    assert not killed(trainers.group)
     with MachineQueue(tmp_path / "locks").use(Ticket(run=RunName("other"))):
-        assert killed(trainers)
+        assert killed(trainers.group)
         assert killed(engines)
     with run.trainers() as fresh:
         assert fresh.group is not trainers.group
@@ -141,7 +141,7 @@ def test_device_seconds_count_from_having_the_machine_times_the_devices(run: War
     with contextlib.suppress(RuntimeError), run.trainers(Ticket(used=used.append)) as trainers:
         threading.Event().wait(0.05)
         raise RuntimeError("also when the stage fails")
-    assert killed(trainers)
+    assert killed(trainers.group)
     assert used[0] >= 0.05 * 2
     with MachineQueue(tmp_path / "locks").use(Ticket()):
         waiting = threading.Thread(target=lambda: _take_trainers(run, Ticket(used=used.append)), daemon=True)

@@ -26,7 +26,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from alignment_core.losses.mismatch import correction_weights
 from alignment_core.recipes.sections.rl import PolicyLossConfig
-from alignment_core.training.policy_trainer import policy_loss
+from alignment_core.training.policy_objective import policy_loss
 
 LOG_RATIO_ST = OLD_ST - ROLLOUT_ST
 

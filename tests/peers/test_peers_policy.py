@@ -28,7 +28,7 @@ from torch import Tensor
 from alignment_core.losses.logprobs import entropy, token_logps
 from alignment_core.losses.policy import aggregation_normaliser, aggregation_weights, value_loss
 from alignment_core.recipes.sections.rl import PolicyLossConfig
-from alignment_core.training.policy_trainer import policy_loss
+from alignment_core.training.policy_objective import policy_loss
 
 TOKENS = int(MASK_ST.sum())
 BUDGET = 11  # the longest completion that was allowed; none came to it
