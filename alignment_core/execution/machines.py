@@ -209,9 +209,9 @@ class WarmMachines:
         try:
             yield group
             if sleep:
-                group.all(Engine.let_go, sleep)
+                group.all(Engine.release, sleep)
         except BaseException as error:
-            if not _stays_warm(group, error, call(Engine.let_go, sleep)):
+            if not _stays_warm(group, error, call(Engine.release, sleep)):
                 self.actors.end_engines()
             raise
         finally:

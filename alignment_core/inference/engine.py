@@ -138,16 +138,16 @@ class Engine:
         self._begin()
         self.llm.collective_rpc("begin_update")
 
-    def take_bucket(self, bucket: Bucket) -> None:
+    def load_bucket(self, bucket: Bucket) -> None:
         """Load some of the new weights."""
-        self.llm.collective_rpc("take_bucket", args=(bucket,))
+        self.llm.collective_rpc("load_bucket", args=(bucket,))
 
     def end_update(self, policy: str, version: int) -> None:
         """All new weights are loaded: requests in progress continue with them."""
         self.llm.collective_rpc("end_update")
         self._end(policy, version)
 
-    def take_adapter(self, files: Mapping[str, bytes]) -> None:
+    def load_adapter(self, files: Mapping[str, bytes]) -> None:
         """Load an adapter, in place of the one before, from the names and contents of ``peft``'s files. The weights stay the
         same; requests in progress wait."""
         from vllm.lora.request import LoRARequest
@@ -223,7 +223,7 @@ class Engine:
         """Abort all requests."""
         self.queue.drop_all()
 
-    def let_go(self, sleep: bool) -> None:
+    def release(self, sleep: bool) -> None:
         """Abort a stage's requests, and ``sleep`` if others need the memory until the next stage. Raises RuntimeError for an
         engine whose weights are half loaded."""
         if self._half_loaded:

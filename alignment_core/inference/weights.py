@@ -45,7 +45,7 @@ class WeightUpdate:
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
 
-    def take_bucket(self, bucket: Bucket) -> None:
+    def load_bucket(self, bucket: Bucket) -> None:
         """Load some of the weights; a layer is replaced as soon as all of its weights are there."""
         self._load(self.receiver.add(bucket))
 

@@ -1,4 +1,4 @@
-"""Rewards of completions: each source's own numbers, and the total that they add up to."""
+"""Aggregation of rewards: clipping, normalisation, weighted totals, length penalties, and the choice of prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rl import FilterConfig, ShapingConfig
 
 EPSILON = 1e-4
-"""Added to each deviation that rewards are divided by, as in TRL: rewards that differ by rounding alone stay almost 0."""
+"""Added to deviations before division, as in TRL, so that rewards that differ only by rounding stay almost 0."""
 ROUNDING = 1e-6
 """Rewards are equal if they differ by no more, absolutely or relatively: sums of numbers in single precision do."""
 
@@ -24,11 +24,11 @@ class RunningMean:
 
     @property
     def state(self) -> list[float]:
-        """What makes an equal one; plain numbers."""
+        """Plain numbers for a checkpoint."""
         return [self.count, self.mean, self.squares]
 
     def add(self, values: np.ndarray) -> None:
-        """Take in more numbers."""
+        """Add more numbers."""
         if not len(values):
             return
         count = self.count + len(values)
@@ -46,11 +46,11 @@ class RunningMean:
 def total_rewards(
     raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], running: Sequence[RunningMean]
 ) -> np.ndarray:
-    """The weighted sum of all sources, each clipped and normalised as its section says. [S]
+    """The weighted sum of all rewards, each clipped and normalised as configured. [S]
 
-    A source that ignores a completion adds nothing to its sum, and its mean and deviation are of the others alone, as in
-    TRL's GRPOTrainer. Args: ``raw_SR`` [S, R] rewards by source, NaN where a source ignores a completion; ``groups_S`` [S]
-    which prompt a completion answers; ``running`` one for each source, which takes these rewards in.
+    A reward that ignores a completion adds nothing to its sum, and its mean and deviation are those of the other completions,
+    as in TRL's GRPOTrainer. Args: ``raw_SR`` [S, R], NaN where a reward ignores a completion; ``groups_S`` [S] index of the
+    prompt; ``running`` statistics of each reward, to which these rewards are added.
     """
     total_S = np.zeros(len(raw_SR))
     for index, (config, known) in enumerate(zip(configs, running, strict=True)):
@@ -68,7 +68,7 @@ def total_rewards(
 
 
 def means_by_source(raw_SR: np.ndarray) -> dict[int, float]:
-    """The mean of what each source has, for the sources that have anything. Args: [S, R], NaN where a source has nothing."""
+    """The mean of each reward that has values, by number. Args: [S, R], NaN where a reward has none."""
     given = {number: column[~np.isnan(column)] for number, column in enumerate(raw_SR.T)}
     return {number: float(values.mean()) for number, values in given.items() if len(values)}
 
@@ -78,7 +78,7 @@ def clipped(values_S: np.ndarray, config: RewardConfig) -> np.ndarray:
 
 
 def rewards_as_given(raw_SR: np.ndarray, configs: Sequence[RewardConfig]) -> np.ndarray:
-    """The weighted sum of all sources, each clipped, but not normalised. [S] of [S, R]; NaN is left out of the sum."""
+    """The weighted sum of all rewards, each clipped, but not normalised. [S] of [S, R]; NaN is left out of the sum."""
     return np.nansum([config.weight * clipped(raw_SR[:, n], config) for n, config in enumerate(configs)], axis=0)
 
 
@@ -86,8 +86,8 @@ def length_penalties(lengths_S: np.ndarray, truncated_S: np.ndarray, longest: in
     """Length penalties of completions, each 0 or negative. [S]
 
     Within the buffer the penalty grows linearly from 0 to ``overlong_penalty``: Yu et al. 2025, "DAPO", soft overlong
-    punishment. Args: ``lengths_S`` [S] how many of ``longest`` tokens (``max_completion_length``) were used up, by the policy's
-    turns and the observations between them; ``truncated_S`` [S] whether a completion ended because there were no more.
+    punishment. Args: ``lengths_S`` [S] number of used tokens of ``longest`` (``max_completion_length``), observations included;
+    ``truncated_S`` [S] whether a completion ended because none were left.
     """
     penalties_S = -config.truncation_penalty * np.asarray(truncated_S, float)
     if config.overlong_buffer:

@@ -1,4 +1,4 @@
-"""The best of one prompt's scored completions."""
+"""Selection of the best scored completions of a prompt."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from alignment_core.recipes.sections.rejection_sampling import BestConfig
 
 
 def lowest_kept(scores: Sequence[float], config: BestConfig) -> float:
-    """The score from which on completions of a round with these ``scores`` are kept; −∞ if any will do. Raises NumericError
-    for a score that is not finite."""
+    """The minimum score of completions to keep, of a round with these ``scores``; −∞ for no minimum. Raises NumericError for a
+    score that is not finite."""
     if not all(map(math.isfinite, scores)):
-        raise NumericError(f"{sum(not math.isfinite(one) for one in scores)} of {len(scores)} scores are not finite")
+        raise NumericError(
+            f"{sum(not math.isfinite(score) for score in scores)} of {len(scores)} scores are not finite"
+        )
     bounds = [-math.inf]
     if config.min_score is not None:
         bounds.append(config.min_score)
@@ -30,10 +32,10 @@ def lowest_kept(scores: Sequence[float], config: BestConfig) -> float:
 def select_best(
     scores: Sequence[float], completions: Sequence[Hashable], lowest: float, most: int | None
 ) -> tuple[list[int], Counter[str]]:
-    """Indices of the completions of one prompt to keep, the best first, and how many others there are by reason.
+    """Indices of the completions of one prompt to keep, the best first, and the number of others by reason.
 
     The reasons are ``low_score`` (below ``lowest``), ``duplicate`` (equal to a better or earlier one) and ``not_best``
-    (``most`` others are better, or as good and earlier). Of ``completions`` only matters which are equal.
+    (``most`` others are better, or as good and earlier). ``completions`` are only compared for equality.
     """
     kept: list[int] = []
     seen: set[Hashable] = set()

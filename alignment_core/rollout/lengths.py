@@ -1,4 +1,4 @@
-"""Whether prompts and completions fit into a model's context."""
+"""Check that prompts and completions fit into a model's context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alignment_core.errors import UserError
 
 
 def check_length(model: Path, longest_prompt: int, length: int) -> None:
-    """Raise UserError if the model does not take sequences of ``length`` tokens; the longest prompt is part of them."""
+    """Raise UserError if ``length``, the tokens of the longest prompt and a completion, exceeds the model's context."""
     most = longest_sampled(json.loads((model / "config.json").read_text()))
     if most is not None and length > most:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a step of reinforcement learning samples: prompts, in the order in which they are drawn."""
+"""The order in which reinforcement learning draws prompts, and the requests for their episodes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from alignment_core.training.batches import epoch_order
 
 @dataclass(frozen=True)
 class PromptSchedule:
-    """The prompts of a run. What is sampled for one follows from its index in the run, ``draw``, and the weights."""
+    """The prompts of a run. The completions of a prompt depend only on its index in the run, ``draw``, and the weights."""
 
     prompts: Sequence[dict[str, Any]]
     generation: GenerationConfig
     seed: int
     purpose: str = ""
-    """What for, where it is not training: tells the episodes from those."""
+    """Prefix of the names of episodes that are not for training."""
     shuffle: bool = True
-    """Whether each epoch takes the prompts in an order of its own, or in theirs."""
+    """Whether each epoch shuffles the prompts."""
 
     def episodes(self, draw: int) -> list[Episode]:
-        """New episodes of the prompt with this index; an epoch takes each prompt once."""
+        """New episodes of the prompt with this index; an epoch draws each prompt once."""
         epoch, index = divmod(draw, len(self.prompts))
         number = epoch_order(len(self.prompts), self.seed, epoch, self.shuffle)[index]
         samples, most = range(self.generation.num_generations), self.generation.max_completion_length
         return [Episode(draw, sample, number, self.prompts[number], most, self.purpose) for sample in samples]
 
     def request(self, episode: Episode) -> Request:
-        """What an engine is to sample next for an episode."""
+        """The request for the policy's next turn of an episode."""
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
         most = min(episode.tokens_left, episode.most or episode.tokens_left)
         return Request(episode.name, [*episode.prompt_ids, *episode.ids.tolist()], most, seed)

@@ -20,7 +20,7 @@ SCORES = "scores.parquet"
 
 
 def rollout_schema() -> pa.Schema:
-    """One row per completion. ``policy`` is the reference of the model that made it; ``messages``, ``tools`` and
+    """One row per completion. ``policy`` is the reference of the model that sampled it; ``messages``, ``tools`` and
     ``columns`` are the prompt's (see :class:`alignment_core.data.kinds.prompts.Prompts`)."""
     import pyarrow as pa
 
@@ -71,7 +71,7 @@ def score_schema() -> pa.Schema:
 def shard_rows(
     prompts: list[dict[str, Any]], first: int, completions: Sequence[Completion], text: CompletionText, policy: str
 ) -> list[dict[str, Any]]:
-    """Rows of one shard, as many for each prompt; ``first`` is the number of its first prompt."""
+    """Rows of one shard, the same number for each prompt; ``first`` is the number of its first prompt."""
     size = len(completions) // len(prompts)
     groups = [completions[start : start + size] for start in range(0, len(completions), size)]
     return [
@@ -112,7 +112,7 @@ def write_columns(columns: Mapping[str, Sequence[Any]], schema: pa.Schema, path:
 
 
 def read_rollouts(directory: Path) -> list[dict[str, Any]]:
-    """All rows of a rollouts artifact, in shard order; lists are arrays. Raises DataError if there are none."""
+    """All rows of an artifact of rollouts, in the order of its shards; lists are arrays. Raises DataError if there are none."""
     import pyarrow.parquet as pq
 
     rows = [row for path in sorted(directory.glob("shard-*.parquet")) for row in _rows(pq.read_table(path))]
@@ -122,7 +122,7 @@ def read_rollouts(directory: Path) -> list[dict[str, Any]]:
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """With an array for each list."""
+    """The rows of a table, with an array for each list."""
     import pyarrow as pa
 
     columns = {
@@ -133,7 +133,7 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def read_scores(directory: Path) -> list[dict[str, Any]]:
-    """All rows of a scores artifact, in the rollouts' order."""
+    """All rows of an artifact of scores, in the rollouts' order."""
     import pyarrow.parquet as pq
 
     return pq.read_table(directory / SCORES).to_pylist()

@@ -1,4 +1,4 @@
-"""Preference pairs from scored completions of one prompt. Equal scores are never a pair, nor are equal completions."""
+"""Preference pairs from scored completions of one prompt. Completions that are equal, or have equal scores, form no pair."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROUNDING = 1e-6
 def select_pairs(
     scores: Sequence[float], completions: Sequence[Hashable], config: SelectionConfig, rng: random.Random
 ) -> tuple[list[tuple[int, int]], str | None]:
-    """Pairs (chosen, rejected) of indices into one prompt's completions, and why there are none. Of ``completions`` only
-    matters which are equal.
+    """Pairs (chosen, rejected) of indices into one prompt's completions, and the reason if there are none. ``completions`` are
+    only compared for equality.
 
-    The reason is ``identical`` (no two differ), ``tie`` (scores that are equal up to rounding), ``margin`` (less apart than
-    ``min_margin``) or None; with several candidates, that of the widest apart. Raises NumericError for a score that is
+    The reason is ``identical`` (no two differ), ``tie`` (scores that are equal up to rounding), ``margin`` (smaller than
+    ``min_margin``) or None; with several candidates, that of the largest margin. Raises NumericError for a score that is
     not finite.
     """
     if not all(map(math.isfinite, scores)):

@@ -113,7 +113,7 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
 
 def _send(ranks: ActorGroup[PolicyTrainer], engines: ActorGroup[Engine], plan: list[BucketSpec]) -> None:
     engines.all(Engine.begin_update)
-    ranks.relay((call(PolicyTrainer.bucket, spec) for spec in plan), engines, Engine.take_bucket)
+    ranks.relay((call(PolicyTrainer.bucket, spec) for spec in plan), engines, Engine.load_bucket)
     engines.all(Engine.end_update, "policy", 1)
 
 

@@ -96,7 +96,7 @@ def test_engines_that_share_gpus_sleep_after_every_stage(
     with contextlib.suppress(DataError), run.engines(EngineRequest(Model(tmp_path, POLICY), 64)) as engines:
         if fails:
             raise DataError("a bad row")
-    assert engines.asked == ([f"let_go ({sleep},)"] if sleep or fails else [])  # type: ignore[attr-defined]
+    assert engines.asked == ([f"release ({sleep},)"] if sleep or fails else [])  # type: ignore[attr-defined]
 
 
 def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs_trainers(

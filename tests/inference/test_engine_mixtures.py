@@ -50,6 +50,6 @@ def test_new_weights_of_a_mixture_give_their_own_log_probabilities(name: str, ma
         sender = weight_transfer.Sender(trained, rank=0, zero_stage=0)
         engine.all(Engine.begin_update)
         for share in weight_transfer.plan(trained, 20_000):
-            engine.all(Engine.take_bucket, sender.bucket(share))
+            engine.all(Engine.load_bucket, sender.bucket(share))
         engine.all(Engine.end_update, str(POLICY["a"]), 1)
         assert parity(engine, models, "a") < 1e-4

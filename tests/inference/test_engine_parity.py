@@ -188,7 +188,7 @@ def send(engine: ActorGroup[Engine], model: Any, name: str, version: int) -> Non
     plan, sender = weight_transfer.plan(model, size=50_000), weight_transfer.Sender(model, rank=0, zero_stage=0)
     assert max(share.parts for share in plan) == 2, "the embedding takes two"
     for share in reversed(plan):
-        engine.one(0, Engine.take_bucket, sender.bucket(share))
+        engine.one(0, Engine.load_bucket, sender.bucket(share))
     engine.all(Engine.end_update, str(POLICY[name]), version)
 
 
@@ -212,7 +212,7 @@ def test_an_engine_that_sleeps_holds_nothing_until_new_weights_wake_it(
     update(engine, models, "b", version=1)
     assert asleep(engine) == (False, set())
     assert parity(engine, models, "b") < 1e-4
-    engine.all(Engine.let_go, True)  # as after a stage, on GPUs that it shares
+    engine.all(Engine.release, True)  # as after a stage, on GPUs that it shares
     assert asleep(engine) == (True, {"weights", "kv_cache"})
     assert load(engine, models, "a") > 0
     assert parity(engine, models, "a") < 1e-4
@@ -235,7 +235,7 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: ActorGroup[Engine], m
     names = tuple(name for share in weight_transfer.plan(model) for name in share.names if "layers.1.mlp" not in name)
     engine.all(Engine.begin_update)
     bucket = weight_transfer.Sender(model, rank=0, zero_stage=0).bucket(weight_transfer.BucketSpec(names))
-    engine.one(0, Engine.take_bucket, bucket)
+    engine.one(0, Engine.load_bucket, bucket)
     says = r"had no weights for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):
         engine.all(Engine.end_update, str(POLICY["b"]), 1)

@@ -52,7 +52,7 @@ def give(engines: ActorGroup[Engine], model: Any, lora: LoraConfig, folder: Path
     save_adapter(model, model.state_dict(), lora, None, "model", folder / "adapter")
     save_checkpoint(model, None, folder / "merged", merged(model, model.state_dict()))
     files = {file.name: file.read_bytes() for file in (folder / "adapter").iterdir()}
-    engines.one(0, Engine.take_adapter, files)
+    engines.one(0, Engine.load_adapter, files)
     engines.all(Engine.use_adapter, f"{POLICY['a']}+{version}", version)
 
 
@@ -74,7 +74,7 @@ def test_each_adapter_and_then_other_weights_give_their_own_log_probabilities(
         model = adapted(a, LoraConfig(r=4), seed=1)
         sender = weight_transfer.Sender(model, rank=0, zero_stage=0)
         for share in weight_transfer.plan(model, size=50_000):
-            engines.one(0, Engine.take_bucket, sender.bucket(share, merge=False))
+            engines.one(0, Engine.load_bucket, sender.bucket(share, merge=False))
         engines.all(Engine.end_update, str(POLICY["a"]), 0)
         assert difference(engines, a) < 1e-4
         give(engines, model, LoraConfig(r=4), tmp_path / "again", 1)

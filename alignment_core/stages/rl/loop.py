@@ -251,12 +251,12 @@ class Loop:
         shares = self.ranks.all(PolicyTrainer.buckets)[0]
         buckets = (call(PolicyTrainer.bucket, share, merge) for share in shares)
         self.engines.all(Engine.begin_update)
-        self.ranks.relay(buckets, self.engines, Engine.take_bucket)
+        self.ranks.relay(buckets, self.engines, Engine.load_bucket)
         self.engines.all(Engine.end_update, version_of(self.sampling.policy, step), step)
 
     def _send_adapter(self, step: int) -> None:
         """Send the adapter; the engines already hold the weights below it."""
-        self.ranks.relay([call(PolicyTrainer.adapter)], self.engines, Engine.take_adapter)
+        self.ranks.relay([call(PolicyTrainer.adapter)], self.engines, Engine.load_adapter)
         self.engines.all(Engine.use_adapter, version_of(self.sampling.policy, step), step)
 
     def _state(self) -> dict[str, Any]:
