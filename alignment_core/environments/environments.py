@@ -40,9 +40,9 @@ def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     Raises UserError if there is no environment of this name, or if ``content`` fails.
     """
     kind, name, field = ("name", config.name, FIELD) if config.name else ("agent", str(config.agent), AGENT)
-    found = {kind: function_content(name, field)}
-    of_options = _options_content(name, field, config.options, str(found))
-    return found if of_options is None else {**found, "options": of_options}
+    content = {kind: function_content(name, field)}
+    of_options = _options_content(name, field, config.options, str(content))
+    return content if of_options is None else {**content, "options": of_options}
 
 
 _WITHOUT_CONTENT: set[tuple[str, str]] = set()
@@ -52,19 +52,19 @@ _WITHOUT_CONTENT: set[tuple[str, str]] = set()
 def _options_content(name: str, field: str, options: dict[str, Any], source: str) -> Any:
     """The result of an environment's ``content``: ours is called here, a user's in a process of its own."""
     if name.startswith(f"{PACKAGE}."):
-        found = options_content(name, field, options)
+        answer = options_content(name, field, options)
     elif (name, source) in _WITHOUT_CONTENT:
         return None
     else:
         with FunctionProcess(ACT, CONTENT_SECONDS, field) as process:
-            found = next(answer for _, answer in process.answers([["content", name, field, options]]))
-    if isinstance(found, Failed):
-        raise UserError(f"rl.environment.options: {name}.content {found}")
-    if "problem" in found:
-        raise UserError(found["problem"])
-    if "content" not in found:
+            answer = next(answer for _, answer in process.answers([["content", name, field, options]]))
+    if isinstance(answer, Failed):
+        raise UserError(f"rl.environment.options: {name}.content {answer}")
+    if "problem" in answer:
+        raise UserError(answer["problem"])
+    if "content" not in answer:
         _WITHOUT_CONTENT.add((name, source))
-    return found.get("content")
+    return answer.get("content")
 
 
 class Environments:

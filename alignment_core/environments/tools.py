@@ -43,9 +43,9 @@ class Tools:
     def content(tools: list[str], verifier: str) -> dict[str, Any]:
         """What of the options decides a result, for stage keys. Raises UserError for functions that are not there."""
         name = _name_of(verifier)
-        found = {**verifier_content(name, f"{FIELD}.verifier"), **verifier_computed_by(name)}
+        scorer = {**verifier_content(name, f"{FIELD}.verifier"), **verifier_computed_by(name)}
         named = _by_name(tools).values()
-        return {"tools": [function_content(one, f"{FIELD}.tools") for one in named], "verifier": found}
+        return {"tools": [function_content(one, f"{FIELD}.tools") for one in named], "verifier": scorer}
 
     def reset(self, prompt: str, label: str | None) -> None:
         """The prompt itself says which tools there are."""

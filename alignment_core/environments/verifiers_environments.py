@@ -48,12 +48,12 @@ def content(**options: Any) -> dict[str, Any]:
     taskset = options.get("taskset")
     if not isinstance(taskset, dict) or not isinstance(taskset.get("id"), str):
         raise UserError(f"{FIELD}.taskset: an object with the `id` of a taskset of verifiers is needed")
-    found = tasksets.content(taskset["id"], options.get("id", ""), f"{FIELD}.taskset")
+    taskset_content = tasksets.content(taskset["id"], options.get("id", ""), f"{FIELD}.taskset")
     try:
         _environment(options)
     except Exception as error:  # an installed package's code runs here
         raise problem(FIELD, taskset["id"], error) from None
-    return found
+    return taskset_content
 
 
 rollout.content = content  # type: ignore[attr-defined]
@@ -68,9 +68,9 @@ def _environment(options: dict[str, Any]) -> Any:
     from alignment_core.environments import verifiers_harness
 
     sys.modules[HARNESS] = verifiers_harness  # a harness is found as a module of the first level
-    found = loaders(FIELD)
-    config, seats = found.resolve_env_config(copy.deepcopy(options)), {}  # which it fills in
-    own_harness = found.default_harness_id(config.taskset.id) == config.taskset.id
+    library = loaders(FIELD)
+    config, seats = library.resolve_env_config(copy.deepcopy(options)), {}  # which it fills in
+    own_harness = library.default_harness_id(config.taskset.id) == config.taskset.id
     for name, seat in agent_config_fields(config).items():
         chosen: dict[str, Any] = {}
         if seat.harness is None and not own_harness:
@@ -78,7 +78,7 @@ def _environment(options: dict[str, Any]) -> Any:
         if isinstance(seat.runtime, PrimeConfig) and "runtime" not in options.get(name, {}):
             chosen["runtime"] = SubprocessConfig()
         seats[name] = seat.model_copy(update=chosen)
-    return found.load_environment(config.model_copy(update=seats))
+    return library.load_environment(config.model_copy(update=seats))
 
 
 _TASKS: tuple[Any, Iterator[Any], list[Any]] | None = None

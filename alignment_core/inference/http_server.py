@@ -147,7 +147,7 @@ def running(
     _check_free(host, port)
     token = token or os.environ.get(VARIABLE) or None  # the server would inherit the variable, and require it
     command, environment = server_of(folder, name, host, port, resources, token, options)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         process = subprocess.Popen(
             command,
             env=inherited(**environment),
@@ -157,7 +157,7 @@ def running(
             start_new_session=own_session,
             preexec_fn=_end_with_parent if own_session else None,
         )
-        held.callback(_end, process)
+        stack.callback(_end, process)
         assert process.stdout is not None
         output = ServerLog(process.stdout)
         scheme = "https" if any(option.startswith("--ssl") for option in options) else "http"
@@ -225,8 +225,10 @@ def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
             cause = f"it ended with exit code {code}"
     size = "its size is resources.kv_cache_mib in a recipe, and `-- --kv-cache-memory-bytes=512M` for align serve"
     if lengths := TOO_LONG.search(cause):
-        asked, held = map(int, lengths.groups())
-        cause = f"its key-value cache can hold a context of {held:,} tokens, not of {asked:,}; {size}; vLLM: {cause}"
+        needed, possible = map(int, lengths.groups())
+        cause = (
+            f"its key-value cache can hold a context of {possible:,} tokens, not of {needed:,}; {size}; vLLM: {cause}"
+        )
     elif NO_TOKEN in cause:
         cause = f"its key-value cache cannot hold a single token; {size}; vLLM: {cause}"
     return f"{cause} (its log: {output.save()})"

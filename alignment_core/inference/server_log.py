@@ -83,9 +83,9 @@ def _without_prefix(line: str) -> str | None:
 
 
 def _continued(lines: list[str | None]) -> list[str]:
-    found: list[str] = []
+    continued: list[str] = []
     for line in lines:
         if not line or not line.startswith(" ") or line.lstrip().startswith("File "):
             break
-        found.append(line.strip())
-    return found
+        continued.append(line.strip())
+    return continued

@@ -96,10 +96,10 @@ class Endpoint:
 
     def __call__(self, rows: Rows) -> Answers:
         with asyncio.Runner() as runner:
-            self._loop, found = runner.get_loop(), self._batches(rows)
+            self._loop, batches = runner.get_loop(), self._batches(rows)
 
             async def next_batch() -> list[tuple[int, Any]] | None:
-                return await anext(found, None)
+                return await anext(batches, None)
 
             try:
                 while (batch := runner.run(next_batch())) is not None:
@@ -108,7 +108,7 @@ class Endpoint:
                 raise Stopped(f"{self.field}: the endpoint was closed") from None
             finally:
                 self._loop = None
-                runner.run(found.aclose())
+                runner.run(batches.aclose())
 
     def close(self) -> None:
         """End a call in progress in another thread, with Stopped."""

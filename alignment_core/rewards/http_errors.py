@@ -37,13 +37,13 @@ def because(response: httpx.Response) -> str:
 
 def _message_of(response: httpx.Response) -> str:
     try:
-        found: Any = json.loads(response.text)
+        content: Any = json.loads(response.text)
     except (ValueError, RecursionError):
         return ""
     for _ in range(4):
-        if isinstance(found, list) and found:
-            found = found[0]
-        if not isinstance(found, dict):
+        if isinstance(content, list) and content:
+            content = content[0]
+        if not isinstance(content, dict):
             break
-        found = next((found[name] for name in FIELDS if found.get(name)), None)
-    return found if isinstance(found, str) else ""
+        content = next((content[name] for name in FIELDS if content.get(name)), None)
+    return content if isinstance(content, str) else ""

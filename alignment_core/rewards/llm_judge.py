@@ -31,9 +31,9 @@ def conversation(row: Mapping[str, Any]) -> str:
 def filled(template: str, values: Mapping[str, str | None]) -> str:
     """The template with each ``{name}`` of ``values`` in it replaced; other braces stay. Raises Failed for one that is None."""
 
-    def value(found: re.Match[str]) -> str:
-        if (text := values[found[1]]) is None:
-            raise Failed("none_given", f"needs the prompt's {found[1]}, and it has none")
+    def value(field: re.Match[str]) -> str:
+        if (text := values[field[1]]) is None:
+            raise Failed("none_given", f"needs the prompt's {field[1]}, and it has none")
         return text
 
     return re.sub(rf"\{{({'|'.join(values)})\}}", value, template)
@@ -66,19 +66,19 @@ def choice_of(response: httpx.Response) -> dict[str, Any]:
 
 def text_in(text: str, pattern: str) -> str:
     """The first group of the last match of ``pattern``. Raises Failed if there is none."""
-    found = [one[1] for one in re.finditer(pattern, text) if one[1]]
-    if not found:
+    verdicts = [one[1] for one in re.finditer(pattern, text) if one[1]]
+    if not verdicts:
         raise Failed("wrong_shape", f"gave no verdict that {pattern!r} finds: {text[-SHOWN:]!r}")
-    return str(found[-1])
+    return str(verdicts[-1])
 
 
 def number_in(text: str, pattern: str) -> float:
     """The same as a number. Raises Failed if there is none."""
-    found = text_in(text, pattern)
+    verdict = text_in(text, pattern)
     try:
-        return float(found)
+        return float(verdict)
     except ValueError:
-        raise Failed("bad_number", f"gave {found[:SHOWN]!r} where {pattern!r} should find a number") from None
+        raise Failed("bad_number", f"gave {verdict[:SHOWN]!r} where {pattern!r} should find a number") from None
 
 
 def expected(choice: Mapping[str, Any], values: Mapping[str, float]) -> float:

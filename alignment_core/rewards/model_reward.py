@@ -57,11 +57,11 @@ class Judge:
             text = InText(opening.model, f"{opening.field}.reward_model")
             opening.warnings.append(text.warning(opening.policy))
         spread = spread_of(opening.model, opening.field) if normalised else (0.0, 1.0)
-        held = ExitStack()
-        scores = held.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
+        stack = ExitStack()
+        scores = stack.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
         model = opening.model
         turn_end = Renderer(model.tokenizer(), eos_token_ids=eos_token_ids(model.path)).turn_end
-        return cls(scores, held.close, text, spread, turn_end)
+        return cls(scores, stack.close, text, spread, turn_end)
 
     def __call__(self, rows: Rows) -> Answers:
         read: Sequence[Pair | Failed] = self._text.pairs(rows) if self._text else self._pairs(rows)
@@ -90,8 +90,8 @@ class Judge:
 def spread_of(model: Model, field: str) -> tuple[float, float]:
     """Mean and deviation of a model's rewards on its training data. Raises UserError if the model does not hold them."""
     try:
-        found = json.loads((model.path / SPREAD).read_text())
-        mean, deviation = float(found["mean"]), float(found["deviation"])
+        spread = json.loads((model.path / SPREAD).read_text())
+        mean, deviation = float(spread["mean"]), float(spread["deviation"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{field}.normalise: {model.reference.short} does not say the mean and deviation of its rewards (it has no usable "
@@ -134,7 +134,7 @@ class InText:
     def pairs(self, rows: Rows) -> list[Pair | Failed]:
         """Prompt and answer of each row, or the reason why the model cannot score it."""
         known: dict[Any, Pair | Failed] = {}
-        found = []
+        pairs = []
         for row in rows:
             content = (
                 row.get("messages"),
@@ -146,8 +146,8 @@ class InText:
                     known[content] = self._pair(row)
                 except Failed as failure:
                     known[content] = failure
-            found.append(known[content])
-        return found
+            pairs.append(known[content])
+        return pairs
 
     def _pair(self, row: dict[str, Any]) -> Pair:
         prompt = as_given(row) or row["prompt_text"]

@@ -101,10 +101,10 @@ class StepJudge:
         assert opening.model is not None
         assert opening.scores is not None
         steps = Steps(opening.model, given, f"{opening.field}.process_reward_model")
-        held = ExitStack()
+        stack = ExitStack()
         name = f"reward-{opening.field.rpartition('.')[2]}"
-        scores = held.enter_context(opening.scores(opening.model, name, steps.verdicts))
-        return cls(steps, scores, how, held.close, per_step, opening.tokenizer, skip_special_tokens)
+        scores = stack.enter_context(opening.scores(opening.model, name, steps.verdicts))
+        return cls(steps, scores, how, stack.close, per_step, opening.tokenizer, skip_special_tokens)
 
     def __call__(self, rows: Rows) -> Answers:
         read = [self._steps.pairs(row) for row in rows]
@@ -131,8 +131,8 @@ class StepJudge:
         ends = token_ends(self._tokenizer, ids, places, self._skip_special_tokens)
         ends[-1:] = [len(ids) - 1]
         chances = [aggregated([one], "last") for one in log_odds] or [0.0]
-        found = tuple(zip(ends, chances, strict=True))
-        return found if self._form == "sum" else (min(found, key=itemgetter(1)),)
+        rewards = tuple(zip(ends, chances, strict=True))
+        return rewards if self._form == "sum" else (min(rewards, key=itemgetter(1)),)
 
 
 def token_ends(tokenizer: Any, ids: Sequence[int], ends: Sequence[int], skip_special_tokens: bool = True) -> list[int]:

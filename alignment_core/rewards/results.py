@@ -198,8 +198,8 @@ def reasons(rewards: Sequence[RewardResult]) -> list[Reason | None] | None:
     number, and none has failed. Not the messages, which may differ from run to run."""
     if all(one is None for one in rewards):
         return ["none_given"] * len(rewards)
-    found = [one.reason if isinstance(one, Failed) else None for one in rewards]
-    return found if any(found) else None
+    by_reward = [one.reason if isinstance(one, Failed) else None for one in rewards]
+    return by_reward if any(by_reward) else None
 
 
 def failure_of(answer: Any) -> Failed | None:

@@ -55,8 +55,8 @@ class Judges:
 
         blocks = {first: pairs[first : first + BLOCK] for first in range(0, len(pairs), BLOCK)}
         calls = ((first, call(Forward.run, block)) for first, block in blocks.items())
-        found = dict(self.group.spread(calls))
-        values: list[float] = np.concatenate([found[first] for first in blocks]).tolist()
+        scores = dict(self.group.spread(calls))
+        values: list[float] = np.concatenate([scores[first] for first in blocks]).tolist()
         return values
 
 

@@ -74,16 +74,16 @@ class Batcher:
     def _answer(self, together: Sequence[tuple[list[str], Future[Rewards]]]) -> None:
         started = time.monotonic()
         try:
-            found = self._compute([text for texts, _ in together for text in texts])
+            rewards = self._compute([text for texts, _ in together for text in texts])
         except Exception as error:
             for _, done in together:
                 done.set_exception(error)
             return
-        self.batches, self.texts = self.batches + 1, self.texts + len(found)
+        self.batches, self.texts = self.batches + 1, self.texts + len(rewards)
         self.seconds += time.monotonic() - started
         place = 0
         for texts, done in together:
-            done.set_result(found[place : place + len(texts)])
+            done.set_result(rewards[place : place + len(texts)])
             place += len(texts)
 
 
@@ -225,8 +225,8 @@ def scores_of_texts(forward: Any, tokenizer: Any, most: int | None) -> Callable[
         ids = [renderer.closed(text) for text in texts]
         fits = [number for number, one in enumerate(ids) if most is None or len(one) <= most]
         rewards: Rewards = [None] * len(ids)
-        found = forward.run([(ids[number][:-1], ids[number][-1:]) for number in fits])
-        for number, score in zip(fits, found.tolist(), strict=True):
+        scores = forward.run([(ids[number][:-1], ids[number][-1:]) for number in fits])
+        for number, score in zip(fits, scores.tolist(), strict=True):
             rewards[number] = score
         return rewards
 

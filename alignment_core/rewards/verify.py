@@ -132,8 +132,8 @@ class _Function:
 def _named(name: str, field: str) -> NamedVerifier | None:
     """The verifier that is known by this name; None for a function. Raises UserError if it can be neither."""
     if is_named(name):
-        found: NamedVerifier = VERIFIERS.load(plugin_name(name))
-        return found
+        verifier: NamedVerifier = VERIFIERS.load(plugin_name(name))
+        return verifier
     if ":" not in name:
         names = [one.replace("-", "_") for one in VERIFIERS.names()]
         known = " nor ".join(f"`{one}`" for one in (*names, "module:function", "file.py:function"))

@@ -47,9 +47,9 @@ def rollout_schema() -> pa.Schema:
 
 
 def score_schema() -> pa.Schema:
-    """One row per completion, in the rollouts' order; what was not asked for, or has failed, is null.
+    """One row per completion, in the rollouts' order; scores that were not computed, or have failed, are null.
 
-    ``rewards`` holds each source's reward, ``reward`` their combination.
+    ``rewards`` holds the result of each reward, ``reward`` their total.
     """
     import pyarrow as pa
 

@@ -161,9 +161,9 @@ def reward_metrics(rollouts: Sequence[Rollout], rewards: Sequence[RewardConfig])
 
 def extra_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """``extra_<name>``: the mean of each further number that rewards returned, over the completions that have it."""
-    found = [extras(list(rollout.rewards.values())) for rollout in rollouts]
-    names = sorted({name for one in found for name in one})
-    return {f"extra_{name}": float(np.mean([one[name] for one in found if name in one])) for name in names}
+    numbers_by_name = [extras(list(rollout.rewards.values())) for rollout in rollouts]
+    names = sorted({name for one in numbers_by_name for name in one})
+    return {f"extra_{name}": float(np.mean([one[name] for one in numbers_by_name if name in one])) for name in names}
 
 
 def _rewarded(rollouts: Sequence[Rollout]) -> list[Rollout]:
