@@ -1,4 +1,4 @@
-"""The errors of the core: each says who has to act, and whether a retry can help."""
+"""The errors of the core: each class says who can fix it and whether a retry can help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class AlignmentError(Exception):
     """Base of every error that this project raises on purpose.
 
-    ``exit_code`` is what the ``align`` command returns for it; ``retryable`` is what the tasks ask before a retry.
+    ``exit_code`` is the exit code of the ``align`` command; ``retryable`` says whether tasks retry.
     """
 
     exit_code = 1
@@ -34,13 +34,13 @@ class OutOfMemory(EnvironmentFault):
 
 
 class InfrastructureError(AlignmentError):
-    """Something died or did not answer: an actor, an engine, a store. The stage begins again from its progress."""
+    """An actor, an engine or a store died or did not answer. The stage is restarted from its progress."""
 
     retryable = True
 
 
 class Unavailable(InfrastructureError):
-    """A service does not answer: the store, the Hub. It is an outage, which no row or recipe can have caused."""
+    """An outage of a service, such as the store or the Hub, which no row or recipe can have caused."""
 
 
 class MemoryPressure(InfrastructureError):
@@ -55,11 +55,11 @@ class MemoryPressure(InfrastructureError):
 
 
 class DeadlineExceeded(InfrastructureError):
-    """A wait took longer than its deadline. The message says which wait; the run host is ended and a new one tries."""
+    """A wait exceeded its deadline; the message names the wait. The run host is ended and a new one retries."""
 
 
 class RestartsExhausted(InfrastructureError):
-    """A stage began again as often as it may, inside one run host, and failed each time. Not tried any further."""
+    """A stage failed after its maximum number of restarts inside one run host. Not retried."""
 
     retryable = False
 
@@ -69,11 +69,11 @@ class StillUnavailable(Unavailable, RestartsExhausted):
 
 
 class Stopped(AlignmentError):
-    """The run was ended on purpose: cancelled, interrupted, or another stage failed."""
+    """The run was stopped on purpose: cancelled, interrupted, or because another stage failed."""
 
 
 class NumericError(AlignmentError):
-    """The mathematics went wrong: a loss that is not finite or explodes, log-probabilities that disagree. Never retried."""
+    """A numeric failure: a loss that is not finite or explodes, log-probabilities that disagree. Never retried."""
 
 
 _SHOWN = 3
@@ -93,11 +93,11 @@ def one_line(error: Exception) -> str:
 
 
 MAKE_IT_AGAIN = "`align run` with the recipe that made it makes it again (`align lineage` tells which stage did)"
-"""What helps where bytes are gone or damaged: a stage whose artifact is not whole runs again."""
+"""Advice where bytes are gone or damaged: a stage whose artifact is not whole runs again."""
 
 
 class StoreError(AlignmentError):
-    """The artifact store refuses: the message says which object and why."""
+    """The artifact store refused an operation; the message names the object and the reason."""
 
 
 class NotFound(StoreError):
@@ -105,7 +105,7 @@ class NotFound(StoreError):
 
 
 class UnknownName(UserError, NotFound):
-    """A name that the user gave means nothing in this store."""
+    """A name given by the user that does not exist in this store."""
 
 
 class Corrupt(StoreError):

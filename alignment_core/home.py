@@ -1,4 +1,4 @@
-"""The one directory for what is local to this machine."""
+"""``ALIGN_HOME``: the directory of files that are local to this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def align_home() -> Path:
-    """The one directory for what is local to this machine: ``$ALIGN_HOME``, by default ``~/.alignment``.
+    """The directory of files that are local to this machine: ``$ALIGN_HOME``, by default ``~/.alignment``.
 
-    A new one is closed to others, because of the logs, recipes and databases in it. One that is there keeps its mode:
-    others may read artifacts in it on purpose (``align doctor`` says so).
+    A new one is closed to other users, because of the logs, recipes and databases in it. An existing one keeps its mode:
+    others may be meant to read artifacts in it (``align doctor`` reports it).
     """
     home = Path(os.environ.get("ALIGN_HOME") or "~/.alignment").expanduser().absolute()
     _create(home)
@@ -21,5 +21,5 @@ def align_home() -> Path:
 
 @cache
 def _create(home: Path) -> None:
-    with suppress(OSError):  # who cannot write there learns it when something has to be written
+    with suppress(OSError):  # reported when something has to be written
         home.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
-"""The journal of a run: its recipe, what its stages did, and whether its process is still alive.
+"""The journal of a run: its recipe, the states of its stages, and whether its process is alive.
 
-One folder a run below ``ALIGN_HOME/runs``. It is a view for people and for ``align resume``: the store knows all that
-decides what a stage gives.
+One folder a run below ``ALIGN_HOME/runs``. It is a view for people and for ``align resume``; results depend on the store alone.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class StageLine(BaseModel):
     restarts: tuple[str, ...] = ()
     """Why it started again, a sentence for each time, in all attempts of the run."""
     outputs: dict[str, str] = {}
-    """What came of it: references by name, the default output first; empty until it is done."""
+    """References of its outputs by name, the default output first; empty until it is done."""
     made_by: str = ""
     """The key of the record that has it, once it is done; with `reuse_across_versions` it may be another one than ``key``."""
 
@@ -79,7 +78,7 @@ class RunRecord(ProcessId):
     store: str
     from_stage: str | None = None
     rerun: str = ""
-    """What tells the stages that are run again on purpose from those of earlier runs; empty for an ordinary run."""
+    """Part of the keys of stages that are run again on purpose; empty for an ordinary run."""
     overrides: tuple[str, ...] = ()
     """What was given with ``align run --set``, in the recipe already: the run is named by it."""
     flow: str = ""
@@ -102,7 +101,7 @@ class RunRecord(ProcessId):
 
 
 class StageProgress(BaseModel):
-    """How far a stage is that this attempt of the run works on."""
+    """Progress of a running stage."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -114,7 +113,7 @@ class StageProgress(BaseModel):
 
 
 class StageWait(BaseModel):
-    """What a stage waits for."""
+    """The wait of a stage."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -138,8 +137,8 @@ class Journal:
         self._restarts: dict[str, tuple[str, ...]] = {}
 
     def stage(self, label: str, state: str, **news: Any) -> None:
-        """Write down what is new about a stage: fields of :class:`StageLine`. Each line says all that is known by then,
-        because the disk may be too full to take the one before it."""
+        """Append news of a stage: fields of :class:`StageLine`. Each line repeats all that is known by then, because the line
+        before it may be lost on a full disk."""
         with self._writing:
             known = self._lines.setdefault(label, {})
             known |= {"label": label, "state": state, "at": now(), **news}
@@ -147,7 +146,7 @@ class Journal:
                 known["reason"] = cut(known["reason"])
             line = ("\n" if self._torn else "") + json.dumps(known) + "\n"
             self._torn = True
-            with suppress(OSError):  # a full disk ends no run here
+            with suppress(OSError):  # a full disk must not end the run
                 with (self.folder / STAGES).open("a") as file:
                     file.write(line)
                 self._torn = False
@@ -160,7 +159,7 @@ class Journal:
         self.stage(label, state, restarts=restarts)
 
     def progress(self, label: str, done: float, total: float | None, unit: str) -> None:
-        """Say how far a stage is; written down now and then."""
+        """Report the progress of a stage; written at most every half second."""
         with self._writing:
             before, moment = self._progress.get(label), time.time()
             since = before.since if before and before.done < done else moment
@@ -170,7 +169,7 @@ class Journal:
                 self._write_by_label(PROGRESS, self._progress)
 
     def waits(self, label: str, reason: str | None) -> None:
-        """Say what a stage waits for, or that it waits no longer."""
+        """Report what a stage waits for; None: its wait is over."""
         with self._writing:
             before = self._waits.pop(label, None)
             if reason is not None:
@@ -182,7 +181,7 @@ class Journal:
             _replace(self.folder / file, json.dumps({label: entry.model_dump() for label, entry in content.items()}))
 
     def end(self, status: str | None = None, error: BaseException | None = None) -> None:
-        """Say how the run ended; without a ``status``, the ``error`` decides between failed and stopped."""
+        """Record how the run ended; without a ``status``, the ``error`` decides between failed and stopped."""
         failed = isinstance(error, Exception) and not isinstance(error, Stopped)
         status = status or ("failed" if failed else "stopped")
         text = None if error is None else cut(str(error)) or type(error).__name__
@@ -209,7 +208,7 @@ class Journal:
                 attempt = read(self.record.run_id).attempt + 1
                 self.record = self.record.model_copy(update={"attempt": attempt})
             self._restarts = {label: line.restarts for label, line in stages(self.record.run_id).items()}
-            for name in (PROGRESS, WAITS):  # an earlier attempt's
+            for name in (PROGRESS, WAITS):  # of the attempt before
                 (self.folder / name).unlink(missing_ok=True)
             with (self.folder / STAGES).open("a") as file:
                 file.write("\n")  # ends a line that a kill may have cut
@@ -259,7 +258,7 @@ def short_id(run_id: str) -> str:
 
 
 def folder_of(run_id: str) -> Path:
-    """Where the journal of a run lies."""
+    """The folder of a run's journal."""
     return align_home() / "runs" / run_id
 
 
@@ -295,7 +294,7 @@ def find(text: str) -> RunRecord:
 
 
 def news(folder: Path) -> list[dict[str, Any]]:
-    """All that was ever said about the stages of a run, oldest first. ``folder`` is the run's."""
+    """All lines about the stages of a run, oldest first. ``folder`` is the run's."""
     entries, path = [], folder / STAGES
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
         with suppress(json.JSONDecodeError):  # cut by a kill, or by a full disk
@@ -324,14 +323,14 @@ def progress(run_id: str) -> dict[str, StageProgress]:
 
 
 def in_use(but: str = "") -> set[str]:
-    """What runs that are alive have made or work on, all ``but`` one: keys of stages, and references as text."""
+    """Keys of stages and references (as text) of all runs that are alive, ``but`` one."""
     alive = (record.run_id for record in runs() if record.run_id != but and is_alive(record))
     lines = (line for run_id in alive for line in stages(run_id).values())
     return {used for line in lines for used in (line.key, *line.outputs.values())}
 
 
 def waits(run_id: str) -> dict[str, StageWait]:
-    """What the stages wait for that wait for something, by label."""
+    """The waits of stages, by label."""
     return _by_label(run_id, WAITS, StageWait)
 
 
@@ -369,7 +368,7 @@ def is_alive(record: RunRecord) -> bool:
 def end_process(record: RunRecord, grace: float) -> bool:
     """Make sure that the run's process is dead; True if it had to be ended. Raises EnvironmentFault if it cannot be.
 
-    It is asked first, and has ``grace`` seconds to save its work.
+    SIGTERM comes first and leaves ``grace`` seconds to save its work, then SIGKILL.
     """
     if not is_alive(record):
         return False

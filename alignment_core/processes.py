@@ -1,5 +1,5 @@
-"""Which process is meant: its number, what shows that the number has not gone to another one since, the locks that it
-holds for as long as it lives, and what those that it starts know of its environment."""
+"""Processes: identities that survive the reuse of process numbers, locks that end with a process, and the environment that
+child processes inherit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from alignment_core import network
 
 UNSENT = ("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY")
 _OVER = ("Z", "X")
-"""States of a process that has ended and whose parent has not heard of it yet."""
+"""States of an ended process that its parent has not waited for yet."""
 
 
 class ProcessId(BaseModel):
-    """A process of one machine between two boots. Neither a host's name nor the clock is in it: both change under way."""
+    """A process of one machine between two boots. Host name and clock are not part of it, since both may change."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,8 +41,8 @@ class ProcessId(BaseModel):
         return self.boot.partition(" ")[0] == boot_id()
 
     def lives(self) -> bool | None:
-        """Whether it is there; None where the kernel does not tell this process: it belongs to another machine, another
-        container, or a user whose processes are hidden."""
+        """Whether it is alive; None where this process cannot know: on another machine, in another container, or of a user
+        whose processes are hidden."""
         if self.boot != boot():
             return None
         try:
@@ -62,7 +62,7 @@ class ProcessId(BaseModel):
 
 @cache
 def boot_id() -> str:
-    """What tells this machine since its last boot from all others; the containers on it share it."""
+    """Unique for this machine and boot; containers on the machine share it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -89,12 +89,12 @@ def inherited(**changes: str) -> dict[str, str]:
 
 
 def lock(file: IO[bytes] | int) -> bool:
-    """Lock an open file for this process until it is closed; False, at once, if another has locked it."""
+    """Lock an open file until it is closed, without waiting; False if another process has locked it."""
     return _locked(file, fcntl.LOCK_EX)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process that lives holds the lock of a file. Raises FileNotFoundError."""
+    """Whether a living process holds the lock of a file. Raises FileNotFoundError."""
     with path.open("rb") as file:
         return not _locked(file, fcntl.LOCK_SH)
 

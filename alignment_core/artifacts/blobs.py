@@ -1,4 +1,4 @@
-"""The bytes of a store: adding blobs, repairing them, and never returning one that does not match its digest."""
+"""The blobs of a store: adding, verifying and repairing them. A blob that does not match its digest is never returned."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Blobs:
         self._verified: dict[tuple[int, int, int, int], str] = {}  # (device, inode, size, mtime) -> SHA-256
 
     def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> bool:
-        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there; whether it is new.
+        """Store the file ``source`` as the blob of ``entry`` unless an intact one exists; whether it is new.
 
         ``hashed`` is the state of the file before it was hashed; StoreError when it has changed since.
         """
@@ -64,7 +64,7 @@ class Blobs:
         return is_new
 
     def trust(self, new: Iterable[FileEntry]) -> None:
-        """Take back what readers suspected of blobs that were ``put`` since."""
+        """Clear the suspicions of readers about blobs that were ``put`` since."""
         digests = {entry.sha256 for entry in new}
         for suspect in self.backend.list(SUSPECTS) if digests else ():
             if suspect.path.removeprefix(SUSPECTS) in digests:
@@ -90,7 +90,7 @@ class Blobs:
     def _checked(self, what: str, entry: FileEntry, look: Callable[[str], str | None]) -> None:
         name = f"blob sha256:{entry.sha256} (file {entry.path} of {what})"
         try:
-            # A second look, for the bytes may have been damaged on their way.
+            # Verified twice: the bytes may have been damaged on their way here and be intact in the store.
             problem = look(blob_path(entry.sha256)) and look(blob_path(entry.sha256))
         except NotFound as error:
             raise NotFound(f"{self.backend.uri} has lost {name}; {MAKE_IT_AGAIN}") from error
@@ -136,7 +136,7 @@ class Blobs:
         return False
 
     def _stream(self, entry: FileEntry, to: Path) -> str | None:
-        """Write a blob into the new read-only file ``to``; what is wrong with it. Each byte is looked at once."""
+        """Write a blob into the new read-only file ``to`` and hash it on the way; what is wrong with it."""
         try:
             with explained("write", to), to.open("xb") as file:
                 problem = self._damage(entry, file.write)
@@ -149,7 +149,7 @@ class Blobs:
         return problem
 
     def _damage(self, entry: FileEntry, consume: Callable[[bytes], object] = lambda _: None) -> str | None:
-        """What is wrong with a blob; None when every byte is right. ``told`` gets the bytes in pieces. Raises NotFound."""
+        """What is wrong with a blob; None when every byte is right. ``consume`` gets the bytes in pieces. Raises NotFound."""
         digest, size = hashlib.sha256(), 0
         for chunk in self.backend.stream(blob_path(entry.sha256)):
             consume(chunk)

@@ -1,7 +1,7 @@
-"""The verified cache of a store that is not on this machine: bounded, and what is in use stays.
+"""The verified cache of a store on this machine; for a store elsewhere it is bounded, and artifacts in use are kept.
 
-Who uses an artifact holds a kernel lock on a file beside the cache, which ends with the process. When room is needed, the
-artifacts that were used longest ago go, and never one that is held.
+A user of an artifact holds a kernel lock on a file beside the cache, which ends with its process. When room is needed, the
+least recently used artifacts are evicted, except locked ones.
 """
 
 from __future__ import annotations
@@ -58,14 +58,16 @@ class Cache:
 
     def hold(self, digest: str, until: ExitStack) -> None:
         """Keep the artifact from eviction until that is closed, or this process ends; it need not be there yet."""
-        with contextlib.suppress(EnvironmentFault, OSError):  # nobody evicts from what this user may not write into
+        with contextlib.suppress(
+            EnvironmentFault, OSError
+        ):  # a cache that this user may not write to is not evicted by this user either
             while True:
                 lock = self._open(digest)
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 if names(self._path(digest), lock.fileno()):
                     until.callback(lock.close)
                     return
-                lock.close()  # it was evicted a moment ago
+                lock.close()  # evicted between open and lock
 
     def fetch(self, manifest: Manifest) -> Path:
         """The folder with an artifact's files, every byte verified. Raises as :meth:`Blobs.get` does."""
@@ -98,7 +100,7 @@ class Cache:
                 excess -= freed
 
     def keep(self, digest: str, directory: Path) -> None:
-        """Have an artifact that was published from a temporary folder of this machine, without another copy of it."""
+        """Take an artifact that was published from a temporary folder of this machine into the cache by hard links."""
         if not self.bounded or not directory.is_relative_to(self.workspace.temporary):
             return
         with contextlib.suppress(OSError, EnvironmentFault), self.workspace.scratch() as scratch:
@@ -108,7 +110,7 @@ class Cache:
             adopt_tree(fresh, self.folder(digest))
 
     def evict(self, digest: str) -> bool:
-        """Remove an artifact from the cache; False, and nothing happens, while somebody holds it."""
+        """Remove an artifact from the cache; False, without effect, while a process holds it."""
         with contextlib.suppress(BlockingIOError, FileNotFoundError), self._alone(digest):
             self.workspace.discard(self.folder(digest))
             self._path(digest).unlink()
@@ -156,7 +158,7 @@ class Cache:
         return [path for path in linked if may_write(folder / path)]
 
     def _replace(self, digest: str, path: str, copy: Path) -> None:
-        """Put a copy in the place of a file of an artifact; whoever reads that meanwhile finds the same bytes there."""
+        """Replace a file of an artifact by a copy atomically; readers see the same bytes before and after."""
         opened = os.open(self.folder(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             os.replace(copy, path, dst_dir_fd=opened)
@@ -183,7 +185,7 @@ class Cache:
 
 
 def warn_of_copy(backend: FolderBackend, manifest: Manifest) -> None:
-    """Say, once in a process, that a large artifact takes its room in a folder twice, and why."""
+    """Warn, once in a process, that a large artifact takes its disk space twice, and why."""
     why = backend.why_copied(blob_path(max(manifest.files, key=lambda entry: entry.size).sha256))
     if why and backend.uri not in _warned:
         _warned.add(backend.uri)

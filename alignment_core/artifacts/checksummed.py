@@ -1,4 +1,4 @@
-"""Small JSON documents that carry their own checksum, for what has no digest in its name: stage records and tag moves."""
+"""Small JSON documents with a checksum inside: stage records and tag moves, which have no digest in their names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def seal(model: BaseModel) -> bytes:
 
 
 def unseal(kind: type[M], document: bytes) -> M:
-    """The model in a document. Raises ValueError for what is none, or was changed since; those of earlier versions have no
-    checksum, and are believed."""
+    """The model in a document. Raises ValueError for a malformed or changed document; those of early versions have no checksum
+    and are accepted without one."""
     try:
         fields = json.loads(document)
     except RecursionError:

@@ -60,7 +60,9 @@ class FolderBackend:
         with explained("write", target):
             self._make_directory(target.parent)
             if replaces is None and os.path.lexists(target):
-                _sync_directory(target.parent)  # its writer may not have come this far
+                _sync_directory(
+                    target.parent
+                )  # its writer may have been killed before this fsync; callers now rely on the name
                 return None
             with self._temporary() as temporary:
                 _write(temporary, source)
@@ -163,7 +165,7 @@ class FolderBackend:
             return time.clock_gettime(_CLOCK_OF_FILES)
 
     def unfinished(self) -> Iterator[Object]:
-        """None: what writers leave lies in ``tmp/`` beside other temporary files, with a lock that tells whether they live."""
+        """None: killed writers leave locked files in ``tmp/``, which are collected as temporary files."""
         yield from ()
 
     def drop(self, upload: Object) -> None:
@@ -171,28 +173,28 @@ class FolderBackend:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Replacing an object that has a version and deleting it exclude each other."""
+        """Excludes other replacements and deletions: POSIX has no compare-and-rename."""
         with open_lock(self.root / LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """A file under a name of its own, removed at the end. Its lock tells the collector that its writer lives."""
+        """A temporary file, removed at the end. Its lock keeps the collector away while the writer is alive."""
         self._make_directory(self.root / TEMPORARY)
         while True:
             path = self.root / TEMPORARY / f"put-{uuid.uuid4().hex}"
             with path.open("xb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX)
-                    if names(path, file.fileno()):  # else a collector found it before it was locked
+                    if names(path, file.fileno()):  # else a collector removed it before it was locked
                         yield path
                         return
                 finally:
                     path.unlink(missing_ok=True)
 
     def _walk(self, directory: Path) -> Iterator[Object]:
-        """There may be ten thousand files, and a person waits for them: their names are looked up in the open directory."""
+        """Files are looked up relative to the open directory, which is faster for ten thousand of them."""
         try:
             with explained("list", directory), _open_directory(directory) as opened, os.scandir(opened) as scan:
                 entries = sorted(scan, key=attrgetter("name"))
@@ -259,7 +261,7 @@ def _write(path: Path, source: bytes | Path) -> None:
 
 
 def _copy(source: Path, destination: Path) -> None:
-    """Copy a file, or say that it would not fit before any of it is written."""
+    """Copy a file. Raises EnvironmentFault before anything is written if it does not fit."""
     check_room(destination.parent, source.stat().st_size, source.name)
     shutil.copyfile(source, destination)
 
@@ -280,7 +282,7 @@ def _reflink(source: Path, destination: Path) -> None:
 
 
 def _possible(work: Callable[[], None]) -> bool:
-    """Whether the file system could do it."""
+    """Do work that a file system may not support; whether it did."""
     try:
         work()
     except OSError as error:

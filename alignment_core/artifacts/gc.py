@@ -39,7 +39,7 @@ _TREES = ("cache", "progress", "temporary")
 
 
 class Garbage(BaseModel):
-    """One thing that nothing refers to."""
+    """An unreferenced object or directory."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -83,7 +83,7 @@ def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> G
     that begins during a deletion waits for its end. Whatever ends a collector, the next one finishes. Raises Corrupt, and
     deletes nothing, when a root or the manifest of a root cannot be read: what it keeps alive is then unknown.
     """
-    if not delete or store.backend.stat(FORMAT) is None:  # a store that is not there yet is not made for this
+    if not delete or store.backend.stat(FORMAT) is None:  # a missing store is not created for a collection
         return _Collection(store, None, older_than).run(delete)
     with collector(store, older_than) as (lease, freed):
         report = _Collection(store, lease, older_than).run(delete)
@@ -92,9 +92,9 @@ def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> G
 
 @contextlib.contextmanager
 def collector(store: Store, older_than: float = 3600.0) -> Iterator[tuple[HeldLease, list[Garbage]]]:
-    """Be the one that deletes from a store, after others that do; publishers that begin meanwhile wait.
+    """Hold the collector's lease, which excludes other collectors and makes new publishers wait.
 
-    Yields the lease, and what had to go already because the disk was too full for it.
+    Yields the lease, and the garbage that was deleted before because the disk was too full for a lease.
     """
     with contextlib.ExitStack() as stack:
         freed: list[Garbage] = []
@@ -107,8 +107,8 @@ def collector(store: Store, older_than: float = 3600.0) -> Iterator[tuple[HeldLe
 
 
 def _make_room(store: Store, older_than: float) -> list[Garbage]:
-    """Delete one thing after the other until there is room for a lease. Until then no publisher has room for one either,
-    so that none begins to rely on what goes."""
+    """Delete garbage, one object after the other, until there is room for a lease. Until then no publisher has room for a lease
+    either, so that none can begin to rely on a deleted object."""
     collection = _Collection(store, None, older_than)
     collection.run(delete=True)
     trees = [item for item in collection.garbage if item.what in _TREES]
@@ -121,10 +121,11 @@ def _make_room(store: Store, older_than: float) -> list[Garbage]:
 
 
 class _Collection:
-    """One look at a store. It deletes objects only if it holds the collector's lease."""
+    """One pass over a store. It deletes objects only with the collector's lease."""
 
     def __init__(self, store: Store, lease: HeldLease | None, older_than: float) -> None:
-        self.store, self.held = store, lease
+        self.store = store
+        self.lease = lease
         self.before = math.nextafter(store.backend.now() - older_than, 0.0)
         self.before_here = math.nextafter(time.clock_gettime(_CLOCK_OF_FILES) - older_than, 0.0)
         self.leased, self.leases_over = store.leases.protected(self.before)
@@ -151,7 +152,7 @@ class _Collection:
                 self._keep(digest, kept_blobs, must_read=digest in roots)
             else:
                 orphans.append(stored)
-        for stored in orphans:  # manifests go first, so that none ever refers to a blob that is gone
+        for stored in orphans:  # manifests first: a kill in between must not leave one that refers to a deleted blob
             self._collect("manifest", stored)
         for stored in list(backend.list(SNAPSHOTS)):
             if not (self._is_finished(Path(stored.path).stem) and self._collect("snapshot", stored)):
@@ -168,12 +169,12 @@ class _Collection:
             for stored in listed:
                 if Path(stored.path).parts[1] not in self.kept_digests | self.leased:
                     self._collect(what, stored)
-        for stored in self.leases_over if self.held is not None else ():
-            backend.delete(stored.path, stored.version)  # no garbage that anyone should hear of
+        for stored in self.leases_over if self.lease is not None else ():
+            backend.delete(stored.path, stored.version)  # expired leases are not reported as garbage
         for stored in backend.unfinished():
             if stored.modified <= self.before and Path(stored.path).name not in self.leased:
                 self._note("upload", stored)
-                if self.held is not None:
+                if self.lease is not None:
                     backend.drop(stored)
 
     def local_trees(self, delete: bool) -> None:
@@ -216,12 +217,12 @@ class _Collection:
             return False
 
     def _collect(self, what: str, stored: Object) -> bool:
-        """Take an object that nothing refers to; False where it is too young."""
+        """Delete an object that nothing refers to; False where it is too young."""
         if stored.modified > self.before:
             return False
         self._note(what, stored)
-        if self.held is not None:
-            self.held.check()
+        if self.lease is not None:
+            self.lease.check()
             self.store.backend.delete(stored.path)
         return True
 
@@ -231,7 +232,7 @@ class _Collection:
     def _collect_tree(
         self, what: str, tree: Path, delete: bool, remove: Callable[[Path], bool | None] | None = None
     ) -> None:
-        """``remove`` may say False: somebody uses it."""
+        """``remove`` returns False where the tree is in use."""
         try:
             if not is_mine(tree):
                 return

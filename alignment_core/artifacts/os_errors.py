@@ -1,4 +1,4 @@
-"""Operating-system errors as the project's errors: one sentence that says what failed and who has to act."""
+"""Operating-system errors as the project's errors: one sentence that says what failed and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EBU
 
 
 def machine_fault(error: BaseException) -> EnvironmentFault | None:
-    """What this machine lacks, if that is what an error anywhere in a stage says; libraries wrap such errors as text."""
+    """The fault of this machine behind an error of a stage, if there is one; libraries wrap such errors as text."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and any(sign in str(error) for sign in _DISK_FULL):
         number = errno.ENOSPC
@@ -32,7 +32,7 @@ def machine_fault(error: BaseException) -> EnvironmentFault | None:
 
 
 def check_room(directory: Path, size: int, what: str) -> None:
-    """Raise EnvironmentFault if ``size`` bytes do not fit on the disk of ``directory``, before half of them are there."""
+    """Raise EnvironmentFault if ``size`` bytes do not fit on the disk of ``directory``, before any are written."""
     free = shutil.disk_usage(directory).free
     if size > free:
         needed, left = (f"{number / (1 << 20):.1f} MiB" for number in (size, free))
@@ -41,7 +41,7 @@ def check_room(directory: Path, size: int, what: str) -> None:
 
 @contextmanager
 def explained(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into a NotFound, EnvironmentFault, Unavailable or StoreError."""
+    """Raise an OSError of the block as NotFound, EnvironmentFault, Unavailable or StoreError."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:

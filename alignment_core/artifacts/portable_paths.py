@@ -1,8 +1,8 @@
-"""Paths that mean the same on every machine: what a stage hands to actors, which may run elsewhere.
+"""Paths that a stage hands to actors, which may run on another machine.
 
-Machines share nothing but the store. A path in the workspace of a store arrives on another machine as the same place in the
-workspace there: an artifact is fetched into that machine's cache, and a folder to write into is made. What was written there
-comes back through the store (:func:`send`, :func:`receive`).
+Machines share nothing but the store. A path in the workspace of a store is unpickled on another machine as the same place in
+the workspace there: an artifact is fetched into that machine's cache, and a folder to write into is created. Files that an
+actor writes come back through the store (:func:`send`, :func:`receive`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from alignment_core.processes import boot_id
 
 _THREADS = 8
 _uris: dict[Path, str] = {}
-"""Stores that this process knows, by the root of their workspace."""
+"""URIs of stores, by the root of their workspace."""
 _stores: dict[str, Store] = {}
-"""Those that it has opened."""
+"""Open stores, by URI."""
 _held = contextlib.ExitStack()
-"""What arrived stays for as long as this process, an actor, lives."""
+"""Fetched artifacts stay in the cache until this process, an actor, ends."""
 
 
 class Placed(PosixPath):
@@ -44,7 +44,7 @@ class Placed(PosixPath):
 
 
 def placed(store: Store, path: Path) -> Placed:
-    """The same path, fit to travel. It lies in the workspace of the store."""
+    """The same path, which must lie in the store's workspace, as one that can be sent to other machines."""
     _uris[store.workspace.root] = store.uri
     _stores.setdefault(store.uri, store)
     return Placed(path)
@@ -59,7 +59,7 @@ def home_id() -> str:
 
 
 def is_here(path: Path, home: str) -> bool:
-    """Whether a path that was sent by the machine with this ``home_id`` is on a file system that both have."""
+    """Whether a path from the machine with this ``home_id`` is on a file system that this machine shares."""
     return home == home_id() or not isinstance(path, Placed) or _store_of(path).holds_workspace
 
 
@@ -69,10 +69,10 @@ def is_artifact(path: Path) -> bool:
 
 
 def send(folder: Path, home: str) -> tuple[FileEntry, ...] | None:
-    """Put what lies in a folder of this machine into the store, for the machine with this ``home_id``, and remove it here.
+    """Move the files of a folder of this machine into the store, for the machine with this ``home_id``.
 
-    None where that machine has the folder itself. The entries say what :func:`receive` is to bring; the collector leaves
-    their bytes alone for a while.
+    Returns the entries for :func:`receive`, whose bytes the collector spares for a while; None where that machine shares the
+    folder.
     """
     if is_here(folder, home):
         return None
@@ -87,7 +87,7 @@ def send(folder: Path, home: str) -> tuple[FileEntry, ...] | None:
 
 
 def share(folder: Path) -> tuple[FileEntry, ...]:
-    """Put what lies in a folder of this machine into the store, for others to :func:`receive`; it stays here."""
+    """Copy the files of a folder of this machine into the store, for others to :func:`receive`."""
     return () if _store_of(folder).holds_workspace else _put_files(_store_of(folder), folder)
 
 
@@ -102,9 +102,9 @@ def _put_files(store: Store, folder: Path) -> tuple[FileEntry, ...]:
 
 
 def receive(folder: Path, entries: Iterable[FileEntry], home: str | None = None) -> None:
-    """Bring files that lie in the store into a folder of this machine, every byte verified; others stay.
+    """Fetch files from the store into a folder of this machine, every byte verified; other files in it stay.
 
-    With ``home``, nothing if this machine has the folder of the one with that ``home_id``.
+    Does nothing if this machine shares the folder with the machine with the ``home_id`` ``home``.
     """
     if home is not None and is_here(folder, home):
         return
@@ -130,7 +130,7 @@ def get_files(store: Store, folder: Path, entries: Iterable[FileEntry], what: st
 
 
 def clear(folder: Path, home: str) -> None:
-    """Remove what an earlier attempt left in a folder that only this machine has."""
+    """Remove the leftovers of an earlier attempt from a folder that only this machine has."""
     if not is_here(folder, home):
         remove_tree(folder)
 

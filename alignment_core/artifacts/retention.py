@@ -62,17 +62,17 @@ def prune(
 
 
 def _prunable(store: Store) -> bool:
-    """Whether there is anything that may be pruned, or is left of what was: otherwise nobody has to wait for a look."""
+    """Whether the store has a prunable artifact: otherwise publishers need not wait for the collector's lease."""
     return any(manifest.kind in PRUNABLE for manifest in store.artifacts())
 
 
 def _prune_cache(store: Store, before: float, delete: bool) -> list[Garbage]:
-    """Copies of artifacts that the store has, too; the next use copies or fetches them again. Links free nothing, and stay."""
+    """Cached copies of artifacts; the next use copies or fetches them again. Hard links free nothing and stay."""
     pruned = []
     for tree in entries(store.workspace.cache):
         with contextlib.suppress(FileNotFoundError):
             _, size = time_and_size(tree)
-            if not size or not is_mine(tree) or tree.lstat().st_mtime > before:  # which each use renews
+            if not size or not is_mine(tree) or tree.lstat().st_mtime > before:  # each use renews the time
                 continue
             if not delete or store.cache.evict(tree.name):
                 pruned.append(Garbage(what="cache", path=tree.relative_to(store.workspace.root).as_posix(), size=size))
@@ -91,12 +91,12 @@ def _prune_progress(store: Store, before: float, delete: bool, used: Collection[
                 if delete:
                     workspace.discard(tree)
         except UserError:
-            continue  # not named as a stage key: none of ours
+            continue  # its name is no stage key
     return pruned
 
 
 def _prune_snapshots(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
-    """Progress that lies in the store and was not pushed since; its blobs go with the next collection."""
+    """Snapshots of progress that were not pushed since; their blobs are deleted by the next collection."""
     pruned = []
     for stored in store.backend.list(SNAPSHOTS):
         key = Path(stored.path).stem
@@ -108,7 +108,7 @@ def _prune_snapshots(store: Store, before: float, delete: bool, used: Collection
 
 
 def _prune_rollouts(store: Store, before: float, lease: HeldLease | None, used: Collection[str]) -> list[Garbage]:
-    """Deletes if it holds the collector's lease."""
+    """Deletes only with the collector's lease."""
     leased, _ = store.leases.protected(before)
     marked = {Path(stored.path).name for stored in store.backend.list(PRUNED)}
     manifests = list(store.artifacts())  # unreadable ones are left out: publishing them again brings all of their blobs
@@ -144,11 +144,11 @@ def _prune_rollouts(store: Store, before: float, lease: HeldLease | None, used: 
 
 
 def _marked_and_unused(store: Store, manifest: Manifest, before: float, marked: bool) -> bool:
-    """Mark an artifact, and look again whether nobody uses it.
+    """Mark an artifact, then check again that it was not used.
 
-    The mark comes first, so that whatever ends this process leaves either a whole artifact or a marked one. Who wants to
-    use the artifact notes the use first and looks for the mark then (``Records.find``), so that one of the two sees
-    the other. The mark is never taken back here, but by a publisher, who has put all of the blobs.
+    The mark comes first, so that a killed pruner leaves either a whole artifact or a marked one. A reader notes its use first
+    and checks for the mark second (``Records.find``), so that at least one of the two sees the other. Only a publisher removes
+    a mark, after it has put all of the blobs.
     """
     if not marked:
         store.backend.put(pruned_path(manifest.digest), b"pruned")
@@ -161,7 +161,7 @@ def _is_old(store: Store, manifest: Manifest, before: float) -> bool:
 
 
 def _drop(store: Store, blob: str, lease: HeldLease | None) -> bool:
-    """Whether a blob is there; it goes if the collector's lease is held."""
+    """Whether a blob exists; it is deleted if the collector's lease is held."""
     if store.backend.stat(blob_path(blob)) is None:
         return False
     if lease is not None:

@@ -1,8 +1,8 @@
-"""In-stage progress in the store: a stage whose machine is gone goes on elsewhere, from what its folder last held.
+"""In-stage progress in the store: a stage whose machine is lost resumes on another one from its last snapshot.
 
-A snapshot lists the files of a stage's progress folder, whose bytes are blobs, so that each push sends only what is new. To
-read a pickle is to run what is in it, and whoever may write into a store could put one there: none is sent, and none is taken.
-What training leaves for the store is in safetensors (``training/portable_checkpoint.py``).
+A snapshot lists the files of a stage's progress folder, whose bytes are blobs, so that each push sends only new files. Reading
+a pickle runs code, and anyone with write access to a store could put one there: pickles are neither pushed nor pulled. Training
+saves its portable checkpoints as safetensors (``training/portable_checkpoint.py``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _THREADS = 8
 
 
 class Snapshot(BaseModel):
-    """What a progress folder held."""
+    """The files of a progress folder at one moment."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -51,10 +51,12 @@ class Snapshot(BaseModel):
 
 
 class StoredProgress:
-    """The snapshot of one stage key, for whoever holds the claim on it."""
+    """The snapshot of one stage key. Only the process with the claim on the key uses it."""
 
     def __init__(self, store: Store, key: str) -> None:
-        self.store, self.key, self.path = store, key, snapshot_path(key)
+        self.store = store
+        self.key = key
+        self.path = snapshot_path(key)
         self._entries: dict[tuple[str, int, int], FileEntry] = {}
         self._pushed: Mapping[str, os.stat_result] = {}
         self._there: set[FileEntry] = set()  # in the snapshot, while that has this version
@@ -62,7 +64,7 @@ class StoredProgress:
         self._exists = False
 
     def pull(self, folder: Path) -> None:
-        """Make ``folder`` what the snapshot says, unless it is what this machine last pushed, or has gone on from that."""
+        """Replace the content of ``folder`` by the snapshot, unless this machine pushed that snapshot itself."""
         stored = self.store.backend.stat(self.path)
         self._exists = stored is not None
         if stored is None or _read_mark(folder) == stored.version:
@@ -83,7 +85,7 @@ class StoredProgress:
         self._note(folder, stored)
 
     def push(self, folder: Path) -> bool:
-        """Make the snapshot what ``folder`` holds; False where that changed meanwhile, so that a later try is needed."""
+        """Replace the snapshot by the content of ``folder``; False where that changed meanwhile and a retry is needed."""
         try:
             files = settled(folder)
             if not files or files == self._pushed:
@@ -98,7 +100,7 @@ class StoredProgress:
                     return False
                 stored = self._write(Snapshot(files=entries))
         except (FileNotFoundError, NotFound):
-            return False  # a checkpoint made room for the next one
+            return False  # an old checkpoint was deleted after the next one was complete
         self._pushed, self._there = files, set(entries)
         if stored is not None:
             self._note(folder, stored)
@@ -106,8 +108,8 @@ class StoredProgress:
 
     @contextmanager
     def mirrored(self, folder: Path, seconds: float) -> Iterator[None]:
-        """Push each complete checkpoint of ``folder`` when it is there, everything else every so many ``seconds``, and what
-        there is when the block ends in an error. A store that fails does not fail the block."""
+        """Push each checkpoint of ``folder`` once it is complete, other files every ``seconds`` seconds, and the rest when the
+        block ends with an error. Errors of the store are logged and do not end the block."""
         over = threading.Event()
         thread = threading.Thread(target=self._follow, args=(folder, seconds, over), name="progress", daemon=True)
         thread.start()
@@ -123,7 +125,7 @@ class StoredProgress:
             thread.join()
 
     def drop(self) -> None:
-        """The stage is finished: nobody goes on from here. Its blobs are left to the collector."""
+        """Delete the snapshot of a finished stage; its blobs are left to the collector."""
         if self._exists:
             self.store.backend.delete(self.path)
 
@@ -142,7 +144,7 @@ class StoredProgress:
             return True  # try again after a while
 
     def _entries_of(self, folder: Path, files: Mapping[str, os.stat_result]) -> tuple[FileEntry, ...]:
-        """Hash what was not hashed before."""
+        """The entries of files; only new or changed ones are hashed."""
         identities = {path: (path, status.st_ino, status.st_mtime_ns) for path, status in files.items()}
         new = [path for path, identity in identities.items() if identity not in self._entries]
         hashed = {entry.path: entry for entry in entries_of(folder, new)}
@@ -150,7 +152,7 @@ class StoredProgress:
         return tuple(self._entries[identities[path]] for path in sorted(files))
 
     def _write(self, snapshot: Snapshot) -> Object | None:
-        """Replace what is there, whoever wrote it: this process holds the claim."""
+        """Replace the snapshot unconditionally: this process holds the claim."""
         while True:
             stored = self.store.backend.stat(self.path)
             data = snapshot.model_dump_json().encode()
@@ -164,14 +166,13 @@ class StoredProgress:
 
 
 def files_of(store: Store, path: str) -> tuple[FileEntry, ...]:
-    """What the snapshot at ``path`` in a store needs; nothing if it cannot be read, as nobody goes on from it then."""
+    """The files of the snapshot at ``path`` in a store; none if it cannot be read, since no stage can resume from it then."""
     snapshot = _read(store, path)
     return snapshot.files if snapshot else ()
 
 
 def settled(folder: Path) -> dict[str, os.stat_result]:
-    """The files of a progress folder that count by now and that others may read: complete checkpoints without pickles, and what
-    has its final name."""
+    """The files of a progress folder that may be pushed: complete checkpoints without pickles, and finished files."""
     present = {path: stat for path, stat in files_below(folder).items() if path not in (_LOCK, _MARK)}
     checkpoints = {path.partition("/")[0] for path in present if path.startswith(_CHECKPOINT) and "/" in path}
     counts = {checkpoint for checkpoint in checkpoints if f"{checkpoint}/{_COMPLETE}" in present}
@@ -184,7 +185,7 @@ def settled(folder: Path) -> dict[str, os.stat_result]:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether nothing unpickles the file, and it has its final name."""
+    """Whether the file is no pickle and has its final name."""
     return Path(path).suffix in PLAIN and ".partial/" not in path
 
 

@@ -25,12 +25,11 @@ from alignment_core.errors import EnvironmentFault
 _LOCK = "lock"
 _SCRATCH, _DISCARD = "scratch-", "discard-"
 _YOUNG_SECONDS = 60.0
-"""More than a living process needs from the making of a temporary directory to the lock in it."""
+"""Longer than a living process takes from creating a temporary directory to locking it."""
 
 
 class Workspace:
-    """Directories on this machine's file system, made when they are first needed; for a folder store they lie inside the
-    store's own root."""
+    """Directories on this machine's file system, created at first use; for a folder store they lie inside the store's root."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,7 +39,7 @@ class Workspace:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A fresh directory, removed at the end. Its lock tells the collector that the owner lives."""
+        """A fresh directory, removed at the end. Its lock keeps the collector away while the owner is alive."""
         holder, lock = self._locked_directory()
         try:
             with lock:
@@ -57,7 +56,7 @@ class Workspace:
             while True:
                 holder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self.temporary))
                 try:
-                    holder.chmod(0o755)  # other users' collectors look at the lock, and at no more
+                    holder.chmod(0o755)  # other users' collectors must reach the lock, and nothing else
                     lock = (holder / _LOCK).open("wb")
                 except OSError:
                     remove_tree(holder)
@@ -65,12 +64,11 @@ class Workspace:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if names(holder / _LOCK, lock.fileno()):
                     return holder, lock
-                lock.close()  # a collector found it before it was locked
+                lock.close()  # a collector removed it before it was locked
 
     def progress(self, key: str) -> Path:
         """The directory for in-stage checkpoints of a stage key, created when it is missing, for this user alone: checkpoints
-        are pickled, and to read one is to run what is in it. Where another user has one in a shared store, it stands beside
-        that one."""
+        are pickled, and reading a pickle runs code. In a shared store each user has a directory of their own."""
         directory = self.all_progress / check_key(key)
         try:
             return make_private(directory)
@@ -83,8 +81,8 @@ class Workspace:
     def claim(self, key: str, waits: Callable[[str | None], None] = lambda _: None, who: str = "") -> Iterator[Path]:
         """The progress directory of a key for one caller of this machine at a time; the end of a process frees it.
 
-        ``waits`` is called with what it waits for when another caller holds it, and with None when the wait is over;
-        ``who`` is what others are told about this caller.
+        ``waits`` is called with a description of the holder when a wait begins, and with None when it is over; ``who``
+        describes this caller to others.
         """
         waiting = False
         while True:
@@ -92,7 +90,7 @@ class Workspace:
             try:
                 opened = (directory / _LOCK).open("a+")
             except FileNotFoundError:
-                continue  # as below, a moment earlier
+                continue  # removed between `progress` and `open`
             with opened as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,8 +111,7 @@ class Workspace:
 
     @contextmanager
     def held(self, name: str) -> Iterator[bool]:
-        """Claim the progress directory of this name without waiting; False where somebody else has it, where it is
-        another user's, or gone."""
+        """Claim a progress directory without waiting; False where it is claimed, another user's, or gone."""
         path = self.all_progress / name / _LOCK
         check_key(key_of_progress(name))
         with contextlib.ExitStack() as stack:
@@ -137,7 +134,7 @@ class Workspace:
         return self.all_progress / f"{key}-{os.geteuid()}"
 
     def discard(self, tree: Path) -> None:
-        """Remove a tree so that no other process sees a part of it under its name. On a full disk, too."""
+        """Remove a tree atomically: it is renamed first, which also works on a full disk, then deleted."""
         aside = self.temporary / f"{_DISCARD}{uuid.uuid4().hex}"
         with explained("remove", tree), contextlib.suppress(FileNotFoundError):
             with contextlib.suppress(PermissionError):
@@ -152,7 +149,7 @@ def key_of_progress(name: str) -> str:
 
 
 def local_name(uri: str) -> str:
-    """What belongs to a store is called so on this machine: readable, and different for every store."""
+    """A readable and unique file name for a store on this machine."""
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", uri).strip("-")
     return f"{readable[:80]}-{digest_of(uri)[:8]}"
 
@@ -184,12 +181,12 @@ def entries(directory: Path) -> list[Path]:
 
 
 def is_mine(tree: Path) -> bool:
-    """Whether this user may remove a tree: what another user made is left to that user. Raises FileNotFoundError."""
+    """Whether this user owns a tree, or is root, and so may remove it. Raises FileNotFoundError."""
     return os.geteuid() in (tree.lstat().st_uid, 0)
 
 
 def adopt_tree(fresh: Path, final: Path) -> None:
-    """Give a complete tree its final name, read-only; when another process was faster, its tree stands."""
+    """Rename a complete tree to its final name, read-only; when another process was faster, its tree stays."""
     directories = [Path(directory) for directory, _, _ in os.walk(fresh)]
     with explained("move into place", final):
         for directory in directories[1:]:
@@ -237,9 +234,9 @@ def time_and_size(tree: Path) -> tuple[float, int]:
 
 @contextmanager
 def abandoned(temporary: Path) -> Iterator[bool]:
-    """Whether nobody who lives works with something in the temporary directory; while this is open, nobody begins to.
+    """Whether no living process uses an entry of the temporary directory; its lock is held within the ``with``.
 
-    False for what this user may not look into: it is left to its owner.
+    False where this user may not read the lock: the entry is left to its owner.
     """
     with contextlib.ExitStack() as stack:
         free = temporary.name.startswith(_DISCARD)

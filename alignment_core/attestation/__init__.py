@@ -1,1 +1,1 @@
-"""What others are told of an artifact: its provenance, its bill of materials, and a signature that they can check."""
+"""Provenance, bills of materials and signatures of artifacts, for people outside, and publishing on the Hub."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RepoKind = Literal["model", "dataset"]
 _URI = re.compile(r"hf://([\w.-]+/[\w.-]+)")
 _KEPT = (".gitattributes",)
-"""What the Hub itself puts into a repository: never deleted."""
+"""Files that the Hub itself creates in a repository: never deleted."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Published:
 
 @dataclass(frozen=True)
 class _Local:
-    """A file to publish, and what the Hub may call its content."""
+    """A file to publish, with the digests by which the Hub may know its content."""
 
     content: Path | bytes
     sha256: str
@@ -84,9 +84,8 @@ def publish_files(
 ) -> Published:
     """Make the main branch of a repository hold exactly ``files``, by path, in one commit, and put ``tags`` on that.
 
-    A repository that is missing is made, ``private`` or not. What is there already is not sent again, and where all of it
-    is, no commit is made; so whoever was killed on the way, or lost an answer, tries again. A tag that is there stays where
-    it is.
+    A missing repository is created, ``private`` or not. Files that exist there are not sent again, and without changes no
+    commit is made; so a publisher that was killed, or lost an answer, can simply retry. An existing tag is not moved.
 
     Raises Conflict when somebody else made a commit meanwhile, or a tag names a commit with other files; EnvironmentFault
     without a token that may write; InfrastructureError when the Hub does not answer.
@@ -106,7 +105,7 @@ def publish_files(
 
 
 def _create_if_missing(api: HfApi, repo: str, kind: RepoKind, private: bool) -> None:
-    """A token that may write to one repository need not be allowed to make any."""
+    """Checked first: a token with write access to one repository need not be allowed to create any."""
     with _translate_errors(repo):
         if not api.repo_exists(repo, repo_type=kind):
             api.create_repo(repo, repo_type=kind, private=private, exist_ok=True)
@@ -115,7 +114,7 @@ def _create_if_missing(api: HfApi, repo: str, kind: RepoKind, private: bool) -> 
 def _commit(
     api: HfApi, repo: str, kind: RepoKind, head: str, changes: list[Any], message: str, local: dict[str, _Local]
 ) -> str:
-    """The new commit; or the one that is there, where it holds these files: an answer that was lost, or another publisher."""
+    """The new commit; or the existing head, if it holds these files after a lost answer or by another publisher."""
     try:
         with _translate_errors(repo):
             commit = api.create_commit(repo, changes, commit_message=message, repo_type=kind, parent_commit=head)
@@ -132,14 +131,14 @@ def _tag(api: HfApi, repo: str, kind: RepoKind, tag: str, commit: str, local: di
         present = {ref.name for ref in api.list_repo_refs(repo, repo_type=kind).tags}
         if tag not in present:
             api.create_tag(repo, tag=tag, revision=commit, repo_type=kind, exist_ok=True)
-    other = {path: ref for path, ref in local.items() if isinstance(ref.content, Path)}  # what is generated may differ
+    other = {path: ref for path, ref in local.items() if isinstance(ref.content, Path)}  # generated files may differ
     there = _files(api, repo, kind, tag)
     if wrong := [path for path, ref in other.items() if not ref.is_at(there.get(path))]:
         raise Conflict(f"the tag {tag} of {repo} is on a commit with another {wrong[0]}: choose another tag")
 
 
 def _changes(api: HfApi, repo: str, kind: RepoKind, revision: str, local: dict[str, _Local]) -> list[Any]:
-    """What would make the files at a revision the local ones."""
+    """The operations that turn the files at a revision into the local ones."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     there = _files(api, repo, kind, revision)

@@ -1,4 +1,4 @@
-"""How other tools write what we refer to: packages, repositories on the Hugging Face Hub, times."""
+"""Standard spellings of packages, repositories on the Hugging Face Hub, and times."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _HOW = "`openssl ecparam -name prime256v1 -genkey -noout -out key.pem` makes one
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a check."""
+    """The result of a signature check."""
 
     state: Literal["valid", "unsigned", "wrong key", "tampered"]
     sentence: str

@@ -64,7 +64,7 @@ class Difference(BaseModel):
     inputs: list[Pair]
     """By role."""
     upstream: list[Upstream]
-    """What makes the inputs differ, from the nearest stages to the farthest."""
+    """Earlier stages whose keys differ, from the nearest to the farthest."""
     metrics: list[Pair]
     cost: list[Pair]
     packages: list[Pair]
@@ -74,7 +74,7 @@ class Difference(BaseModel):
 
 
 def compare(store: Store, a: Reference, b: Reference) -> Difference:
-    """Compare two artifacts of a store, as their manifests and records tell; pruned ones, too. Raises NotFound."""
+    """Compare two artifacts of a store, pruned ones too, by their manifests and records. Raises NotFound."""
     first, second = store.manifest(a), store.manifest(b)
     made_a, made_b = _nearest(store.records.makers(a), store.records.makers(b))
     return Difference(
@@ -115,7 +115,7 @@ def _upstream(store: Store, a: Provenance, b: Provenance) -> Iterator[Upstream]:
 
 
 def _nearest(a: list[Provenance], b: list[Provenance]) -> tuple[Provenance | None, Provenance | None]:
-    """Of the stages that made each (several can have made the same bytes), the two that are most alike."""
+    """The most similar pair of makers, since several stages may have made the same bytes."""
     if not a or not b:
         return next(iter(a), None), next(iter(b), None)
     return min(product(a, b), key=lambda pair: len(changes(pair[0].key_parts, pair[1].key_parts)))

@@ -12,7 +12,7 @@ from alignment_core.journal import StageLine, short_id
 
 
 class Explanation(BaseModel):
-    """One stage of a run, and why it did what it did."""
+    """Why a stage of a run ran or was cached."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -23,7 +23,7 @@ class Explanation(BaseModel):
     changed: tuple[str, ...] = ()
     """Every part of the key that differs from the nearest earlier run, as ``path: old → new``."""
     elsewhere: tuple[str, ...] = ()
-    """What differs in where the two ran: in no key, but it changes how results are rounded."""
+    """Differences of hardware: not part of a key, but they change rounding."""
     nearest: str | None = None
     """Label and run of that earlier run."""
     key: str = ""
@@ -67,7 +67,7 @@ def _name(record: Provenance) -> str:
 
 
 def _where(record: Provenance) -> str:
-    """On what a record was made: the same key gives other bytes elsewhere."""
+    """The hardware of a record: the same key may give other bytes on other hardware."""
     hardware = record.hardware
     processor = hardware.get("gpu") or hardware.get("cpu")
     ranks = f", {hardware['trainers']} trainers" if "trainers" in hardware else ""

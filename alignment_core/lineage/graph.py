@@ -1,4 +1,4 @@
-"""The lineage graph: artifacts and the stages between them, as the provenance records alone tell it."""
+"""The lineage graph: artifacts and the stages between them, derived from the provenance records alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Node:
 
 
 class Edges(Protocol):
-    """What knows the stages that made an artifact, and those that used it."""
+    """Gives the stages that made an artifact, and those that used it."""
 
     def makers(self, reference: Reference) -> Sequence[Provenance]: ...
 
@@ -39,7 +39,7 @@ class Edges(Protocol):
 
 
 class Graph:
-    """Who made what from what, as records tell."""
+    """Artifacts and the records that made and used them."""
 
     def __init__(self, records: Iterable[Provenance]) -> None:
         self._edges: Edges = _Listed(records)
@@ -48,7 +48,7 @@ class Graph:
     @classmethod
     @contextmanager
     def of(cls, store: Store) -> Iterator[Graph]:
-        """A store's as it is now, within the ``with``; only the records are read to which the questions lead."""
+        """The graph of a store as it is now, within the ``with``; records are read only when they are needed."""
         graph = cls(())
         with store.index.view(STAGES) as graph._edges:
             yield graph
@@ -77,7 +77,7 @@ class Graph:
         return list(dict.fromkeys(pairs))
 
     def descends(self, reference: Reference, ancestor: Reference) -> bool:
-        """Whether ``ancestor`` is anywhere among what ``reference`` was made from."""
+        """Whether ``reference`` was made from ``ancestor``, directly or not."""
         waiting, seen = [reference], {reference}
         while waiting:
             found = {parent for _, parent in self.parents(waiting.pop())}

@@ -17,7 +17,7 @@ from alignment_core.recipes.sections.rewards import CHOICE, reward_names
 from alignment_core.rollout.schemas import SCORES
 
 Row = dict[str, Any]
-"""Texts and numbers by what they are: ``prompt``, ``completion``, ``reward``; or ``chosen``, ``rejected``; or ``text``."""
+"""Texts and numbers by name: ``prompt``, ``completion``, ``reward``; or ``chosen``, ``rejected``; or ``text``."""
 
 SHARDS, DATA, STEPS = "shard-*.parquet", "train.parquet", "step-*.parquet"
 SHOWN = {
@@ -29,7 +29,7 @@ SHOWN = {
 """Columns of completions to show, in this order, and what they are called. ``step`` is the training step that they were
 sampled for, as in the curves."""
 HIDDEN = ("source", "task", "messages", "tools")
-"""Columns of data sets that say where a row is from, or the prompt once more."""
+"""Columns of data sets that hold a row's origin, or the prompt a second time."""
 ROLLOUTS_FROM = ("rollouts", "scores")
 """Roles of the inputs by which a result that holds no text itself leads to the completions that it is about."""
 EVALUATION = "/evaluation/generate"
@@ -101,14 +101,14 @@ def compared(store: Store, lines: Mapping[str, StageLine], count: int) -> tuple[
 
 
 def spaced(rows: Sequence[Any], count: int) -> list[Any]:
-    """Up to ``count`` rows, as far from each other as can be: data sets are often sorted by where they come from."""
+    """Up to ``count`` rows at equal distances, since data sets are often sorted by source."""
     if len(rows) <= count:
         return list(rows)
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
 def _folder_of(store: Store, line: StageLine | None) -> tuple[Path, Reference] | None:
-    """The folder with the text that a stage made or is about, and its artifact; None where there is no text."""
+    """The folder with the text that a stage made or judged, and its artifact; None where there is no text."""
     candidates = [Reference.parse(text) for text in line.outputs.values()] if line else []
     while candidates:
         with_text = next((reference for reference in candidates if _has_text(store, reference)), None)
@@ -190,7 +190,7 @@ def _shown(row: Row) -> Row:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers in 32 bits to the digits that they have: 0.6666666865348816 is 0.666667."""
+    """32-bit numbers rounded to their significant digits: 0.6666666865348816 is 0.666667."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):

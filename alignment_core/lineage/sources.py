@@ -1,4 +1,4 @@
-"""What a record says about data from outside the store: which files, Hub names and tasks were read, with which settings."""
+"""External data of a stage's record: the files, Hub names and tasks that it read, and with which settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alignment_core.stages.merge_adapter import MergeAdapterConfig
 
 @dataclass(frozen=True)
 class Source:
-    """Something that a stage read from outside the store."""
+    """A file, Hub name or task that a stage read from outside the store."""
 
     path: str
     """A file, an address, a name on the Hub, or a built-in or library's task."""
@@ -84,9 +84,9 @@ def _listed(entries: Any) -> Iterator[Source]:
 
 
 def settings_of(record: Provenance) -> dict[str, Any]:
-    """What a stage was told that differs from its defaults, by path, such as ``training.learning_rate``; no sources.
+    """The settings of a stage that differ from its defaults, by path, such as ``training.learning_rate``; no sources.
 
-    Everything, where this version does not know the stage or its configuration.
+    All settings, where this version does not know the stage or its configuration.
     """
     try:
         config: BaseModel = load_stage(record.stage).config.model_validate(record.config)

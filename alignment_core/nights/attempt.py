@@ -1,4 +1,4 @@
-"""A night's attempt at its rows: however it ends, the ledger says how, and whether the rows may have caused it."""
+"""A night's attempt at its rows: the ledger records how it ends, and whether the rows may have caused it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """What a night does with its rows. ``night`` is its latest entry."""
+    """One attempt of a night. ``night`` is its latest entry in the ledger."""
 
     def __init__(self, ledger: Ledger, night: Night) -> None:
         self.ledger, self.night, self.claim = ledger, night, Claim(night)
@@ -92,7 +92,7 @@ _ENDS = {
 
 def _record_end(mine: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
     if mine.night.state != "claimed":
-        return  # its outcome is on record already
+        return  # its outcome is already recorded
     try:
         if isinstance(error, Exception) and not isinstance(error, Stopped):
             mine.fail(error)
@@ -104,7 +104,7 @@ def _record_end(mine: Attempt, error: BaseException, announce: Callable[[Night],
 
 
 def _record_end_of_claim(mine: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
-    """As above, where the claim itself was cut off: it may be in the ledger by then."""
+    """As above, where the claim itself was interrupted: its entry may be in the ledger already."""
     with suppress(Exception):  # the store may be away
         claimed = [
             entry for entry in mine.ledger.batches() if (entry.night, entry.run) == (mine.night.night, mine.night.run)

@@ -1,4 +1,4 @@
-"""The inbox: preference rows that keep arriving, each known by the digest of its content and not by file or time."""
+"""The inbox: preference rows that keep arriving, each identified by the digest of its content, not by file or time."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class InboxRow:
 
 @dataclass
 class Inbox:
-    """What was found that is new, in the order of sources, file names and lines."""
+    """New rows, in the order of sources, file names and lines."""
 
     rows: list[InboxRow] = field(default_factory=list)
     malformed: list[str] = field(default_factory=list)
-    """Rows and files that cannot be read, as ``file:line: reason``. They stay; mended, they are new rows."""
+    """Rows and files that cannot be read, as ``file:line: reason``. They stay; once repaired, they are new rows."""
     files: dict[str, str | None] = field(default_factory=dict, compare=False)
     """SHA-256 of the files as they were just before they were read, by name; none where several have this name."""
     looked: list[str] = field(default_factory=list, compare=False)
-    """Where it looked and what was there, one sentence for each source."""
+    """One sentence for each source: its path, files and rows."""
 
 
 def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> Inbox:
@@ -79,7 +79,7 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
 def _digest(path: Path) -> str | None:
     try:
         return digest_of_file(path)
-    except OSError:  # reading it says why
+    except OSError:  # reported when the file is read
         return None
 
 

@@ -18,7 +18,7 @@ from alignment_core.errors import DataError, UserError
 
 Format = Literal["jsonl", "argilla"]
 QUESTION = "preferred"
-"""The field that people fill in, and Argilla's question of this name."""
+"""The field that annotators fill in, and Argilla's question of this name."""
 ANSWERS = ("a", "b", "tie")
 DIGITS = 20
 """Of an id."""
@@ -85,7 +85,7 @@ def exported(rows: Iterable[Row], format: Format) -> str:
 
 
 def _shown(row: Row) -> str:
-    """A prompt as people read it: with its speaker, also where it is one message."""
+    """A prompt for annotators: with its role, even where it is a single message."""
     prompt, tools = row["prompt"], row.get("tools")
     if isinstance(prompt, list) and len(prompt) == 1 and not tools:
         return f"{prompt[0]['role']}: {prompt[0]['content']}"
@@ -94,14 +94,14 @@ def _shown(row: Row) -> str:
 
 @dataclass
 class Labels:
-    """What people said."""
+    """Imported labels."""
 
     rows: list[Row] = field(default_factory=list)
     """Preference rows, in the order of the pairs."""
     counts: Counter[str] = field(default_factory=Counter)
     """``pairs``, ``labelled``, ``ties``, ``unlabelled``, ``duplicates``, ``conflicts``, ``unknown``, ``malformed``."""
     problems: list[str] = field(default_factory=list)
-    """One sentence for each row that was not taken as it is, with where it is."""
+    """One sentence, with its place, for each row that was left out or counted once."""
 
 
 def imported(path: Path, known: Path | None = None) -> Labels:

@@ -69,7 +69,7 @@ class Night(BaseModel):
     batch: Reference | None = None
     """The rows that it took."""
     attempt: int = 0
-    """How often these rows have been taken, this time included."""
+    """How many nights have claimed these rows, including this one."""
     failed_attempts: int = 0
     """How many attempts at these rows ended in a way that the rows may have caused: a death of the night's process, or a
     failure of its stages. Orderly stops, outages, wrong recipes and conflicts do not count."""
@@ -79,9 +79,9 @@ class Night(BaseModel):
     malformed: tuple[str, ...] = ()
     """The first of the malformed rows, as ``file:line: reason``."""
     inbox: tuple[str, ...] = ()
-    """Where it looked for new rows, and what was there, one sentence for each source."""
+    """One sentence for each source of the inbox: its path, files and rows."""
     production: Reference | None = None
-    """What the promotion's tag named when the rows were taken: where the night starts, and all that it may replace."""
+    """The policy under the promotion's tag when the rows were claimed: the night starts from it and may replace only it."""
     candidate: Reference | None = None
     """The model that it made."""
     reasons: tuple[str, ...] = ()
@@ -92,14 +92,14 @@ class Night(BaseModel):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a night may do."""
+    """The outcome of a night's claim of rows."""
 
     night: Night
     """``claimed``: train on its batch. In any other state the night is over, and this is the entry that says so."""
     number: int = 0
     """How many batches were taken before this one."""
     given_up: tuple[Night, ...] = ()
-    """Entries for rows that this claim has given up, because processes of their nights died too often."""
+    """Entries of rows that this claim gave up, because the processes of their nights died too often."""
 
 
 class AlreadyRuns(AlignmentError):
@@ -107,7 +107,7 @@ class AlreadyRuns(AlignmentError):
 
 
 class History:
-    """The nights of one inbox: all of it is the history of one tag, which moves by compare-and-set."""
+    """The nights of one inbox, kept as the history of one tag, which moves by compare-and-set."""
 
     def __init__(self, store: Store, inbox: str) -> None:
         self.store, self.tag = store, f"{_TAGS_BEGIN}{inbox}{_TAGS_END}"
@@ -125,7 +125,7 @@ class History:
         return [entry for entry in self.batches() if entry.state == GIVEN_UP]
 
     def record(self, night: Night) -> Night:
-        """Append an outcome, whatever other nights append meanwhile.
+        """Append an outcome, retrying while other nights append.
 
         An outcome that leaves the rows open is not appended where another night has taken them since: they are that
         night's now.
@@ -300,7 +300,7 @@ class Ledger(History):
     def _production(self, batch: Reference, last: Night) -> Reference | None:
         """Where to start from: production as it is now, unless these very rows are in it already.
 
-        Then their night died after it had promoted; from where it started, all its stages are found again.
+        Then their night died after its promotion; started from the same policy again, all of its stages are cached.
         """
         now = self.store.tags.get(self.recipe.promotion.tag)
         if now is None or now == last.production:
@@ -340,7 +340,7 @@ class Ledger(History):
             return self.store.publish(scratch, "preference-batch", provenance)
 
     def _digests(self, batches: Set[Reference]) -> set[str]:
-        """The rows that were taken before."""
+        """The digests of all rows that were claimed before."""
         digests = set()
         for batch in batches:
             with (self.store.fetch(batch) / ROWS).open(encoding="utf-8") as lines:
