@@ -255,6 +255,8 @@ def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> ro
     place: dict[str, str | None] = {}
     if config.commit is not None:
         place = {"hub": config.model.name, "commit": config.commit}
+    elif config.remote:
+        place = {"folder": str(shapes.without_weights(config.remote))}
     elif config.model.scratch is None:
         place = {"folder": str(Path(config.model.name).expanduser())}
     return rows.TokenizerSource(**place, chat_template=config.model.chat_template, trust_remote_code=trust)
@@ -266,6 +268,8 @@ def _of_adapter(store: Store, merged: PlannedStage, base: rows.TokenizerSource) 
     place: dict[str, Any] = {"hub": None, "folder": str(Path(config.adapter).expanduser()), "commit": None}
     if isinstance(stored := merged.inputs.get(ADAPTER), Reference):
         place["folder"] = str(store.fetch(stored))
+    elif config.remote:
+        place["folder"] = str(shapes.without_weights(config.remote))
     elif config.commit is not None:
         place = {"hub": config.adapter, "folder": None, "commit": config.commit}
     if _file_of(place, "tokenizer_config.json"):

@@ -4,16 +4,19 @@ reward models without a score head."""
 from __future__ import annotations
 
 import ast
+import atexit
 import functools
 import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from alignment_core.composition.plan import PlannedStage
+from alignment_core.data.addresses import RemoteFile, download
 from alignment_core.models.saving import weight_files
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.source_code import parse
@@ -28,10 +31,9 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
     if model.scratch is not None:
         return model.scratch.model_dump()
     try:
-        if config.remote:
-            return dict(json.load(config.remote["config.json"].open()))
         if config.commit is None:
-            return dict(json.loads(Path(str(model.name)).expanduser().joinpath("config.json").read_text()))
+            folder = without_weights(config.remote) if config.remote else Path(str(model.name)).expanduser()
+            return dict(json.loads((folder / "config.json").read_text()))
         from huggingface_hub import hf_hub_download
 
         return dict(
@@ -39,6 +41,19 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
         )
     except Exception:  # no network, no such file: the stage that needs it will report this
         return {}
+
+
+def without_weights(files: Mapping[str, RemoteFile]) -> Path:
+    """A folder with the files of a model or adapter at an address, but for its weights. It lasts as long as this process."""
+    return _downloaded(tuple((name, file) for name, file in files.items() if not name.endswith(".safetensors")))
+
+
+@functools.cache
+def _downloaded(files: tuple[tuple[str, RemoteFile], ...]) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="align-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    download(dict(files), folder)
+    return folder
 
 
 WEIGHTS = (

@@ -11,14 +11,14 @@ from typing import Any
 from alignment_core.artifacts import Store
 from alignment_core.checks.memory_needs import parameters
 from alignment_core.checks.rows import TokenizerSource
-from alignment_core.checks.shapes import model_shape
+from alignment_core.checks.shapes import model_shape, without_weights
 from alignment_core.data.context import longest_sampled
 from alignment_core.data.hub import commit_of
 from alignment_core.errors import UserError
 from alignment_core.init.rows import without_recipe_hints
 from alignment_core.recipes import ModelConfig
-from alignment_core.recipes.paths import is_written_as_path
-from alignment_core.stages.base_model import BaseModelConfig, in_store, near_tags
+from alignment_core.recipes.paths import is_address, is_written_as_path
+from alignment_core.stages.base_model import BaseModelConfig, in_store, near_tags, pin_model
 
 PRODUCTION = "policy/production"
 DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -60,6 +60,8 @@ def choose(name: str | None, store: Store) -> Model:
     folder = Path(name).expanduser()
     if reference := in_store(store, ModelConfig(name=name), field="--model"):
         return _of_folder(name, why, store.fetch(reference))
+    if is_address(name):
+        return _of_folder(name, why, without_weights(pin_model(ModelConfig(name=name)).remote))
     if not (is_written_as_path(name) or folder.is_dir()):
         return _of_hub(name, why, store)
     if not (folder / "config.json").is_file():

@@ -20,7 +20,7 @@ from alignment_core.data.origins.path import check_readable
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
-from alignment_core.recipes.paths import BEGINS, ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name, row_suffix
+from alignment_core.recipes.paths import BEGINS, ROW_SUFFIXES, TEXT_SUFFIX, is_address, may_be_hub_name, row_suffix
 
 FIRST_ROWS = 1_000
 """Rows that are kept, measured, and held out from."""
@@ -88,12 +88,14 @@ def _has_rows(path: Path) -> bool:
 
 @without_recipe_hints()
 def find(name: str) -> Rows:
-    """The rows of a file, folder, glob or Hub data set. Raises UserError if there are none."""
+    """The rows of a file, folder, glob, address or Hub data set. Raises UserError if there are none."""
     path = Path(name).expanduser()
     if path.is_file():
         return _of_files(name, [path], [{"path": name}])
     if path.is_dir():
         return _of_folder(name, path)
+    if is_address(name):
+        return _of_pinned(pin(DataSource(path=name)), {"path": name})
     if glob.has_magic(name):
         paths = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
         files = [
@@ -173,11 +175,16 @@ def _of_hub(name: str) -> Rows:
     subset, splits = _subset_and_splits(name, str(commit))
     source, test_sources, notes = _by_split({"path": name, **({"subset": subset} if subset else {})}, splits)
     pinned = PinnedSource(source=DataSource.model_validate(source), hub_commit=commit)
+    return replace(_of_pinned(pinned, source), test_sources=test_sources, notes=notes)
+
+
+def _of_pinned(pinned: PinnedSource, source: dict[str, Any]) -> Rows:
+    """The first rows of a source outside this machine."""
     rows = (row for _, row in origin_of(pinned.source).read(pinned, 0, kinds.load("prompts")))
-    found = _counted(name, [source], rows)
+    found = _counted(str(source["path"]), [source], rows)
     if not found.first:
-        raise DataError(f"{name}: has no rows")
-    return replace(found, test_sources=test_sources, notes=notes)
+        raise DataError(f"{source['path']}: {found.problems[0] if found.problems else 'has no rows'}")
+    return replace(found, notes=list(pinned.notes))
 
 
 def _subset_and_splits(name: str, commit: str) -> tuple[str | None, list[str]]:

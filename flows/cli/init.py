@@ -27,7 +27,7 @@ SHOWN_CHARACTERS = 70
 
 def init(
     data: Annotated[
-        str | None, typer.Option(help="File, folder, glob or Hub name. Default: the only file of rows in this folder.")
+        str | None, typer.Option(help="File, folder, glob, address or Hub name. Default: the only file of rows here.")
     ] = None,
     model: Annotated[
         str | None,

@@ -135,7 +135,7 @@ def _warn_if_open(token: str | None) -> None:
 def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
     """The folder or Hub name of a model, and its name. Raises UserError for a path that does not exist."""
     from alignment_core.recipes import ModelConfig
-    from alignment_core.recipes.paths import is_written_as_path
+    from alignment_core.recipes.paths import is_address, is_written_as_path
     from alignment_core.stages.base_model import in_store
 
     opened = open_store(store, writes=False)
@@ -145,6 +145,8 @@ def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",))
     folder = Path(model).expanduser()
     if folder.is_dir():
         return str(folder), model
+    if is_address(model):
+        raise UserError(f"model: {model}: is an address; give an artifact of the store, a folder or a name on the Hub")
     if is_written_as_path(model):
         raise UserError(f"model: {folder}: no such folder")
     return model, model  # a name on the Hub: vLLM reports a missing one

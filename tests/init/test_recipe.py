@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 import yaml
 
@@ -455,3 +456,18 @@ def test_the_column_of_tools_is_that_of_the_prompts_to_measure_on_too(draft: Dra
     found = draft(jsonl(tmp_path / "rows.jsonl", rows), columns={"tools": "functions"})
     assert found.recipe["sft"]["data"]["sources"][0]["columns"] == {"tools": "functions"}
     assert found.recipe["evaluation"]["prompts"]["sources"][0]["columns"]["tools"] == "functions"
+
+
+def test_rows_and_model_at_addresses_give_a_recipe_that_passes_its_checks(
+    draft: Draft, store: Store, tmp_path: Path, bucket: str, tiny_model: Callable[..., Path]
+) -> None:
+    client = botocore.session.get_session().create_client("s3")
+    rows = jsonl(tmp_path / "rows.jsonl", ROWS["prompt and completion"][2]).read_bytes()
+    client.put_object(Bucket=bucket, Key="init/rows.jsonl", Body=rows)
+    for path in tiny_model().iterdir():
+        client.put_object(Bucket=bucket, Key=f"init/model/{path.name}", Body=path.read_bytes())
+    result = draft("s3://bucket/init/*.jsonl", model="s3://bucket/init/model")
+    content = yaml.safe_load(result.text)
+    assert content["model"] == "s3://bucket/init/model" or content["model"]["name"] == "s3://bucket/init/model"
+    assert "s3://bucket/init/*.jsonl" in result.text
+    assert problems(tmp_path / "recipe.yaml", store) == []
