@@ -44,7 +44,7 @@ def test_a_bound_that_is_reached_or_kept_passes(gate):
         ),
     ],
 )
-def test_a_refusal_says_what_was_measured_and_by_how_much_it_failed(gate, sentence):
+def test_a_refusal_has_the_measured_value_and_the_difference(gate, sentence):
     assert check(**gate) == [sentence]
 
 

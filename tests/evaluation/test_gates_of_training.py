@@ -94,13 +94,13 @@ def parse_recipe_with_judge(gates: list[dict[str, Any]], test_rows: int = 10) ->
         (dpo, {"metric": "accuracy", "min": 0.5}, "need an `evaluation`"),
     ],
 )
-def test_a_gate_on_what_nothing_measures_is_refused_before_anything_runs(make: Any, gate: Any, reason: str) -> None:
+def test_a_gate_on_an_unmeasured_metric_is_refused_before_the_run(make: Any, gate: Any, reason: str) -> None:
     with pytest.raises(UserError) as refused:
         make([gate])
     assert reason in str(refused.value)
 
 
-def test_a_sweep_is_gated_by_what_each_of_its_variants_measures(tmp_path: Path) -> None:
+def test_a_sweep_is_gated_by_metrics_of_its_variants(tmp_path: Path) -> None:
     content = dpo([MARGIN]).model_dump(mode="json", exclude_unset=True)
     betas = {"method": "sweep", "name": "betas", "base": content, "sweep": {"dpo.loss.beta": [0.1, 0.2]}}
     assert "test_margin" in parse_recipe(betas).measured_in_training

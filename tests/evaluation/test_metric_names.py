@@ -132,7 +132,7 @@ def test_a_table_of_results_is_grouped_and_has_starts_and_intervals() -> None:
     assert single_numbers({"policies": {}}) == []
 
 
-def test_key_metrics_of_our_stages_are_called_as_the_list_has_them() -> None:
+def test_key_metrics_of_stages_have_the_labels_of_the_list() -> None:
     """Stages that count things, such as rows, have words of their own for them."""
     own = {"attributes", "base_model", "best_of_n", "dataset", "gain", "generate", "merge", "merge_adapter", "overlap"}
     own |= {"reference_logps", "select_best", "select_pairs", "teacher_logps", "variants"}

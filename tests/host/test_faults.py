@@ -22,7 +22,7 @@ from alignment_core.host.protocol import describe, rebuild
     ],
     ids=["the host", "an actor", "a library"],
 )
-def test_a_full_disk_is_the_machines_fault_wherever_it_is_met(error: Exception) -> None:
+def test_a_full_disk_is_a_fault_of_the_machine_in_every_process(error: Exception) -> None:
     rebuilt = rebuild(describe(error))
     assert isinstance(rebuilt, EnvironmentFault)
     assert "the disk is full; free space" in str(rebuilt)

@@ -72,7 +72,7 @@ def test_long_lines_are_cut_and_progress_bars_reduced_to_their_end(read: Callabl
     assert bar == "100%"
 
 
-def test_a_flood_is_counted_and_what_follows_it_is_heard(log: Path) -> None:
+def test_lines_beyond_the_rate_limit_are_counted_and_later_ones_forwarded(log: Path) -> None:
     log.write_text("".join(f"line {n}\n" for n in range(100_000)))
     heard: Lines = []
     tail = LogTail(log, 0, lambda *line: heard.append(line))

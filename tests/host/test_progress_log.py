@@ -31,7 +31,7 @@ def test_lines_are_due_at_2_4_8_16_32_seconds_and_then_every_30(clock):
     assert due == [2, 4, 8, 16, 32, 62, 92, 122, 152]
 
 
-def test_lines_about_a_stage_that_reports_nothing_are_due_every_ten_seconds_unless_it_waits(clock):
+def test_lines_about_a_silent_stage_are_due_every_ten_seconds_except_during_waits(clock):
     silent, waiting, due = Pace(clock), Pace(clock), {"silent": [], "waiting": []}
     for second in range(70):
         clock.now = 100 + second
@@ -42,7 +42,7 @@ def test_lines_about_a_stage_that_reports_nothing_are_due_every_ten_seconds_unle
     assert due == {"silent": [2, 4, 8, 16, 26, 36, 46, 56, 66], "waiting": [2, 4, 8, 16, 32, 62]}
 
 
-def test_a_line_says_how_far_what_the_stage_is_about_how_fast_and_how_long_yet(clock):
+def test_a_line_has_progress_key_metrics_rate_and_remaining_time(clock):
     pace = Pace(clock)
     assert pace.line() == "runs for 0 s"
     shows = {"reward": "reward", "kl": "KL", "completion_length": "length"}
@@ -67,7 +67,7 @@ def test_another_count_has_a_speed_of_its_own(clock):
     assert pace.rate is None
 
 
-def test_key_metrics_are_told_first_to_last():
+def test_key_metrics_are_shown_from_first_to_last_value():
     shows = {"reward": "reward", "kl": "KL"}
     assert headline(shows, {"loss": 1.0, "kl": 0.012, "reward": 0.83, "reward.first": 0.12}) == (
         "reward 0.120 → 0.830 · KL 0.012"

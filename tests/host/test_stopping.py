@@ -22,7 +22,7 @@ STEPS = 100_000
 """More than anybody waits for."""
 
 
-def test_a_stage_whose_flow_ends_writes_a_checkpoint_and_goes_on_from_it(
+def test_a_stage_saves_a_checkpoint_when_its_flow_ends_and_resumes_there(
     tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"

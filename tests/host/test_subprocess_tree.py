@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_a_killed_command_left_goes_when_the_next_one_starts(folder: Path, tmp_path: Path) -> None:
+def test_folders_of_killed_commands_are_removed_at_the_next_start(folder: Path, tmp_path: Path) -> None:
     others = tmp_path / "r-of-somebody-else"
     others.mkdir()
     os.utime(others, (0, 0))
@@ -75,7 +75,7 @@ supervisor.main(sys.argv[1:])
 """
 
 
-def test_what_a_command_leaves_behind_that_was_told_to_end_has_time_to_save_its_work(tmp_path: Path) -> None:
+def test_children_that_outlive_a_terminated_command_have_time_to_save(tmp_path: Path) -> None:
     """As a worker's runs: Prefect's worker does not wait for them."""
     read_end, lifeline = os.pipe()
     folder, work = fresh_folder(tmp_path, "s-"), tmp_path / "work"

@@ -72,7 +72,7 @@ def test_the_reader_of_rows_executes_none() -> None:
 
 
 @pytest.mark.usefixtures("traps")
-def test_a_reward_function_finds_its_neighbours_and_so_do_the_scripts_that_it_starts(tmp_path: Path) -> None:
+def test_a_reward_function_and_its_scripts_import_neighbouring_files(tmp_path: Path) -> None:
     beside = tmp_path / "recipe"
     beside.mkdir()
     (beside / "neighbour.py").write_text("VALUE = 0.25\n")

@@ -53,7 +53,7 @@ def ran(folder: Path, values: list[list[float | None]], one: dict[str, Any], **r
     return metrics, [json.loads(line) for line in (output / attributes.ROWS).read_text().splitlines()]
 
 
-def test_values_are_written_as_they_are_or_as_numbers_of_quantiles(tmp_path: Path) -> None:
+def test_values_are_written_unchanged_or_as_numbers_of_quantiles(tmp_path: Path) -> None:
     values: list[list[float | None]] = [[0.125, float(number)] for number in range(8)]
     one = {"good": {**REWARD, "decimals": 1}, "long": {**REWARD, "bins": 4}}
     metrics, rows = ran(tmp_path, values, one)

@@ -37,7 +37,7 @@ def test_no_right_answer_of_twenty_is_not_certainty(evaluated):
     assert cell(metrics, "accuracy") == "0.000 [0.000, 0.161] n=20"
 
 
-def test_pass_at_k_is_the_chance_that_one_of_k_is_right(evaluated):
+def test_pass_at_k_is_the_probability_of_a_right_completion_among_k(evaluated):
     # 4 completions each; right: 0, 1, 2 (half right does not count), 4. pass@2 = 1 - C(4 - c, 2) / C(4, 2): 0, 1/2, 5/6, 1
     right: list[list[float]] = [[0, 0, 0, 0.5], [1, 0, 0, 0], [0, 1, 1, 0.9], [1, 1, 1, 1]]
     scores = [{**ROW, "prompt": i, "verifier": float(one)} for i, values in enumerate(right) for one in values]
@@ -59,7 +59,7 @@ def test_rewards_keep_their_bootstrap_and_prompts_without_a_score_are_not_counte
     assert metrics["accuracy.n"] == 1
 
 
-def test_of_several_rewards_the_mean_of_each_is_there_and_what_lacks_one_is_counted(evaluated):
+def test_each_of_several_rewards_has_a_mean_and_missing_ones_are_counted(evaluated):
     given = [([1.0, 4.0], 5.0), ([0.0, 2.0], 2.0), ([1.0, None], None)]
     scores = [
         {**ROW, "prompt": i, "verifier": None, "rewards": one, "reward": all} for i, (one, all) in enumerate(given)
@@ -86,7 +86,7 @@ def test_the_report_says_the_level_that_the_recipe_asked_for(evaluated):
     assert "| sft | 0.500 [0.249, 0.751] n=8 |" in text
 
 
-def test_the_report_says_what_its_figures_leave_out(evaluated):
+def test_the_report_lists_excluded_completions(evaluated):
     """Three completions, one without a reward; four pairs, one without a verdict."""
     scores = [{**ROW, "prompt": i, "verifier": None, "reward": one} for i, one in enumerate((1.0, 2.0, None))]
     metrics = {**evaluated(scores), "unjudged_pairs": 1.0, "pairs": 4.0}

@@ -164,7 +164,7 @@ def test_a_task_of_ones_own_is_measured_and_again_alike(
 
 @needed
 @pytest.mark.slow
-def test_what_is_wrong_is_said_and_a_stop_ends_it(
+def test_errors_are_reported_and_a_stop_ends_the_process(
     task: Path, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

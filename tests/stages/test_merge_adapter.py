@@ -54,7 +54,7 @@ def merge(path: Path, adapter: Path, output: Path) -> Path:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("config", [{}, {"use_dora": True}, {"use_rslora": True}, EMBEDDINGS, IN_4_BITS])
-def test_what_is_merged_is_what_training_saves_merged(
+def test_a_merged_adapter_equals_the_merged_model_of_training(
     config: dict[str, Any], tied: bool, tiny_model: Any, tmp_path: Path
 ) -> None:
     path = tiny_model(tied=tied)

@@ -85,7 +85,7 @@ def test_no_overlap_says_nothing(folder, compare):
     assert found == {"prompts": 10, "overlap": 0, "shared": {}}
 
 
-def test_the_splits_of_the_built_in_tasks_share_no_prompt_and_one_split_does(folder, compare):
+def test_splits_of_built_in_tasks_share_no_prompt_but_one_split_overlaps_itself(folder, compare):
     train = folder("data", "preferences", {"task": "mixed", "rows": 800})
     test = folder("held_out", "prompts", {"task": "mixed", "rows": 200, "split": "test"})
     assert compare(held_out=test, data=train)["overlap"] == 0

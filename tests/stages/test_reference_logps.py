@@ -83,7 +83,7 @@ def expected(folder: Path, pairs: pa.Table, bf16: bool = False) -> np.ndarray:
     )
 
 
-def test_each_row_has_what_plain_forward_passes_say_on_one_rank_and_on_two(
+def test_logps_equal_those_of_plain_forward_passes_on_one_and_two_ranks(
     four_a_block: None, machines: Any, tiny_model: Any, pairs: pa.Table, tmp_path: Path
 ) -> None:
     found = []

@@ -122,7 +122,7 @@ def test_rows_of_earlier_rounds_go_first_and_are_not_repeated(select: Select) ->
         ({0: [([1], None)]}, {}, "these scores have no 'reward'"),
     ],
 )
-def test_a_round_that_keeps_nothing_says_why_and_what_to_do(select: Select, sampled, fields, sentence) -> None:
+def test_a_round_without_kept_rows_has_a_reason_and_a_remedy(select: Select, sampled, fields, sentence) -> None:
     with pytest.raises(DataError, match=sentence):
         select(sampled, **fields)
 
@@ -131,7 +131,7 @@ def test_truncated_completions_are_kept_where_that_is_asked_for(select: Select) 
     assert select(SAMPLED, cut=True, truncated="keep")[0]["new"] == 2
 
 
-def test_a_round_may_keep_nothing_where_nobody_trains_on_it(select: Select) -> None:
+def test_a_round_may_keep_no_rows_if_the_method_allows_that(select: Select) -> None:
     _, earlier = select(SAMPLED)
     metrics, folder = select(SAMPLED, earlier=earlier, empty=True)
     assert (metrics["new"], metrics["kept"], tokens(folder)) == (0, 0.0, [])
@@ -185,7 +185,7 @@ def test_a_round_with_enough_gain_does_not_stop_the_rounds(gained) -> None:
         ([0.5, 0.4], 0.01, "start", "round 1 brought no gain: accuracy -0.1"),
     ],
 )
-def test_a_round_without_gain_stops_them_and_the_best_policy_is_the_result(
+def test_a_round_without_gain_stops_training_and_the_best_policy_is_the_result(
     gained, accuracies, min_gain, result, why
 ) -> None:
     found, section = gained([8] * (len(accuracies) - 1), accuracies, min_gain=min_gain)
@@ -193,12 +193,12 @@ def test_a_round_without_gain_stops_them_and_the_best_policy_is_the_result(
     assert f"**Training ended after {len(accuracies) - 1} of 4 rounds: {why}.**" in section
 
 
-def test_without_a_minimum_gain_nothing_stops_them(gained) -> None:
+def test_all_rounds_run_without_a_minimum_gain(gained) -> None:
     found, _ = gained([8, 8], [0.5, 0.4, 0.3], min_gain=None)
     assert (found["result"], found["gain"], "stops" in found) == ("round-2", -0.1, False)
 
 
-def test_a_round_that_kept_nothing_stops_them(gained) -> None:
+def test_a_round_without_kept_rows_stops_training(gained) -> None:
     found, _ = gained([8, 0], [0.5, 0.6])
     assert found["stops"] == "none of the 16 completions of round 2 is left to train on"
     assert found["result"] == "round-1"

@@ -70,14 +70,14 @@ def test_a_tracker_hears_a_stage_from_its_start_to_the_end_of_the_run() -> None:
     assert said == []
 
 
-def test_trackers_are_told_of_a_run_that_failed_and_its_error_goes_on() -> None:
+def test_trackers_receive_the_end_of_a_failed_run_and_its_error_propagates() -> None:
     heard = Heard()
     with pytest.raises(KeyboardInterrupt), listening({"one": lambda: heard}, print):
         raise KeyboardInterrupt
     assert heard.events == [("ended", False)]
 
 
-def test_a_tracker_that_raises_is_named_once_and_told_no_more_while_the_others_hear_all() -> None:
+def test_a_failing_tracker_is_reported_once_and_disabled_while_others_receive_all_events() -> None:
     broken, heard, said = Broken(), Heard(), []
     with listening({"W&B": lambda: broken, "other": lambda: heard}, said.append) as listeners:
         run(listeners)

@@ -50,7 +50,7 @@ def test_a_failed_run_goes_on_in_its_folder_and_a_run_after_success_has_another(
         assert next_one.name.startswith("small-")
 
 
-def test_where_a_recipe_runs_and_who_watches_does_not_make_it_another_run() -> None:
+def test_resources_and_trackers_do_not_change_the_identity_of_a_run() -> None:
     with pytest.raises(RuntimeError), run_folder(recipe_with({})) as failed:
         raise RuntimeError
     with run_folder(recipe_with({"tensorboard": True}, resources={"trainers": 1})) as same:

@@ -76,7 +76,7 @@ def test_a_run_that_is_resumed_from_a_checkpoint_has_every_step_once(tmp_path: P
     assert curves(tmp_path / "sft") == {"loss": [(1, 4.0), (2, 3.0), (3, 2.5)], "test_loss": [(2, 9.0)]}
 
 
-def test_texts_are_a_table_whatever_they_hold(tmp_path: Path) -> None:
+def test_texts_with_any_characters_become_a_table(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = TensorBoard(tmp_path)

@@ -122,7 +122,7 @@ def _summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def test_a_killed_run_leaves_no_process_keeps_what_it_said_and_goes_on_under_its_id(place: Place) -> None:
+def test_a_killed_run_leaves_no_process_and_keeps_its_metrics_and_resumes_under_its_id(place: Place) -> None:
     process = place.start([1, 2], crash=True)
     said_all = lambda: bool(place.logs()) and len(points(place.records(place.logs()[0]))) == 2  # noqa: E731
     assert wait_until(said_all, 180), process.poll()
@@ -141,7 +141,7 @@ def test_a_killed_run_leaves_no_process_keeps_what_it_said_and_goes_on_under_its
     assert len({log.name for log in place.logs()}) == 2, "after success a new run begins"
 
 
-def test_online_without_a_key_is_said_and_recorded_offline(place: Place) -> None:
+def test_online_without_a_key_warns_and_records_offline(place: Place) -> None:
     said = place.run([1], {"mode": "online"})
     assert said.startswith("W&B: No API key configured")
     assert "`wandb sync`" in said
@@ -160,9 +160,7 @@ def test_a_server_that_nobody_hears_of_holds_up_neither_the_run_nor_the_exit(pla
     assert SECRET.encode() not in written
 
 
-def test_a_package_that_is_not_there_is_said_with_its_field_and_the_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_reported_with_field_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("wandb", "tensorboard"):
         (tmp_path / package).mkdir()  # such folders lie about wherever W&B ran: they are no package
         monkeypatch.delitem(sys.modules, package, raising=False)
