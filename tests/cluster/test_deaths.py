@@ -34,7 +34,7 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed"""
 
 
-def test_a_kill_for_the_memory_of_others_says_whose_memory_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_for_memory_of_other_processes_names_the_largest_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The killed actor used 2.0 GiB and the rest of the run 1.0 GiB, of 22.5 GiB in use: 19.5 GiB are others'."""
     monkeypatch.setattr(deaths, "used_by", lambda _: GIB)
     error = death("trainers", ["trainers[1]"], "train", Exception(OUT_OF_MEMORY))

@@ -75,7 +75,7 @@ def seen() -> Iterator[Seen]:
 
 
 @pytest.mark.slow
-def test_each_rank_has_a_gpu_of_its_own_and_shares_it_with_the_engine_of_its_number(seen: Seen) -> None:
+def test_each_rank_shares_a_gpu_with_the_engine_of_the_same_number(seen: Seen) -> None:
     trainers, engines = seen["one to one"].values()
     gpus = [one["CUDA_VISIBLE_DEVICES"] for one in trainers]
     assert len(set(gpus)) == 3
@@ -84,7 +84,7 @@ def test_each_rank_has_a_gpu_of_its_own_and_shares_it_with_the_engine_of_its_num
 
 
 @pytest.mark.slow
-def test_an_engine_over_two_gpus_leaves_them_to_its_workers(seen: Seen) -> None:
+def test_the_workers_of_an_engine_over_two_gpus_claim_the_gpus(seen: Seen) -> None:
     trainers, engines = seen["two to an engine"].values()
     assert len({one["CUDA_VISIBLE_DEVICES"] for one in trainers}) == 4
     assert all(not one["GPUS"] for one in engines)
@@ -105,12 +105,12 @@ def test_disaggregated_engines_have_gpus_of_their_own(seen: Seen) -> None:
     ("wanted", "trainers", "engines"),
     [({}, 2, 2), ({"engines": 3}, 1, 3), ({"trainers": 3}, 3, 1), ({"tensor_parallel_size": 2}, 2, 1)],
 )
-def test_gpus_that_nobody_asked_for_are_shared_out(wanted: dict[str, int], trainers: int, engines: int) -> None:
+def test_unrequested_gpus_are_distributed(wanted: dict[str, int], trainers: int, engines: int) -> None:
     device, resources = Device("cuda", 4), ResourcesConfig(placement="disaggregated", **wanted)
     assert (device.trainers(resources), device.engines(resources)) == (trainers, engines)
 
 
-def test_too_few_gpus_are_said_with_the_fields_to_lower() -> None:
+def test_too_few_gpus_are_an_error_that_names_the_fields_to_lower() -> None:
     with pytest.raises(
         EnvironmentFault, match=r"2 trainers and 2 engines of 2 GPUs, colocated, need 4 GPUs, Ray has 2; lower"
     ):

@@ -12,7 +12,7 @@ from alignment_core.cluster.group import ActorGroup
 
 
 @pytest.mark.slow
-def test_actors_run_at_the_priority_of_the_process_that_started_them(machines: Any) -> None:
+def test_actors_run_at_the_priority_of_their_starting_process(machines: Any) -> None:
     """Ray starts actors at nice 15 by default. Linux weighs nice 0 with 1024 and nice 15 with 36 (``sched_prio_to_weight`` in
     the kernel), so that beside one other busy process such an actor has 36 / 1060 = 3 % of a core instead of a half."""
     group: ActorGroup[Any] = ActorGroup(machines(1).actors.connect(), "actors", [Place()], [{}], 60)

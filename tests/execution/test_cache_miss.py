@@ -22,14 +22,14 @@ def record(parts: dict[str, Any], label: str = "sft", finished_at: str = "2026-0
     )
 
 
-def test_changes_are_told_by_path():
+def test_changes_are_shown_by_path():
     before = {"a": {"x": 1, "gone": 2}, "b": [1, 2], "c": [1]}
     after = {"a": {"x": 3, "new": 2}, "b": [1, 5], "c": [1, 2]}
     assert changes(before, after) == ["a.gone removed", "a.new added", "a.x: 1 → 3", "b.1: 2 → 5", "c: [1] → [1, 2]"]
     assert changes(before, before) == []
 
 
-def test_of_long_lists_of_different_lengths_the_number_of_entries_is_told():
+def test_long_lists_of_different_lengths_are_shown_by_their_numbers_of_entries():
     three = [{"task": name, "rows": 8000} for name in ("reverse", "first", "last")]
     assert changes({"sources": three}, {"sources": three[:1]}) == ["sources: 3 → 1 entries"]
     assert changes({"sources": three[:1]}, {"sources": [{"task": "reverse", "rows": 256}]}) == [
@@ -49,13 +49,13 @@ def test_the_first_run_says_so():
     assert why_it_runs(key_of(call()).parts, [other]) == "first run of this stage in this store"
 
 
-def test_a_change_is_told_against_the_nearest_earlier_run():
+def test_a_change_is_shown_against_the_nearest_earlier_run():
     near = record(key_of(call(seed=9)).parts, "near")
     far = record(key_of(call(seed=9, config={"training": {"batch_size": 1}})).parts, "far", "2026-02-01T00:00:00+00:00")
     assert why_it_runs(key_of(call()).parts, [far, near]) == "changed since near: seed: 9 → 3"
 
 
-def test_among_equally_near_runs_the_latest_is_told():
+def test_among_equally_near_runs_the_latest_is_shown():
     old, new = (
         record(key_of(call(seed=1)).parts, "old"),
         record(key_of(call(seed=2)).parts, "new", "2026-03-01T00:00:00Z"),
@@ -73,7 +73,7 @@ def test_many_changes_are_counted():
     )
 
 
-def test_what_changed_is_told_in_words_of_the_recipe():
+def test_changes_are_shown_with_fields_of_the_recipe():
     changed = {
         "sft/data": ["config.data.max_length: 1 → 2", "config.sources.0.rows: 1 → 2"],
         "round-2/generate": [

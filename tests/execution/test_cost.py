@@ -9,7 +9,7 @@ from alignment_core.execution.scheduling import Ticket
 from alignment_core.execution.stopwatch import Stopwatch
 
 
-def test_waits_are_told_on_and_do_not_count_as_work() -> None:
+def test_waits_are_passed_on_and_do_not_count_as_work() -> None:
     told: list[str | None] = []
     meter = Meter(Ticket(waits=told.append))
     began = time.monotonic()

@@ -44,7 +44,7 @@ def scored(store: Store, folder: Path, edits: dict[str, str]) -> tuple[StageCall
 
 
 @pytest.mark.parametrize("name", ["reward.py", "helper.py"])
-def test_a_file_that_was_edited_while_the_stage_ran_ends_it_with_a_sentence(
+def test_a_file_edited_while_its_stage_runs_fails_the_stage_with_a_sentence(
     store: Store, tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(UserError, match=rf"{name} changed while score ran") as said:
@@ -53,7 +53,9 @@ def test_a_file_that_was_edited_while_the_stage_ran_ends_it_with_a_sentence(
     assert list(store.records.all()) == []
 
 
-def test_a_file_that_is_gone_or_broken_by_then_ends_it_with_the_same_sentence(store: Store, tmp_path: Path) -> None:
+def test_a_file_deleted_or_broken_while_its_stage_runs_fails_the_stage_with_the_same_sentence(
+    store: Store, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"helper\.py changed while score ran"):
         scored(store, tmp_path, {"helper.py": "def broken(:"})
 
@@ -108,7 +110,7 @@ def test_errors_of_an_environments_content_are_sentences(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("module", ["tools", "verifiers_environments", "verifiers_harness", "examples", "agents"])
-def test_what_an_environment_of_ours_does_is_in_the_key_of_a_stage_that_uses_it(module: str) -> None:
+def test_the_code_of_a_built_in_environment_is_in_the_keys_of_stages_that_use_this_environment(module: str) -> None:
     users = {"verifiers_harness": "verifiers_environments", "agents": "calls"}
     assert (
         f"alignment_core.environments.{module}"

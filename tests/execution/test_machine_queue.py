@@ -92,7 +92,7 @@ def uses(run: str, label: str) -> str:
     return f"the machine: run {run} (nightly) uses it for {label}"
 
 
-def test_a_stage_of_another_run_waits_and_is_told_who_uses_the_machine_for_what(new_run: NewRun) -> None:
+def test_a_stage_of_another_run_waits_and_reports_the_run_and_stages_that_use_the_machine(new_run: NewRun) -> None:
     first, second = new_run("first"), new_run("second")
     first.tell("start", "round-1/dpo")
     assert first.hears() == ["round-1/dpo", "has it"]
@@ -104,7 +104,9 @@ def test_a_stage_of_another_run_waits_and_is_told_who_uses_the_machine_for_what(
     assert second.hears() == ["sft", "has it"]
 
 
-def test_stages_of_one_run_use_the_machine_together_and_it_is_kept_while_nobody_waits(new_run: NewRun) -> None:
+def test_stages_of_one_run_use_the_machine_together_and_the_run_keeps_the_machine_while_no_other_waits(
+    new_run: NewRun,
+) -> None:
     run = new_run("first")
     for label in ("generate", "dpo"):
         run.tell("start", label)
@@ -115,7 +117,9 @@ def test_stages_of_one_run_use_the_machine_together_and_it_is_kept_while_nobody_
     assert run.hears() == ["score", "has it"], "without having given it up in between"
 
 
-def test_a_clock_that_steps_back_lets_nobody_overtake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_steps_back_does_not_change_the_order_of_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine, clock = MachineQueue(tmp_path), iter(range(10**18, 0, -(10**17)))
     monkeypatch.setattr("time.time_ns", lambda: next(clock))
     with machine._slot(Ticket()) as first, machine._slot(Ticket()) as second, machine._slot(Ticket()) as third:
@@ -138,7 +142,7 @@ def test_a_run_that_has_the_machine_queues_behind_another_that_waits(new_run: Ne
     assert [first.hears(), first.hears()] == [["dpo", "waits", None], ["dpo", "has it"]]
 
 
-def test_runs_have_the_machine_in_the_order_in_which_they_asked(new_run: NewRun) -> None:
+def test_runs_get_the_machine_in_the_order_of_their_requests(new_run: NewRun) -> None:
     runs = [new_run(name) for name in ("1", "2", "3", "4")]
     for run in runs:
         run.tell("start", "sft")
@@ -183,7 +187,7 @@ def test_what_can_wait_leaves_the_machine_to_others(new_run: NewRun, tmp_path: P
         assert not entered, "another run has it"
 
 
-def test_a_stage_that_waits_for_its_own_run_alone_is_told_of_no_other(tmp_path: Path) -> None:
+def test_a_stage_that_waits_for_its_own_run_reports_no_other_run(tmp_path: Path) -> None:
     machine = MachineQueue(tmp_path)
     with machine._slot(Ticket(label="the start of its actors")):
         assert machine._reason() is None

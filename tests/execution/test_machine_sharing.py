@@ -157,7 +157,7 @@ def _take_trainers(run: WarmMachines, ticket: Ticket) -> None:
         pass
 
 
-def test_the_record_says_on_what_a_stage_ran_and_what_of_it_changes_rounding(
+def test_the_record_holds_the_hardware_of_a_stage_and_the_settings_that_change_rounding(
     run: WarmMachines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "gpu_models", lambda _: ["H100"])

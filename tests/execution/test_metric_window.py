@@ -42,7 +42,7 @@ def test_an_attempt_that_goes_on_knows_the_first_steps_from_the_one_before(tmp_p
     assert window.metrics()["loss.first"] == 2.5
 
 
-def test_an_attempt_that_saw_the_first_steps_in_part_claims_nothing_about_them(tmp_path):
+def test_an_attempt_that_saw_a_part_of_the_first_steps_reports_no_first_metrics(tmp_path):
     go(MetricWindow(tmp_path, 0, 40), 0, 2)
     window = MetricWindow(tmp_path, 2, 40)
     go(window, 2, 40)

@@ -240,7 +240,7 @@ class Gpu:
         self._free.release()
 
 
-def test_a_stage_that_takes_the_one_while_it_holds_the_other_is_told(new_run: Any) -> None:
+def test_a_stage_that_takes_engines_while_it_has_trainers_is_refused(new_run: Any) -> None:
     machines = new_run("cpu")
     with machines.trainers(), pytest.raises(RuntimeError, match="in one call"), machines.engines(POLICY):
         pass

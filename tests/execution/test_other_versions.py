@@ -47,7 +47,7 @@ def test_after_an_upgrade_a_stage_runs_again_and_says_of_what(
     assert (again.state, again.reason) == ("run", "changed since eval: numpy 2.3.5 → 2.4.0")
 
 
-def test_a_result_of_another_version_is_reused_where_the_recipe_accepts_it_and_says_so(
+def test_a_result_of_another_version_is_reused_and_marked_where_the_recipe_accepts_that_version(
     store: Store, tmp_path: Path, installed: dict[str, str]
 ) -> None:
     first = run_alone(store, evaluation(store, tmp_path / "scores"))
@@ -64,7 +64,7 @@ def test_a_result_of_another_version_is_reused_where_the_recipe_accepts_it_and_s
     assert cached_result(store, changed, key_of(changed)) is None, "it differs in more than versions"
 
 
-def test_what_was_accepted_is_in_the_lineage_of_what_is_made_from_it(store: Store, tmp_path: Path) -> None:
+def test_accepted_versions_are_in_the_lineage_of_later_results(store: Store, tmp_path: Path) -> None:
     result = run_alone(store, evaluation(store, tmp_path / "scores", scores={"vllm": "0.32.0"}))
     with Graph.of(store) as graph:
         assert "accepted input scores, though it was made with vllm 0.32.0" in text_tree(graph.up(result.reference))

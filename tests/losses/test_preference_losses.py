@@ -100,7 +100,7 @@ def test_what_does_not_fit_together_gets_one_sentence(fields: dict[str, Any], se
         REFUSES_UNUSED.reset(token)
 
 
-def test_the_key_of_a_plain_dpo_is_what_it_was() -> None:
+def test_the_key_of_a_plain_dpo_is_unchanged() -> None:
     assert DpoLossConfig().model_dump() == {
         "loss_type": "sigmoid",
         "beta": 0.1,

@@ -67,7 +67,7 @@ def test_merged_is_base_plus_alpha_over_r_times_the_product(dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("config", [CONFIG, DORA], ids=["LoRA", "DoRA"])
-def test_without_its_adapters_a_model_is_bit_for_bit_the_one_that_it_was(config: LoraConfig, tiny_model: Any) -> None:
+def test_without_its_adapters_a_model_is_bit_for_bit_the_original(config: LoraConfig, tiny_model: Any) -> None:
     model, base = adapted(tiny_model(), config), transformers.AutoModelForCausalLM.from_pretrained(tiny_model())
     before = logits(model)
     assert (before - logits(base)).abs().max() > 1e-2
@@ -80,7 +80,7 @@ def test_without_its_adapters_a_model_is_bit_for_bit_the_one_that_it_was(config:
 
 
 @pytest.mark.parametrize(("tied", "config"), [(True, CONFIG), (False, CONFIG), (True, DORA)])
-def test_buckets_hold_the_merged_weights_however_they_are_cut(tied: bool, config: LoraConfig, tiny_model: Any) -> None:
+def test_buckets_hold_the_merged_weights_for_every_size(tied: bool, config: LoraConfig, tiny_model: Any) -> None:
     model = adapted(tiny_model("qwen2", tied), config)
     plan = weight_transfer.plan(model, size=50_000)
     assert len(plan) > 3
@@ -198,7 +198,7 @@ def test_a_name_that_is_no_adaptable_layer_is_refused(name: str, tiny_model: Any
         adapted(tiny_model(), LoraConfig(target_modules=("q_proj", name)))
 
 
-def test_what_is_not_asked_for_is_not_part_of_a_stage_s_key() -> None:
+def test_unset_options_of_lora_are_not_in_the_key_of_a_stage() -> None:
     assert "lora" not in TrainingConfig().model_dump(mode="json")
     stored = TrainingConfig(lora=LoraConfig(target_modules=("q_proj",))).model_dump(mode="json")
     assert stored["lora"] == {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj"], "lora_dropout": 0.0}

@@ -159,7 +159,7 @@ def test_a_model_for_short_sequences_can_be_packed() -> None:
     ).shares_prefixes
 
 
-def test_tensors_of_any_strides_are_read_as_they_are() -> None:
+def test_tensors_of_any_strides_are_read_correctly() -> None:
     nodes = lay_out(trees(np.random.default_rng(0))).nodes
     tokens = max(end for _, end, _ in nodes)
     straight = [torch.randn(1, heads, tokens, 8, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2)]

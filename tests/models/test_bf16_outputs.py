@@ -69,7 +69,7 @@ def test_a_reward_head_computes_in_fp32(head: Any) -> None:
         assert len(found.unique()) > 195
 
 
-def test_a_reward_head_learns_from_what_it_computed_in_fp32() -> None:
+def test_a_reward_head_learns_from_its_fp32_output() -> None:
     """The gradient of Σ w·h by w is Σ h."""
     model = transformers.AutoModelForSequenceClassification.from_config(
         transformers.LlamaConfig(**TINY, num_labels=1), dtype=torch.bfloat16

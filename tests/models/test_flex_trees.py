@@ -34,7 +34,7 @@ def layouts(draw: some.DrawFn) -> Layout:
 
 @given(layouts())
 @settings(max_examples=40, deadline=None)
-def test_a_token_sees_what_its_sequences_have_before_it(layout: Layout) -> None:
+def test_the_block_mask_shows_a_token_the_earlier_tokens_of_its_sequences(layout: Layout) -> None:
     found, tokens = flex_trees.block_mask(layout.nodes, CPU), len(layout.ids)
     seen = torch.zeros(tokens, tokens, dtype=torch.bool)
     for places in map(torch.from_numpy, layout.places):
@@ -62,7 +62,7 @@ def test_output_is_that_of_a_cpu() -> None:
     torch.testing.assert_close(found, TreeAttention.apply(query, key, value, layout.nodes, 0.3))
 
 
-def test_a_device_that_cannot_have_it_keeps_the_attention_of_transformers(
+def test_a_device_without_flex_attention_keeps_the_attention_of_transformers(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CPU is one: FlexAttention has no backward pass there."""
@@ -88,7 +88,7 @@ def test_a_device_that_computes_gradients_too_passes_the_trial(
     assert flex_trees.works.__wrapped__("cpu", dtype, heads, groups, 16)
 
 
-def test_a_device_is_asked_for_the_heads_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_probed_with_the_heads_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(flex_trees, "works", lambda *of: asked.append(of) or True)
     assert PackedModel(model_of("llama"), "lm", device="cuda").shares_prefixes
@@ -110,7 +110,7 @@ def test_a_wrong_result_is_no_use(caplog: pytest.LogCaptureFixture, monkeypatch:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that this build of torch can use")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_on_a_gpu_gives_what_it_gives_on_a_cpu(dtype: torch.dtype) -> None:
+def test_a_model_gives_the_same_on_a_gpu_and_on_a_cpu(dtype: torch.dtype) -> None:
     rows = rows_of(trees(np.random.default_rng(1)))
     model = model_of("llama", head_dim=64).to(dtype)
     gradients = []

@@ -117,7 +117,7 @@ def test_weights_that_are_pickles_alone_are_refused_in_one_sentence(pickled, loa
         load(pickled)
 
 
-def test_an_adapter_beside_a_model_does_not_stand_for_it(mixed, harm, store, tmp_path):
+def test_a_folder_with_an_adapter_beside_a_model_is_refused_as_a_model(mixed, harm, store, tmp_path):
     """``transformers`` would load the model that the adapter names, and then the adapter, if need be from a pickle."""
     folder = tmp_path / "both"
     shutil.copytree(mixed.path, folder)
@@ -148,7 +148,7 @@ def test_arrays_of_objects_are_no_rows_and_no_scores(harm, tmp_path):
             list(read_file(tmp_path / name))
 
 
-def test_engines_are_not_told_to_read_pickles():
+def test_engines_do_not_read_pickles():
     for form in ("pt", "npcache"):
         with pytest.raises(ValueError, match="reads pickles"):
             ResourcesConfig(engine_options={"load_format": form})

@@ -26,7 +26,7 @@ def seen(layout: Layout, place: int) -> list[int]:
 
 
 @given(sequences())
-def test_each_token_sees_those_that_its_sequences_have_before_it(sequences: list[np.ndarray]) -> None:
+def test_each_token_sees_the_earlier_tokens_of_its_sequences(sequences: list[np.ndarray]) -> None:
     layout = lay_out(sequences)
     uses = np.zeros(len(layout.ids), int)
     for sequence, places in zip(sequences, layout.places, strict=True):
@@ -39,7 +39,7 @@ def test_each_token_sees_those_that_its_sequences_have_before_it(sequences: list
 
 
 @given(sequences())
-def test_two_sequences_have_the_same_tokens_up_to_where_they_differ_if_these_are_enough(
+def test_two_sequences_share_their_common_prefix_if_it_is_long_enough(
     sequences: list[np.ndarray],
 ) -> None:
     layout = lay_out(sequences)

@@ -106,7 +106,7 @@ def test_what_is_in_4_bits_cannot_be_trained_whole(tiny_model: Any) -> None:
         add_adapters(model, model.lm_head, config, 7, train_head=False)
 
 
-def test_without_bitsandbytes_it_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_4_bits_without_bitsandbytes_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from alignment_core.execution.packages import packages_of
 
     training = TrainingConfig(lora=LoraConfig(load_in_4bit=True))

@@ -129,7 +129,7 @@ def test_a_sequence_beyond_the_context_shares_no_prefix_with_others() -> None:
         run_packed(packed, pack(rows_of(sequences())))
 
 
-def test_models_with_other_positions_are_left_as_they_are() -> None:
+def test_models_with_other_positions_are_unchanged() -> None:
     packed = PackedModel(model_of("llama"), "lm")
     assert packed.shares_prefixes
     assert not packed.rope.needed

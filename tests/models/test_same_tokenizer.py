@@ -118,7 +118,7 @@ def not_special(tokenizer: Any) -> None:
     [not_special, lambda tokenizer: setattr(tokenizer, "clean_up_tokenization_spaces", True), truncated],
     ids=["special or not", "spaces before full stops", "truncation"],
 )
-def test_a_model_that_decodes_the_same_tokens_otherwise_reads_them_alike(change, tmp_path):
+def test_models_with_the_same_tokens_but_other_decoders_read_tokens_alike(change, tmp_path):
     """A reward model or a reference gets token ids: how text would be made of them does not matter."""
     folder = saved(tmp_path / "other", change)
     assert not has_another_tokenizer(model(folder), byte_tokenizer())

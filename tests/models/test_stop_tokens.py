@@ -39,7 +39,7 @@ def test_the_end_of_a_turn_is_added_to_a_base_models_eos(tmp_path: Path, own: bo
 
 
 @pytest.mark.parametrize("template", [CHATML, None])
-def test_a_file_that_names_all_of_them_is_left_as_it_is(tmp_path: Path, template: str | None) -> None:
+def test_a_file_that_names_all_stop_tokens_is_unchanged(tmp_path: Path, template: str | None) -> None:
     tokenizer = saved(tmp_path, template, [257, 300])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     if template:

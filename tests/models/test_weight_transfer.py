@@ -30,7 +30,7 @@ def size_of(bucket: Bucket) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1_000, 10_007, 60_000, 1 << 20])
-def test_no_bucket_is_larger_than_asked_for_and_all_together_are_the_model(
+def test_no_bucket_exceeds_its_size_and_all_together_are_the_model(
     size: int, dtype: torch.dtype, tiny_model: Any
 ) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model("qwen2", False), dtype=dtype)

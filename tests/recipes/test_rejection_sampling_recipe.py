@@ -62,7 +62,7 @@ def test_a_gain_is_that_of_the_selections_score_if_the_evaluation_measures_it():
     assert parsed(evaluation=None).gain_metric is None
 
 
-def test_what_changed_is_told_in_words_of_the_recipe():
+def test_changes_are_shown_with_fields_of_the_recipe():
     assert decides("round-2/best", "selection.min_score") == "rejection_sampling.selection.min_score"
     assert decides("round-2/sample", "prompts") == "rejection_sampling.prompts_per_round"
     assert decides("round-2/gain", "min_gain") == "rejection_sampling.stop.min_gain"

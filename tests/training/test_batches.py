@@ -38,7 +38,7 @@ def test_a_cut_holds_every_row_once_and_gives_all_ranks_as_many_packs(
 
 
 @given(groups=st.lists(st.tuples(st.integers(1, 9), st.integers(16, 90), st.integers(1, 20)), min_size=1, max_size=8))
-def test_rows_of_one_prompt_stay_together_and_what_they_share_counts_once(groups: list[tuple[int, int, int]]) -> None:
+def test_rows_of_one_prompt_stay_together_and_shared_tokens_count_once(groups: list[tuple[int, int, int]]) -> None:
     rows = [
         Row(10 * prompt + number, (TokenSequence.of_prompt_and_completion([prompt] * length, [90 + number] * answer),))
         for prompt, (count, length, answer) in enumerate(groups)

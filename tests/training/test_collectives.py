@@ -20,7 +20,7 @@ def _rank(rank: int, meet: str, answers: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("answers", [[True, True], [False, True]], ids=str)
-def test_ranks_know_whether_they_are_of_one_mind_and_rank_0_decides(
+def test_ranks_know_whether_their_flags_agree_and_rank_0_decides(
     answers: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", socket.if_indextoname(1))  # loopback

@@ -63,7 +63,7 @@ def models(tiny_model: Any) -> tuple[Any, Any]:
     ],
     ids=["forward", "reverse", "jsd with nll"],
 )
-def test_over_the_whole_vocabulary_it_is_the_divergence_of_plain_models_in_every_packing(
+def test_distillation_over_the_whole_vocabulary_is_the_divergence_of_plain_models_in_every_packing(
     models: Any, tables: Any, name: str, config: dict[str, Any]
 ) -> None:
     student, teacher = models
@@ -122,7 +122,7 @@ def test_ranks_sharding_and_micro_batches_change_nothing_and_a_resumed_job_ends_
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
 
 
-def test_a_teacher_is_asked_once_whatever_learns_from_it(
+def test_a_teacher_runs_once_for_all_students(
     models: Any, tables: Any, machines: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teacher_logps, "BLOCK", 4)

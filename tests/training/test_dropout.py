@@ -55,7 +55,7 @@ def test_dpo_of_a_policy_that_is_its_own_reference_has_a_loss_of_ln_2(
     assert stored["attention_dropout"] == 0.3, "the model that comes out says what the one that went in said"
 
 
-def test_supervised_fine_tuning_asks_for_it_by_an_option_of_its_own(
+def test_supervised_fine_tuning_turns_dropout_on_by_an_option(
     noisy_model: Model, make_job: Any, tiny_model: Any, machines: Any, tmp_path: Path
 ) -> None:
     plain, job = make_job(Sft()), replace(make_job(Sft()), model=noisy_model)

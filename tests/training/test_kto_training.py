@@ -52,7 +52,7 @@ def reference(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return logps_of(KTO.rows(table), -5.5), logps_of(KTO.rows_before(table), -5.8)
 
 
-def test_a_method_of_the_whole_batch_is_told_from_one_of_rows() -> None:
+def test_a_method_of_the_whole_batch_is_distinguished_from_one_of_rows() -> None:
     assert isinstance(KTO, BatchMethod)
     assert not isinstance(Sft(), BatchMethod)
     assert APO.rows_before(pa.table({})) == [], "a baseline of 0 takes no pass, and no other prompts"

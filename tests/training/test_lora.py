@@ -187,7 +187,7 @@ def test_layers_that_the_model_has_not_are_the_user_s_error(make_job: Any, machi
     ("zero_stage", "bf16", "whole"),
     [(0, False, {}), (2, False, {}), (3, False, {}), (0, True, {}), (3, True, {}), (0, False, WHOLE)],
 )
-def test_the_reference_of_a_policy_is_that_policy_without_what_it_trains(
+def test_the_reference_of_a_policy_is_the_policy_without_its_adapters(
     zero_stage: int, bf16: bool, whole: dict[str, Any], machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     data, found = sampled(), {}

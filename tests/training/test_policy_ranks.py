@@ -180,7 +180,7 @@ def test_another_model_may_be_the_reference(machines: Any, tiny_model: Any, tmp_
     np.testing.assert_allclose(found[1], found[2], atol=1e-5)
 
 
-def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(
+def test_the_mixed_in_loss_is_that_of_fine_tuning_for_every_cut(
     make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     job = make_job(Sft(), batch_size=14, num_train_epochs=1, lr_scheduler_type="constant")

@@ -44,7 +44,7 @@ def test_rows_that_are_not_to_be_shuffled_are_taken_in_the_order_of_their_file(t
     assert first_rows(5, 20, 4, shuffles(table)) == [0, 1, 2, 3, 4], "those whose reference is computed"
 
 
-def test_by_default_each_epoch_shuffles_them_anew(tmp_path: Path) -> None:
+def test_by_default_each_epoch_shuffles_rows_anew(tmp_path: Path) -> None:
     table = built(tmp_path)
     assert shuffles(table)
     assert pq.read_schema(table).metadata is None, "data sets of before keep their digests"

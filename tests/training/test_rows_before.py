@@ -36,7 +36,7 @@ def test_mismatched_rows_lie_in_a_file_and_are_those_of_the_whole_table(tmp_path
 
 
 @pytest.mark.parametrize(("alpha", "passes"), [(0.6, True), (0.0, False)])
-def test_a_method_that_passes_its_training_rows_has_no_second_copy_of_them(
+def test_a_method_that_passes_its_training_rows_keeps_no_second_copy(
     alpha: float, passes: bool, tables: Any, tmp_path: Path
 ) -> None:
     table = tmp_path / "rows.parquet"

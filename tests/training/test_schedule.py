@@ -29,7 +29,7 @@ def test_decay_with_one_minus_the_root_by_hand() -> None:
     assert found == pytest.approx([1, 1, 1, 1, 1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)])
 
 
-def test_without_a_stable_phase_it_is_the_linear_schedule_and_with_one_step_constant() -> None:
+def test_wsd_without_a_stable_phase_is_the_linear_schedule_and_of_one_step_constant() -> None:
     linear = TrainingConfig(learning_rate=1.0, lr_scheduler_type="linear", warmup_ratio=0.3)
     assert rates(10, warmup_ratio=0.3, decay_ratio=0.7) == [learning_rate(linear, step, 10) for step in range(10)]
     assert rates(1) == [1.0]
@@ -52,7 +52,7 @@ def test_it_is_that_of_transformers_after_the_warm_up(kind: str, floor: float) -
     assert found[5:] == pytest.approx(expected[5:])
 
 
-def test_a_policy_that_waits_for_its_critic_warms_up_when_it_begins_by_hand() -> None:
+def test_a_policy_that_starts_after_its_critic_warms_up_from_its_first_step_by_hand() -> None:
     """100 steps, warm-up over a tenth of them, the critic alone trained for 20: the policy's first update is the first of 10
     warm-up steps, 1/11 of the peak; the peak is step 30, and the cosine to the end has 70 steps, so step 65 is half-way."""
     config = TrainingConfig(learning_rate=1.0, lr_scheduler_type="cosine", warmup_ratio=0.1)
@@ -71,7 +71,7 @@ def test_a_wait_that_leaves_no_room_for_the_stable_phase_leaves_the_decay_after_
     assert found == pytest.approx([1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])
 
 
-def test_trainings_of_before_have_the_settings_in_their_keys_that_they_had() -> None:
+def test_unset_fields_of_the_schedule_are_not_in_keys() -> None:
     assert not {"decay_ratio", "decay_type"} & TrainingConfig().model_dump(mode="json").keys()
     chosen = TrainingConfig(lr_scheduler_type="wsd", decay_ratio=0.2, decay_type="1-sqrt").model_dump(mode="json")
     assert (chosen["decay_ratio"], chosen["decay_type"]) == (0.2, "1-sqrt")

@@ -139,7 +139,7 @@ def test_of_a_job_that_is_over_nothing_is_left_in_memory(make_job: Any, machines
 
 
 @pytest.mark.parametrize("zero_stage", [1, 3])
-def test_weight_decay_spares_norms_and_embeddings_however_they_are_sharded(
+def test_weight_decay_spares_norms_and_embeddings_under_every_sharding(
     zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     before = load_file(make_job(Sft()).model.path / "model.safetensors")
@@ -327,7 +327,7 @@ def test_a_loss_that_overflows_on_one_rank_is_an_error_on_both(
     [(10, r"the checkpoint of step 1 needs 1\.\d MiB in .*: the disk is full; free space"), (13, "the disk is full")],
     ids=["foreseen", "met while writing"],
 )
-def test_a_checkpoint_for_which_the_disk_has_no_room_is_said_and_counts_for_nothing(
+def test_a_checkpoint_that_does_not_fit_on_the_disk_is_one_sentence_and_does_not_count(
     bytes_per_parameter: int, says: str, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
