@@ -120,7 +120,7 @@ def test_how_a_run_ended_is_written_down(error: BaseException, status: str) -> N
 def test_a_line_that_was_cut_by_a_kill_is_passed_over() -> None:
     with Journal(record("a1")).open() as writing:
         writing.stage("sft", "running", stage="sft", key="k", key_parts={})
-        writing.stage("sft", "run", reason="first", seconds=1.5, reference="model@sha256:" + "0" * 64)
+        writing.stage("sft", "run", reason="first", seconds=1.5, outputs={"model": "model@sha256:" + "0" * 64})
         with (writing.folder / journal.STAGES).open("a") as file:
             file.write('{"label": "dpo", "sta')
     with Journal(record("a1")).open() as again:
@@ -167,7 +167,7 @@ def test_forgotten_runs_are_pruned_unless_a_process_has_them_open(home: Path, st
 def test_what_live_runs_work_with_is_in_use(start: Start) -> None:
     start("alive")
     with Journal(record("mine")).open() as mine:
-        mine.stage("rl", "run", stage="rl", key="r", key_parts={}, reference="model@sha256:" + "0" * 64)
+        mine.stage("rl", "run", stage="rl", key="r", key_parts={}, outputs={"model": "model@sha256:" + "0" * 64})
         assert journal.in_use() == {"k", "r", "model@sha256:" + "0" * 64}
         assert journal.in_use(but="mine") == {"k"}
     assert journal.in_use() == {"k"}
