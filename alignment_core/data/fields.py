@@ -64,7 +64,7 @@ class Fields:
                 self._keys[role] = name
         self._padded = isinstance(values, ArrowRow)
         self._looked_at: set[str] = set()
-        """Columns that were asked for so far."""
+        """Columns that were read so far."""
 
     def is_meant(self, role: str) -> bool:
         """Whether the column of a role has the role's name, or the one that the recipe maps it to."""
@@ -78,7 +78,7 @@ class Fields:
         return self._get(role) not in (_ABSENT, None)
 
     def value(self, role: str) -> Any:
-        """What is there, unchecked; None if nothing is."""
+        """The value, unchecked; None if there is none."""
         value = self._get(role)
         return None if value is _ABSENT else value
 
@@ -197,7 +197,7 @@ class Fields:
         return json.dumps(found, ensure_ascii=False)
 
     def unread(self, names: Sequence[str]) -> list[str]:
-        """Those of the columns ``names`` that the row has a value in, and that nothing has asked for so far."""
+        """Those of the columns ``names`` in which the row has a value and that nothing has read so far."""
         there = [name for name in names if name in self._values and name not in self._looked_at]
         return [name for name in there if not _is_blank(self._values[name])]
 
@@ -283,7 +283,7 @@ def _checked_text(value: Any, name: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, for people."""
+    """The type of a value, for messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -40,7 +40,7 @@ def read_file(path: RowsFile) -> Iterator[Found]:
 
 
 def _unpacked(path: RowsFile, reader: Callable[[RowsFile], Iterator[Found]]) -> Iterator[Found]:
-    """What a ``reader`` finds in a compressed file."""
+    """The rows that a ``reader`` gives of a compressed file."""
     path.open("rb").close()  # a file that is missing or may not be read is no broken one
     try:
         yield from reader(path)
@@ -197,7 +197,7 @@ def _batches(batches: Iterable[Any]) -> Iterator[Found]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, cut to a line."""
+    """The first line of an error's text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -14,7 +14,7 @@ from alignment_core.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class RowMeta:
-    """What is remembered of a row that passed the filters; its columns need not fit into memory."""
+    """What stays in memory of a row that passed the filters; its columns are on disk."""
 
     number: int
     """Of the row among all of them."""
@@ -119,8 +119,10 @@ def _nothing_to_split(
 
 
 def held_out_sources(rows: list[RowMeta], held_out: set[int], ledger: Ledger) -> tuple[list[RowMeta], list[RowMeta]]:
-    """The rows of the sources that are not held out, without those that hold an answer to a prompt of a test row, and the rows
-    of those that are. Raises DataError if nothing is left of the latter."""
+    """Training rows, without those that hold an answer to a prompt of a test row, and test rows: all of the held-out sources.
+
+    Raises DataError without test rows.
+    """
     test = [row for row in rows if row.source in held_out]
     if not test:
         raise DataError("held_out: no rows left of the sources that are held out")

@@ -31,7 +31,7 @@ class Limits:
     renderer: Renderer
     bos: int | None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the kind of rows is told beside that."""
+    """Settings of the kind of rows that are not part of ``data``."""
 
     def room(self, prompt: int, completion: int) -> tuple[int, int] | str:
         """Tokens that a prompt and what follows it may keep, all where they fit; or the reason why the row is dropped."""

@@ -11,12 +11,12 @@ Messages = list[dict[str, Any]]
 
 
 def user(text: str) -> Messages:
-    """What a user says, as a conversation."""
+    """A text of the user as a conversation."""
     return [{"role": "user", "content": text}]
 
 
 def assistant(text: str) -> Messages:
-    """What an assistant says, as the end of a conversation."""
+    """A text of the assistant as the end of a conversation."""
     return [{"role": "assistant", "content": text}]
 
 

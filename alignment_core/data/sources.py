@@ -35,6 +35,6 @@ def read(pinned: PinnedSource, index: int, seed: int, kind: Kind) -> Iterator[Ro
     Raises DataError where a whole file cannot be read or has changed since it was pinned, UserError where the source has no
     rows for this kind.
     """
-    found = origin_of(pinned.source).read(pinned, derive_seed(seed, index), kind)
-    for where, row in islice(found, pinned.source.rows):
+    rows = origin_of(pinned.source).read(pinned, derive_seed(seed, index), kind)
+    for where, row in islice(rows, pinned.source.rows):
         yield BadRow(where, row, index) if isinstance(row, str) else Row(row, where, index)

@@ -1,7 +1,7 @@
 """Kinds of rows: one module for each, here or in an installed distribution (entry points, group ``alignment.kinds``).
 
-A module's ``KIND`` says everything that is particular to its rows: the columns of the table, the formats that they can be
-read from, how they are rendered and cut, and what a built-in task gives for them.
+A module's ``KIND`` defines its rows: the columns of the table, the formats that they can be read from, how they are rendered
+and truncated, and the row that a problem of a built-in task gives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Lengths = tuple[int, int | None]
 
 
 class Example(Protocol):
-    """A dataclass that holds a row as it was read, before any tokenizer saw it; its fields are what JSON can hold."""
+    """A dataclass that holds a row as it was read, before any tokenizer; its fields hold JSON values."""
 
     def prompts(self) -> tuple[str, ...]:
         """Digests (see :func:`alignment_core.data.overlap.digest_of_prompt`) of what it has answers to.
@@ -49,20 +49,20 @@ class Format:
     """How rows of a kind look in files."""
 
     needs: tuple[str, ...]
-    """Columns that it cannot do without, by role."""
+    """Required columns, by role."""
     parse: Callable[[Fields], Example]
     """Raises ValueError that says what is wrong with a row."""
     takes: tuple[str, ...] = ()
-    """Columns that it reads where they are there."""
+    """Optional columns, by role."""
     fits: Callable[[Fields], bool] = lambda row: True
-    """Whether the first row, which has what it needs, looks like this format; asked where the recipe names none."""
+    """Whether the first row, which has the needed columns, looks like this format; used for ``format: auto``."""
 
 
 class Kind(ABC):
     """A kind of row."""
 
     gives: ClassVar[str]
-    """What rows of it are called in messages, such as ``preference pairs``."""
+    """Name of its rows in messages, such as ``preference pairs``."""
     columns: ClassVar[Mapping[str, str]]
     """Columns of the table and the type of each, one of :data:`alignment_core.data.tables.TYPES`; a question mark allows
     nulls. ``source`` says where a row was read; ``task`` names the built-in task that made it, none for other rows."""
@@ -73,7 +73,7 @@ class Kind(ABC):
     reasons: ClassVar[Mapping[str, str]] = {}
     """Why a row may be dropped, beside what :data:`alignment_core.data.limits.REASONS` has: ``12 rows …``."""
     together: ClassVar[str] = "prompt"
-    """What rows have in common that are held out together, in messages."""
+    """Name, in messages, of the part that rows of one group share: they are held out together."""
     asked: ClassVar[bool] = False
     """Whether policies answer its rows; the table then has ``prompt``, ``prompt_ids``, ``label`` and ``task``."""
     stream: ClassVar[str] = ""
@@ -100,6 +100,6 @@ def stream(name: str) -> str:
 
 
 def roles() -> tuple[str, ...]:
-    """What a column can be used as; the keys of ``DataSource.columns``."""
+    """Roles of columns: the keys of ``DataSource.columns``."""
     every = (format for kind in KINDS.loaded()[0].values() for format in kind.formats.values())
     return tuple(dict.fromkeys(role for format in every for role in (*format.needs, *format.takes)))

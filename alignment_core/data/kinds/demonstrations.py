@@ -26,7 +26,7 @@ class Demonstration:
     prompt: str | Messages
     completion: str | Messages
     tools: Tools | None = field(default=None, kw_only=True)
-    """What the assistant could call."""
+    """Tools that the assistant could call."""
     untrained: list[int] = field(default_factory=list, kw_only=True)
     """Places in ``completion`` of turns that are no targets: those whose weight is 0."""
 

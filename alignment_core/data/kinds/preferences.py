@@ -28,7 +28,7 @@ class Preference:
     rejected: str | Messages
     margin: float | None = None
     tools: Tools | None = field(default=None, kw_only=True)
-    """What the assistant could call."""
+    """Tools that the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
         return (digest_of_prompt(self.prompt),)

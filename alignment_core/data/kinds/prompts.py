@@ -28,7 +28,7 @@ class Prompt:
     label: str | None = None
     task: str | None = None
     tools: Tools | None = field(default=None, kw_only=True)
-    """What the assistant can call."""
+    """Tools that the assistant can call."""
 
     def prompts(self) -> tuple[str, ...]:
         return (digest_of_prompt(self.prompt),)
@@ -57,7 +57,7 @@ def _with_label(prompt: str | Messages, row: Fields) -> Prompt:
 
 
 def _of_messages(row: Fields) -> Prompt:
-    """The conversation without the answer at its end: what a model would be asked to continue."""
+    """The conversation without the answer at its end, for a model to continue."""
     messages = row.messages("messages")
     end = len(messages)
     while end and messages[end - 1]["role"] == "assistant":

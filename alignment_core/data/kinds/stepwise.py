@@ -17,7 +17,7 @@ from alignment_core.data.template import Tools
 
 _WORDS = {"+": 1.0, "-": 0.0, "true": 1.0, "false": 0.0}
 _MARK = "ки"
-"""What the data set Math-Shepherd has behind each step."""
+"""Marker behind each step in the data set Math-Shepherd."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Stepwise:
     completions: list[str]
     labels: list[float]
     tools: Tools | None = field(default=None, kw_only=True)
-    """What the assistant could call."""
+    """Tools that the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
         return (digest_of_prompt(self.prompt),)

@@ -28,7 +28,7 @@ class Labelled:
     label: bool
     """Whether the answer is desirable."""
     tools: Tools | None = field(default=None, kw_only=True)
-    """What the assistant could call."""
+    """Tools that the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
         return (digest_of_prompt(self.prompt),)

@@ -51,7 +51,7 @@ class Origin(ABC):
     """A way to name rows; ``source`` has the name that the recipe gives in the field of this origin."""
 
     description: ClassVar[str]
-    """What the run form says of the field."""
+    """Description of the field in the run form."""
     has_options: ClassVar[bool] = True
     """Whether it reads the ``options`` of a source. Only files and the Hub do not."""
     names_tasks: ClassVar[bool] = False
@@ -66,16 +66,16 @@ class Origin(ABC):
 
     @abstractmethod
     def name(self, pinned: Pinned) -> str:
-        """How rows and statistics call the source; the same on every machine."""
+        """Name of the source in rows and statistics; the same on every machine."""
 
     @abstractmethod
     def content(self, pinned: Pinned) -> dict[str, Any]:
-        """What decides the rows beside the settings of the source, for stage keys."""
+        """The part of the stage key that identifies the rows, beside the settings of the source."""
 
     @abstractmethod
     def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[Found]:
-        """The rows in their order, the first ones alike whatever ``rows`` says, which may be ignored. Raises UserError if it
-        has none for this kind."""
+        """The rows in their order. ``rows`` may be ignored, but must not change the first rows. Raises UserError if there are
+        none for this kind."""
 
     def expected(self, source: DataSource) -> int | None:
         """How many rows there will be, where that is known without reading."""

@@ -161,7 +161,7 @@ def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:
 
 
 def _name_in_source(pinned: Pinned, path: Path) -> str:
-    """What rows call their file: its place within a folder, else its name."""
+    """Name of a file in rows: its place within a folder, else its name."""
     folder = Path(str(pinned.source.path)).expanduser()
     return path.relative_to(folder).as_posix() if folder in path.parents else path.name
 

@@ -108,7 +108,7 @@ def _unmarked(value: dict[str, Any]) -> Any:
 
 
 class ReasoningGym(Library):
-    """Labels hold all that the library's scorer needs; ``verifier: reasoning_gym`` asks it."""
+    """Labels hold all that the library's scorer needs, which ``verifier: reasoning_gym`` calls."""
 
     description = (
         "Name of a task of reasoning-gym (extra `environments`), for prompts; scored by `verifier: reasoning_gym`."

@@ -1,4 +1,4 @@
-"""`task`: problems of the built-in tasks, of which each kind of rows takes what it needs."""
+"""`task`: problems of the built-in tasks, as rows of any kind."""
 
 from __future__ import annotations
 

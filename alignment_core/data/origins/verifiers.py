@@ -93,7 +93,7 @@ def _tasks(name: str, taskset: Any) -> Iterator[Any]:
 
 
 def problem(field: str, name: str, error: Exception) -> UserError:
-    """What is to be said of an error that `verifiers`, or a package made for it, raised."""
+    """The sentence about an error that `verifiers`, or a package made for it, raised."""
     return UserError(f"{field}: {name!r}: {type(error).__name__}: {cut(one_line(error))}")
 
 
