@@ -91,7 +91,10 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
         steps = [{"prefect.deployments.steps.set_working_directory": {"directory": "/gone"}}]
         of_a_file = DeploymentUpdate(entrypoint="flows/deployment_flows.py:deployed_ppo", pull_steps=steps)
         client.update_deployment(ppo.id, of_a_file)
-        assert "/gone/flows/deployed.py:deployed_ppo does not load" in deployments.problems(client, "alignment")["ppo"]
+        assert (
+            "/gone/flows/deployment_flows.py:deployed_ppo does not load"
+            in deployments.problems(client, "alignment")["ppo"]
+        )
         deployments.register_shipped(client)  # as `align up` does
         assert deployments.problems(client, "alignment") == {}
         assert client.read_deployment_by_name("alignment/ppo").pull_steps in (None, [])
