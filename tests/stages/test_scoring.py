@@ -248,7 +248,7 @@ def test_a_reward_that_fails_ends_the_stage_before_a_reward_model_is_through(
 def test_a_stage_without_models_takes_no_machine(rollouts: Path, tiny_model: Any, tmp_path: Path) -> None:
     shutil.copytree(tiny_model(), tmp_path / "reward-model")
     (tmp_path / "judging.py").write_text("def length(rows): return [float(len(row['completion'])) for row in rows]\n")
-    alone = SimpleNamespace(elsewhere=None)
+    alone = SimpleNamespace(actors=SimpleNamespace(elsewhere=None))
     context = context_of(lambda _: alone, tmp_path, rollouts)
     score.run(context, rewards({"function": f"{tmp_path / 'judging.py'}:length", "normalise": "group"}))
     totals = [row["reward"] for row in read_scores(context.output)]
