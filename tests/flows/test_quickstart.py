@@ -166,17 +166,26 @@ def test_one_changed_field_runs_exactly_the_stages_below_it(align: Align, first:
     assert explained["round-1/dpo"]["changed"] == ["iterative_dpo.loss.beta: 0.1 → 0.2"]
 
 
+BESIDE = (
+    "align artifacts show policy/production",
+    "align artifacts verify",
+    "align lineage policy/production --down",
+    "align tags history policy/production",
+)
+"""Commands that other pages show for other runs."""
+
+
 @pytest.mark.slow
-def test_the_commands_of_the_readme_work_after_a_run(align: Align, first: dict[str, Any], home: Path) -> None:
+def test_commands_of_the_readme_and_of_operations_work_after_a_run(
+    align: Align, first: dict[str, Any], home: Path
+) -> None:
     policy = first["outputs"]["policy"]
     assert align(home, "promote", policy, "--if-current", "none")["state"] == "promoted"
-    readme = (ROOT / "README.md").read_text()
-    commands = [
-        line.partition("#")[0].strip()
-        for line in re.findall(r"^align (?:artifacts|lineage|tags|samples).*$", readme, re.M)
-        if "hf://" not in line  # no Hub here; tests/attestation publishes to one of the tests
-    ]
-    assert len(commands) >= 6
+    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/operations.md"))
+    lines = re.findall(r"^align (?:artifacts|lineage|tags|samples).*$", pages, re.M)
+    shown = [line.partition("#")[0].strip() for line in lines]
+    commands = dict.fromkeys([*(command for command in shown if "--delete" not in command), *BESIDE])
+    assert len(commands) >= 10
     for command in commands:
         done = align_here(home, *shlex.split(command)[1:])
         assert done.returncode == 0, done.stderr
