@@ -151,7 +151,7 @@ def test_the_verifier_of_an_evaluation_sees_them_only_where_it_asks_for_them(
     tokenizer.save_pretrained(folders["tokenizer"])
     rows = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT)], CompletionText(tokenizer), "policy")
     write_table(rows, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
-    machines: Any = SimpleNamespace(elsewhere=None)
+    machines: Any = SimpleNamespace(actors=SimpleNamespace(elsewhere=None))
     context = StageContext(
         inputs={name: folders[name] for name in ("rollouts", "tokenizer")},
         references=dict.fromkeys(("rollouts", "tokenizer"), Reference(kind="model", digest="a" * 64)),
