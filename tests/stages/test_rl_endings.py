@@ -250,10 +250,13 @@ def hang(machines: Any) -> Iterator[Callable[[], None]]:
 def test_an_engine_that_hangs_ends_the_run_with_what_was_waited_for(
     hang: Any, run: Callable[..., Any], actors: Any, machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurried = machines(2).resources.model_copy(update={"wait_timeout_seconds": 15.0})
-    monkeypatch.setattr(machines(2), "resources", hurried)
+    def hang_with_a_short_deadline() -> None:
+        for group in (machines(2).actors.trainers, machines(2).actors.engines):
+            monkeypatch.setattr(group, "timeout", 15.0)
+        hang()
+
     with pytest.raises(DeadlineExceeded, match=r"(`\w+` within|waited) 15 seconds.+resources\.wait_timeout_seconds"):
-        run(at(2, hang))
+        run(at(2, hang_with_a_short_deadline))
     assert actors() == {}, "what hangs goes, and all that may wait for it"
 
 
