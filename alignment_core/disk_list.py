@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 class DiskList(Generic[V]):
     """Values by number, in the order in which they came. Their file has no name, so that it is gone with this process; eight
-    bytes of each stay in memory. What was read lately the operating system keeps, as far as there is room."""
+    bytes of each stay in memory. Recently read values stay in the operating system's file cache if there is memory for them."""
 
     def __init__(self, folder: Path | None = None, values: Iterable[V] = ()) -> None:
         """The file lies in ``folder``; None: where temporary files go. Raises OSError where the disk has no room."""
@@ -36,8 +36,8 @@ class DiskList(Generic[V]):
             raise IndexError(f"number {number} of {len(self)} values")
         self._file.flush()
         start, end = self._ends[number], self._ends[number + 1]
-        found: V = pickle.loads(os.pread(self._file.fileno(), end - start, start))
-        return found
+        value: V = pickle.loads(os.pread(self._file.fileno(), end - start, start))
+        return value
 
     def __iter__(self) -> Iterator[V]:
         return (self[number] for number in range(len(self)))

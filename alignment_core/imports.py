@@ -21,7 +21,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def hidden(*names: str) -> Iterator[None]:
-    """For imports of a library that also imports these where they are installed, and is not asked for what they serve."""
+    """Hide optional modules during the import of a library that would otherwise import them."""
     absent = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: not to be found
     try:

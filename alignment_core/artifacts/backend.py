@@ -54,8 +54,8 @@ class Backend(Protocol):
         """The bytes of an object of any size, in pieces. Raises NotFound."""
 
     def download(self, path: str, destination: Path) -> None:
-        """Materialise an object as the new read-only file ``destination``; who writes into that leaves the object as it
-        was. Raises NotFound."""
+        """Materialise an object as the new read-only file ``destination``; writing to that file does not
+        change the object. Raises NotFound."""
 
     def stat(self, path: str) -> Object | None:
         """Size, time and version of an object; None when there is none."""
@@ -64,13 +64,13 @@ class Backend(Protocol):
         """The objects below ``prefix``, which is empty or ends in '/', in order of their paths."""
 
     def delete(self, path: str, version: str | None = None) -> None:
-        """Delete an object, of whatever version or only if it has this one. What is gone, or never was, is no error."""
+        """Delete an object, with ``version`` only if it still has that version. A missing object is not an error."""
 
     def now(self) -> float:
         """The storage's clock, in seconds since the epoch, as ``Object.modified`` tells it."""
 
     def unfinished(self) -> Iterator[Object]:
-        """Uploads that began, by whomever, and have not become objects. They take room until they end or are dropped."""
+        """Unfinished uploads of all writers. They use space until they finish or are dropped."""
 
     def drop(self, upload: Object) -> None:
         """Give up one of the ``unfinished`` uploads."""

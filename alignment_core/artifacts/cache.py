@@ -151,8 +151,8 @@ class Cache:
                         self._replace(manifest.digest, entry.path, scratch / "file")
 
     def writable_links(self, digest: str) -> list[str]:
-        """The files of an artifact that are those of the store itself, linked for another user, and into which this user,
-        such as root, may write."""
+        """Files of a cached artifact that are hard links to the store's own files and that this user, such as root, may write
+        to."""
         folder = self.folder(digest)
         linked = [] if self.bounded else [path for path, status in files_below(folder).items() if status.st_nlink > 1]
         return [path for path in linked if may_write(folder / path)]

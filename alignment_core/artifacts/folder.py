@@ -35,7 +35,7 @@ _IMPOSSIBLE = (
 )
 _CHUNK = 1 << 20
 _CLOCK_OF_FILES = 5
-"""CLOCK_REALTIME_COARSE, linux/time.h: what the kernel dates files by. It runs some milliseconds behind the others."""
+"""CLOCK_REALTIME_COARSE (linux/time.h), the kernel's clock for file times; some milliseconds behind the others."""
 
 
 class FolderBackend:

@@ -33,7 +33,7 @@ from alignment_core.artifacts.workspace import abandoned, entries, is_mine, key_
 from alignment_core.errors import Corrupt, EnvironmentFault, NotFound, UserError
 
 _CLOCK_OF_FILES = 5
-"""CLOCK_REALTIME_COARSE, linux/time.h: what the kernel dates files by. It runs some milliseconds behind the others."""
+"""CLOCK_REALTIME_COARSE (linux/time.h), the kernel's clock for file times; some milliseconds behind the others."""
 
 _TREES = ("cache", "progress", "temporary")
 
@@ -75,12 +75,11 @@ class GcReport(BaseModel):
 
 
 def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> GcReport:
-    """Collect what is unreachable and was not put for ``older_than`` seconds of the store's clock.
+    """Collect unreachable objects that were last put more than ``older_than`` seconds ago by the store's clock.
 
     Roots are the stage records (their outputs and inputs), every move of every tag, snapshots of the progress of stages that
-    are not finished, and the leases of publications: what somebody is about to refer to stays, however young ``older_than``
-    lets things go. Publishers anywhere may go on; one
-    that begins during a deletion waits for its end. Whatever ends a collector, the next one finishes. Raises Corrupt, and
+    are not finished, and leases of publications, which protect objects of any age. Publishers may continue, but one that
+    begins during a deletion waits for its end. The next collection finishes an interrupted one. Raises Corrupt, and
     deletes nothing, when a root or the manifest of a root cannot be read: what it keeps alive is then unknown.
     """
     if not delete or store.backend.stat(FORMAT) is None:  # a missing store is not created for a collection
@@ -185,7 +184,7 @@ class _Collection:
                 self._collect_tree("cache", tree, delete, lambda tree: self.store.cache.evict(tree.name))
         for tree in entries(workspace.all_progress):
             if self._is_finished(key_of_progress(tree.name)):
-                with workspace.held(tree.name) as free:
+                with workspace.try_claim(tree.name) as free:
                     if free:
                         self._collect_tree("progress", tree, delete)
         for tree in entries(workspace.temporary):

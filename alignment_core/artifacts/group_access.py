@@ -55,7 +55,7 @@ def open_lock_to_others(lock: int, directory: Path) -> None:
 
 
 def open_to_group(root: Path, files: bool = False) -> list[Closed]:
-    """Open what this user has in a shared store to its group, as far as it is closed; what other users have to open.
+    """Give the group access to this user's part of a shared store; returns the parts that other users must open.
 
     Looks at directories and locks; with ``files`` at every object, too, which takes longer. Follows no link: a member of the
     group could put one where a directory was.
@@ -131,7 +131,7 @@ class _Walk(NamedTuple):
 
 
 def warn_of_closed(root: Path) -> None:
-    """Open what is this user's; warn, once in a process, of what other users have to open."""
+    """Do what :func:`open_to_group` does when a store is opened; warn once per process of the parts of other users."""
     closed = open_to_group(root)
     if closed and root not in _warned:
         _warned.add(root)

@@ -114,7 +114,7 @@ class HubBackend:
             return time.time()  # nothing has a time yet
 
     def unfinished(self) -> Iterator[Object]:
-        """None: what was sent and is in no commit, the Hub does not tell."""
+        """Nothing: the Hub does not list uploads that are in no commit."""
         yield from ()
 
     def drop(self, upload: Object) -> None:

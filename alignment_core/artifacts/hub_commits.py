@@ -45,8 +45,8 @@ class Change:
     path: str
     content: bytes | Large | None
     replaces: str | None
-    until: float  # that time it waits for others that are on their way, by the monotonic clock
-    version: str | None = field(default=None, init=False)  # that it got; None when the condition did not hold
+    until: float  # waits for changes on their way until this time of the monotonic clock
+    version: str | None = field(default=None, init=False)  # the new version; None if the condition did not hold
     failure: Exception | None = field(default=None, init=False)
     done: bool = field(default=False, init=False)
 
@@ -157,15 +157,15 @@ class Commits:
         raise InfrastructureError(f"others write to {self.repo.uri} faster than this process can")
 
     def _judge(self, batch: list[Change], head: str) -> dict[str, bytes | Large | None]:
-        """Which changes hold at a commit, one after the other; what is to be written so that they do."""
+        """Decide in order which changes hold at a commit; returns the contents to write."""
         paths = list(dict.fromkeys(change.path for change in batch))
         versions = {
             entry["path"]: version_of(entry) for entry in self.repo.entries(head, paths, expand=False) if is_file(entry)
         }
         state, writes = dict[str, str | None](versions), dict[str, bytes | Large | None]()
         for change in batch:
-            whatever = change.content is None and change.replaces is None
-            holds = whatever or state.get(change.path) == change.replaces
+            is_unconditional = change.content is None and change.replaces is None
+            holds = is_unconditional or state.get(change.path) == change.replaces
             change.version = _version(change.content) if holds else None
             if holds:
                 state[change.path], writes[change.path] = change.version, change.content
@@ -186,7 +186,7 @@ def is_file(entry: dict[str, Any]) -> bool:
 
 
 def version_of(entry: dict[str, Any]) -> str:
-    """What the Hub tells of a file that changes with its bytes: the SHA-256 of a large one, else git's name of the blob."""
+    """The version of a file on the Hub: the SHA-256 of a large file, otherwise git's id of the blob."""
     return str(entry["lfs"]["oid"] if entry.get("lfs") else entry["oid"])
 
 
@@ -200,15 +200,17 @@ def _lines(writes: dict[str, bytes | Large | None], parent: str, writer: str) ->
     """A commit as the Hub takes it: one JSON object a line."""
     first, *others = writes
     title = first + (f" and {len(others)} more" if others else "")
-    said: list[tuple[str, dict[str, Any]]] = [
+    operations: list[tuple[str, dict[str, Any]]] = [
         ("header", {"summary": title, "description": f"writer {writer}", "parentCommit": parent})
     ]
     for path, content in writes.items():
         if content is None:
-            said.append(("deletedFile", {"path": path}))
+            operations.append(("deletedFile", {"path": path}))
         elif isinstance(content, Large):
-            said.append(("lfsFile", {"path": path, "algo": "sha256", "oid": content.sha256, "size": content.size}))
+            operations.append(
+                ("lfsFile", {"path": path, "algo": "sha256", "oid": content.sha256, "size": content.size})
+            )
         else:
             text = base64.b64encode(content).decode()
-            said.append(("file", {"path": path, "content": text, "encoding": "base64"}))
-    return b"".join(json.dumps({"key": key, "value": value}).encode() + b"\n" for key, value in said)
+            operations.append(("file", {"path": path, "content": text, "encoding": "base64"}))
+    return b"".join(json.dumps({"key": key, "value": value}).encode() + b"\n" for key, value in operations)

@@ -58,13 +58,13 @@ class HubRepo:
         return answer.json()["sha"], parsedate_to_datetime(answer.headers["Date"]).timestamp()
 
     def entries(self, revision: str, paths: list[str], expand: bool) -> list[dict[str, Any]]:
-        """What the Hub tells of those of the paths that are there; with the last commit of each if ``expand``."""
+        """The Hub's entries of those ``paths`` that exist, with the last commit of each if ``expand``."""
         query = {"paths": paths, "expand": str(expand).lower()}
         answer = self.ask("POST", self._api("paths-info", revision), f"look at {self.uri}/{paths[0]}", data=query)
         return list(answer.json())
 
     def below(self, revision: str, folder: str) -> Iterator[dict[str, Any]]:
-        """What the Hub tells of everything below a folder, with the last commits."""
+        """The Hub's entries of everything below a folder, with their last commits."""
         url = self._api("tree", revision, *([folder] if folder else [])) + "?recursive=true&expand=true"
         while url:
             answer = self.ask("GET", url, f"list {self.uri}/{folder}")

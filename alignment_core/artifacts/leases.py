@@ -1,6 +1,6 @@
 """Leases: locks between machines, kept as objects of the store and timed by the store's own clock.
 
-A holder renews its lease while it works. Whether a holder on this machine is alive, the kernel knows at once; a holder on
+A holder renews its lease while it works. The kernel tells at once whether a holder on this machine is alive; a holder on
 another machine counts as dead when its lease is older than its time to live. Clocks of machines are never compared.
 """
 
@@ -56,9 +56,8 @@ class HeldLease:
         self.path = path
         self.lease = lease
         self._version = version
-        self._renewed = (
-            began  # before the request, so that this process never believes in its lease longer than others do
-        )
+        # before the request, so that this process counts its lease as lost no later than others do
+        self._renewed = began
         self._knows_version = True
         self._over = threading.Event()
         self._lost = False

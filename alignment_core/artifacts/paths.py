@@ -26,7 +26,7 @@ NIGHTS = f"{LEASES}nights/"
 COLLECTOR = f"{LEASES}collector.json"
 USES = "uses/"  # when something that may be pruned was last wanted
 ATTACHMENTS = "attachments/"  # what lies beside an artifact, such as its signature: artifacts/attachments.py
-LOCK = "lock"  # of the folder backend: between who replaces an object that has a version and who deletes it
+LOCK = "lock"  # of the folder backend: held while an object of a known version is replaced or deleted
 LAYOUT = (
     FORMAT,
     BLOBS,

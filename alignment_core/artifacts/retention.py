@@ -83,7 +83,7 @@ def _prune_progress(store: Store, before: float, delete: bool, used: Collection[
     workspace, pruned = store.workspace, []
     for tree in entries(workspace.all_progress):
         try:
-            with workspace.held(tree.name) as free:
+            with workspace.try_claim(tree.name) as free:
                 newest, size = time_and_size(tree) if free else (before, 0)
                 if not free or newest > before or key_of_progress(tree.name) in used:
                     continue
@@ -134,7 +134,7 @@ def _prune_rollouts(store: Store, before: float, lease: HeldLease | None, used: 
             continue
         blobs = {entry.sha256: entry.size for entry in manifest.files if entry.sha256 not in needed}
         size = sum(size for blob, size in blobs.items() if _drop(store, blob, lease))
-        needed |= blobs.keys()  # told once
+        needed |= blobs.keys()  # count a shared blob once
         if size or manifest.digest not in marked:
             pruned.append(Garbage(what=manifest.kind, path=str(manifest.reference), size=size))
         cached = store.workspace.cache / manifest.digest

@@ -19,7 +19,7 @@ _THREADS = 4  # files on the way at a time, each of which lies on this machine m
 
 
 class Copied(BaseModel):
-    """What a copy came to."""
+    """The result of a copy."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,7 +40,7 @@ class Plan(BaseModel):
     manifests: tuple[Manifest, ...]
     """The artifacts, the asked one first."""
     pruned: frozenset[Reference]
-    """Those of them whose bytes went by retention: the target hears of them, too."""
+    """Those of them whose bytes went by retention: they are recorded as pruned in the target."""
     records: tuple[Provenance, ...]
     missing: tuple[FileEntry, ...]
     """The files that the target does not have, each content once."""
@@ -52,7 +52,7 @@ class Plan(BaseModel):
 
 
 def plan(source: Store, target: Store, reference: Reference, ancestors: bool) -> Plan:
-    """What of an artifact, and with ``ancestors`` of all that it was made from, the target does not have.
+    """Plan the copy of an artifact, and with ``ancestors`` of all that it was made from, without the parts that the target has.
 
     Raises NotFound if the source has not got it, or not its bytes any more, UserError if both are the same store.
     """
@@ -129,7 +129,7 @@ def copy(source: Store, target: Store, what: Plan, on_arrival: Callable[[FileEnt
 
 
 def _other_outputs(source: Store, target: Store, what: Plan) -> Iterator[Manifest]:
-    """What the stages also made that is not copied, and that the target has not got."""
+    """Other outputs of the copied stages that are neither copied nor in the target."""
     copied = {manifest.reference for manifest in what.manifests}
     for one in {output for record in what.records for output in record.outputs.values()} - copied:
         if not _has(target, one):

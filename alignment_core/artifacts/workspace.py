@@ -78,10 +78,12 @@ class Workspace:
             return make_private(self._own_progress(key))
 
     @contextmanager
-    def claim(self, key: str, waits: Callable[[str | None], None] = lambda _: None, who: str = "") -> Iterator[Path]:
+    def claim(
+        self, key: str, waits: Callable[[str | None], None] = lambda _: None, claimant: str = ""
+    ) -> Iterator[Path]:
         """The progress directory of a key for one caller of this machine at a time; the end of a process frees it.
 
-        ``waits`` is called with a description of the holder when a wait begins, and with None when it is over; ``who``
+        ``waits`` is called with a description of the holder when a wait begins, and with None when it is over; ``claimant``
         describes this caller to others.
         """
         waiting = False
@@ -102,7 +104,7 @@ class Workspace:
                 if not names(directory / _LOCK, lock.fileno()):
                     continue  # its holder finished, and the directory went with it
                 lock.truncate(0)
-                lock.write(who)
+                lock.write(claimant)
                 lock.flush()
                 if waiting:
                     waits(None)
@@ -110,7 +112,7 @@ class Workspace:
                 return
 
     @contextmanager
-    def held(self, name: str) -> Iterator[bool]:
+    def try_claim(self, name: str) -> Iterator[bool]:
         """Claim a progress directory without waiting; False where it is claimed, another user's, or gone."""
         path = self.all_progress / name / _LOCK
         check_key(key_of_progress(name))

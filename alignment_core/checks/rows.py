@@ -210,7 +210,7 @@ def _render(question: Question) -> dict[str, Any]:
     if drawn:  # otherwise the mixture may never reach a row that is too long
         check_context([kind.sequences(row) for row in rows], question.context, lambda place: rows[place]["source"])
     result |= {"whole": whole, "sequences": [sequence for row in rows for sequence in kind.sequences(row)]}
-    if not kind.asked:
+    if not kind.policy_answers:
         return result
     lengths = sorted(len(row["prompt_ids"]) for row in rows)
     return result | {
@@ -227,7 +227,7 @@ def _check_answers(renderer: Renderer, role: str) -> None:
     try:
         for text in (SAID, f"{SAID} {SAID}"):
             messages = answers([text], [Call("f", {})], 1) if role == "tool" else [{"role": role, "content": text}]
-            shown.append(renderer.told(messages, renderer.turn_end.token_id))
+            shown.append(renderer.encode_reply(messages, renderer.turn_end.token_id))
     except (UserError, ValueError) as error:
         raise UserError(
             f"rl.environment.role: a turn cannot be answered by a message of the role {role!r}: {error}"

@@ -228,7 +228,7 @@ def examples(
 
 
 def _digests(example: Example, kept: str | None, last_turn: bool) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Of the whole example with what is kept beside it, of the prompts that are trained, and of those in its own prompt."""
+    """Digests: of the example with its kept columns, of the prompts that are trained, and of those inside its own prompt."""
     content = list(vars(example).values())
     try:
         return digest_of([*content, kept] if kept else content), *hold_out.prompts_of(example, last_turn)

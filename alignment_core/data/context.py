@@ -61,11 +61,11 @@ def longest_sampled(shape: dict[str, Any]) -> int | None:
 
 def _scalings(shape: dict[str, Any]) -> list[dict[str, Any]]:
     """The parameters of rotary positions, as Transformers names them since 5 and before: for all layers, or by their type."""
-    found = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
-    if not isinstance(found, dict):
+    rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
         return []
-    nested = [one for one in found.values() if isinstance(one, dict)]
-    return nested or [found]
+    nested = [one for one in rope.values() if isinstance(one, dict)]
+    return nested or [rope]
 
 
 def check_context(rows: Sequence[Sequence[Lengths]], most: int | None, source: Callable[[int], str]) -> None:

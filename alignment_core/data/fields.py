@@ -185,16 +185,16 @@ class Fields:
         """These columns, by their own names, as the text of a JSON object; None for none of them."""
         if not columns:
             return None
-        found = {}
+        kept = {}
         for column in columns:
-            value = found[column] = self.column(column)
+            value = kept[column] = self.column(column)
             try:
                 json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
             except (TypeError, ValueError):
                 raise ValueError(
                     f"`{column}` is in `keep_columns`, but contains a value that JSON cannot represent: {short(value)}"
                 ) from None
-        return json.dumps(found, ensure_ascii=False)
+        return json.dumps(kept, ensure_ascii=False)
 
     def unread(self, names: Sequence[str]) -> list[str]:
         """Those of the columns ``names`` in which the row has a value and that nothing has read so far."""

@@ -210,8 +210,8 @@ class ShownFields:
             )
 
     def _differs(self, one: Messages, other: Messages, rest: Sequence[Message], tools: Tools | None) -> bool:
-        """Whether two conversations are rendered differently; with the ``rest`` behind them where the template refuses the
-        first without. One that it refuses alone is another one."""
+        """Whether two conversations are rendered differently; if the template refuses the first one, both are followed by
+        ``rest``. A conversation that only the template's second rendering refuses counts as different."""
         for more in ([], list(rest)):
             try:
                 text = self._render([*one, *more], False, tools)

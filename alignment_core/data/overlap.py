@@ -16,19 +16,22 @@ _DIGITS = 16
 
 
 def digest_of_prompt(prompt: str | Messages) -> str:
-    """Of a prompt, however it is written: a string is the same as one user message, and white space around a message does
+    """The digest of a prompt in any notation: a string is the same as one user message, and white space around a message does
     not count, nor do fields that say nothing to a model, such as a weight, a date or the id of a call. Raises TypeError for a
     message that JSON cannot hold.
     """
-    return digest_of([_said(message) for message in as_messages(prompt, "user")])
+    return digest_of([_compared(message) for message in as_messages(prompt, "user")])
 
 
-def _said(message: dict[str, Any]) -> dict[str, Any]:
-    said = {"role": message["role"], "content": message["content"].strip()}
+def _compared(message: dict[str, Any]) -> dict[str, Any]:
+    compared = {"role": message["role"], "content": message["content"].strip()}
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
-        return said
-    return {**said, "tool_calls": [call.get("function", call) if isinstance(call, dict) else call for call in calls]}
+        return compared
+    return {
+        **compared,
+        "tool_calls": [call.get("function", call) if isinstance(call, dict) else call for call in calls],
+    }
 
 
 def digests_before_answers(messages: Messages) -> tuple[str, ...]:

@@ -116,12 +116,12 @@ class Renderer:
         text = self._render(messages, add_generation_prompt=True, tools=tools)
         return self.encode(text), text
 
-    def asked(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
+    def encode_conversation(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
         """A conversation up to the assistant's next turn, with tools as the template shows them."""
         messages = self.fields.fitted(messages, tools, whose="the agent offers")
         return self.encode(self._render(messages, add_generation_prompt=True, tools=tools))
 
-    def told(self, messages: Messages, ended_by: int | None) -> Ids:
+    def encode_reply(self, messages: Messages, ended_by: int | None) -> Ids:
         """Token ids of ``messages`` that follow an assistant turn, up to the next turn.
 
         ``ended_by`` is the stop token that ended the turn, None for a truncated turn, which is closed here. Raises UserError if
@@ -156,19 +156,19 @@ class Renderer:
             raise UserError("the chat template renders an assistant turn differently once a reply follows")
         return tail
 
-    def told_first(self, prompt: str, messages: Messages) -> Ids:
+    def encode_opening(self, prompt: str, messages: Messages) -> Ids:
         """The ids of a rendered ``prompt`` (which waits for an answer) where others speak before it is answered.
 
         Raises UserError where the template shows the prompt otherwise then.
         """
         if not self.template:
             return self.plain(prompt + "".join(message["content"] for message in messages))
-        asked = self._render(user(QUESTION), add_generation_prompt=True)
+        question = self._render(user(QUESTION), add_generation_prompt=True)
         after = self._render([*user(QUESTION), *messages], add_generation_prompt=True)
-        same = common_prefix(asked, after)
-        if QUESTION not in asked[:same] or not prompt.endswith(asked[same:]):
+        same = common_prefix(question, after)
+        if QUESTION not in question[:same] or not prompt.endswith(question[same:]):
             raise UserError("the chat template renders a prompt differently once another message follows")
-        return self.encode(prompt.removesuffix(asked[same:]) + after[same:])
+        return self.encode(prompt.removesuffix(question[same:]) + after[same:])
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without anything that the tokenizer would add around it."""

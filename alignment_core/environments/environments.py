@@ -205,7 +205,7 @@ class Environments:
             return
         messages = observation["messages"] if isinstance(observation, dict) else self._messages(observation, episode)
         ended_by = int(episode.ids[-1]) if episode.finish_reason == "stop" else None
-        ids = self._renderer.told(messages, ended_by)
+        ids = self._renderer.encode_reply(messages, ended_by)
         if len(episode.ids) + len(ids) < episode.room:
             episode.append_observation(ids)
         else:
@@ -214,10 +214,10 @@ class Environments:
     def _first(self, episode: Episode, observation: Any) -> list[int]:
         """The prompt with the observation of `reset`; an agent's request replaces the prompt."""
         if isinstance(observation, dict):
-            return self._renderer.asked(observation["messages"], observation["tools"])
+            return self._renderer.encode_conversation(observation["messages"], observation["tools"])
         if not observation:
             return []
-        return self._renderer.told_first(episode.prompt["prompt"], self._messages(observation, episode))
+        return self._renderer.encode_opening(episode.prompt["prompt"], self._messages(observation, episode))
 
     def _text(self, episode: Episode) -> str:
         """The policy's last turn as text for its environment. It begins with the mark of a thought that the prompt opened and

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ForwardPasses:
-    """Forward passes of models over the trainer ranks, one model at a time. Use it from any thread, within ``held``.
+    """Forward passes of models over the trainer ranks, one model at a time. Use it from any thread, within ``using_trainers``.
 
     Finished blocks are files in the progress folder, so a later attempt does not compute them again.
     """
@@ -41,7 +41,7 @@ class ForwardPasses:
         """Set once no caller waits for scores any more."""
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def using_trainers(self) -> Iterator[None]:
         """Use the trainers, for this stage alone."""
         with self.context.machines.trainers(self.context.ticket) as self._trainers:
             yield
@@ -75,7 +75,7 @@ class ForwardPasses:
         from alignment_core.training.rank_folders import bring
         from alignment_core.training.ranks import open_job
 
-        assert self._trainers is not None, "call it within `held`"
+        assert self._trainers is not None, "call it within `using_trainers`"
         context = self.context
         unique, places = distinct(pairs)
         blocks = [unique[first : first + self.block] for first in range(0, len(unique), self.block)]

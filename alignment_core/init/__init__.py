@@ -1,1 +1,1 @@
-"""A first recipe for somebody's own model and rows: what can be found out is found out, and written down to be edited."""
+"""Writes a first recipe for a user's model and rows: settings are inferred where possible."""

@@ -116,10 +116,10 @@ def _of_files(name: str, files: list[Path], sources: list[dict[str, Any]]) -> Ro
     rows = (
         row if isinstance(row, dict) else f"{file.name}:{number} {row}" for file in files for number, row in _read(file)
     )
-    found = _counted(name, sources, rows)
-    if not found.first:
-        raise DataError(f"{name}: {_why_no_rows(files[0], found.problems)}")
-    return replace(found, files=files)
+    counted = _counted(name, sources, rows)
+    if not counted.first:
+        raise DataError(f"{name}: {_why_no_rows(files[0], counted.problems)}")
+    return replace(counted, files=files)
 
 
 def _read(file: Path) -> Iterator[tuple[int, Row | str]]:
@@ -165,8 +165,8 @@ def _of_folder(name: str, folder: Path) -> Rows:
         splits = [] if (folder / "state.json").exists() else list(splits_of(folder).splits)
     source, test_sources, notes = _by_split({"path": path}, splits)
     train = pin(DataSource.model_validate(source))
-    found = _of_files(name, [Path(file.path) for file in train.files], [source])
-    return replace(found, test_sources=test_sources, notes=[*notes, *train.notes])
+    rows = _of_files(name, [Path(file.path) for file in train.files], [source])
+    return replace(rows, test_sources=test_sources, notes=[*notes, *train.notes])
 
 
 def _of_hub(name: str) -> Rows:
@@ -181,10 +181,10 @@ def _of_hub(name: str) -> Rows:
 def _of_pinned(pinned: PinnedSource, source: dict[str, Any]) -> Rows:
     """The first rows of a source outside this machine."""
     rows = (row for _, row in origin_of(pinned.source).read(pinned, 0, kinds.load("prompts")))
-    found = _counted(str(source["path"]), [source], rows)
-    if not found.first:
-        raise DataError(f"{source['path']}: {found.problems[0] if found.problems else 'has no rows'}")
-    return replace(found, notes=list(pinned.notes))
+    counted = _counted(str(source["path"]), [source], rows)
+    if not counted.first:
+        raise DataError(f"{source['path']}: {counted.problems[0] if counted.problems else 'has no rows'}")
+    return replace(counted, notes=list(pinned.notes))
 
 
 def _subset_and_splits(name: str, commit: str) -> tuple[str | None, list[str]]:

@@ -43,7 +43,7 @@ class FileChange(BaseModel):
 
 
 class Upstream(BaseModel):
-    """Two stages that made what one role of both sides descends from, and what differs in their keys, inputs aside."""
+    """Two corresponding earlier stages, and the differences between their keys, without inputs."""
 
     role: str
     """The way to them, such as ``data.rollouts``."""

@@ -43,8 +43,8 @@ def _one(line: StageLine, records: list[Provenance], run_id: str) -> Explanation
         maker = next((record for record in records if record.key == line.key), None)
         gone = "same key as a record that no longer exists"
         instead = gone if line.reason in ("", "same key") else line.reason  # made with other versions of packages
-        made = f"same key as {_name(maker)}{_where(maker)}" if maker else instead
-        return Explanation(**shared, why=made)
+        why = f"same key as {_name(maker)}{_where(maker)}" if maker else instead
+        return Explanation(**shared, why=why)
     earlier = [
         record
         for record in records

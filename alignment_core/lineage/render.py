@@ -101,7 +101,8 @@ def _table(rows: list[list[str]]) -> list[str]:
 
 
 def _lines(node: Node, first: str, rest: str, shown_keys: set[str]) -> Iterator[str]:
-    """The lines of a subtree; ``first`` leads the first line, ``rest`` the others. Records of the keys ``told`` were shown."""
+    """The lines of a subtree; ``first`` leads the first line, ``rest`` the others. Records whose keys are in ``shown_keys``
+    were shown before."""
     role = f"{node.role}: " if node.role else ""
     again = "  (shown above)" if node.repeated else ""
     yield f"{first}{role}{node.reference.short}{again}"

@@ -38,7 +38,7 @@ SAMPLES = ("rl", "generate")
 
 
 def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int) -> list[Row]:
-    """Up to ``count`` rows of what the stage ``label`` of a run made or is about, as far apart as can be.
+    """Up to ``count`` rows that the stage ``label`` of a run made or refers to, evenly spaced.
 
     ``lines`` are the run's stages. Raises UserError if there is no such stage, or it has no text.
     """
@@ -152,7 +152,7 @@ def _names_of_rewards(store: Store, line: StageLine | None) -> list[str]:
 
 
 def _scores_of(store: Store, rollouts: Reference, lines: Mapping[str, StageLine]) -> list[Row]:
-    """What the same run scored these completions with; nothing if it did not."""
+    """The scores that this run gave to these completions; empty if it gave none."""
     for line in lines.values():
         if line.reference and line.key_parts["inputs"].get("rollouts") == str(rollouts):
             path = store.fetch(Reference.parse(line.reference)) / SCORES

@@ -81,11 +81,15 @@ class ComparisonRecipe(BaseRecipe):
             raise ValueError(f"`{where}.{own[0]}` belongs to the comparison, which all branches share: remove it")
         shared: dict[str, Any] = {"name": f"{self.name}-{name}", "seed": self.seed, "model": self.model.model_dump()}
         if content.get("method") in METHODS.names():
-            found = method(content["method"])
-            if found.run is not None or found.recipe is ComparisonRecipe:
-                raise ValueError(f"`{where}.method`: {found.name!r} cannot be a branch: it is more than one graph")
-            if self.sft is not None and "sft" not in found.recipe.model_fields:
-                raise ValueError(f"`{where}.method`: {found.name!r} cannot start from `sft`: leave out one of them")
+            branch_method = method(content["method"])
+            if branch_method.run is not None or branch_method.recipe is ComparisonRecipe:
+                raise ValueError(
+                    f"`{where}.method`: {branch_method.name!r} cannot be a branch: it is more than one graph"
+                )
+            if self.sft is not None and "sft" not in branch_method.recipe.model_fields:
+                raise ValueError(
+                    f"`{where}.method`: {branch_method.name!r} cannot start from `sft`: leave out one of them"
+                )
             if self.sft is not None:
                 shared["sft"] = self.sft.model_dump()
         for section in [section for section, value in content.items() if value == OURS]:

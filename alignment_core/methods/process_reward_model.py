@@ -65,7 +65,7 @@ def compose(recipe: ProcessRewardModelRecipe) -> Outputs:
     if recipe.evaluation:
         label = "sft" if recipe.sft else "start"
         evaluations.add(label, start)
-        names = [kind_of(reward).who(reward).removeprefix("the ") for reward in recipe.evaluation.rewards]
+        names = [kind_of(reward).description(reward).removeprefix("the ") for reward in recipe.evaluation.rewards]
         best = f"{label}/evaluation/best-of-n"
         steps.best_of_n(best, names, recipe.evaluation.confidence, evaluations.scores[label])
     return Outputs(reward_model=judge, report=evaluations.report(), evaluations=evaluations)

@@ -49,8 +49,8 @@ class RejectionSamplingRecipe(BaseRecipe):
         """Metric of the held-out evaluation that a round should improve; None: the score of the rounds' own samples."""
         section, evaluation = self.rejection_sampling, self.evaluation
         own, other = ("accuracy", "reward") if section.selection.score == "verifier" else ("reward", "accuracy")
-        asked = section.stop.metric if section.stop else None
-        names = (asked,) if asked else (own, other)
+        metric = section.stop.metric if section.stop else None
+        names = (metric,) if metric else (own, other)
         return next((name for name in names if evaluation and self._measures(evaluation, name)), None)
 
     @property
@@ -70,9 +70,9 @@ class RejectionSamplingRecipe(BaseRecipe):
         section = self.rejection_sampling
         if section.stop is None or self.gain_metric is not None:
             return self
-        asked = section.stop.metric
-        if asked and (self.evaluation or asked != "reward"):
-            raise ValueError(f"`{FIELD}.stop.metric`: nothing measures {asked!r}: add {GIVEN_BY[asked]}")
+        metric = section.stop.metric
+        if metric and (self.evaluation or metric != "reward"):
+            raise ValueError(f"`{FIELD}.stop.metric`: nothing measures {metric!r}: add {GIVEN_BY[metric]}")
         if not self.sees_gains:
             raise ValueError(
                 f"`{FIELD}.stop` cannot compare the normalised rewards of two rounds: add an `evaluation`, or remove "

@@ -92,7 +92,7 @@ class RewardKind(Generic[C]):
     config: type[C]
     open: Callable[[C, Opening], Source]
     """Raises UserError for what is missing, and EnvironmentFault for what this machine or a server lacks."""
-    who: Callable[[C], str]
+    description: Callable[[C], str]
     """Its name in messages, such as "the function f.py:f"."""
     content: Callable[[C, str], dict[str, Any]] = lambda config, field: config.model_dump(mode="json")
     """The part of a configuration, at a recipe's field, that determines the rewards, for stage keys. Raises UserError."""

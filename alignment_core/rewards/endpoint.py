@@ -177,7 +177,7 @@ class Endpoint:
             if isinstance(error, TimeoutError):
                 late = f"gave no answer within {self.timeout:g} seconds (resources.reward_timeout_seconds)"
                 raise Failed("timeout", f"{late} at {replica.url}") from None
-            raise Failed("unreachable", f"cannot be reached at {replica.url}: {_said(error)}") from None
+            raise Failed("unreachable", f"cannot be reached at {replica.url}: {_message(error)}") from None
         finally:
             replica.requests -= 1
         replica.failures = 0
@@ -201,7 +201,7 @@ class Endpoint:
                     return
             except OSError as error:
                 replica.failed()
-                problems.append(f"{replica.url}{through_proxy(replica.address)}: {_said(error)}")
+                problems.append(f"{replica.url}{through_proxy(replica.address)}: {_message(error)}")
         raise EnvironmentFault(f"{self.field}: no server answers ({'; '.join(problems)})")
 
 
@@ -236,5 +236,5 @@ def _address(url: str, field: str) -> str:
     return address
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return cut(str(error)) or type(error).__name__

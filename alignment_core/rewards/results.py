@@ -73,7 +73,7 @@ class Account:
 
     def __init__(
         self,
-        who: str,
+        description: str,
         max_failed: float,
         field: str,
         window: int = 0,
@@ -81,7 +81,7 @@ class Account:
     ) -> None:
         """``max_failed`` is a share of the last ``window`` rows, or of the rows of a call if it has more. ``missing`` is the
         meaning of None; by default :class:`Ignored` is ignored, and None is a failure."""
-        self.who = who
+        self.description = description
         self.max_failed = max_failed
         self.field = field
         self.missing = missing
@@ -117,7 +117,9 @@ class Account:
                 self.failed[failure.reason] += 1
                 row = rows[number]
                 hint = "; `missing: ignore` leaves it to the other rewards" if self._may_ignore(answer) else ""
-                sentence = f"{row['source']}: {self.who} {failure}, for the prompt {row['prompt_text'][:SHOWN]!r}"
+                sentence = (
+                    f"{row['source']}: {self.description} {failure}, for the prompt {row['prompt_text'][:SHOWN]!r}"
+                )
                 first = first or f"{sentence}{hint}"
                 if failed > allowed:
                     raise DataError(
@@ -174,9 +176,9 @@ class MissingRewards:
     def warnings(self, sources: Sequence[str], field: str) -> list[str]:
         """Sentences with the counts. ``sources`` names the rewards of the recipe's ``field``."""
         warnings = [
-            f"{field}.{number}: {who} returned None for {count} of {self.completions} completions that have "
+            f"{field}.{number}: {source} returned None for {count} of {self.completions} completions that have "
             "other rewards, whose sum is used (missing: ignore)"
-            for number, (who, count) in enumerate(zip(sources, self.ignored, strict=True))
+            for number, (source, count) in enumerate(zip(sources, self.ignored, strict=True))
             if count
         ]
         if self.without:
@@ -189,16 +191,16 @@ class MissingRewards:
 
 def numbers(rewards: Sequence[RewardResult]) -> list[float | None]:
     """The rewards as plain numbers, None for missing ones."""
-    values = [one.reward if isinstance(one, RewardValue) else one for one in rewards]
-    return [None if one is None or isinstance(one, Failed) else float(one) for one in values]
+    values = [result.reward if isinstance(result, RewardValue) else result for result in rewards]
+    return [None if result is None or isinstance(result, Failed) else float(result) for result in values]
 
 
 def reasons(rewards: Sequence[RewardResult]) -> list[Reason | None] | None:
     """Why a completion with these results, one for each reward, is not rewarded; None if it is: at least one of them is a
     number, and none has failed. Not the messages, which may differ from run to run."""
-    if all(one is None for one in rewards):
+    if all(result is None for result in rewards):
         return ["none_given"] * len(rewards)
-    by_reward = [one.reason if isinstance(one, Failed) else None for one in rewards]
+    by_reward = [result.reason if isinstance(result, Failed) else None for result in rewards]
     return by_reward if any(by_reward) else None
 
 

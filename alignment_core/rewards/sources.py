@@ -44,7 +44,7 @@ class RewardSources:
             for number in range(len(rewards))
         ]
         self._accounts = [
-            Account(kind.who(reward), reward.max_failed, f"{one.field}.max_failed", step, reward.missing)
+            Account(kind.description(reward), reward.max_failed, f"{one.field}.max_failed", step, reward.missing)
             for kind, reward, one in zip(self._kinds, rewards, self._openings, strict=True)
         ]
         self._texts: CompletionText | None = None

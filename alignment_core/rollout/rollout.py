@@ -102,11 +102,11 @@ _SEEN_BY_REWARDS = [one.name for one in fields(Rollout) if one.name not in ("rew
 def to_batch(rollouts: Sequence[Rollout]) -> StepData:
     """The columns that training computes on."""
     batch = StepData.of(
-        [one.prompt_ids for one in rollouts],
-        [one.completion_ids for one in rollouts],
-        [one.loss_mask for one in rollouts],
-        [one.group for one in rollouts],
+        [rollout.prompt_ids for rollout in rollouts],
+        [rollout.completion_ids for rollout in rollouts],
+        [rollout.loss_mask for rollout in rollouts],
+        [rollout.group for rollout in rollouts],
     )
-    logps_T = np.concatenate([np.asarray(one.logps, np.float32) for one in rollouts])
-    batch.numbers["rollout_logps"] = logps_T[np.concatenate([one.loss_mask for one in rollouts])]
+    logps_T = np.concatenate([np.asarray(rollout.logps, np.float32) for rollout in rollouts])
+    batch.numbers["rollout_logps"] = logps_T[np.concatenate([rollout.loss_mask for rollout in rollouts])]
     return batch

@@ -68,7 +68,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
             rows.append((split, number))
             pairs += [(prompts[number], side[number]) for side in sides]
     passes = ForwardPasses(context, BLOCK)
-    with passes.held():
+    with passes.using_trainers():
         model = replace(context.model("model"), in_4bit=config.load_in_4bit)
         logps_BC = passes(model, "lm", "reference", pairs, config.bf16).reshape(-1, len(names))
     broken = np.flatnonzero(~np.isfinite(logps_BC).all(axis=1))

@@ -52,7 +52,7 @@ def _spread(context: StageContext) -> dict[str, float]:
     rows = pair_rows(pq.read_table(context.inputs["data"] / "train.parquet").slice(0, MEASURED_ROWS))
     pairs = [(sequence.ids[:-1], sequence.ids[-1:]) for row in rows for sequence in row.sequences]
     passes = ForwardPasses(context, BLOCK)
-    with passes.held():
+    with passes.using_trainers():
         scores = passes(replace(context.model("model"), path=context.output), "score", "trained", pairs)
     scores = scores.astype(np.float64)
     spread = {"mean": float(f"{scores.mean():.6g}"), "deviation": float(f"{scores.std():.6g}")}

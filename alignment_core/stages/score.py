@@ -78,7 +78,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     warnings: list[str] = []
     sources = _sources(context, config, rollouts, passes, warnings) if config.rewards else None
     of_models = any(rewards.kind_of(reward).actors for reward in config.rewards)
-    with passes.held() if of_models or "reference" in context.inputs else nullcontext():
+    with passes.using_trainers() if of_models or "reference" in context.inputs else nullcontext():
         if sources:
             columns, metrics = _rewarded(context, config, rollouts, sources, warnings)
         if "reference" in context.inputs:
@@ -162,7 +162,9 @@ def _rewarded(
     context.cost.update({f"failed_rewards_{reason}": count for reason, count in sources.failed.items()})
     missing = MissingRewards(len(config.rewards))
     missing.add([numbers(values) for values in given], [reasons(values) for values in given])
-    warnings += missing.warnings([rewards.kind_of(reward).who(reward) for reward in config.rewards], config.field)
+    warnings += missing.warnings(
+        [rewards.kind_of(reward).description(reward) for reward in config.rewards], config.field
+    )
     raw_SR = np.array([numbers(given[number]) for number in complete], float)
     groups_S = np.array([rollouts[number]["prompt"] for number in complete])
     total_S = total_rewards(raw_SR, groups_S, config.rewards, [RunningMean() for _ in config.rewards])

@@ -70,7 +70,7 @@ class TensorBoard(Listener):
             writer.close()
 
     def _forget_from(self, label: str, step: int) -> None:
-        """A stage that begins, or goes on from its last checkpoint: what was drawn beyond that goes."""
+        """Begin or resume a stage: TensorBoard discards its points from ``step`` on."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         start = SessionLog(status=SessionLog.START)

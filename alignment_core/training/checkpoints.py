@@ -77,10 +77,10 @@ def newest_progress(directory: Path, layout: dict[str, Any] | None = None) -> Pa
     """The newest complete checkpoint in ``directory`` (of this layout, if one is given)."""
     for checkpoint in sorted(directory.glob("step-*"), reverse=True):
         try:
-            found = described(checkpoint)
+            description = described(checkpoint)
         except (FileNotFoundError, json.JSONDecodeError):
             continue
-        if layout is None or found["layout"] == layout:
+        if layout is None or description["layout"] == layout:
             return checkpoint
     return None
 

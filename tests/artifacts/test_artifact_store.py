@@ -193,7 +193,7 @@ def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(stor
             assert progress.is_dir()
 
     with (
-        store.workspace.claim(KEY, who="run 12345678 (nightly)") as progress,
+        store.workspace.claim(KEY, claimant="run 12345678 (nightly)") as progress,
         store.workspace.claim(OTHER_KEY),
     ):  # another key waits for nobody
         other = threading.Thread(target=second)

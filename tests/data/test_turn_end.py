@@ -90,21 +90,21 @@ def test_a_special_token_spelled_out_in_an_answer_takes_no_target_away(tokenizer
 )
 def test_what_follows_a_turn_closes_it_only_if_it_is_open(tokenizer: Any, ended_by: str | None, begins: str) -> None:
     end = None if ended_by is None else tokenizer.convert_tokens_to_ids(ended_by)
-    ids = Renderer(tokenizer, CHATML).told(user("no"), end)
+    ids = Renderer(tokenizer, CHATML).encode_reply(user("no"), end)
     assert tokenizer.decode(ids) == begins + "<|im_start|>assistant\n"
 
 
 def test_no_message_behind_a_turn_begins_the_next_one(tokenizer: Any) -> None:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert tokenizer.decode(Renderer(tokenizer, CHATML).told([], end)) == "\n<|im_start|>assistant\n"
+    assert tokenizer.decode(Renderer(tokenizer, CHATML).encode_reply([], end)) == "\n<|im_start|>assistant\n"
 
 
 def test_a_turn_that_ends_where_the_next_begins_is_not_begun_twice(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer, NEXT_TURN_IS_THE_END, [tokenizer.convert_tokens_to_ids("<|user|>")])
     assert tokenizer.decode(renderer.answered("hi", "ok").ids) == "ok<eos>"
-    begins = tokenizer.decode(renderer.told(user("no"), tokenizer.convert_tokens_to_ids("<|user|>")))
+    begins = tokenizer.decode(renderer.encode_reply(user("no"), tokenizer.convert_tokens_to_ids("<|user|>")))
     assert begins == "\nno<|assistant|>\n"
-    assert tokenizer.decode(renderer.told(user("no"), tokenizer.eos_token_id)) == "<|user|>\nno<|assistant|>\n"
+    assert tokenizer.decode(renderer.encode_reply(user("no"), tokenizer.eos_token_id)) == "<|user|>\nno<|assistant|>\n"
 
 
 def test_an_answer_that_spells_a_special_token_out_at_its_end_is_ended_all_the_same(tokenizer: Any) -> None:
@@ -119,9 +119,9 @@ def test_the_last_turn_may_end_otherwise_than_those_before_it(tokenizer: Any) ->
     first, second = Demonstration([], TWO_TURNS).render(renderer)
     assert [targets(tokenizer, text) for text in (first, second)] == ["b<|return|>", "d<|return|>"]
     assert "b<|im_end|>" in second.text, "as the template shows history"
-    ids = renderer.told(user("no"), tokenizer.convert_tokens_to_ids("<|return|>"))
+    ids = renderer.encode_reply(user("no"), tokenizer.convert_tokens_to_ids("<|return|>"))
     assert tokenizer.decode(ids) == "<|im_start|>user\nno<|im_end|><|im_start|>assistant\n"
-    assert tokenizer.decode(renderer.told(user("no"), None)).startswith("<|im_end|><|im_start|>user")
+    assert tokenizer.decode(renderer.encode_reply(user("no"), None)).startswith("<|im_end|><|im_start|>user")
 
 
 def test_data_that_is_made_of_rendered_data_keeps_its_chat_template(tmp_path: Path) -> None:

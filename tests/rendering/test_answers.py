@@ -62,7 +62,7 @@ def test_a_prompt_is_what_apply_chat_template_asks(family: Family, renderer: Ren
     prompt = PROMPTS[name]
     (row,) = rows_of(Prompt(prompt), renderer, family)
     assert readable(family, row["prompt_ids"]) == readable(family, expected.prompt(family, prompt))
-    assert row["prompt_ids"] == renderer.asked(prompt, None) == expected.prompt(family, prompt)
+    assert row["prompt_ids"] == renderer.encode_conversation(prompt, None) == expected.prompt(family, prompt)
 
 
 def test_texts_are_a_question_and_its_answer(family: Family, renderer: Renderer) -> None:

@@ -26,7 +26,7 @@ CASES = [
 @pytest.mark.parametrize(("family", "name"), CASES, ids=str)
 def test_context_is_the_conversation(family: Family, renderer: Renderer, name: str) -> None:
     messages = CHATS[name]
-    context = renderer.asked(messages[:1], None)
+    context = renderer.encode_conversation(messages[:1], None)
     for turn in range(1, len(messages) - 1, 2):
         row = expected.last_turn(family, messages[: turn + 1])
         (policy,) = row.turns
@@ -34,7 +34,7 @@ def test_context_is_the_conversation(family: Family, renderer: Renderer, name: s
         ended_by, right = policy[-1], expected.prompt(family, messages[: turn + 2])
         if family.end is None and context + policy != right[: len(context + policy)]:
             assert policy.pop() == family.tokenizer.eos_token_id, "which the template does not show"
-        context += policy + renderer.told(messages[turn + 1 : turn + 2], ended_by)
+        context += policy + renderer.encode_reply(messages[turn + 1 : turn + 2], ended_by)
         assert readable(family, context) == readable(family, right)
         assert context == right
 
@@ -46,7 +46,7 @@ def test_a_truncated_turn_is_closed_as_the_template_closes_turns(family: Family,
     ids = list(family.tokenizer(text[: text.rindex(content) + len(content)], add_special_tokens=False)["input_ids"])
     truncated = ids[: expected.common(ids, expected.encoded(family, THREE_TURNS[:2]))]
     context, right = (
-        truncated + renderer.told(THREE_TURNS[2:3], ended_by=None),
+        truncated + renderer.encode_reply(THREE_TURNS[2:3], ended_by=None),
         expected.prompt(family, THREE_TURNS[:3]),
     )
     assert readable(family, context) == readable(family, right)
@@ -58,7 +58,7 @@ def test_a_turn_that_the_next_speakers_tag_ends_has_that_tag_once(family: Family
     """Such a tag is among the ids of generation_config.json, so the policy has sampled it as the last token of its turn."""
     (ended_by,) = family.ids("<|user|>")
     context = [*expected.last_turn(family, THREE_TURNS[:2]).ids[:-1], ended_by]
-    context += renderer.told(THREE_TURNS[2:3], ended_by)
+    context += renderer.encode_reply(THREE_TURNS[2:3], ended_by)
     assert readable(family, context) == readable(family, expected.prompt(family, THREE_TURNS[:3]))
 
 
@@ -66,5 +66,5 @@ def test_a_turn_that_the_next_speakers_tag_ends_has_that_tag_once(family: Family
 def test_what_is_said_before_the_first_turn_is_part_of_the_prompt(family: Family, renderer: Renderer) -> None:
     opening: Messages = [*THREE_TURNS[:1], {"role": "user", "content": "Be quick."}]
     text = expected.text(family, opening[:1], add_generation_prompt=True)
-    context = renderer.told_first(text, opening[1:])
+    context = renderer.encode_opening(text, opening[1:])
     assert readable(family, context) == readable(family, expected.prompt(family, opening))

@@ -34,8 +34,8 @@ def test_prompts_and_earlier_turns_have_the_ids_of_mistral_common(
 ) -> None:
     messages = CHATS[name][:3]
     right = by_mistral(messages)
-    assert readable(family, renderer.asked(messages, None)) == readable(family, right)
+    assert readable(family, renderer.encode_conversation(messages, None)) == readable(family, right)
     (row,) = rows_of(Demonstration([], messages[:2]), renderer, family)
     assert readable(family, row["input_ids"]) == readable(family, right[: len(row["input_ids"])])
-    context = row["input_ids"] + renderer.told(messages[2:], ended_by=row["input_ids"][-1])
+    context = row["input_ids"] + renderer.encode_reply(messages[2:], ended_by=row["input_ids"][-1])
     assert readable(family, context) == readable(family, right)

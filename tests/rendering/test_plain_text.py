@@ -103,7 +103,7 @@ def test_what_an_environment_says_is_encoded_behind_the_policys_text(
     begin = "First we add 3 and 4, which is 7."
     observed = "Then we multiply"
     policy = [*called(family, begin), family.tokenizer.eos_token_id]
-    context = policy + without_template.told([{"role": "user", "content": observed}], ended_by=policy[-1])
+    context = policy + without_template.encode_reply([{"role": "user", "content": observed}], ended_by=policy[-1])
     right = list(family.tokenizer(begin + family.eos + observed)["input_ids"])
     right = right[:-1] if right[-1] == family.tokenizer.eos_token_id else right
     assert readable(family, context) == readable(family, right)

@@ -43,7 +43,7 @@ def test_what_follows_a_sampled_turn_is_what_follows_it_in_the_template(
     """
     if family.name in ("trl-qwen3", "trl-qwen3_6"):
         with pytest.raises(UserError, match="once a reply follows"):
-            renderer.told(messages[2:3], None)
+            renderer.encode_reply(messages[2:3], None)
         return
     answer, reply = messages[1]["content"].split("\n")[-1], messages[2:3]
     text = expected.text(family, messages[:3], add_generation_prompt=True)
@@ -51,4 +51,4 @@ def test_what_follows_a_sampled_turn_is_what_follows_it_in_the_template(
     right = list(family.tokenizer(behind, add_special_tokens=False)["input_ids"])
     assert right[0] in family.ids(family.end, *family.ends_of_history), "the end of the turn comes first"
     ended_by = family.ids(family.end)[0] if closed else None
-    assert readable(family, renderer.told(reply, ended_by)) == readable(family, right[1:] if closed else right)
+    assert readable(family, renderer.encode_reply(reply, ended_by)) == readable(family, right[1:] if closed else right)

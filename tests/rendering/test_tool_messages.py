@@ -60,8 +60,8 @@ def test_all_kinds_of_rows_show_the_tools(family: Family, renderer: Renderer) ->
 
 
 def test_a_result_follows_the_call_as_the_template_renders_it(family: Family, renderer: Renderer) -> None:
-    asked = renderer.asked(CHAT[:1], TOOLS)
+    asked = renderer.encode_conversation(CHAT[:1], TOOLS)
     assert asked == expected.prompt(family, CHAT[:1], TOOLS)
     call = expected.last_turn(family, CHAT[:2], TOOLS)
-    context = call.ids + renderer.told([RESULT], ended_by=call.ids[-1])
+    context = call.ids + renderer.encode_reply([RESULT], ended_by=call.ids[-1])
     assert readable(family, context) == readable(family, expected.prompt(family, CHAT[:3], TOOLS))

@@ -47,7 +47,7 @@ def reward(server: Server, **fields: Any) -> Any:
 def judged(server: Server, rows: list[dict[str, Any]], **fields: Any) -> tuple[list[Any], dict[str, int]]:
     config = reward(server, **fields)
     source = kind_of(config).open(config, Opening("rl.rewards.0", ResourcesConfig(reward_timeout_seconds=10)))
-    account = Account(kind_of(config).who(config), 0.5, "rl.rewards.0.max_failed")
+    account = Account(kind_of(config).description(config), 0.5, "rl.rewards.0.max_failed")
     found = numbers(account.settle(rows, source(rows)))
     source.close()
     return found, {str(reason): count for reason, count in account.failed.items()}

@@ -31,7 +31,7 @@ class Example(Protocol):
     """A dataclass that holds a row as it was read, before any tokenizer; its fields hold JSON values."""
 
     def prompts(self) -> tuple[str, ...]:
-        """Digests (see :func:`alignment_core.data.overlap.digest_of_prompt`) of what it has answers to.
+        """Digests (see :func:`alignment_core.data.overlap.digest_of_prompt`) of the prompts that it answers.
 
         The last one is what precedes its last answer: rows in which it is the same are held out together.
         """
@@ -74,7 +74,7 @@ class Kind(ABC):
     """Why a row may be dropped, beside what :data:`alignment_core.data.limits.REASONS` has: ``12 rows …``."""
     together: ClassVar[str] = "prompt"
     """Name, in messages, of the part that rows of one group share: they are held out together."""
-    asked: ClassVar[bool] = False
+    policy_answers: ClassVar[bool] = False
     """Whether policies answer its rows; the table then has ``prompt``, ``prompt_ids``, ``label`` and ``task``."""
     stream: ClassVar[str] = ""
     """The random stream by which its rows are drawn and shuffled; by default its name."""

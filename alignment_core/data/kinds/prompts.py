@@ -97,7 +97,7 @@ class Prompts(Kind):
         "prompt_completion": Format(("prompt", "completion"), _of_prompt, BESIDE),
     }
     native = "prompts"
-    asked = True
+    policy_answers = True
 
     def sequences(self, row: Mapping[str, Any]) -> Sequence[tuple[int, None]]:
         return ((len(row["prompt_ids"]), None),)

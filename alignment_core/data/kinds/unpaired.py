@@ -106,8 +106,8 @@ class Unpaired(Kind):
         return ((len(row["prompt_ids"]), len(row["completion_ids"])),)
 
     def of_problem(self, problem: Problem) -> dict[str, Any]:
-        said = problem.attempt()
-        return {"prompt": problem.prompt, "completion": said, "label": said == problem.answer}
+        answer = problem.attempt()
+        return {"prompt": problem.prompt, "completion": answer, "label": answer == problem.answer}
 
 
 KIND = Unpaired()

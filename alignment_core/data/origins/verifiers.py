@@ -36,8 +36,8 @@ def content(taskset: str, environment: str = "", field: str = FIELD) -> dict[str
 
     Raises UserError if there is no such module.
     """
-    found = loaders(field)
-    modules = {"taskset": (found.import_taskset, taskset), "environment": (found.import_environment, environment)}
+    library = loaders(field)
+    modules = {"taskset": (library.import_taskset, taskset), "environment": (library.import_environment, environment)}
     try:
         sources = {kind: _sources(find(name)) for kind, (find, name) in modules.items() if name}
     except Exception as error:  # an installed package's code runs here
@@ -75,12 +75,12 @@ def rows(name: str, count: int | None, options: dict[str, Any]) -> Iterator[dict
 
 def load(name: str, options: dict[str, Any]) -> Any:
     """A taskset of `verifiers`. Raises UserError if there is none of this name, or none with these options."""
-    found, options = loaders(), resolved(options, "options")
+    library, options = loaders(), resolved(options, "options")
     try:
-        config = found.taskset_config_type(name).model_validate(
+        config = library.taskset_config_type(name).model_validate(
             {**copy.deepcopy(options), "id": name}
         )  # it fills them in
-        return found.load_taskset(config)
+        return library.load_taskset(config)
     except Exception as error:  # an installed package's code runs here
         raise problem(FIELD, name, error) from None
 

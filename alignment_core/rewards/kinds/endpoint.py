@@ -42,4 +42,6 @@ def _open(reward: EndpointReward, opening: Opening) -> Endpoint:
     return Endpoint(reward.urls, reward.batch_size, reward.token_variable, timeout, field, asks_for(text), read_rewards)
 
 
-REWARD = RewardKind(EndpointReward, _open, who=lambda reward: f"the endpoint {reward.urls[0]}", content=_content)
+REWARD = RewardKind(
+    EndpointReward, _open, description=lambda reward: f"the endpoint {reward.urls[0]}", content=_content
+)

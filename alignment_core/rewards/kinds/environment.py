@@ -33,4 +33,4 @@ def _open(reward: EnvironmentReward, opening: Opening) -> OfEnvironment:
     return OfEnvironment()
 
 
-REWARD = RewardKind(EnvironmentReward, _open, who=lambda reward: "the environment")
+REWARD = RewardKind(EnvironmentReward, _open, description=lambda reward: "the environment")

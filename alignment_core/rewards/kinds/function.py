@@ -33,7 +33,7 @@ def _open(reward: FunctionReward, opening: Opening) -> GroupFunction:
 REWARD = RewardKind(
     FunctionReward,
     _open,
-    who=lambda reward: f"the function {reward.function}",
+    description=lambda reward: f"the function {reward.function}",
     content=_content,
     user_code=("function",),
 )

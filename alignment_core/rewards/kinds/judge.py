@@ -136,7 +136,7 @@ def _open(reward: JudgeReward, opening: Opening) -> Endpoint:
 REWARD = RewardKind(
     JudgeReward,
     _open,
-    who=lambda reward: f"the judge {reward.judge_model}",
+    description=lambda reward: f"the judge {reward.judge_model}",
     content=_content,
     code=lambda reward: ("alignment_core.rewards.llm_judge",),
 )

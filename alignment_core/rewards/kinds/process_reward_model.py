@@ -58,7 +58,7 @@ def _open(reward: ProcessReward, opening: Opening) -> Any:
 REWARD = RewardKind(
     ProcessReward,
     _open,
-    who=lambda reward: f"the process reward model ({reward.aggregate})",
+    description=lambda reward: f"the process reward model ({reward.aggregate})",
     content=_content,
     code=lambda reward: ("alignment_core.rewards.process_reward", "alignment_core.data.steps"),
     packages=lambda reward: ("jinja2", "tokenizers", "torch", "transformers"),

@@ -36,7 +36,7 @@ def _open(reward: ModelReward, opening: Opening) -> Judge:
 REWARD = RewardKind(
     ModelReward,
     _open,
-    who=lambda reward: "the reward model",
+    description=lambda reward: "the reward model",
     content=_content,
     packages=lambda reward: ("jinja2", "tokenizers", "torch", "transformers"),
     actors=True,

@@ -64,7 +64,7 @@ def _open(reward: ServedJudge, opening: Opening) -> Served:
 REWARD = RewardKind(
     ServedJudge,
     _open,
-    who=lambda reward: f"the judge {reward.served_judge.name or NAME}",
+    description=lambda reward: f"the judge {reward.served_judge.name or NAME}",
     content=_content,
     code=lambda reward: (
         "alignment_core.inference.http_server",

@@ -37,7 +37,7 @@ def _open(reward: VerifierReward, opening: Opening) -> Verifier:
 REWARD = RewardKind(
     VerifierReward,
     _open,
-    who=lambda reward: f"the verifier {reward.verifier}",
+    description=lambda reward: f"the verifier {reward.verifier}",
     content=_content,
     code=lambda reward: verifier_code(reward.verifier),
     packages=lambda reward: verifier_packages(reward.verifier),

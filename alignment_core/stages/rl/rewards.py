@@ -41,7 +41,9 @@ def open_sources(
         scores=in_actors(context.machines.actors, context.resources),
         starting=context.ticket.starting,
     )
-    models = {number: context.model(f"reward-{number}") for number, one in enumerate(section.rewards) if one.model}
+    models = {
+        number: context.model(f"reward-{number}") for number, reward in enumerate(section.rewards) if reward.model
+    }
     return RewardSources(
         section.rewards, opening, models, section.prompts_per_step * section.generation.num_generations
     )
@@ -63,16 +65,18 @@ class Rewards:
     @property
     def state(self) -> dict[str, Any]:
         """Plain numbers for a checkpoint."""
-        return {"running": [one.state for one in self.running], "missing": self.missing.state}
+        return {"running": [running.state for running in self.running], "missing": self.missing.state}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint's state."""
-        self.running = [RunningMean(one) for one in state["running"]]
+        self.running = [RunningMean(running) for running in state["running"]]
         self.missing = MissingRewards(len(self.running), state["missing"])
 
     def warnings(self) -> list[str]:
         """Sentences about completions of all steps that lack some rewards, or all of them."""
-        return self.missing.warnings([kind_of(one).who(one) for one in self.section.rewards], REWARDS_FIELD)
+        return self.missing.warnings(
+            [kind_of(reward).description(reward) for reward in self.section.rewards], REWARDS_FIELD
+        )
 
     def add_rewards(self, rollouts: list[Rollout]) -> list[Rollout]:
         """The completions with the result of each reward, and whether they are trained on."""
