@@ -281,6 +281,7 @@ def _running(
                 trust_remote_code=recipe.model.trust_remote_code,
                 listeners=listeners,
             )
+            # From here on the steps of compositions submit Prefect tasks: `submit` of composition/graph.py calls `run.submit`.
             with composing(run):
                 yield run
 

@@ -101,7 +101,8 @@ class Rewards:
         """Rewarded completions of as many prompts as a step takes, those that are trained on first; and metrics.
 
         With dynamic filtering, prompts that are not informative are kept with ``used`` false, and further ones are sampled;
-        the same happens without it if no completion has a reward. Raises DataError if no completion can be trained on.
+        the same happens without it if no completion has a reward. The sampler calls ``add_rewards`` itself.
+        Raises DataError if no completion can be trained on.
         """
         section = self.section
         rollouts: list[Rollout] = []
