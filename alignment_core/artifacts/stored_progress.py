@@ -42,7 +42,7 @@ _LOOK_SECONDS = 1.0
 _THREADS = 8
 
 
-class Snapshot(BaseModel):
+class ProgressFiles(BaseModel):
     """The files of a progress folder at one moment."""
 
     model_config = ConfigDict(frozen=True)
@@ -98,7 +98,7 @@ class StoredProgress:
                 self.store.blobs.put_files([one for one in entries if one not in known], folder, files)
                 if settled(folder).keys() != files.keys():
                     return False
-                stored = self._write(Snapshot(files=entries))
+                stored = self._write(ProgressFiles(files=entries))
         except (FileNotFoundError, NotFound):
             return False  # an old checkpoint was deleted after the next one was complete
         self._pushed, self._there = files, set(entries)
@@ -151,7 +151,7 @@ class StoredProgress:
         self._entries = {one: self._entries.get(one) or hashed[path] for path, one in identities.items()}
         return tuple(self._entries[identities[path]] for path in sorted(files))
 
-    def _write(self, snapshot: Snapshot) -> Object | None:
+    def _write(self, snapshot: ProgressFiles) -> Object | None:
         """Replace the snapshot unconditionally: this process holds the claim."""
         while True:
             stored = self.store.backend.stat(self.path)
@@ -189,9 +189,9 @@ def _is_plain(path: str) -> bool:
     return Path(path).suffix in PLAIN and ".partial/" not in path
 
 
-def _read(store: Store, path: str) -> Snapshot | None:
+def _read(store: Store, path: str) -> ProgressFiles | None:
     try:
-        return Snapshot.model_validate_json(store.backend.read(path))
+        return ProgressFiles.model_validate_json(store.backend.read(path))
     except (NotFound, ValidationError) as error:
         log.warning("%s in %s is not used, and the stage begins anew: %s", path, store.uri, one_line(error))
         return None

@@ -22,7 +22,7 @@ LEAST_DEVIATION = 1e-6
 
 
 @dataclass(frozen=True)
-class StepRewards:
+class ReasoningStepRewards:
     """Rewards of the reasoning steps of completions, U of them, each at a trained token."""
 
     place_U: np.ndarray
@@ -35,8 +35,8 @@ class StepRewards:
     """The part of each completion's total reward that its steps stand for."""
 
 
-def step_rewards(rollouts: Sequence[Rollout], configs: Sequence[RewardConfig]) -> StepRewards | None:
-    """The rewards of the steps of completions of one turn; None if the recipe rewards no steps."""
+def reasoning_step_rewards(rollouts: Sequence[Rollout], configs: Sequence[RewardConfig]) -> ReasoningStepRewards | None:
+    """The rewards of the reasoning steps of completions of one turn; None if the recipe rewards no steps."""
     if not any(config.by_step for config in configs):
         return None
     starts_S = np.cumsum([0, *(int(rollout.loss_mask.sum()) for rollout in rollouts)])
@@ -52,7 +52,7 @@ def step_rewards(rollouts: Sequence[Rollout], configs: Sequence[RewardConfig]) -
                     places.append(starts_S[sequence] + place)
                     rewards.append(config.weight * reward)
                     sequences.append(sequence)
-    return StepRewards(np.array(places, int), np.array(rewards, float), np.array(sequences, int), counted_S)
+    return ReasoningStepRewards(np.array(places, int), np.array(rewards, float), np.array(sequences, int), counted_S)
 
 
 def add_advantages(
@@ -61,14 +61,14 @@ def add_advantages(
     config: AdvantageConfig,
     kl: KlConfig,
     coefficient: float,
-    steps: StepRewards | None = None,
+    reasoning_steps: ReasoningStepRewards | None = None,
 ) -> dict[str, float]:
     """Compute the ``advantages`` (and a critic's ``returns``) of all trained tokens, and add them to the batch; metrics.
 
     The reward of a completion is given to its last trained token. With the KL in the reward, ``coefficient`` times its
     estimate is subtracted at each token. Baselines use the rewards alone, so that the KL affects only the tokens that cause
-    it. Rewards of ``steps`` are given to their own tokens; their baseline and deviation are those of all steps of a group,
-    as in DeepSeekMath's process supervision (Shao et al. 2024). Args: the total reward of each completion, [S].
+    it. Rewards of ``reasoning_steps`` are given to their own tokens; their baseline and deviation are those of all steps of a
+    group, as in DeepSeekMath's process supervision (Shao et al. 2024). Args: the total reward of each completion, [S].
     """
     import torch
 
@@ -90,13 +90,17 @@ def add_advantages(
             credit_N = credit_N / (estimators.group_deviation(reward_N, group_N) + 1e-4)
         return credit_N
 
-    credit_S = credit(reward_S if steps is None else reward_S - torch.from_numpy(steps.counted_S), group_S)
+    credit_S = credit(
+        reward_S if reasoning_steps is None else reward_S - torch.from_numpy(reasoning_steps.counted_S), group_S
+    )
     rewards_K = torch.zeros(int(lengths_S.sum()), dtype=torch.float64)
     trained_S = lengths_S > 0
     rewards_K[torch.cumsum(lengths_S, 0)[trained_S] - 1] = credit_S[trained_S]
-    if steps is not None:
-        credit_U = credit(torch.from_numpy(steps.reward_U), group_S[torch.from_numpy(steps.sequence_U)])
-        rewards_K.index_add_(0, torch.from_numpy(steps.place_U), credit_U)
+    if reasoning_steps is not None:
+        credit_U = credit(
+            torch.from_numpy(reasoning_steps.reward_U), group_S[torch.from_numpy(reasoning_steps.sequence_U)]
+        )
+        rewards_K.index_add_(0, torch.from_numpy(reasoning_steps.place_U), credit_U)
     metrics = {"reward": float(reward_S.mean()), "reward_deviation": float(reward_S.std(correction=0))}
     if kl.place == "reward" and coefficient > 0:
         kl_K = kl_estimate(numbers("old_logps"), numbers("reference_logps"), kl.estimator)

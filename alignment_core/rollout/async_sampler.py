@@ -49,7 +49,7 @@ class AsyncSampler:
         self.reward = reward
         self.partial_rollouts = partial_rollouts
         self.schedule = AsyncSchedule(
-            sampling.draws,
+            sampling.schedule,
             sampling.engines.size,
             sampling.environments,
             prompts_per_step=prompts_per_step,
@@ -164,7 +164,7 @@ class AsyncSampler:
                 self._busy_engines.add(engine)
                 self._changed.notify_all()  # prompts that begin may have environments to reset
             with self._no_longer_busy(self._busy_engines, engine):
-                generation, stop_ids = schedule.prompts.generation, self.sampling.stop_ids
+                generation, stop_ids = self.sampling.schedule.generation, self.sampling.stop_ids
                 done = self.sampling.engines.one(engine, Engine.advance, requests, generation, stop_ids, SLICE_SECONDS)
             with self._changed:
                 for episode, completion in done:

@@ -53,7 +53,7 @@ class AsyncSchedule:
 
     def __init__(
         self,
-        prompts: PromptSchedule,
+        schedule: PromptSchedule,
         engines: int,
         environments: Environments | None,
         *,
@@ -61,7 +61,7 @@ class AsyncSchedule:
         steps: int,
         max_staleness: int,
     ) -> None:
-        self.prompts = prompts
+        self.schedule = schedule
         self.environments = environments
         self.prompts_per_step = prompts_per_step
         self.steps = steps
@@ -112,7 +112,7 @@ class AsyncSchedule:
         """Requests for the engine: of its episodes whose environment has answered, and of prompts that begin now."""
         self._begin_prompts(engine)
         work = self.engines[engine]
-        requests = [self.prompts.request(episode) for episode in work.to_sample]
+        requests = [self.schedule.request(episode) for episode in work.to_sample]
         work.to_sample.clear()
         work.sampling |= {request.name for request in requests}
         return requests
@@ -185,7 +185,7 @@ class AsyncSchedule:
 
     def _can_begin(self, engine: int) -> bool:
         episodes = len(self.engines[engine].episodes)
-        has_room = not episodes or episodes + self.prompts.generation.num_generations <= MOST_SEQUENCES
+        has_room = not episodes or episodes + self.schedule.generation.num_generations <= MOST_SEQUENCES
         return has_room and self._prompts_to_begin() > 0
 
     def _begin_prompts(self, engine: int) -> None:
@@ -196,7 +196,7 @@ class AsyncSchedule:
                 return
             draw = self._next_draw()
             self.began[draw] = self.version
-            self.groups[draw] = self.prompts.episodes(draw)
+            self.groups[draw] = self.schedule.episodes(draw)
             for episode in self.groups[draw]:
                 work.episodes[episode.name] = episode
                 if self.environments:

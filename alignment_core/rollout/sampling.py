@@ -23,7 +23,7 @@ class Sampling:
 
     engines: ActorGroup[Engine]
     environments: Environments | None
-    draws: PromptSchedule
+    schedule: PromptSchedule
     text: CompletionText
     stop_ids: tuple[int, ...]
     """Tokens that end a turn of the policy."""
@@ -38,7 +38,7 @@ class Sampling:
         The engines must hold the policy after ``version`` steps, and sample nothing else. Raises Stopped between two
         shards.
         """
-        episodes = [episode for draw in draws for episode in self.draws.episodes(draw)]
+        episodes = [episode for draw in draws for episode in self.schedule.episodes(draw)]
         if self.environments:
             self.environments.answer_all(episodes)
         while live := [episode for episode in episodes if not episode.over]:
@@ -49,12 +49,12 @@ class Sampling:
 
     def _sample(self, episodes: list[Episode], version: int) -> None:
         """Sample one turn of each episode, in shards small enough that every engine has work."""
-        generation = self.draws.generation
+        generation = self.schedule.generation
         prompts_per_engine = -(-len(episodes) // (generation.num_generations * self.engines.size))
         size = min(generation.shard_size, prompts_per_engine) * generation.num_generations
         shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
         policy = version_of(self.policy, version)
-        requests = [[self.draws.request(episode) for episode in shard] for shard in shards]
+        requests = [[self.schedule.request(episode) for episode in shard] for shard in shards]
         calls = (call(Engine.sample, policy, shard, generation, self.stop_ids) for shard in requests)
         for number, completions in self.engines.spread(enumerate(calls)):
             self.check()

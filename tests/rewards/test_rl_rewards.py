@@ -9,7 +9,7 @@ from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, ShapingConfig
 from alignment_core.rewards.aggregation import RunningMean, informative_groups, length_penalties, total_rewards
 from alignment_core.rewards.results import RewardValue
-from alignment_core.rollout.advantages import StepRewards, add_advantages, step_rewards
+from alignment_core.rollout.advantages import ReasoningStepRewards, add_advantages, reasoning_step_rewards
 from alignment_core.rollout.trajectories import numbers_by_token
 from alignment_core.training.step_data import StepData
 from tests.rollout.rollouts import rollout
@@ -162,7 +162,7 @@ def test_an_epoch_takes_each_completion_once_and_those_of_a_prompt_together() ->
     assert orders == [data.order(0, epoch) for epoch in range(8)]
 
 
-def stepwise() -> tuple[StepData, StepRewards | None]:
+def stepwise() -> tuple[StepData, ReasoningStepRewards | None]:
     """Three completions of two prompts, of which the first has two steps, and the others one each; with the weight 0.5."""
     data = StepData.of([[1]] * 3, [[2, 2, 2], [3, 3], [4]], [[True] * 3, [True] * 2, [True]], [0, 0, 1])
     by_step = [
@@ -175,7 +175,7 @@ def stepwise() -> tuple[StepData, StepRewards | None]:
         for tokens, one in zip((3, 2, 1), by_step, strict=True)
     ]
     config = CHOICE.validate({"process_reward_model": "ours", "per_step": "sum", "weight": 0.5})
-    return data, step_rewards(rollouts, [config, reward()])
+    return data, reasoning_step_rewards(rollouts, [config, reward()])
 
 
 def test_rewards_of_steps_are_those_of_their_own_tokens() -> None:

@@ -100,7 +100,7 @@ def test_rewarded_rollouts_reach_their_draws_in_one_pass() -> None:
     sampling: Any = SimpleNamespace(
         engines=SimpleNamespace(size=1, timeout=20),
         environments=None,
-        draws=None,
+        schedule=None,
         rollouts=lambda _: rollouts,
         check=lambda: None,
     )

@@ -33,7 +33,7 @@ class Best:
         self.context = context
         self.section = section
         self.config = config
-        self.prompts = PromptSchedule(prompts, section.generation, context.derive("best"), "best/")
+        self.schedule = PromptSchedule(prompts, section.generation, context.derive("best"), "best/")
         self.state: dict[str, Any] | None = None
         """Step and reward of the best policy."""
         self.evaluated = 0
@@ -60,8 +60,8 @@ class Best:
         self, step: int, sampling: Sampling, sources: RewardSources, export: Callable[[Path], None]
     ) -> dict[str, float]:
         """Evaluate the policy after so many steps, which the engines hold, and keep it if it is the best; metrics."""
-        held_out = replace(sampling, draws=self.prompts)
-        reward = self._reward(held_out.complete(range(len(self.prompts.prompts)), step), sources)
+        held_out = replace(sampling, schedule=self.schedule)
+        reward = self._reward(held_out.complete(range(len(self.schedule.prompts)), step), sources)
         if self.state is None or reward > self.state["reward"]:
             self.keep(step, reward, export)
         self.evaluated = step

@@ -28,7 +28,7 @@ from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards.scoring_actors import has_another_tokenizer
-from alignment_core.rollout.advantages import ValueScale, add_advantages, step_rewards
+from alignment_core.rollout.advantages import ValueScale, add_advantages, reasoning_step_rewards
 from alignment_core.rollout.async_sampler import AsyncSampler
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.prompt_schedule import PromptSchedule
@@ -133,8 +133,8 @@ class Loop:
         batch = to_batch(used)
         self._forward(batch, step)
         totals = [rollout.reward for rollout in used if rollout.reward is not None]
-        steps = step_rewards(used, section.rewards)
-        metrics |= add_advantages(batch, totals, section.advantage, section.kl, self.kl_coefficient, steps)
+        reasoning_steps = reasoning_step_rewards(used, section.rewards)
+        metrics |= add_advantages(batch, totals, section.advantage, section.kl, self.kl_coefficient, reasoning_steps)
         if self.trajectories.keeps(step):
             self.trajectories.write(step, rollouts, batch)
         else:
@@ -335,7 +335,7 @@ def run(context: StageContext, section: RlConfig, shows: Container[str]) -> dict
     chat_template = chat_template_of(context.inputs["prompts"])
     turn_end = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end
     environments = _environments(context, section, tokenizer, chat_template)
-    longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.prompts.prompts if best else ())])
+    longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.schedule.prompts if best else ())])
     length = longest_prompt + section.generation.max_completion_length
     check_length(policy.path, longest_prompt, length)
     job = RlJob(
