@@ -23,34 +23,34 @@ class Interval:
     high: float
 
 
-def bootstrap(values_P: np.ndarray, confidence: float, resamples: int, seed: int) -> Interval:
+def bootstrap(values_B: np.ndarray, confidence: float, resamples: int, seed: int) -> Interval:
     """Mean of per-prompt values with a percentile bootstrap interval (Efron 1979).
 
     Prompts are resampled, not completions: completions of one prompt are not independent.
-    Args: ``values_P`` [P] one number per prompt.
+    Args: ``values_B`` [B] one number per prompt.
     """
-    values_P = np.asarray(values_P, np.float64)
+    values_B = np.asarray(values_B, np.float64)
     rng = np.random.default_rng(seed)
     means = np.empty(resamples)
     for i in range(resamples):
-        means[i] = values_P[rng.integers(0, len(values_P), len(values_P))].mean()
+        means[i] = values_B[rng.integers(0, len(values_B), len(values_B))].mean()
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    return Interval(float(values_P.mean()), float(low), float(high))
+    return Interval(float(values_B.mean()), float(low), float(high))
 
 
-def wilson(values_P: np.ndarray, confidence: float) -> Interval:
+def wilson(values_B: np.ndarray, confidence: float) -> Interval:
     """Mean of per-prompt values in [0, 1] with a Wilson score interval (Wilson 1927).
 
     For values of 0 and 1 this is the interval of a proportion of P trials, which is valid for few prompts: 0 of 20 is
     [0, 0.161] at 95 %. Means of several completions, and win rates whose ties count one half, vary less; then the number of
     trials is the effective sample size p (1 - p) P / s² (Kish 1965), at least P. s² includes two pseudo-observations, 0 and 1,
     so that a few equal values do not give an interval of zero width.
-    Args: ``values_P`` [P] one number per prompt.
+    Args: ``values_B`` [B] one number per prompt.
     """
-    values_P = np.asarray(values_P, np.float64)
-    prompts, p = len(values_P), float(values_P.mean())
-    variance = (np.square(values_P - p).sum() + p**2 + (1 - p) ** 2) / (prompts + 1)
+    values_B = np.asarray(values_B, np.float64)
+    prompts, p = len(values_B), float(values_B.mean())
+    variance = (np.square(values_B - p).sum() + p**2 + (1 - p) ** 2) / (prompts + 1)
     trials = max(prompts, p * (1 - p) * prompts / variance)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     shrunk = 1 + z**2 / trials
@@ -60,7 +60,7 @@ def wilson(values_P: np.ndarray, confidence: float) -> Interval:
 
 
 def per_prompt(rows: Sequence[dict[str, Any]], column: str) -> np.ndarray:
-    """Mean of ``column`` for each prompt [P], in the order of prompt numbers. Rows without a value are skipped."""
+    """Mean of ``column`` for each prompt [B], in the order of prompt numbers. Rows without a value are skipped."""
     rows = [row for row in rows if row[column] is not None]
     prompts = np.array([row["prompt"] for row in rows])
     values = np.array([row[column] for row in rows], np.float64)
@@ -71,7 +71,7 @@ def per_prompt(rows: Sequence[dict[str, Any]], column: str) -> np.ndarray:
 def win_rate_per_prompt(
     rows: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]], column: str, margin: float
 ) -> np.ndarray:
-    """Win rate of each prompt's completions over the baseline's, over all pairs [P].
+    """Win rate of each prompt's completions over the baseline's, over all pairs [B].
 
     A difference of at most ``margin``, or within the rounding of the two values, is a tie and counts one half. Completions
     without a value are skipped, and so are prompts without completions on one side.
@@ -85,7 +85,7 @@ def win_rate_per_prompt(
 
 
 def pass_at(rows: Sequence[dict[str, Any]], column: str, k: int) -> np.ndarray:
-    """Probability that at least one of ``k`` completions of a prompt is right, for each prompt [P].
+    """Probability that at least one of ``k`` completions of a prompt is right, for each prompt [B].
 
     ``1 - C(n - c, k) / C(n, k)`` for n completions of which c are right (a score of 1): unbiased, Chen et al. 2021, "Evaluating
     Large Language Models Trained on Code". Completions without a score are skipped, and so are prompts with fewer

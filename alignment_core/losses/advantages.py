@@ -1,7 +1,6 @@
-"""Advantages of sampled sequences. Suffixes: ``_S`` sequences, ``_K`` trained tokens of all of them, one after the other.
+"""Advantages of sampled sequences, and of their trained tokens, which stand one after the other.
 
-``lengths_S`` says how many of them each sequence has; they stand in order. ``group_S`` says which sequences answer the same
-prompt.
+``lengths_S`` says how many trained tokens each sequence has. ``group_S`` says which sequences answer the same prompt.
 """
 
 from __future__ import annotations

@@ -18,28 +18,28 @@ def with_rest(logps_KC: Tensor) -> Tensor:
     return torch.cat([logps_KC, torch.log(-torch.expm1(listed_K))[:, None]], dim=1)
 
 
-def kl(logps_KN: Tensor, others_KN: Tensor) -> Tensor:
-    """``KL(p ‖ q)`` in nats of the distributions with these log-probabilities. [K, N] → [K]."""
-    return (logps_KN.exp() * (logps_KN - others_KN)).sum(-1)
+def kl(logps_KC: Tensor, others_KC: Tensor) -> Tensor:
+    """``KL(p ‖ q)`` in nats of the distributions with these log-probabilities. [K, C] → [K]."""
+    return (logps_KC.exp() * (logps_KC - others_KC)).sum(-1)
 
 
-def forward_kl(teacher_KN: Tensor, student_KN: Tensor) -> Tensor:
+def forward_kl(teacher_KC: Tensor, student_KC: Tensor) -> Tensor:
     """``KL(teacher ‖ student)``: the student covers all that the teacher may say. Hinton et al. 2015, "Distilling the Knowledge
-    in a Neural Network". [K, N] → [K]."""
-    return kl(teacher_KN, student_KN)
+    in a Neural Network". [K, C] → [K]."""
+    return kl(teacher_KC, student_KC)
 
 
-def reverse_kl(teacher_KN: Tensor, student_KN: Tensor) -> Tensor:
+def reverse_kl(teacher_KC: Tensor, student_KC: Tensor) -> Tensor:
     """``KL(student ‖ teacher)``: the student says nothing that the teacher would not. Gu et al. 2024, "MiniLLM: Knowledge
-    Distillation of Large Language Models". [K, N] → [K]."""
-    return kl(student_KN, teacher_KN)
+    Distillation of Large Language Models". [K, C] → [K]."""
+    return kl(student_KC, teacher_KC)
 
 
-def generalised_jsd(teacher_KN: Tensor, student_KN: Tensor, beta: float) -> Tensor:
+def generalised_jsd(teacher_KC: Tensor, student_KC: Tensor, beta: float) -> Tensor:
     """``β KL(teacher ‖ m) + (1 - β) KL(student ‖ m)`` with ``m = β teacher + (1 - β) student``, 0 < β < 1.
 
     Agarwal et al. 2024, "On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes", equation 1.
-    [K, N] → [K].
+    [K, C] → [K].
     """
-    mixed_KN = torch.logaddexp(teacher_KN + math.log(beta), student_KN + math.log1p(-beta))
-    return beta * kl(teacher_KN, mixed_KN) + (1 - beta) * kl(student_KN, mixed_KN)
+    mixed_KC = torch.logaddexp(teacher_KC + math.log(beta), student_KC + math.log1p(-beta))
+    return beta * kl(teacher_KC, mixed_KC) + (1 - beta) * kl(student_KC, mixed_KC)

@@ -47,32 +47,32 @@ def correction_weights(
     units_K, units = (sequence_K, count) if level == "sequence" else (torch.arange(len(log_ratio_K)), len(log_ratio_K))
     units_K = units_K.to(log_ratio_K.device)
 
-    def inside(scale_U: Tensor) -> Tensor:
-        scaled_K = log_ratio_K * scale_U[units_K]
+    def inside(scale_M: Tensor) -> Tensor:
+        scaled_K = log_ratio_K * scale_M[units_K]
         if measure == "ratio":
-            sums_U = sum_by_sequence(scaled_K, units_K, units)
-            return (sums_U.exp() >= low) & (sums_U.exp() <= high)
+            sums_M = sum_by_sequence(scaled_K, units_K, units)
+            return (sums_M.exp() >= low) & (sums_M.exp() <= high)
         return _mean(_divergence(scaled_K, sampled_K, measure), units_K, units) <= high
 
-    scale_U = torch.ones(units, dtype=log_ratio_K.dtype, device=log_ratio_K.device)
-    good_U = inside(scale_U)
+    scale_M = torch.ones(units, dtype=log_ratio_K.dtype, device=log_ratio_K.device)
+    good_M = inside(scale_M)
     if action == "clip":
-        scale_U = _largest_scale(inside, scale_U, good_U)
-    scaled_K = log_ratio_K * scale_U[units_K]
+        scale_M = _largest_scale(inside, scale_M, good_M)
+    scaled_K = log_ratio_K * scale_M[units_K]
     if measure == "ratio":
         scaled_K = sum_by_sequence(scaled_K, units_K, units)[units_K]
     weights_K = scaled_K.exp()
-    return weights_K if action == "clip" else torch.where(good_U[units_K], weights_K, torch.zeros_like(weights_K))
+    return weights_K if action == "clip" else torch.where(good_M[units_K], weights_K, torch.zeros_like(weights_K))
 
 
-def _largest_scale(inside: Callable[[Tensor], Tensor], ones_U: Tensor, good_U: Tensor) -> Tensor:
+def _largest_scale(inside: Callable[[Tensor], Tensor], ones_M: Tensor, good_M: Tensor) -> Tensor:
     """By bisection, the largest scale in [0, 1] at which each unit is inside."""
-    low_U, high_U = torch.zeros_like(ones_U), ones_U
+    low_M, high_M = torch.zeros_like(ones_M), ones_M
     for _ in range(BISECTIONS):
-        middle_U = (low_U + high_U) / 2
-        fits_U = inside(middle_U)
-        low_U, high_U = torch.where(fits_U, middle_U, low_U), torch.where(fits_U, high_U, middle_U)
-    return torch.where(good_U, ones_U, low_U)
+        middle_M = (low_M + high_M) / 2
+        fits_M = inside(middle_M)
+        low_M, high_M = torch.where(fits_M, middle_M, low_M), torch.where(fits_M, high_M, middle_M)
+    return torch.where(good_M, ones_M, low_M)
 
 
 def _divergence(log_ratio_K: Tensor, sampled_K: Tensor, measure: Measure) -> Tensor:
@@ -85,5 +85,5 @@ def _divergence(log_ratio_K: Tensor, sampled_K: Tensor, measure: Measure) -> Ten
 
 
 def _mean(values_K: Tensor, units_K: Tensor, units: int) -> Tensor:
-    sizes_U = sum_by_sequence(torch.ones_like(values_K), units_K, units).clamp(min=1)
-    return sum_by_sequence(values_K, units_K, units) / sizes_U
+    sizes_M = sum_by_sequence(torch.ones_like(values_K), units_K, units).clamp(min=1)
+    return sum_by_sequence(values_K, units_K, units) / sizes_M

@@ -55,15 +55,15 @@ def total_rewards(
     total_S = np.zeros(len(raw_SR))
     for index, (config, known) in enumerate(zip(configs, running, strict=True)):
         given_S = ~np.isnan(raw_SR[:, index])
-        values_G, groups_G = clipped(raw_SR[given_S, index], config), groups_S[given_S]
-        known.add(values_G)
+        given_values, given_groups = clipped(raw_SR[given_S, index], config), groups_S[given_S]
+        known.add(given_values)
         if config.normalise == "running":
-            values_G = (values_G - known.mean) / (known.deviation + EPSILON)
+            given_values = (given_values - known.mean) / (known.deviation + EPSILON)
         elif config.normalise == "batch":
-            values_G = _normalised(values_G, np.zeros(len(values_G), int))
+            given_values = _normalised(given_values, np.zeros(len(given_values), int))
         elif config.normalise == "group":
-            values_G = _normalised(values_G, groups_G)
-        total_S[given_S] += config.weight * values_G
+            given_values = _normalised(given_values, given_groups)
+        total_S[given_S] += config.weight * given_values
     return total_S
 
 

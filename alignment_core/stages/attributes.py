@@ -53,14 +53,14 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
     metrics |= {f"dropped_{reason}": count for reason, count in sorted(dropped.items())}
     written: dict[str, list[str]] = {}
     edges: dict[str, list[float]] = {}
-    for (name, attribute), values_N in zip(config.attributes.items(), columns, strict=True):
-        metrics[f"{name}.mean"] = float(values_N.mean())
-        metrics[f"{name}.deviation"] = float(values_N.std())
-        numbers_N = values_N
+    for (name, attribute), values_B in zip(config.attributes.items(), columns, strict=True):
+        metrics[f"{name}.mean"] = float(values_B.mean())
+        metrics[f"{name}.deviation"] = float(values_B.std())
+        numbers_B = values_B
         if attribute.bins:
-            edges[name] = inner_edges(values_N, attribute.bins)
-            numbers_N = np.searchsorted(edges[name], values_N, side="right")
-        written[name] = [attribute.written(number) for number in numbers_N]
+            edges[name] = inner_edges(values_B, attribute.bins)
+            numbers_B = np.searchsorted(edges[name], values_B, side="right")
+        written[name] = [attribute.written(number) for number in numbers_B]
         if len(set(written[name])) == 1:
             metrics.setdefault("warnings", []).append(
                 f"all completions have {name}={written[name][0]}: the policy cannot learn what it means"
@@ -80,13 +80,13 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
     return metrics
 
 
-def inner_edges(values_N: np.ndarray, bins: int) -> list[float]:
+def inner_edges(values_B: np.ndarray, bins: int) -> list[float]:
     """The distinct quantiles between bins. A value belongs to the bin after all edges that are not above it.
 
     An edge at the minimum would leave an empty bin below it, so it moves to the next value.
     """
-    edges = np.quantile(values_N, np.arange(1, bins) / bins)
-    distinct = np.unique(values_N)
+    edges = np.quantile(values_B, np.arange(1, bins) / bins)
+    distinct = np.unique(values_B)
     above = distinct[min(1, len(distinct) - 1)]
     return [float(edge) for edge in np.unique(np.where(edges <= distinct[0], above, edges))]
 

@@ -70,13 +70,13 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     passes = ForwardPasses(context, BLOCK)
     with passes.using_trainers():
         model = replace(context.model("model"), in_4bit=config.load_in_4bit)
-        logps_BC = passes(model, "lm", "reference", pairs, config.bf16).reshape(-1, len(names))
-    broken = np.flatnonzero(~np.isfinite(logps_BC).all(axis=1))
+        logps_BS = passes(model, "lm", "reference", pairs, config.bf16).reshape(-1, len(names))
+    broken = np.flatnonzero(~np.isfinite(logps_BS).all(axis=1))
     if len(broken):
         split, row = rows[broken[0]]
         raise NumericError(f"the reference's log-probability of row {row} of the {split} rows is not finite")
     splits, numbers = zip(*rows, strict=True)
-    logps = {f"{name}_logp": logps_BC[:, place] for place, name in enumerate(names)}
+    logps = {f"{name}_logp": logps_BS[:, place] for place, name in enumerate(names)}
     pq.write_table(
         pa.table({"split": splits, "row": numbers, **logps}), context.output / "logps.parquet", compression="zstd"
     )

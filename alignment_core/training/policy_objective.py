@@ -1,6 +1,6 @@
 """The objectives of a policy and its critic on the trained tokens of a pack, from the loss terms that the recipe asks for.
 
-Suffixes: ``_K`` the trained tokens of the pack's sequences, one after the other.
+Suffixes name axes as in :mod:`alignment_core.losses`.
 """
 
 from __future__ import annotations

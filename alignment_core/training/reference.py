@@ -47,5 +47,5 @@ class ReferenceLogps:
     def of(self, split: str, micro: MicroBatch, first: int = 0) -> torch.Tensor:
         """``[S]``: the values of the sequences of a pack, in the columns from ``first`` on."""
         per_row = len(micro.rows[0].sequences) if micro.rows else 0
-        values_BC = self.values[split][[row.number for row in micro.rows], first : first + per_row]
-        return torch.from_numpy(values_BC.reshape(-1)).to(micro.input_ids.device)
+        values_BS = self.values[split][[row.number for row in micro.rows], first : first + per_row]
+        return torch.from_numpy(values_BS.reshape(-1)).to(micro.input_ids.device)

@@ -29,10 +29,10 @@ def ours(logps_ST: Tensor, loss_type: str = "kto", mismatched_S: tuple[Tensor, T
         desirable_weight=WEIGHTS[0],
         undesirable_weight=WEIGHTS[1],
     )
-    sums_N = (mismatched_S[0] - mismatched_S[1]).sum()[None] if loss_type == "kto" else None
+    sums = (mismatched_S[0] - mismatched_S[1]).sum()[None] if loss_type == "kto" else None
     batch = micro_batch()
     batch.rows = ROWS
-    method = Kto(config).of_batch(ROWS, sums_N)  # type: ignore[arg-type]
+    method = Kto(config).of_batch(ROWS, sums)  # type: ignore[arg-type]
     loss, _ = method.loss(packed(logps_ST), batch, (REFERENCE_ST * MASK_ST).sum(1))  # type: ignore[arg-type]
     return loss / method.normaliser(ROWS)  # type: ignore[arg-type]
 

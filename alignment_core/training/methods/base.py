@@ -52,9 +52,9 @@ class BatchMethod(TrainingMethod, Protocol):
         columns after those of the training rows."""
 
     def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
-        """Sums over a micro-batch of this pass [N]."""
+        """Sums over a micro-batch of this pass, in one dimension."""
 
-    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None, done: float | None) -> TrainingMethod:
+    def of_batch(self, rows: Sequence[Row], sums: Tensor | None, done: float | None) -> TrainingMethod:
         """The method for a batch of these training rows, with the sums of the pass before; None where there was none.
 
         ``done`` is the fraction of steps that are done, from 0 in the first step to 1 in the last; None for held-out rows,

@@ -36,15 +36,15 @@ class Distillation(Sft):
         if not batch.rows:  # an empty pack, of a rank without rows
             return output.sum(), dict.fromkeys(("loss", "kl", "nll"), output.detach().sum())
         logps = [row.sequences[0].candidate_values for row in batch.rows]
-        teacher_KN = with_rest(output.new_tensor(np.concatenate([one for one in logps if one is not None])))
-        student_KN = with_rest(output[:, 1:])
-        forward = forward_kl(teacher_KN, student_KN)
+        teacher_KC = with_rest(output.new_tensor(np.concatenate([one for one in logps if one is not None])))
+        student_KC = with_rest(output[:, 1:])
+        forward = forward_kl(teacher_KC, student_KC)
         if self.config.divergence == "forward_kl":
             divergence = forward
         elif self.config.divergence == "reverse_kl":
-            divergence = reverse_kl(teacher_KN, student_KN)
+            divergence = reverse_kl(teacher_KC, student_KC)
         else:
-            divergence = generalised_jsd(teacher_KN, student_KN, self.config.jsd_beta)
+            divergence = generalised_jsd(teacher_KC, student_KC, self.config.jsd_beta)
         nll = -output[:, 0].sum()
         loss = divergence.sum() + self.config.nll_weight * nll
         metrics = {"loss": loss, "kl": forward.sum(), "nll": nll}

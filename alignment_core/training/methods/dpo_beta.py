@@ -32,14 +32,14 @@ class DynamicDpo(Dpo):
         chosen_P, rejected_P = split_pairs(ratio_S)
         return (chosen_P - rejected_P).sum()[None]
 
-    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None, done: float | None) -> Dpo:
+    def of_batch(self, rows: Sequence[Row], sums: Tensor | None, done: float | None) -> Dpo:
         if done is None:
             return Dpo(self.config, self.bf16)
         beta = self.config.beta
         if self.config.final_beta is not None:
             beta += (self.config.final_beta - beta) * done
-        if sums_N is not None:
-            margin = beta * float(sums_N[0]) / len(rows)
+        if sums is not None:
+            margin = beta * float(sums[0]) / len(rows)
             beta = dynamic_beta(beta, margin, self.config.beta_alpha, self.config.beta_margin)
         return _OfBatch(self.config.model_copy(update={"beta": beta}), self.bf16)
 

@@ -52,9 +52,9 @@ class Kto:
         assert reference_S is not None, "the stage reference_logps comes before"
         return (sum_by_sequence(output, batch.sequence_K, batch.sequences) - reference_S).sum()[None]
 
-    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None, done: float | None = None) -> Kto:
+    def of_batch(self, rows: Sequence[Row], sums: Tensor | None, done: float | None = None) -> Kto:
         desirable = sum(row.margin for row in rows)
-        baseline = 0.0 if sums_N is None else kl_baseline(sums_N[0], len(rows)).float()
+        baseline = 0.0 if sums is None else kl_baseline(sums[0], len(rows)).float()
         return replace(self, baseline=baseline, counts=(desirable, len(rows) - desirable))
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
