@@ -19,7 +19,21 @@ AT_ONCE = 255
 """Sequences whose recursions go together: a call of numpy takes as long for one number as for so many. It is odd, so that the
 numbers of a sequence, which lie so far apart, do not share lines of the processor's cache."""
 
+EPSILON = 1e-4
+"""Added to deviations before division, as in TRL, so that rewards that differ by rounding alone are worth almost nothing."""
+
 Baseline = Literal["none", "group", "leave-one-out", "batch"]
+
+
+def credit(rewards_S: Tensor, group_S: Tensor, baseline: Baseline, divide_by_deviation: bool) -> Tensor:
+    """What a sequence's tokens are credited with for its reward: the reward less a baseline, over the deviation of its group.
+
+    With ``group`` and the division it is GRPO's ``(r - mean) / (std + EPSILON)`` (Shao et al. 2024, "DeepSeekMath", section
+    4.1.2), without the division that of Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO). For process
+    supervision (section 4.1.3) give the reasoning steps of all sequences in place of sequences. Args: [S]. Returns [S].
+    """
+    credit_S = baselined(rewards_S, group_S, baseline)
+    return credit_S / (group_deviation(rewards_S, group_S) + EPSILON) if divide_by_deviation else credit_S
 
 
 def baselined(rewards_S: Tensor, group_S: Tensor, baseline: Baseline) -> Tensor:

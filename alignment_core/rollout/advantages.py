@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,24 +83,16 @@ def add_advantages(
     reward_S = torch.tensor(rewards, dtype=torch.float64)
     group_S = torch.unique(torch.from_numpy(batch.groups_S), return_inverse=True)[1]
 
-    def credit(reward_N: Tensor, group_N: Tensor) -> Tensor:
-        credit_N = reward_N
-        if config.estimator in ("group", "leave-one-out", "batch"):
-            credit_N = estimators.baselined(reward_N, group_N, config.estimator)
-        if config.divide_by_deviation:
-            credit_N = credit_N / (estimators.group_deviation(reward_N, group_N) + 1e-4)
-        return credit_N
-
-    credit_S = credit(
-        reward_S if reasoning_steps is None else reward_S - torch.from_numpy(reasoning_steps.counted_S), group_S
-    )
+    baseline = config.estimator if config.estimator in ("group", "leave-one-out", "batch") else "none"
+    credited = partial(estimators.credit, baseline=baseline, divide_by_deviation=config.divide_by_deviation)
+    at_end_S = reward_S if reasoning_steps is None else reward_S - torch.from_numpy(reasoning_steps.counted_S)
+    credit_S = credited(at_end_S, group_S)
     rewards_K = torch.zeros(int(lengths_S.sum()), dtype=torch.float64)
     trained_S = lengths_S > 0
     rewards_K[torch.cumsum(lengths_S, 0)[trained_S] - 1] = credit_S[trained_S]
     if reasoning_steps is not None:
-        credit_U = credit(
-            torch.from_numpy(reasoning_steps.reward_U), group_S[torch.from_numpy(reasoning_steps.sequence_U)]
-        )
+        group_U = group_S[torch.from_numpy(reasoning_steps.sequence_U)]
+        credit_U = credited(torch.from_numpy(reasoning_steps.reward_U), group_U)
         rewards_K.index_add_(0, torch.from_numpy(reasoning_steps.place_U), credit_U)
     metrics = {"reward": float(reward_S.mean()), "reward_deviation": float(reward_S.std(correction=0))}
     if kl.place == "reward" and coefficient > 0:

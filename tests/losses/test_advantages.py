@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from alignment_core.losses.advantages import (
     baselined,
+    credit,
     discounted_returns,
     generalised_advantages,
     group_deviation,
@@ -41,6 +42,16 @@ def test_a_group_of_one_has_nothing_to_compare_with() -> None:
 def test_the_deviation_of_a_group_has_one_less_than_its_size_as_divisor() -> None:
     # group 0: deviations 2/3, -1/3, -1/3, squares sum to 2/3, over 2 = 1/3; group 1: 4 + 4 over 1
     assert group_deviation(REWARDS, GROUPS).tolist() == pytest.approx([3**-0.5] * 3 + [8**0.5] * 2)
+
+
+@pytest.mark.parametrize(("divides", "divisors"), [(False, [1.0, 1.0]), (True, [3**-0.5 + 1e-4, 8**0.5 + 1e-4])])
+def test_credit_is_the_reward_less_the_baseline_over_the_deviation_of_the_group(
+    divides: bool, divisors: list[float]
+) -> None:
+    """The advantage of GRPO with the division, that of Dr. GRPO without it."""
+    first, second = divisors
+    expected = [2 / 3 / first, -1 / 3 / first, -1 / 3 / first, -2 / second, 2 / second]
+    assert credit(REWARDS, GROUPS, "group", divides).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_returns_end_with_their_sequence() -> None:
