@@ -22,6 +22,9 @@ from alignment_core.printable import escaped_json, printable
 RecipeArgument = Annotated[
     Path, typer.Argument(help="Recipe file (YAML), or the name of a recipe that is installed, such as quickstart.")
 ]
+RunArgument = Annotated[
+    str, typer.Argument(help="Id of a run, its first digits, its name (the latest one), or `last`.")
+]
 SweepOption = Annotated[
     list[str],
     typer.Option(

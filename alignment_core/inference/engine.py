@@ -17,7 +17,8 @@ from alignment_core.imports import hidden, uncollected
 from alignment_core.inference.completions import Completion, Completions, Request
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started
 from alignment_core.inference.parity import largest_difference
-from alignment_core.inference.request_queue import RequestQueue, parameters_of
+from alignment_core.inference.request_queue import RequestQueue
+from alignment_core.inference.sampling_parameters import parameters_of
 from alignment_core.memory import memory_explained
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import check_loadable, checkpoint_dtype

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from alignment_core.inference.completions import Completion, Completions, Request
-from alignment_core.recipes.sections.rollout import GenerationConfig
 
 
 @dataclass
@@ -102,24 +101,6 @@ class RequestQueue:
         prompt = {"prompt_token_ids": [*known.request.prompt_ids, *known.token_ids]}
         known.has_adapter = self.adapter is not None
         self._llm.llm_engine.add_request(known.request.name, prompt, known.parameters, lora_request=self.adapter)
-
-
-def parameters_of(config: GenerationConfig, stop_ids: Sequence[int], seed: int, **more: Any) -> Any:
-    """``vllm.SamplingParams`` of a recipe's generation."""
-    import vllm
-
-    return vllm.SamplingParams(
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
-        seed=None if config.temperature == 0 else seed,
-        logprobs=0,  # of the sampled tokens only
-        flat_logprobs=True,
-        stop_token_ids=list(stop_ids),
-        detokenize=False,
-        **{"max_tokens": config.max_completion_length, **more},
-    )
 
 
 def _completion(output: Any, version: int) -> Completion:

@@ -1,4 +1,4 @@
-"""Aggregation of rewards: clipping, normalisation, weighted totals, length penalties, and the choice of prompts."""
+"""Aggregation of rewards: clipping, normalisation, weighted totals and length penalties."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from alignment_core.recipes.sections.rewards import RewardConfig
-from alignment_core.recipes.sections.rl import FilterConfig, ShapingConfig
+from alignment_core.recipes.sections.rl import ShapingConfig
 
 EPSILON = 1e-4
 """Added to deviations before division, as in TRL, so that rewards that differ only by rounding stay almost 0."""
-ROUNDING = 1e-6
-"""Rewards are equal if they differ by no more, absolutely or relatively: sums of numbers in single precision do."""
 
 
 class RunningMean:
@@ -94,19 +92,6 @@ def length_penalties(lengths_S: np.ndarray, truncated_S: np.ndarray, longest: in
         over_S = (lengths_S - (longest - config.overlong_buffer)) / config.overlong_buffer
         penalties_S = penalties_S - config.overlong_penalty * np.clip(over_S, 0.0, 1.0)
     return penalties_S
-
-
-def informative_groups(
-    raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], bounds: FilterConfig
-) -> set[int]:
-    """The groups whose weighted rewards differ by more than rounding, and whose mean lies within the ``bounds``, ends excluded:
-    Yu et al. 2025, "DAPO", equation 11."""
-    total_S = rewards_as_given(raw_SR, configs)
-    low = -math.inf if bounds.low is None else bounds.low
-    high = math.inf if bounds.high is None else bounds.high
-    rewards = {int(group): total_S[groups_S == group] for group in np.unique(groups_S)}
-    differ = {group for group, one in rewards.items() if not np.allclose(one, one[0], rtol=ROUNDING, atol=ROUNDING)}
-    return {group for group in differ if low < rewards[group].mean() < high}
 
 
 def _normalised(values_S: np.ndarray, groups_S: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.adapters import NF4, QUANTISATION
 from alignment_core.models.padding import set_padding
 from alignment_core.models.quantization import round_to_4_bits
+from alignment_core.models.saved_stop_tokens import stop_at_turn_end
 from alignment_core.models.saving import (
     ADAPTER,
     GENERATION_CONFIG,
@@ -24,7 +25,6 @@ from alignment_core.models.saving import (
     save_checkpoint,
     write_chat_template,
 )
-from alignment_core.models.stop_tokens import stop_at_turn_end
 from alignment_core.recipes.paths import BEGINS, is_address, is_written_as_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -17,7 +17,7 @@ from alignment_core.models.microbatch import Pair, Row, Tokens, TokenSequence
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.training.batches import cut, pack
+from alignment_core.training.packing import cut, pack
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,14 @@ from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.padding import set_padding
 from alignment_core.models.quantization import FIELD as IN_4_BITS
 from alignment_core.models.quantization import size as numbers_of
+from alignment_core.models.saved_stop_tokens import stop_at_turn_end
 from alignment_core.models.saving import save_checkpoint
-from alignment_core.models.stop_tokens import stop_at_turn_end
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
-from alignment_core.training.batches import cut, pack
 from alignment_core.training.collectives import from_rank_0, sum_over_ranks, unanimous
 from alignment_core.training.ema import WeightAverage
 from alignment_core.training.engine import close_engine, fill_gradients, make_engine
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
+from alignment_core.training.packing import cut, pack
 from alignment_core.training.portable_checkpoint import Portable
 from alignment_core.training.step_report import MetricSums, StepReport
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from alignment_core.canonical import derive_seed
 from alignment_core.models.microbatch import MicroBatch
 from alignment_core.recipes.sections.rl import PretrainingConfig
-from alignment_core.training.batches import batch_of_step
 from alignment_core.training.learner import Term
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.packing import batch_of_step
 from alignment_core.training.step_report import StepReport
 from alignment_core.training.training_rows import shuffles, training_rows
 

@@ -14,7 +14,7 @@ from alignment_core.models.microbatch import Row
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.training.batches import cut, pack
+from alignment_core.training.packing import cut, pack
 
 Prediction = tuple[np.ndarray, np.ndarray]
 """Token ids (int32) and their log-probabilities in nats (float32), each [targets, C]."""

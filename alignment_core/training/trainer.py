@@ -25,12 +25,12 @@ from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
-from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.checkpoints import described
 from alignment_core.training.collectives import agree, sum_over_ranks
 from alignment_core.training.learner import Learner, Loss, ModelSource, Term
 from alignment_core.training.methods.base import BatchMethod, TrainingMethod
 from alignment_core.training.moving_reference import MovingReference
+from alignment_core.training.packing import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.step_report import MetricSums, StepReport

@@ -14,8 +14,7 @@ from rich.markup import escape
 
 from alignment.flows import access
 from alignment.flows.cli.custom_flow import OF_RECIPES, checked, is_flow_file, load_flow, parameters_of
-from alignment.flows.cli.services import RunArgument
-from alignment.flows.console import JsonOption, RecipeArgument, SweepOption, err, out, print_json
+from alignment.flows.console import JsonOption, RecipeArgument, RunArgument, SweepOption, err, out, print_json
 from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, UserError

@@ -22,6 +22,7 @@ from alignment.flows.cli import chat as cli_chat
 from alignment.flows.cli import check as cli_check
 from alignment.flows.cli import deploy as cli_deploy
 from alignment.flows.cli import doctor as cli_doctor
+from alignment.flows.cli import explain as cli_explain
 from alignment.flows.cli import fields as cli_fields
 from alignment.flows.cli import generate as cli_generate
 from alignment.flows.cli import init as cli_init
@@ -29,6 +30,7 @@ from alignment.flows.cli import labels as cli_labels
 from alignment.flows.cli import migrate as cli_migrate
 from alignment.flows.cli import nights as cli_nights
 from alignment.flows.cli import report as cli_report
+from alignment.flows.cli import resume as cli_resume
 from alignment.flows.cli import run as cli_run
 from alignment.flows.cli import samples as cli_samples
 from alignment.flows.cli import serve as cli_serve
@@ -67,13 +69,13 @@ def options(
 
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (cli_doctor.doctor, cli_init.init, cli_migrate.migrate, cli_fields.fields, cli_check.check),
-    "Run": (cli_run.run, cli_services.resume),
+    "Run": (cli_run.run, cli_resume.resume),
     "Look": (
         cli_services.status,
         cli_deploy.watch,
         cli_samples.samples,
         cli_report.report,
-        cli_services.explain,
+        cli_explain.explain,
         cli_store.lineage,
         cli_store.diff,
         cli_store.artifacts_app,

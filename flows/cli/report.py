@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from alignment.flows import access
-from alignment.flows.cli.services import RunArgument
-from alignment.flows.console import JsonOption, StoreOption, out, print_json
+from alignment.flows.console import JsonOption, RunArgument, StoreOption, out, print_json
 from alignment.flows.service import services
 from alignment_core import journal
 

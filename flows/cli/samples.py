@@ -8,8 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from alignment.flows.cli.services import RunArgument
-from alignment.flows.console import JsonOption, out, print_json
+from alignment.flows.console import JsonOption, RunArgument, out, print_json
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import UserError

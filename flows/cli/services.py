@@ -1,4 +1,4 @@
-"""The commands about services and runs: up, env, down, status, resume, explain."""
+"""``align up``, ``env``, ``down`` and ``status``: the services, and the latest runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from alignment.flows import access, run_queue
 from alignment.flows.console import JsonOption, out, print_json
 from alignment.flows.service import services
 from alignment_core import journal, network
-from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
 
-RunArgument = Annotated[
-    str, typer.Argument(help="Id of a run, its first digits, its name (the latest one), or `last`.")
-]
 SHOWN_RUNS = 10
 NOT_UP = 3
 """Exit code of `align status` without running services."""
@@ -111,7 +107,7 @@ def down(as_json: JsonOption = False) -> None:
 def status(as_json: JsonOption = False) -> None:
     """Show the services and the latest runs. Exit code 3 if the services are not running."""
     state = services.running()
-    latest = [_run_row(record) for record in journal.runs()[-SHOWN_RUNS:]]
+    latest = [run_row(record) for record in journal.runs()[-SHOWN_RUNS:]]
     services.use_if_running()
     queue = run_queue.read() if state is not None and state.phase == "ready" else None
     if as_json:
@@ -157,7 +153,8 @@ def _print_problems(state: services.State) -> None:
         out.print(problem, markup=False)
 
 
-def _run_row(record: journal.RunRecord) -> dict[str, Any]:
+def run_row(record: journal.RunRecord) -> dict[str, Any]:
+    """A run, as `align status` and `align explain` show it."""
     return {
         "run": record.run_id,
         "name": record.name,
@@ -181,71 +178,3 @@ def _doing(record: journal.RunRecord) -> dict[str, str]:
     for label, wait in journal.waits(record.run_id).items():
         doing[label] = f"has waited {max(time.time() - wait.since, 0):.0f} s for {wait.reason}"
     return {label: text for label, text in doing.items() if label in running}
-
-
-def resume(
-    run: RunArgument,
-    from_stage: Annotated[
-        str | None, typer.Option(help="Run this stage and everything that depends on it again, even if cached.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Resume a run where it stopped. Its old process is ended first if it is still alive."""
-    record = journal.find(run)
-    if from_stage is not None and not record.flow:  # the stages of a user's own flow are known only when it runs
-        _check_from_stage(record, from_stage)
-    ended = journal.end_process(record, services.stop_seconds(record.recipe))
-    services.use_if_running()
-    if record.deployed:
-        return _resume_deployed(record, from_stage, ended, as_json)
-    from alignment.flows.cli.run import run_flow_here, run_here
-    from alignment_core.recipes import parse_recipe
-
-    if record.flow:
-        return run_flow_here(record.flow, record.parameters, from_stage, record, as_json)
-    recipe = parse_recipe(record.recipe, f"the recipe of run {record.run_id}")
-    chosen, resumes = from_stage or record.from_stage, None if from_stage else record
-    return run_here(recipe, chosen, resumes, as_json, record.overrides)
-
-
-def _check_from_stage(record: journal.RunRecord, from_stage: str) -> None:
-    """Raise UserError for an unknown stage, before the old process is ended."""
-    from alignment.flows.planning import plan
-    from alignment.flows.preflight import check_from_stage
-    from alignment_core.recipes import parse_recipe
-
-    recipe = parse_recipe(record.recipe, f"the recipe of run {record.run_id}")
-    planned = plan(recipe, open_store(record.store, writes=False))
-    check_from_stage(from_stage, [stage.label for stage in planned.stages])
-
-
-def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: bool, as_json: bool) -> None:
-    if not os.environ.get("PREFECT_API_URL"):
-        raise EnvironmentFault("a worker ran this run; start the services (`align up`) or set PREFECT_API_URL first")
-    from alignment.flows.service.reconcile import resume_now
-
-    run_id = resume_now(record.run_id, from_stage, "its process was ended" if ended else "its process is gone")
-    if as_json:
-        return print_json({"run_id": run_id, "scheduled": True})
-    return out.print(f"scheduled as run {run_id}; the worker picks it up, and finished stages are cached")
-
-
-def explain(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Show why each stage of a run ran or was cached: the changes since the most similar earlier run of the stage."""
-    from alignment_core.lineage.explain import explain as explanations
-
-    record = journal.find(run)
-    lines = journal.stages(record.run_id).values()
-    stages = {str(line.key_parts.get("stage", line.stage)) for line in lines}
-    explained = explanations(lines, open_store(record.store, writes=False).records.all(*stages), record.run_id)
-    if as_json:
-        return print_json({**_run_row(record), "stages": [stage.model_dump(mode="json") for stage in explained]})
-    out.print(f"run {record.run_id} ({record.name}): {journal.status_of(record)}", markup=False)
-    for stage in explained:
-        seconds = f", {stage.seconds:.1f} s" if stage.state == "run" else ""
-        out.print(f"{stage.label}: {stage.state}{seconds}\n    {stage.why}", markup=False)
-        for change in stage.changed:
-            out.print(f"      {change}", markup=False)
-        for change in stage.elsewhere:
-            out.print(f"      not in the key: {change}", markup=False)
-    return None

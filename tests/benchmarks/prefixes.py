@@ -16,7 +16,7 @@ from alignment_core.models.microbatch import Row, TokenSequence
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.scratch import create_model
 from alignment_core.recipes import ScratchModel
-from alignment_core.training.batches import cut, pack
+from alignment_core.training.packing import cut, pack
 from tests.benchmarks.training import alternate
 
 BUDGET = 1024

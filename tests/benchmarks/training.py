@@ -39,8 +39,8 @@ def main() -> None:
     from alignment_core.models.packed import PackedModel, run_packed
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import ResourcesConfig, ScratchModel, TrainingConfig
-    from alignment_core.training.batches import batch_of_step, cut, pack
     from alignment_core.training.methods.sft import Sft
+    from alignment_core.training.packing import batch_of_step, cut, pack
     from alignment_core.training.ranks import join
     from alignment_core.training.trainer import TrainJob
 

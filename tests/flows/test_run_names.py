@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prefect.context import FlowRunContext
 
-from alignment.flows.cli import services as cli_services
+from alignment.flows.cli import resume as cli_resume
 from alignment.flows.preflight import COMMAND_LINE, CommandLine
 from alignment.flows.recipe_flow import LONGEST_NAME, _run_name
 from alignment_core.journal import Journal, new_record
@@ -44,5 +44,5 @@ def test_a_resumed_run_keeps_the_settings_in_its_name(tmp_path: Path, monkeypatc
     content = recipe_with({}).model_dump(mode="json")
     with Journal(new_record("0" * 8, "small", content, "store", overrides=("seed=3",))).open() as journal:
         journal.end("stopped")
-    cli_services.resume("last")
+    cli_resume.resume("last")
     assert [given[-1] for given in taken_up] == [("seed=3",)]

@@ -17,7 +17,7 @@ from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig
-from alignment_core.training.batches import pack
+from alignment_core.training.packing import pack
 from tests.inference.test_engine_parity import POLICY, STOP, parity
 from tests.stages.rl_runs import RESOURCES, run_rl, section_of
 

@@ -14,7 +14,7 @@ from alignment_core.models.attention import NAME, TreeAttention
 from alignment_core.models.microbatch import Row, TokenSequence
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.prefix_tree import lay_out
-from alignment_core.training.batches import pack
+from alignment_core.training.packing import pack
 
 TINY = {
     "vocab_size": 64,

@@ -11,7 +11,7 @@ import torch
 
 from alignment_core.errors import UserError
 from alignment_core.models.packed import PackedModel, run_packed
-from alignment_core.training.batches import pack
+from alignment_core.training.packing import pack
 from tests.models.test_attention import FEW_EXPERTS, model_of, rows_of
 
 FIRST = 40

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from alignment_core.canonical import derive_seed
 from alignment_core.errors import UserError
 from alignment_core.recipes import DpoLossConfig
-from alignment_core.training.batches import batch_of_step
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.packing import batch_of_step
 from alignment_core.training.policy_trainer import PolicyTrainer
 from alignment_core.training.resumable import save_progress
 from tests.training.test_policy_ranks import Policy, sampled

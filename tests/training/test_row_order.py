@@ -17,8 +17,8 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.rollout.prompt_schedule import PromptSchedule
-from alignment_core.training.batches import batch_of_step, first_rows
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.packing import batch_of_step, first_rows
 from alignment_core.training.training_rows import shuffles
 from tests.training.test_trainer_ranks import open_job, train
 

@@ -23,12 +23,12 @@ from alignment_core.errors import DataError, EnvironmentFault, NumericError, Use
 from alignment_core.host.protocol import describe, rebuild
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import DpoLossConfig
-from alignment_core.training.batches import batch_of_step
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.packing import batch_of_step
 from alignment_core.training.rank_folders import write
 from alignment_core.training.ranks import TrainerActors
 from alignment_core.training.ranks import open_job as open_on

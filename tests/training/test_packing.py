@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alignment_core.models.microbatch import Row, TokenSequence
 from alignment_core.recipes import TrainingConfig
-from alignment_core.training.batches import LINE_TOKENS, batch_of_step, cut, pack
+from alignment_core.training.packing import LINE_TOKENS, batch_of_step, cut, pack
 from alignment_core.training.schedule import learning_rate
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from alignment_core.models.stop_tokens import stop_at_turn_end
+from alignment_core.models.saved_stop_tokens import stop_at_turn_end
 from alignment_core.models.tokenizer import byte_tokenizer
 
 CHATML = (

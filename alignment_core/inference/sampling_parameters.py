@@ -1,0 +1,26 @@
+"""``vllm.SamplingParams`` from the sampling parameters of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from alignment_core.recipes.sections.rollout import GenerationConfig
+
+
+def parameters_of(config: GenerationConfig, stop_ids: Sequence[int], seed: int, **more: Any) -> Any:
+    """The parameters for one prompt; ``more`` are further ones by vLLM's names, or a ``max_tokens`` other than the recipe's."""
+    import vllm
+
+    return vllm.SamplingParams(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        seed=None if config.temperature == 0 else seed,
+        logprobs=0,  # of the sampled tokens only
+        flat_logprobs=True,
+        stop_token_ids=list(stop_ids),
+        detokenize=False,
+        **{"max_tokens": config.max_completion_length, **more},
+    )
