@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from alignment_core.cluster.actor import Actor
+
 SIGNS = (  # what a process is by its command line, the first sign that fits
     ("flow", "alignment.flows.cli.main run"),
     ("supervisor", "alignment_core.host.supervisor"),
@@ -21,7 +23,7 @@ SIGNS = (  # what a process is by its command line, the first sign that fits
     ("verifier", "alignment_core.user_code.process"),
     ("raylet", "raylet/raylet"),
     ("gcs", "gcs/gcs_server"),
-    ("actor", "ray::_Cell"),
+    ("actor", f"ray::{Actor.__name__}"),
     ("agent", "ray::"),
 )
 

@@ -17,7 +17,7 @@ OUT_OF_MEMORY = f"""1 worker(s) were killed due to the node running low on memor
 OOM kill reason: Memory usage {int(22.5 * GIB)}B exceeded threshold of {int(22.36 * GIB)}B (95.0% of 25276510208B limit)
 Ray killed 1 worker(s) based on the killing policy
 Considered workers: [
-Selected to kill: (Actor(44b2): job ID=01000000, task name=_Cell.call, required resources={{}}, pid=3858, \
+Selected to kill: (Actor(44b2): job ID=01000000, task name=Actor.call, required resources={{}}, pid=3858, \
 actual memory used=2.00GB, worker ID=f14b)
 ]
 Top 10 memory users: PID\tMEM(GB)\tCOMMAND
@@ -26,7 +26,7 @@ Top 10 memory users: PID\tMEM(GB)\tCOMMAND
 """
 """As Ray 2.60 words it (seen with ``RAY_memory_usage_threshold`` below what was in use)."""
 DIED = """The actor died unexpectedly before finishing this task.
-\tclass_name: _Cell
+\tclass_name: Actor
 \tactor_id: 98186eb48c1fc5f12d7f8c8401000000
 \tpid: 3885
 \tip: 127.0.0.1

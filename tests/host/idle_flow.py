@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from alignment_core.cluster.actor import Actor
 from tests.processes import processes_of, wait_until
 
 FLOW = """
@@ -39,7 +40,7 @@ def check_that_nothing_outlives(ending: signal.Signals, folder: Path, model: Pat
     )
     assert flow.stdout is not None
     assert flow.stdout.readline() == b"ready\n", (folder / "flow.err").read_text()
-    assert wait_until(lambda: any("ray::_Cell" in line for line in processes_of(home).values()), 120)
+    assert wait_until(lambda: any(f"ray::{Actor.__name__}" in line for line in processes_of(home).values()), 120)
     there = processes_of(home)
     assert len(there) > 5, "supervisor, host, Ray's daemons and a trainer should be there"
     raylet = next(psutil.Process(pid) for pid, line in there.items() if "raylet" in line.split()[0])

@@ -42,7 +42,7 @@ def test_training_goes_on_in_a_new_host_after_the_death_of_each_process_that_it_
     with Host(str(tmp_path / "store"), resources, tmp_path / "host.log") as host:
         call = training_call(host, tiny_model(), STEPS)
         for role, says in {"gcs": "Ray's gcs_server died", "raylet": "Ray's raylet died", "host": ""}.items():
-            with pytest.raises(InfrastructureError, match=r"sft: the run host died; see .*host\.log") as caught:
+            with pytest.raises(InfrastructureError, match=r"sft: the run host died \(.*\); see .*host\.log") as caught:
                 host.run(call, Killer(home, role))
             assert caught.value.retryable
             assert says in (tmp_path / "host.log").read_text()

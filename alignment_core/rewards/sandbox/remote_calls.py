@@ -53,7 +53,7 @@ _of_operator = {name: getattr(operator, f"{name}_" if name in ("and", "or") else
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{f"__{name}__": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"__{name}__": of for name, of in _of_operator.items()},
-    **{f"__r{name}__": lambda a, b, of=of: of(b, a) for name, of in _of_operator.items()},
+    **{f"__r{name}__": lambda a, b, *, of=of: of(b, a) for name, of in _of_operator.items()},
     **{f"__i{name}__": getattr(operator, f"i{name}") for name in ARITHMETIC},
 }
 """Special methods whose other operand may be an expected value."""
@@ -327,7 +327,7 @@ def _class_of(value: Any) -> tuple[int, str, str]:
 ACTIONS: dict[str, Callable[..., Any]] = {
     **OPERATORS,
     **SPECIAL,
-    "get": getattr,
+    "get": lambda target, name: getattr(target, name),
     "set": setattr,
     "class": _class_of,
     "plain": _plain,
