@@ -1,16 +1,19 @@
 """Loading the user's code: the source that a stage's key counts, and no other.
 
-Imports find the files that count, by name. In a process that serves a function of the user's, an audit hook of Python refuses
-to execute any other file of the user's, whether it is imported or executed by its path.
+Imports find the files that count, by name. In a process that serves a function of the user's, a finder refuses any other
+module that imports find, unless it is installed or lies in a library's cache, and an audit hook of Python refuses to execute
+any other file of the user's by its path.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.util
 import os
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -31,6 +34,8 @@ CACHES = (
 """Variables that name folders where libraries put code that they downloaded or generated."""
 _counted: dict[str, Path] = {}
 """The files that may be loaded here, by module name."""
+_last = threading.local()
+"""``opened``: the file that the thread opened last."""
 
 
 class Uncounted(ImportError):
@@ -40,7 +45,8 @@ class Uncounted(ImportError):
 def serve(files: Mapping[str, str]) -> None:
     """From now on, load ``files`` only if they have these digests, and none of the user's that no loaded module counts."""
     EXPECTED.update(files)
-    sys.addaudithook(_refuse_uncounted)
+    sys.meta_path.insert(0, _Guard)  # the finder of the files that count comes before it
+    sys.addaudithook(_refuse_executed)
 
 
 def load(source: str) -> ModuleType:
@@ -121,43 +127,122 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(data, self.path)
 
 
-def _refuse_uncounted(event: str, arguments: tuple[Any, ...]) -> None:
+class _Guard:
+    """Finds what the finders after it do, and refuses to load the user's modules that do not count."""
+
+    of_user_code = True
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        """As importlib's finders."""
+        finders = sys.meta_path[sys.meta_path.index(_Guard) + 1 :]
+        specs = (finder.find_spec(name, path, target) for finder in finders if hasattr(finder, "find_spec"))
+        spec = next(filter(None, specs), None)
+        if spec is None or not spec.has_location or not spec.origin:
+            return spec
+        uncounted = _uncounted(spec.origin, is_found=True)
+        return spec if uncounted is None else ModuleSpec(name, _Refusing(uncounted), origin=spec.origin)
+
+
+class _Refusing(importlib.abc.InspectLoader):
+    """Raises Uncounted once the module is loaded: whoever asks only whether there is one gets an answer."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        raise _refusal_of(self._file)
+
+    def get_code(self, fullname: str) -> Any:
+        raise _refusal_of(self._file)
+
+    def get_source(self, fullname: str) -> str | None:
+        raise _refusal_of(self._file)
+
+
+def _refuse_executed(event: str, arguments: tuple[Any, ...]) -> None:
     """Python's audit hook: raise Uncounted before a file of the user's is executed that does not count."""
-    if event == "exec":
+    path: Any = None
+    if event == "open":
+        _last.opened = arguments[0]
+    elif event in ("marshal.loads", "marshal.load"):  # bytecode may say that it comes from another file, or from none
+        path = _source_of_bytecode(getattr(_last, "opened", None))
+    elif event == "exec":
         executed = getattr(arguments[0], "co_filename", "")
-        name = executed if executed.endswith(".py") else ""  # not a template, nor code that was made from a text
-    else:
-        name = arguments[1] if event == "import" else ""  # the file of an extension module, None for others
-    if not name:
-        return
-    file = file_at(name) or file_at(f"{name}c")  # bytecode without its source
-    if file is not None and file not in _counted.values() and _is_of_the_user(file):
-        raise Uncounted(
-            f"{file} is loaded in a way that the source does not show, so the stage's key does not count it: write `import` "
-            "and the module's name, and put its folder on PYTHONPATH if it does not lie beside"
-        )
+        path = executed if executed.endswith(".py") else None  # not a template, nor code that was made from a text
+    elif event == "import":
+        path = arguments[1]  # the file of an extension module, None for others
+    if path and (file := _uncounted(path)) is not None:
+        raise _refusal_of(file)
+
+
+def _source_of_bytecode(opened: Any) -> str | None:
+    """The source of a file of bytecode, or the file itself if it has no source; None for any other file."""
+    path = os.fsdecode(opened) if isinstance(opened, str | bytes | os.PathLike) else ""
+    if not path.endswith(".pyc"):
+        return None
+    try:
+        source = importlib.util.source_from_cache(path)
+    except ValueError:  # not in a folder for compiled files
+        source = path[:-1]
+    return source if os.path.isfile(source) else path
+
+
+def _refusal_of(file: Path) -> Uncounted:
+    return Uncounted(
+        f"{file} is loaded in a way that the source does not show, so the stage's key does not count it: write `import` and "
+        "the module's name, and put its folder on PYTHONPATH if it does not lie beside"
+    )
+
+
+def _uncounted(path: str, is_found: bool = False) -> Path | None:
+    """The file at ``path``, or the archive that ``path`` leads into, if it is the user's and does not count.
+
+    A file that imports found (``is_found``) is the user's wherever it lies, unless it belongs to a library. Any other must also
+    lie below the folder of a file that counts, or where imports look, and not belong to a tool; or be reached by a link there.
+    """
+    named = Path(os.path.abspath(path))
+    if _is_of_a_library(named):  # first, as that is most of what is imported
+        return None
+    file = file_at(path)
+    if file is None or file in _counted.values() or _is_of_a_library(file):
+        return None
+    if is_found or _is_of_the_user(named) or _is_of_the_user(file):
+        return next((one for one in (named, *named.parents) if one.is_file()), file)
+    return None
+
+
+def _is_of_a_library(file: Path) -> bool:
+    """Whether a file is installed, in a cache, or ours."""
+    if installed(file) or ".cache" in file.parts:
+        return True
+    caches = [Path(cache).expanduser().resolve() for name in CACHES if (cache := os.environ.get(name))]
+    return any(map(file.is_relative_to, (ROOT / PACKAGE, *caches)))
 
 
 def _is_of_the_user(file: Path) -> bool:
     """Whether a file lies below the folder of a file that counts, or where imports look, and does not belong to a tool."""
-    caches = [Path(cache).expanduser().resolve() for name in CACHES if (cache := os.environ.get(name))]
-    if installed(file) or ".cache" in file.parts or any(map(file.is_relative_to, (ROOT / PACKAGE, *caches))):
-        return False
     folders = {counted.parent for counted in _counted.values() if not installed(counted)}
-    folders |= {Path(entry).resolve() for entry in sys.path}
+    folders |= {folder for entry in sys.path for folder in _forms(entry)}
     return any(file.is_relative_to(folder) and not _is_of_a_tool(file, folder) for folder in folders)
 
 
 def _is_of_a_tool(file: Path, folder: Path) -> bool:
     """Whether a file below ``folder`` is in a hidden folder, an environment of venv or conda, npm's folder or the folder for
     temporary files, or in a subfolder of it if ``folder`` is the latter."""
-    between = file.parents[: len(file.parents) - len(folder.parents) - 1]
-    temporary = Path(tempfile.gettempdir()).resolve()
+    levels = len(file.parents) - len(folder.parents) - 1
+    between = file.parents[: max(levels, 0)]  # none for an archive that is itself on the path
+    temporary = _forms(tempfile.gettempdir())
     return any(
-        temporary in (parent, folder)
+        not temporary.isdisjoint((parent, folder))
         or parent.name.startswith(".")
         or parent.name == "node_modules"
         or (parent / "pyvenv.cfg").exists()
         or (parent / "conda-meta").exists()
         for parent in between
     )
+
+
+def _forms(folder: str) -> set[Path]:
+    """A folder as it is named, and without links."""
+    return {Path(os.path.abspath(folder)), Path(folder).resolve()}

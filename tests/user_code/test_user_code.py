@@ -284,6 +284,114 @@ def f(path):
 """
 
 
+ELSEWHERE = {
+    "a link": ("import_module(f'linked_{x}').VALUE", "project/linked_7.py"),
+    "a linked folder": ("import_module(f'folder_{x}.unseen_7').VALUE", "project/folder_7/unseen_7.py"),
+    "a folder put on the path of a package": (
+        "(known_7.__path__.append(beside('../elsewhere')), import_module(f'known_7.unseen_{x}'))[1].VALUE",
+        "elsewhere/unseen_7.py",
+    ),
+    "bytecode from elsewhere": ("import_module(f'hidden_{x}').VALUE", "project/hidden_7.pyc"),
+    "a link by its path": ("loaded(beside('linked_7.py')).VALUE", "project/linked_7.py"),
+    "a file of a linked folder by its path": (
+        "loaded(beside('folder_7/unseen_7.py')).VALUE",
+        "project/folder_7/unseen_7.py",
+    ),
+    "a script that is a link": ("runpy.run_path(beside('linked_7.py'))['VALUE']", "project/linked_7.py"),
+    "the text of a link": (
+        "(exec(compile(open(beside('linked_7.py')).read(), beside('linked_7.py'), 'exec'), names := {}), names)[1]['VALUE']",
+        "project/linked_7.py",
+    ),
+    "a link as a script by its name": ("runpy.run_module(f'linked_{x}')['VALUE']", "project/linked_7.py"),
+    "bytecode from elsewhere by its path": ("loaded(beside('hidden_7.pyc')).VALUE", "project/hidden_7.pyc"),
+    "bytecode from elsewhere as a script": (
+        "runpy.run_path(beside('hidden_7.pyc'))['VALUE']",
+        "project/hidden_7.pyc",
+    ),
+    "a linked archive put on the path": (
+        "(sys.path.append(beside('linked_7.zip')), import_module(f'zipped_{x}'))[1].VALUE",
+        "project/linked_7.zip",
+    ),
+    "a linked archive by its path": (
+        "exec(zipimport.zipimporter(beside('linked_7.zip')).get_code('zipped_7'))",
+        "project/linked_7.zip",
+    ),
+    "an editable install": (
+        "(sys.meta_path.append(Editable), import_module(f'editable_{x}'))[1].VALUE",
+        "elsewhere/unseen_7.py",
+    ),
+}
+"""How files are reached that are not below the folder of the function's file, and the file that the refusal names."""
+LOADS = """
+import importlib.util, os, runpy, sys, zipimport
+from importlib import import_module
+from pathlib import Path
+import known_7
+
+def beside(name): return os.path.abspath(Path(__file__).parent / name)
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location("any", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+class Editable:
+    def find_spec(name, path=None, target=None):
+        if name == "editable_7":
+            return importlib.util.spec_from_file_location(name, Path(beside("../elsewhere/unseen_7.py")).resolve())
+
+def f(x): return """
+
+
+@pytest.mark.parametrize(("load", "named"), ELSEWHERE.values(), ids=ELSEWHERE.keys())
+def test_an_uncounted_file_that_lies_elsewhere_is_refused(write: Write, tmp_path: Path, load: str, named: str) -> None:
+    unseen = write("elsewhere/unseen_7.py", RAN)
+    write("project/known_7/__init__.py", "")
+    (tmp_path / "project/linked_7.py").symlink_to("../elsewhere/unseen_7.py")
+    (tmp_path / "project/folder_7").symlink_to("../elsewhere")
+    py_compile.compile(unseen, str(tmp_path / "project/hidden_7.pyc"), dfile="/gone/hidden_7.py", doraise=True)
+    with zipfile.ZipFile(tmp_path / "elsewhere/zipped_7.zip", "w") as archive:
+        archive.writestr("zipped_7.py", "VALUE = 2\n")
+    (tmp_path / "project/linked_7.zip").symlink_to("../elsewhere/zipped_7.zip")
+    said = str(ask(f"{write('project/reward.py', LOADS + load)}:f", 7))
+    assert f"{tmp_path / named} is loaded in a way that the source does not show" in said
+    assert "write `import` and the module's name" in said
+    assert list(tmp_path.rglob("*.ran")) == [], "refused before it is executed"
+
+
+OPTIONAL = """
+from importlib import import_module
+from importlib.util import find_spec
+import hidden_7, linked_7
+
+def f(name): return bool(find_spec(name)) + linked_7.VALUE + hidden_7.VALUE
+"""
+
+
+def test_links_and_bytecode_that_the_source_shows_may_be_imported_and_others_looked_for(
+    write: Write, tmp_path: Path
+) -> None:
+    unseen = write("elsewhere/unseen_7.py", "VALUE = 2\n")
+    write("project/optional_7.py", RAN)
+    (tmp_path / "project/linked_7.py").symlink_to(unseen)
+    py_compile.compile(unseen, str(tmp_path / "project/hidden_7.pyc"), dfile="/gone/hidden_7.py", doraise=True)
+    name = write("project/reward.py", OPTIONAL) + ":f"
+    with counting() as files:
+        function_content(name, FIELD)
+        assert {Path(file).name for file in files} == {"reward.py", "unseen_7.py", "hidden_7.pyc"}
+        assert ask(name, "optional_7") == 5.0
+
+
+def test_bytecode_without_source_may_be_loaded_if_it_is_installed(write: Write, tmp_path: Path) -> None:
+    source = write("elsewhere/unseen_7.py", "VALUE = 2\n")
+    theirs = tmp_path / "lib/site-packages/library_7.pyc"
+    py_compile.compile(source, str(theirs), dfile="/gone/library_7.py", doraise=True)
+    lines = "import sys\ndef g(path):\n    sys.path.append(path.rpartition('/')[0])\n"
+    lines += "    return __import__('library' + '_7').VALUE + f(path)\n"
+    assert ask(write("reward.py", BY_PATH + lines) + ":g", str(theirs)) == 4.0
+
+
 def test_files_of_tools_below_the_users_folder_may_be_loaded_by_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
