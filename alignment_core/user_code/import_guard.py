@@ -202,7 +202,7 @@ def _uncounted(path: str, is_found: bool = False) -> Path | None:
     lie below the folder of a file that counts, or where imports look, and not belong to a tool; or be reached by a link there.
     """
     named = Path(os.path.abspath(path))
-    if _is_of_a_library(named):  # first, as that is most of what is imported
+    if not _counted or _is_of_a_library(named):  # before the user's code is loaded, only ours imports: plug-ins, too
         return None
     file = file_at(path)
     if file is None or file in _counted.values() or _is_of_a_library(file):

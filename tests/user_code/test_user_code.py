@@ -392,6 +392,14 @@ def test_bytecode_without_source_may_be_loaded_if_it_is_installed(write: Write, 
     assert ask(write("reward.py", BY_PATH + lines) + ":g", str(theirs)) == 4.0
 
 
+def test_our_own_functions_may_load_plug_ins_that_are_not_installed(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("plug_in_7.py", "VALUE = 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ask("alignment_core.plugins:resolve", "plug_in_7:VALUE") == 2.0
+
+
 def test_files_of_tools_below_the_users_folder_may_be_loaded_by_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
