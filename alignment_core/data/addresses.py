@@ -110,8 +110,13 @@ def pinned_folder(address: str, patterns: Sequence[str]) -> dict[str, RemoteFile
     return {
         name: file
         for name, file in named.items()
-        if any(PurePosixPath(f"/{name}").match(f"/{pattern}") for pattern in patterns)
+        if _is_place(name) and any(PurePosixPath(f"/{name}").match(f"/{pattern}") for pattern in patterns)
     }
+
+
+def _is_place(name: str) -> bool:
+    """Whether a name is that of a file below a folder: keys of objects may have empty parts, `.` and `..`."""
+    return not {"", ".", ".."}.intersection(name.split("/"))
 
 
 def is_glob(address: str) -> bool:
@@ -143,7 +148,13 @@ def _without_commit(address: str) -> str:
 
 
 def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
-    """Write files below a folder, by the path within it; several at a time. Those that are there whole already stay."""
+    """Write files below a folder, by the path within it; several at a time. Those that are there whole already stay.
+
+    Raises UserError for a path that leads out of the folder.
+    """
+    for name, file in files.items():
+        if not _is_place(name):
+            raise UserError(f"{file.address}: {name!r} is no path below a folder")
 
     def fetch(name: str) -> None:
         path = folder / name

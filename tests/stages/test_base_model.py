@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from alignment_core.checks.shapes import without_weights
 from alignment_core.data.addresses import RemoteFile, download
 from alignment_core.errors import DataError, UserError
 from alignment_core.lineage.sources import Source, sources_of
@@ -143,3 +144,16 @@ def test_files_that_were_complete_before_a_restart_are_not_sent_again(in_bucket,
     monkeypatch.setattr(RemoteFile, "open", None)
     download(config.remote, tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {*config.remote}
+
+
+def test_object_whose_key_leads_out_of_the_folder_is_not_written(in_bucket, tmp_path):
+    for key in ("models/tiny///evil.json", "models/tiny/./config.json"):
+        in_bucket.put_object(Bucket="bucket", Key=key, Body=b"{}")
+    config = pin_model(ModelConfig(name="s3://bucket/models/tiny"))
+    assert [name for name in config.remote if name.startswith((".", "/"))] == []
+    for name in (f"/{tmp_path}/evil.json", "../evil.json", "a/../../evil.json", ""):
+        with pytest.raises(UserError, match="is no path below a folder"):
+            without_weights({name: config.remote["config.json"]})
+        with pytest.raises(UserError, match="is no path below a folder"):
+            download({name: config.remote["config.json"]}, tmp_path / "model")
+    assert not list(tmp_path.glob("**/evil.json"))
