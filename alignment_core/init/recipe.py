@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Store
+from alignment_core.credentials import refuse_literals
 from alignment_core.data import kinds
 from alignment_core.data.fields import Fields
 from alignment_core.errors import UserError
@@ -25,6 +26,7 @@ from alignment_core.init.text import Commented
 from alignment_core.init.verifying import labels, verifier_of
 from alignment_core.recipes import methods
 from alignment_core.recipes.methods import Init
+from alignment_core.recipes.paths import file_of, is_address
 
 SCRATCH_SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
 SHOWN_SHARE = 0.8
@@ -72,6 +74,7 @@ def draft(
 
     Raises UserError for rows, columns or a model that do not exist, or that do not suit the method.
     """
+    refuse_literals({"--data": request.data, "--eval-data": request.eval_data, "--model": request.model})
     reward_functions.check(request.rewards)
     progress(f"reading {request.data}")
     data = rows.find(request.data)
@@ -208,7 +211,7 @@ def _in_recipe(model: models.Model, lengths: Lengths, folder: Path) -> models.Mo
 
 def _name(data: str, method: str) -> str:
     """A name for the recipe and its runs."""
-    path = Path(data).expanduser()
+    path = Path(file_of(data) if is_address(data) else data).expanduser()
     stem = path.resolve().name if path.is_dir() else re.sub(r"\.(jsonl|json|csv|parquet|arrow|txt)$", "", path.name)
     plain = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")
     return f"{plain}-{method}" if plain else method

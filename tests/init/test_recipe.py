@@ -471,3 +471,24 @@ def test_rows_and_model_at_addresses_give_a_recipe_that_passes_its_checks(
     assert content["model"] == "s3://bucket/init/model" or content["model"]["name"] == "s3://bucket/init/model"
     assert "s3://bucket/init/*.jsonl" in result.text
     assert problems(tmp_path / "recipe.yaml", store) == []
+
+
+@pytest.mark.parametrize("option", ["data", "eval_data", "model"])
+def test_secret_in_an_option_is_refused_before_anything_is_read_or_written(
+    option: str, draft: Draft, tmp_path: Path
+) -> None:
+    data = jsonl(tmp_path / "rows.jsonl", ROWS["prompt and completion"][2])
+    options = {"data": data, option: "http://127.0.0.1:9/rows.jsonl?sig=SuperSecret12345"}
+    with pytest.raises(UserError, match=f"^--{option.replace('_', '-')}: holds a secret") as refusal:
+        draft(options.pop("data"), **options)
+    assert "SuperSecret12345" not in str(refusal.value)
+    assert not (tmp_path / "recipe.yaml").exists()
+
+
+def test_name_of_a_recipe_has_no_version_of_an_address(draft: Draft, tmp_path: Path, bucket: str) -> None:
+    client = botocore.session.get_session().create_client("s3")
+    client.create_bucket(Bucket="init-versioned")
+    client.put_bucket_versioning(Bucket="init-versioned", VersioningConfiguration={"Status": "Enabled"})
+    rows = jsonl(tmp_path / "rows.jsonl", ROWS["prompt and completion"][2]).read_bytes()
+    version = client.put_object(Bucket="init-versioned", Key="rows.jsonl", Body=rows)["VersionId"]
+    assert draft(f"s3://init-versioned/rows.jsonl?versionId={version}").recipe["name"] == "rows-sft"
