@@ -13,7 +13,7 @@ from typing import Any
 
 from alignment_core.artifacts import Manifest, Reference
 from alignment_core.attestation.ancestry import Ancestor, Ancestry
-from alignment_core.attestation.names import hub_package_url, hub_uri, package_url, utc
+from alignment_core.attestation.names import file_at, hub_package_url, hub_uri, package_url, sha256_of, utc
 from alignment_core.evaluation.directions import STATED
 
 MODELS = ("model", "reward-model", "process-reward-model", "critic", "adapter")
@@ -26,7 +26,8 @@ Component = dict[str, Any]
 def bill(manifest: Manifest, ancestry: Ancestry, config: dict[str, Any]) -> dict[str, Any]:
     """The bill of an artifact; ``config`` is the content of a model's config.json, empty for what is no model."""
     parts = {
-        component["bom-ref"]: component for component in (*_artifacts(ancestry), *_hub(ancestry), *_packages(ancestry))
+        component["bom-ref"]: component
+        for component in (*_artifacts(ancestry), *_hub(ancestry), *_at_addresses(ancestry), *_packages(ancestry))
     }
     record = ancestry.artifact.record
     time = utc(record.finished_at) if record else ""
@@ -137,6 +138,15 @@ def _hub(ancestry: Ancestry) -> Iterator[Component]:
         yield {"type": "data", "bom-ref": uri, "name": name, "version": commit, "data": data}
 
 
+def _at_addresses(ancestry: Ancestry) -> Iterator[Component]:
+    """Files at addresses, in the versions that were read."""
+    for source in (source for ancestor in ancestry.all for source in ancestor.sources):
+        if source.version:
+            name, digest = file_at(source.path, source.version), sha256_of(source.version)
+            hashes = {"hashes": [{"alg": "SHA-256", "content": digest}]} if digest else {}
+            yield {"type": "file", "bom-ref": name, "name": source.path, "version": source.version, **hashes}
+
+
 def _packages(ancestry: Ancestry) -> Iterator[Component]:
     for ancestor in ancestry.all:
         for name, version in sorted(ancestor.record.packages.items()) if ancestor.record else ():
@@ -163,6 +173,8 @@ def _direct(ancestor: Ancestor) -> Iterator[str]:
             yield hub_uri(source.path, source.commit, is_data=True)
         elif source.commit:
             yield hub_package_url(source.path, source.commit)
+        elif source.version:
+            yield file_at(source.path, source.version)
     yield from (package_url(name, version) for name, version in record.packages.items())
 
 

@@ -21,6 +21,22 @@ def hub_package_url(name: str, commit: str) -> str:
     return f"pkg:huggingface/{quote(name, safe='/.-_')}@{commit}"
 
 
+def commit_in(address: str) -> str | None:
+    """The commit that an address of a file on the Hub names."""
+    match = re.match(r"hf://[^@]+@([0-9a-f]{40})(/|$)", address)
+    return match[1] if match else None
+
+
+def sha256_of(version: str) -> str | None:
+    """The digest that stands as the version of a file at an address whose server says none."""
+    return version.removeprefix("sha256:") if version.startswith("sha256:") else None
+
+
+def file_at(address: str, version: str) -> str:
+    """A file at an address in one version, as one name."""
+    return f"{address}#{quote(version, safe=':')}"
+
+
 def utc(time: str) -> str:
     """A time of a record as RFC 3339 with the letter Z, which in-toto asks for."""
     return time.replace("+00:00", "Z")

@@ -11,7 +11,7 @@ from typing import Any
 
 from alignment_core.artifacts import Manifest, Provenance
 from alignment_core.attestation.ancestry import Ancestor, Ancestry
-from alignment_core.attestation.names import hub_uri, package_url, utc
+from alignment_core.attestation.names import commit_in, hub_uri, package_url, sha256_of, utc
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -73,15 +73,26 @@ def _sources(ancestry: Ancestry) -> Iterator[dict[str, Any]]:
     seen = set()
     for ancestor in ancestry.all:
         for source in ancestor.sources:
-            identity = (source.path, source.sha256, source.commit)
-            if identity in seen or not (source.sha256 or source.commit):
+            identity = (source.path, source.sha256, source.commit, source.version)
+            if identity in seen or not any(identity[1:]):
                 continue
             seen.add(identity)
             if source.commit:
                 uri = hub_uri(source.path, source.commit, is_data=ancestor.reads_data)
                 yield {"name": source.path, "uri": uri, "digest": {"gitCommit": source.commit}}
+            elif source.version:
+                yield _at_address(source.path, source.version)
             else:
                 yield {"name": source.path, "digest": {"sha256": source.sha256}}
+
+
+def _at_address(address: str, version: str) -> dict[str, Any]:
+    """A file at an address: with a digest where one is known, else with the version that the server gave."""
+    if digest := sha256_of(version):
+        return {"name": address, "uri": address, "digest": {"sha256": digest}}
+    commit = commit_in(address)
+    digests = {"digest": {"gitCommit": commit}} if commit else {}
+    return {"name": address, "uri": address, **digests, "annotations": {"version": version}}
 
 
 def _packages(record: Provenance) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,10 @@ from in_toto_attestation.v1.statement import Statement
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.attachments import attachments
 from alignment_core.attestation.attest import BOM, PROVENANCE, attest, attestations
+from alignment_core.data.addresses import RemoteFile
+from alignment_core.data.pin import PinnedSource
+from alignment_core.recipes import DataConfig, DataSource
+from alignment_core.stages.dataset import DatasetConfig
 from tests.attestation.conftest import COMMIT, DATA_COMMIT, Publish
 
 
@@ -136,3 +140,37 @@ def test_of_two_stages_that_made_the_same_bytes_the_latest_is_told(store, made):
     assert store.publish(folder, "model", draft) == made["sft"]
     told_by = told(store, made["sft"], PROVENANCE)["predicate"]["buildDefinition"]["externalParameters"]
     assert told_by["label"] == "again"
+
+
+def test_files_at_addresses_are_told_with_their_versions(store, publish: Publish):
+    files = {
+        "s3://bucket/rows.jsonl": '"etag"',
+        "https://host/rows.jsonl": f"sha256:{'6' * 64}",
+        f"hf://datasets/org/rows@{DATA_COMMIT}/rows.jsonl": "blob",
+    }
+    sources = tuple(
+        PinnedSource(source=DataSource(path=path), remote=(RemoteFile(address=path, version=version),))
+        for path, version in files.items()
+    )
+    data = DataConfig(sources=tuple(one.source for one in sources), max_length=64)
+    config = DatasetConfig(data=data, sources=sources, kind="demonstrations").model_dump(mode="json")
+    made = publish("dataset", "dataset", {}, config=config)
+    found = told(store, made, PROVENANCE)["predicate"]["buildDefinition"]["resolvedDependencies"]
+    s3, web, hub = ({"name": path, "uri": path} for path in files)
+    assert [one for one in found if "://" in one["name"]] == [
+        {**s3, "annotations": {"version": '"etag"'}},
+        {**web, "digest": {"sha256": "6" * 64}},
+        {**hub, "digest": {"gitCommit": DATA_COMMIT}, "annotations": {"version": "blob"}},
+    ]
+    for dependency in found:
+        one = ResourceDescriptor()
+        json_format.ParseDict(dependency, one.pb)
+        one.validate()
+    text = attestations(store, made)[BOM].decode()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bom = json.loads(text)
+    parts = {one["name"]: one for one in bom["components"] if one["type"] == "file"}
+    assert {name: part["version"] for name, part in parts.items()} == files
+    assert parts["https://host/rows.jsonl"]["hashes"] == [{"alg": "SHA-256", "content": "6" * 64}]
+    used = next(one["dependsOn"] for one in bom["dependencies"] if one["ref"] == str(made))
+    assert {part["bom-ref"] for part in parts.values()} <= {*used}
