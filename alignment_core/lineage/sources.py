@@ -101,7 +101,7 @@ def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
     """The ends of nested mappings; lists are ends."""
     for name, inner in sorted(value.items()):
         here = f"{path}.{name}" if path else name
-        if here == "files" or not isinstance(inner, Mapping):
+        if here in ("files", "remote") or not isinstance(inner, Mapping):
             yield here, inner
         else:
             yield from _leaves(inner, here)

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.canonical import digest_of_file
+from alignment_core.data.addresses import RemoteFile
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.execution.base import StageCall, StageConfig
 from alignment_core.lineage import Graph, text_tree
@@ -84,6 +85,14 @@ def test_names_on_the_hub_stand_there_with_their_commits():
 def test_only_what_differs_from_the_defaults_is_shown_of_the_settings():
     config = SftStageConfig(training=TrainingConfig(learning_rate=1e-3, batch_size=TrainingConfig().batch_size))
     assert settings_of(record("sft", config)) == {"training.learning_rate": 1e-3}
+
+
+def test_files_of_a_model_at_an_address_are_sources_and_no_settings():
+    remote = {"config.json": RemoteFile(address="s3://bucket/base/config.json", version='"etag"', size=2)}
+    config = BaseModelConfig(model=ModelConfig(name="s3://bucket/base"), remote=remote)
+    assert settings_of(record("base_model", config)) == {}
+    (found,) = sources_of(record("base_model", config))
+    assert (found.path, found.version) == ("s3://bucket/base/config.json", '"etag"')
 
 
 def test_records_with_fields_that_are_refused_today_keep_their_sources():
