@@ -143,6 +143,11 @@ def is_same(address: str, file: RemoteFile) -> bool:
     return _without_commit(address) == _without_commit(file.address)
 
 
+def is_of_address(file: RemoteFile) -> bool:
+    """Whether the version is a mark of a web server, which may be the same for other content at another address."""
+    return file.address.startswith("http") and not file.version.startswith("sha256:")
+
+
 def _without_commit(address: str) -> str:
     return re.sub(r"^(hf://[^@]+)@[^/]+", r"\1", address)
 

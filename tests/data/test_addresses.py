@@ -245,6 +245,23 @@ def test_file_of_a_web_server_is_read_and_refused_once_it_changed(web: FileServe
     assert pinned.content() != at(f"{web.url}/data/rows.jsonl").content()
 
 
+@pytest.mark.parametrize("marks", ["etag", "date", "nothing"])
+def test_marks_of_a_web_server_stand_for_content_at_one_address_only(web: FileServer, marks: str) -> None:
+    web.marks = marks
+    web.files["/here/rows.jsonl"] = web.files["/there/rows.jsonl"] = lines(ROWS)
+    contents = [at(f"{web.url}/{folder}/rows.jsonl").content() for folder in ("here", "there")]
+    assert (contents[0] == contents[1]) == (marks == "nothing")
+
+
+def test_value_of_a_query_is_not_in_the_key(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    web.files["/rows.jsonl"] = lines(ROWS)
+    contents = []
+    for value in ("s3cr3t-one", "s3cr3t-two"):
+        monkeypatch.setenv("ROWS_TOKEN", value)
+        contents.append(at(f"{web.url}/rows.jsonl?token=env:ROWS_TOKEN").content())
+    assert contents[0] == contents[1]
+
+
 def test_parquet_of_a_web_server_needs_ranges(web: FileServer) -> None:
     web.files["/rows.parquet"] = parquet(ROWS)
     assert rows_of(at(f"{web.url}/rows.parquet")) == ROWS

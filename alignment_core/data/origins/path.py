@@ -10,7 +10,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of_file
-from alignment_core.data.addresses import is_glob, is_same, name_within, pinned_files
+from alignment_core.data.addresses import is_glob, is_of_address, is_same, name_within, pinned_files
 from alignment_core.data.fields import ArrowRow
 from alignment_core.data.files import first_line, read_file
 from alignment_core.data.folder import mixed, splits_by_name, splits_of
@@ -76,9 +76,15 @@ class FilesAndHub(Origin):
         return path if pinned.hub_commit else Path(path).name  # no whole path: statistics are part of a shared artifact
 
     def content(self, pinned: Pinned) -> dict[str, Any]:
-        """Digests instead of paths, a commit instead of a branch."""
+        """Digests instead of paths, a commit instead of a branch. What a web server says of a file's content (often the time
+        of its change) means something beside its address alone."""
         remote = [
-            {"name": name_within(str(pinned.source.path), file), "version": file.version, "size": file.size}
+            {
+                "name": name_within(str(pinned.source.path), file),
+                "version": file.version,
+                "size": file.size,
+                **({"address": file.address} if is_of_address(file) else {}),
+            }
             for file in pinned.remote
         ]
         return {
