@@ -33,6 +33,8 @@ ATTEMPTS = 6
 BLOCK = 16 << 20
 """Bytes of one request."""
 _DOWNLOADS = 4
+_CONNECT_SECONDS, _SILENT_SECONDS = 30, 60
+"""How long a web server may take to accept a connection, and to send the next bytes."""
 _SETTINGS = ("AWS_", "GOOGLE_", "HF_", "STORAGE_EMULATOR_HOST", "SSL_CERT", "NO_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 """Variables that a connection depends on."""
 _VERSIONS = ("ETag", "blob_id", "md5Hash", "generation", "Last-Modified")
@@ -162,18 +164,32 @@ def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
             raise UserError(f"{file.address}: {name!r} is no path below a folder")
 
     def fetch(name: str) -> None:
-        path = folder / name
-        if path.is_file():
+        path, file = folder / name, files[name]
+        if path.is_file() and file.size in (None, path.stat().st_size):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
-        with files[name].open() as source, partial.open("wb") as target:
+        with file.open() as source, partial.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
-        files[name].check()
+            target.flush()
+            os.fsync(target.fileno())
+        file.check()
+        if file.size not in (None, written := partial.stat().st_size):
+            raise Unavailable(f"{file.address}: the server sent {written} of {file.size} bytes")
         partial.replace(path)
+        _sync(path.parent)
 
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
         list(pool.map(fetch, files))
+
+
+def _sync(folder: Path) -> None:
+    """Sync the entries of a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class _Reader(io.RawIOBase):
@@ -185,7 +201,9 @@ class _Reader(io.RawIOBase):
         file.check()
         with _explained(file.address):
             files, path = _connected(file.address)
-            self._opened = files.open(path, "rb", block_size=BLOCK, **_conditions(file))
+            conditions = _conditions(file)
+            as_stream = file.address.startswith("http") and not (file.size and _has_ranges(files, path, conditions))
+            self._opened = files.open(path, "rb", block_size=0 if as_stream else BLOCK, **conditions)
 
     def readable(self) -> bool:
         return True
@@ -234,6 +252,20 @@ def _conditions(file: RemoteFile) -> dict[str, Any]:
     return {"headers": {header: file.version}}
 
 
+def _has_ranges(files: Any, url: str, conditions: Mapping[str, Any]) -> bool:
+    """Whether a web server sends a part of a file; many that do not send one do not say so either."""
+    import fsspec.asyn
+
+    async def has_ranges() -> bool:
+        session = await files.set_session()
+        headers = {**conditions.get("headers", {}), "Range": "bytes=0-0"}
+        async with session.get(files.encode_url(url), headers=headers) as answer:
+            answer.raise_for_status()
+            return bool(answer.status == 206)
+
+    return bool(fsspec.asyn.sync(files.loop, has_ranges))
+
+
 def _pinned(files: Any, address: str, info: Mapping[str, Any]) -> RemoteFile:
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
     if version is None:
@@ -263,13 +295,17 @@ def _connected(address: str) -> tuple[Any, str]:
 @functools.lru_cache(maxsize=8)
 def _file_system(scheme: str, by_version: bool, process: int, environment: Sequence[tuple[str, str]]) -> Any:
     """A connection lasts as long as the process and the variables that it depends on; a fork must not share it."""
+    import aiohttp
     import fsspec
 
     options: dict[str, Any] = {"skip_instance_cache": True}
     if scheme == "s3":
         options |= _s3_options() | {"version_aware": by_version}
     elif scheme.startswith("http"):
-        options["client_kwargs"] = {"trust_env": True, "headers": {"Accept-Encoding": "identity"}}
+        # aiohttp's own limit of five minutes is for a whole body
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENT_SECONDS)
+        headers = {"Accept-Encoding": "identity"}
+        options["client_kwargs"] = {"trust_env": True, "headers": headers, "timeout": timeout}
     files = fsspec.filesystem(scheme, **options)
     if scheme == "s3":
         files.retries = 1  # botocore repeats requests, and _Reader what breaks off

@@ -270,6 +270,28 @@ def test_parquet_of_a_web_server_needs_ranges(web: FileServer) -> None:
         read(at(f"{web.url}/rows.parquet"))
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_server_that_sends_a_file_only_as_a_whole_may_not_say_so(
+    web: FileServer, says_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "BLOCK", 1 << 16)
+    web.ranges, web.says_so = False, says_so
+    many = [{"prompt": "a" * 1000, "completion": f"{number}"} for number in range(200)]
+    web.files["/rows.jsonl"], web.files["/rows.parquet"] = lines(many), parquet(ROWS)
+    assert rows_of(at(f"{web.url}/rows.jsonl")) == many
+    with pytest.raises(DataError, match="the server sends it only as a whole; download it"):
+        read(at(f"{web.url}/rows.parquet"))
+
+
+def test_body_may_take_longer_than_the_limit_of_the_library(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
+    web.ranges = False
+    web.files["/rows.jsonl"] = lines(ROWS * 50_000)
+    pinned = at(f"{web.url}/rows.jsonl")
+    web.pause = 1.0
+    assert len(rows_of(pinned)) == 100_000
+
+
 def test_answer_that_breaks_off_is_asked_for_again(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses.time, "sleep", lambda seconds: None)
     web.files["/rows.jsonl"] = lines(ROWS * 1000)

@@ -8,6 +8,7 @@ import ipaddress
 import re
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -26,6 +27,10 @@ class FileServer(ThreadingHTTPServer):
         self.marks = "etag"
         """What it says of a file's content: an ``etag``, a ``date`` or ``nothing``."""
         self.ranges = True
+        self.says_so = True
+        """Whether it says that it has no ranges."""
+        self.pause = 0.0
+        """Seconds in the middle of each body."""
         self.broken_off = 0
         """So many of the next bodies end in their middle."""
         self.status: int | None = None
@@ -65,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if span else 200)
         if span:
             self.send_header("Content-Range", f"bytes {span[1]}-{int(span[1]) + len(part) - 1}/{len(body)}")
-        if not self.server.ranges:
+        if not self.server.ranges and self.server.says_so:
             self.send_header("Accept-Ranges", "none")
         if self.server.marks == "etag":
             self.send_header("ETag", etag)
@@ -79,7 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(part[: len(part) // 2])
                 self.close_connection = True
                 return
-            self.wfile.write(part)
+            middle = len(part) // 2
+            self.wfile.write(part[:middle])
+            time.sleep(self.server.pause)
+            self.wfile.write(part[middle:])
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from safetensors.numpy import save_file
 
 from alignment_core.checks.shapes import without_weights
 from alignment_core.data.addresses import RemoteFile, download
-from alignment_core.errors import DataError, UserError
+from alignment_core.errors import DataError, Unavailable, UserError
 from alignment_core.lineage.sources import Source, sources_of
 from alignment_core.recipes import ModelConfig
 from alignment_core.stages.base_model import BaseModelConfig, pin_model, run
@@ -157,3 +158,34 @@ def test_object_whose_key_leads_out_of_the_folder_is_not_written(in_bucket, tmp_
         with pytest.raises(UserError, match="is no path below a folder"):
             download({name: config.remote["config.json"]}, tmp_path / "model")
     assert not list(tmp_path.glob("**/evil.json"))
+
+
+def test_file_that_is_not_whole_after_a_restart_is_sent_again(in_bucket, tiny_model, tmp_path):
+    config = pin_model(ModelConfig(name="s3://bucket/models/tiny"))
+    download(config.remote, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    os.truncate(weights, 100)  # as a power cut may leave it
+    download(config.remote, tmp_path / "model")
+    assert weights.read_bytes() == (tiny_model() / "model.safetensors").read_bytes()
+
+
+def test_download_is_on_the_disk_before_it_has_its_name(in_bucket, tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(os, "fsync", lambda handle: done.append(os.readlink(f"/proc/self/fd/{handle}")))
+    file = pin_model(ModelConfig(name="s3://bucket/models/tiny")).remote["config.json"]
+    download({"config.json": file}, tmp_path / "model")
+    assert done == [str(tmp_path / "model" / ".config.json.partial"), str(tmp_path / "model")]
+
+
+def test_answer_of_another_size_is_refused(in_bucket, tmp_path):
+    file = pin_model(ModelConfig(name="s3://bucket/models/tiny")).remote["config.json"]
+    sent = file.size
+
+    class OtherSize(RemoteFile):
+        def check(self) -> None:
+            pass
+
+    other = OtherSize(address=file.address, version=file.version, size=sent + 1)
+    with pytest.raises(Unavailable, match=f"the server sent {sent} of {sent + 1} bytes"):
+        download({"config.json": other}, tmp_path / "model")
+    assert not (tmp_path / "model" / "config.json").exists()
