@@ -48,6 +48,7 @@ class Model:
         return self.name == SCRATCH
 
 
+@without_recipe_hints()
 def choose(name: str | None, store: Store) -> Model:
     """The named model, or :data:`DEFAULT_MODEL`. Raises UserError for a name that is neither in the store nor a folder or Hub
     name. A Hub that does not answer leaves a model with a ``problem``."""
@@ -57,6 +58,7 @@ def choose(name: str | None, store: Store) -> Model:
         why = f"small, open and instruction-tuned; --model {PRODUCTION} starts from the store's policy instead"
         return _of_hub(DEFAULT_MODEL, why, store)
     why = "as you named it"
+    name = str(ModelConfig(name=name).name)  # the address of a whole repository is its name on the Hub
     folder = Path(name).expanduser()
     if reference := in_store(store, ModelConfig(name=name), field="--model"):
         return _of_folder(name, why, store.fetch(reference))

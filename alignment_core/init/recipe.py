@@ -269,6 +269,8 @@ def _columns(
 
 def _warnings(profile: Profile, start: Init) -> list[str]:
     warnings = []
+    if unreadable_rows := profile.rows.problems:
+        warnings.append(f"{len(unreadable_rows)} of the first rows cannot be read: {unreadable_rows[0]}")
     if profile.lengths.problem and not profile.model.problem:
         warnings.append(f"the rows were not measured: {profile.lengths.problem}")
     if not start.evaluates or profile.prompts or profile.mapping.kind == "documents":

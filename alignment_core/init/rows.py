@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from alignment_core.data import kinds
 from alignment_core.data.fields import ArrowRow
 from alignment_core.data.files import read_file
@@ -63,20 +65,37 @@ class Rows:
 
 @contextmanager
 def without_recipe_hints() -> Iterator[None]:
-    """Remove the hint about paths in recipes from errors: here paths come from the command line."""
+    """Remove what is about recipes from errors: here paths and names come from the command line."""
     try:
         yield
+    except ValidationError as error:
+        raise UserError("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from None
     except UserError as error:
         raise type(error)(str(error).replace(f" ({BEGINS})", "")) from None
 
 
 def candidates(folder: Path) -> list[str]:
-    """The files of rows in a working folder: texts only if there are no others, and no .json files of settings."""
+    """The files of rows in a working folder: texts only if there are no others, and no .json files of settings. The folder
+    itself where all its files are those of splits."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     suffixes = {path: row_suffix(path.name) for path in files if not path.name.endswith(HELD_OUT)}
     texts = [path.name for path, suffix in suffixes.items() if suffix == TEXT_SUFFIX]
     others = [path for path, suffix in suffixes.items() if suffix not in (None, TEXT_SUFFIX)]
-    return [path.name for path in others if suffixes[path] != ".json" or _has_rows(path)] or texts
+    found = [path.name for path in others if suffixes[path] != ".json" or _has_rows(path)]
+    return ["."] if _are_splits(folder, found) else found or texts
+
+
+def _are_splits(folder: Path, names: list[str]) -> bool:
+    """Whether the files are all those of a training split and others. A folder in which nothing is named so is not searched,
+    as it may be a whole home."""
+    if len(names) < 2 or not any("train" in name for name in names):
+        return False
+    try:
+        splits = splits_of(folder).splits
+    except UserError:  # a README.md about something else
+        return False
+    of_splits = {path for files in splits.values() for path in files}
+    return len(splits) > 1 and "train" in splits and of_splits.issuperset(folder / name for name in names)
 
 
 def _has_rows(path: Path) -> bool:
@@ -94,6 +113,8 @@ def find(name: str) -> Rows:
         return _of_files(name, [path], [{"path": name}])
     if path.is_dir():
         return _of_folder(name, path)
+    if is_address(name):
+        name = str(DataSource(path=name).path)  # that of a whole repository is its name on the Hub
     if is_address(name):
         return _of_pinned(pin(DataSource(path=name)), {"path": name})
     if glob.has_magic(name):

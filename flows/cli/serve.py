@@ -134,14 +134,21 @@ def _warn_if_open(token: str | None) -> None:
 
 def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
     """The folder or Hub name of a model, and its name. Raises UserError for a path that does not exist."""
+    from pydantic import ValidationError
+
     from alignment_core.recipes import ModelConfig
     from alignment_core.recipes.paths import is_address, is_written_as_path
     from alignment_core.stages.base_model import in_store
 
     opened = open_store(store, writes=False)
-    reference = in_store(opened, ModelConfig(name=model), kinds)
+    try:
+        config = ModelConfig(name=model)
+    except ValidationError as error:
+        raise UserError(f"model: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    reference = in_store(opened, config, kinds)
     if reference is not None:
         return str(opened.fetch(reference)), model
+    model = str(config.name)  # the address of a whole repository is its name on the Hub
     folder = Path(model).expanduser()
     if folder.is_dir():
         return str(folder), model

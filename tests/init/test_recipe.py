@@ -492,3 +492,10 @@ def test_name_of_a_recipe_has_no_version_of_an_address(draft: Draft, tmp_path: P
     rows = jsonl(tmp_path / "rows.jsonl", ROWS["prompt and completion"][2]).read_bytes()
     version = client.put_object(Bucket="init-versioned", Key="rows.jsonl", Body=rows)["VersionId"]
     assert draft(f"s3://init-versioned/rows.jsonl?versionId={version}").recipe["name"] == "rows-sft"
+
+
+def test_rows_that_cannot_be_read_are_said(draft: Draft, tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", ROWS["prompt and completion"][2])
+    file.write_text("{no row\n" + file.read_text())
+    (said,) = [warning for warning in draft(file).warnings if "cannot be read" in warning]
+    assert said.startswith("1 of the first rows cannot be read: rows.jsonl:1 ")

@@ -139,7 +139,21 @@ def test_files_of_rows_in_a_folder_are_candidates(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", CONTENT)
     assert rows.candidates(tmp_path) == ["train.jsonl"]
     jsonl(tmp_path / "test.jsonl", CONTENT)
-    assert rows.candidates(tmp_path) == ["test.jsonl", "train.jsonl"]
+    assert rows.candidates(tmp_path) == ["."]
+    jsonl(tmp_path / "more.jsonl", CONTENT)
+    assert rows.candidates(tmp_path) == ["more.jsonl", "test.jsonl", "train.jsonl"]
+
+
+def test_folder_in_which_no_file_is_named_by_a_split_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        jsonl(tmp_path / name, CONTENT)
+    monkeypatch.setattr("os.walk", lambda folder: pytest.fail("it was searched"))
+    assert rows.candidates(tmp_path) == ["a.jsonl", "b.jsonl"]
+    jsonl(tmp_path / "train.jsonl", CONTENT)
+    (tmp_path / "README.md").write_text("---\nconfigs: 3\n---\n")
+    assert rows.candidates(tmp_path) == ["a.jsonl", "b.jsonl", "train.jsonl"]
 
 
 def test_each_text_of_a_folder_is_a_row(tmp_path: Path) -> None:

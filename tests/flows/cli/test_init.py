@@ -209,8 +209,9 @@ def test_a_hub_that_does_not_answer_leaves_a_recipe_and_says_so_once(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("data_of_hub", "model_of_hub"), [("", ""), ("hf://datasets/", "hf://")])
 def test_names_of_the_hub_are_looked_at_there(
-    folder: Path, tmp_path: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+    data_of_hub: str, model_of_hub: str, folder: Path, tmp_path: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -218,7 +219,15 @@ def test_names_of_the_hub_are_looked_at_there(
         jsonl(data / f"{split}.jsonl", [{"question": f"{split} {n}", "chosen": "a", "rejected": "b"} for n in range(9)])
     monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
-    command = [*COMMAND, "init", "--data", "someone/pairs", "--model", "someone/tiny", "--json"]
+    command = [
+        *COMMAND,
+        "init",
+        "--data",
+        f"{data_of_hub}someone/pairs",
+        "--model",
+        f"{model_of_hub}someone/tiny",
+        "--json",
+    ]
     with fake_hub({("models", "someone/tiny"): tiny_model(), ("datasets", "someone/pairs"): data}) as (endpoint, _):
         environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home"), "HF_ENDPOINT": endpoint}
         found = parsed(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
@@ -288,3 +297,33 @@ def test_half_a_surrogate_is_written_as_it_was_read(align: Align, folder: Path) 
     assert align("init", "--model", "scratch").returncode == 0
     first = (folder / "recipe.held-out.jsonl").read_text().splitlines()[0]
     assert json.loads(first)["note"] == "\ud83d"
+
+
+def test_in_a_folder_of_splits_all_are_taken(align: Align, folder: Path) -> None:
+    (folder / "rows.jsonl").rename(folder / "train.jsonl")
+    jsonl(folder / "test.jsonl", ROWS["question and response"][2][:5])
+    done = parsed(align("init", "--model", "scratch", "--json"))
+    assert done["data"]["name"] == "."
+    assert done["recipe"]["evaluation"]["prompts"]["sources"][0]["split"] == "test"
+
+
+@pytest.mark.parametrize("option", ["--data", "--eval-data", "--model"])
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        (
+            "ftp://host/rows.jsonl",
+            "ftp:// cannot be read; use one of s3://, gs://, https://, http://, hf://, or a path",
+        ),
+        ("S3://bucket/rows.jsonl", "S3:// cannot be read"),
+        ("https://user@host/rows.jsonl", "an address must not contain a user or password"),
+        ("https://user:pw@host/rows.jsonl", "holds a secret"),
+    ],
+)
+def test_address_that_nothing_is_read_from_is_one_sentence(
+    option: str, address: str, sentence: str, align: Align, folder: Path
+) -> None:
+    error = parsed(align("init", option, address, "--json"), 2)["error"]
+    assert sentence in error
+    assert "\n" not in error
+    assert not (folder / "recipe.yaml").exists()

@@ -88,3 +88,13 @@ def test_the_context_is_as_long_as_the_cache_allows_unless_an_option_says_otherw
     command, _ = http_server.server_of(str(tiny_model()), "m", "127.0.0.1", 1, options=["--max-model-len", "64"])
     assert command.index("--max-model-len=-1") < command.index("--max-model-len")
     assert command[1] == "-P", "files of the working folder are not imported"
+
+
+def test_a_model_is_named_by_its_address_on_the_hub_too(tmp_path: Path) -> None:
+    assert serve.model_of("hf://org/name", str(tmp_path / "store")) == ("org/name", "org/name")
+    for address, sentence in (
+        ("s3://bucket/model", "is an address; give an artifact of the store"),
+        ("ftp://host/model", "^model: ftp:// cannot be read"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            serve.model_of(address, str(tmp_path / "store"))
