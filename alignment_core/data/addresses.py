@@ -40,7 +40,8 @@ _SETTINGS = ("AWS_", "GOOGLE_", "HF_", "STORAGE_EMULATOR_HOST", "SSL_CERT", "NO_
 _VERSIONS = ("ETag", "blob_id", "md5Hash", "generation", "Last-Modified")
 """What fsspec's file systems call a mark that changes with the bytes of a file: S3 and HTTP, the Hub, GCS, and HTTP without
 ETags."""
-_HUB = re.compile(r"hf://((?:datasets/)?[^/@]+/[^/@]+)(?:@([^/]+))?(/.*)?")
+_REVISION = r"@(refs/(?:convert|pr)/[^/]+|[^/]+)"
+_HUB = re.compile(rf"hf://((?:datasets/)?[^/@]+/[^/@]+)(?:{_REVISION})?(/.*)?")
 
 
 class RemoteFile(BaseModel):
@@ -107,7 +108,11 @@ def pinned_files(address: str, revision: str | None = None) -> list[RemoteFile]:
 
 def pinned_folder(address: str, patterns: Sequence[str]) -> dict[str, RemoteFile]:
     """The files of the folder at an address whose places in it match one of the globs, by these places. Raises as
-    :func:`pinned_files` does."""
+    :func:`pinned_files` does, and UserError for the address of a web server."""
+    if address.startswith("http"):
+        raise UserError(
+            f"{address}: a web server does not list the files of a folder; use s3://, gs:// or hf://, or a path"
+        )
     named = {name_within(address, file): file for file in pinned_files(f"{address.rstrip('/')}/")}
     return {
         name: file
@@ -151,7 +156,7 @@ def is_of_address(file: RemoteFile) -> bool:
 
 
 def _without_commit(address: str) -> str:
-    return re.sub(r"^(hf://[^@]+)@[^/]+", r"\1", address)
+    return re.sub(rf"^(hf://[^@]+){_REVISION}", r"\1", address)
 
 
 def download(files: Mapping[str, RemoteFile], folder: Path) -> None:

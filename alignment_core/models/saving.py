@@ -131,14 +131,17 @@ def weight_files(directory: Path) -> list[Path]:
         raise UserError(f"{index} cannot be read ({error!r}); copy or download it again") from None
 
 
+NO_SAFETENSORS = (
+    "has no *.safetensors: pickled weights are not loaded (*.bin, *.pt, *.pth, *.ckpt), because they can run code; "
+    "convert them first"
+)
+
+
 def why_no_weights(directory: Path) -> str:
     """A clause for a folder that has no :func:`weight_files`."""
     if any(directory.glob("*.safetensors")):
         return f"has neither model.safetensors nor {WEIGHTS_INDEX}, which `transformers` loads"
-    return (
-        "has no *.safetensors: pickled weights are not loaded (*.bin, *.pt, *.pth, *.ckpt), because they can run code; "
-        "convert them first"
-    )
+    return NO_SAFETENSORS
 
 
 def same_weights(a: Path, b: Path) -> bool:

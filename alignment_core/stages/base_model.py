@@ -19,6 +19,7 @@ from alignment_core.errors import AlignmentError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.saving import (
     CHAT_TEMPLATES,
+    NO_SAFETENSORS,
     WEIGHTS_INDEX,
     weight_files,
     why_no_weights,
@@ -222,7 +223,10 @@ def _at_address(model: ModelConfig) -> dict[str, RemoteFile]:
         raise type(error)(f"model: {error}") from error
     if "config.json" not in files:
         raise UserError(f"model: {address} has no config.json; give the address of a Hugging Face model folder")
-    return {name: file for name, file in files.items() if not name.startswith("consolidated")}
+    files = {name: file for name, file in files.items() if not name.startswith("consolidated")}
+    if not any(name.endswith(".safetensors") for name in files):
+        raise UserError(f"model: {address} {NO_SAFETENSORS}")
+    return files
 
 
 SHOWS = {"parameters": "parameters"}

@@ -130,6 +130,15 @@ def test_rows_are_refused_when_the_object_changed_after_it_was_pinned(put: Put) 
         read(pinned)
 
 
+def test_first_rows_of_an_object_that_changes_while_they_are_read_are_refused(put: Put) -> None:
+    put("first/rows.jsonl", lines(ROWS * 10))
+    rows = sources.read(at("s3://bucket/first/rows.jsonl", rows=3), 0, 0, kinds.load("demonstrations"))
+    next(rows)
+    put("first/rows.jsonl", lines(MORE * 10))
+    with pytest.raises(DataError, match="has changed since this run started"):
+        list(rows)
+
+
 def test_object_that_changes_while_it_is_read_is_refused(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "BLOCK", 1 << 16)
     many = [{"prompt": f"{number}", "completion": "1"} for number in range(100_000)]
@@ -395,3 +404,16 @@ def test_files_of_the_hub_are_read_at_the_commit_that_was_pinned(tmp_path: Path)
 def test_address_of_a_whole_repository_is_its_name_on_the_hub() -> None:
     assert DataSource(path="hf://datasets/a/b").path == "a/b"
     assert ModelConfig(name="hf://a/b").name == "a/b"
+
+
+@pytest.mark.parametrize("revision", ["main", "refs/convert/parquet", "refs/pr/3"])
+def test_revision_in_an_address_of_the_hub_may_have_slashes(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(addresses, "commit_of", lambda *given: asked.append(given) or "c" * 40)
+    address = f"hf://datasets/org/rows@{revision}/data/train.jsonl"
+    pinned = addresses._at_commit(address, None)
+    assert (pinned, asked) == (
+        f"hf://datasets/org/rows@{'c' * 40}/data/train.jsonl",
+        [("org/rows", revision, "dataset")],
+    )
+    assert addresses.is_same(address, addresses.RemoteFile(address=pinned, version="blob"))

@@ -135,6 +135,14 @@ def test_what_is_missing_of_a_model_in_a_bucket_is_said_at_once(in_bucket):
     in_bucket.put_object(Bucket="bucket", Key="weights/model.safetensors", Body=b"")
     with pytest.raises(UserError, match=r"^model: s3://bucket/weights has no config.json"):
         pin_model(ModelConfig(name="s3://bucket/weights"))
+    for name in ("config.json", "pytorch_model.bin"):
+        in_bucket.put_object(Bucket="bucket", Key=f"pickled/{name}", Body=b"{}")
+    with pytest.raises(UserError, match=r"^model: s3://bucket/pickled has no \*.safetensors: pickled weights are not"):
+        pin_model(ModelConfig(name="s3://bucket/pickled"))
+    with pytest.raises(
+        UserError, match=r"^model: https://host/model: a web server does not list the files of a folder"
+    ):
+        pin_model(ModelConfig(name="https://host/model"))
     with pytest.raises(UserError, match="revisions are of models on the Hub"):
         pin_model(ModelConfig(name="s3://bucket/models/tiny", revision="main"))
 
@@ -179,7 +187,7 @@ def test_download_is_on_the_disk_before_it_has_its_name(in_bucket, tmp_path, mon
 
 def test_answer_of_another_size_is_refused(in_bucket, tmp_path):
     file = pin_model(ModelConfig(name="s3://bucket/models/tiny")).remote["config.json"]
-    sent = file.size
+    sent = file.size or 0
 
     class OtherSize(RemoteFile):
         def check(self) -> None:

@@ -105,9 +105,13 @@ class FilesAndHub(Origin):
             name = _name_in_source(pinned, path)
             for number, row in read_file(path):
                 yield f"{name}:{number}", row
+        count = 0
         for remote in pinned.remote:
             name = name_within(str(pinned.source.path), remote)
             for number, row in read_file(remote):
+                count += 1
+                if count == pinned.source.rows:  # no more will be asked for
+                    remote.check()
                 yield f"{name}:{number}", row
             remote.check()
 
