@@ -90,7 +90,7 @@ def test_a_wrong_recipe_exits_2_and_says_what_to_do(align, tmp_path, text, overr
 @pytest.mark.parametrize(
     ("command", "model", "sentence"),
     [
-        ("check", "model=TAG", "model: TAG names a dataset; what is needed is of the kind model"),
+        ("check", "model=TAG", "model: TAG names a dataset; the required kind is model"),
         ("check", "model={name: policy/production, chat_template: '{{ messages }}'}", "leave the field out"),
         (
             "check",
