@@ -115,8 +115,8 @@ def test_the_json_view_is_plain_data_with_the_same_content(store, made):
     assert [child["role"] for child in data["children"]] == ["policy", "reference", "train"]
     assert [child["repeated"] for child in data["children"]] == [False, True, False]
     rows = data["children"][0]["children"][1]["made_by"][0]["sources"]
-    read = {"path": "/d/rows.jsonl", "sha256": "5" * 64, "rows": None, "commit": None, "settings": {"rows": 128}}
-    assert rows == [read]
+    read = {"path": "/d/rows.jsonl", "sha256": "5" * 64, "rows": None, "commit": None, "version": None}
+    assert rows == [{**read, "settings": {"rows": 128}}]
     assert data["children"][0]["made_by"][0]["settings"] == {"learning_rate": 1e-5}
 
 
