@@ -78,8 +78,8 @@ class RemoteFile(BaseModel):
         with _explained(self.address):
             files, path = _connected(self.address)
             files.invalidate_cache()
-            found = _pinned(files, self.address, files.info(path))
-        if found != self:
+            current = _pinned(files, self.address, files.info(path))
+        if current != self:
             raise _changed(self.address)
 
 
@@ -93,13 +93,13 @@ def pinned_files(address: str, revision: str | None = None) -> list[RemoteFile]:
     with _explained(address):
         files, path = _connected(address)
         if is_glob(address):
-            path, found = files._strip_protocol(fixed_folder(address)), files.glob(path, detail=True)
+            path, listing = files._strip_protocol(fixed_folder(address)), files.glob(path, detail=True)
         elif (info := files.info(path))["type"] != "directory":
             return [_pinned(files, address, info)]
         else:
-            found = files.find(path, detail=True)
+            listing = files.find(path, detail=True)
         scheme = address.partition("://")[0]
-        entries = sorted((name, info) for name, info in found.items() if info["type"] == "file" and name[-1] != "/")
+        entries = sorted((name, info) for name, info in listing.items() if info["type"] == "file" and name[-1] != "/")
         if not entries:
             files.ls(path, refresh=True)  # says whether there is a bucket
             raise FileNotFoundError(address)

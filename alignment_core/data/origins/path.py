@@ -139,14 +139,14 @@ def _at_address(address: str, source: DataSource) -> dict[str, Any]:
     if source.revision is not None and not address.startswith("hf://"):
         raise UserError(f"{address}: `revision` applies only to the Hub; leave it out")
     try:
-        found = pinned_files(address, source.revision)
+        pins = pinned_files(address, source.revision)
     except AlignmentError as error:
         raise type(error)(f"path: {error}") from error
-    names = {PurePosixPath(name_within(address, file)): file for file in found}
-    if is_glob(address) or is_same(address, found[0]):
-        for file in found:
+    names = {PurePosixPath(name_within(address, file)): file for file in pins}
+    if is_glob(address) or is_same(address, pins[0]):
+        for file in pins:
             check_readable(PurePosixPath(file.name), file.address)
-        return {"remote": tuple(found)}
+        return {"remote": tuple(pins)}
     folder = splits_by_name(address, list(names))
     files = folder.of(source.split)
     return {"remote": tuple(names[path] for path in files), "notes": (*folder.notes, *mixed(source.split, files))}

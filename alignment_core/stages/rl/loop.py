@@ -267,9 +267,7 @@ class Loop:
             "kl_coefficient": self.kl_coefficient,
             "returns": self.values.state,
         }
-        if not state["sampler"][
-            "pending"
-        ]:  # pending draws are rewarded again, so that their failures would count twice
+        if not state["sampler"]["pending"]:  # pending draws are rewarded again: their failures would count twice
             state["failures"] = self.rewards.sources.recent
         if self.best:
             state |= {"best": self.best.state, "evaluated": self.best.evaluated}
