@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from alignment_core.data.template import Renderer
+from alignment_core.data.template import Renderer, TrainingText
 from alignment_core.recipes.sections.data import DataConfig
 
 REASONS = {
@@ -32,6 +32,25 @@ class Limits:
     bos: int | None
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the kind of rows that are not part of ``data``."""
+
+    def fit(self, text: TrainingText) -> dict[str, Any] | str:
+        """The columns ``input_ids``, ``loss_mask`` and ``text`` of a rendered text, truncated if it is too long; or the reason
+        why the row is dropped."""
+        if text.empty:
+            return "empty_completion"
+        ids, mask = text.input_ids, text.loss_mask
+        prompt = mask.index(1)
+        room = self.room(prompt, len(ids) - prompt)
+        if isinstance(room, str):
+            return room
+        head, tail = room
+        if head + tail == len(ids):
+            return {"input_ids": ids, "loss_mask": mask, "text": text.text}
+        kept = self.cut_prompt(ids[:prompt], head)
+        ids = kept + ids[prompt : prompt + tail]
+        mask = [0] * len(kept) + mask[prompt : prompt + tail]
+        # Decoded, not sliced: the text has to be what the remaining tokens stand for.
+        return {"input_ids": ids, "loss_mask": mask, "text": self.renderer.decode(ids), SHORTENED: True}
 
     def room(self, prompt: int, completion: int) -> tuple[int, int] | str:
         """Tokens that a prompt and what follows it may keep, all where they fit; or the reason why the row is dropped."""

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from alignment_core.data.fields import Fields
-from alignment_core.data.kinds import Format, texts
+from alignment_core.data.kinds import Format
 from alignment_core.data.kinds.preferences import formats_by_pair
+from alignment_core.data.kinds.texts import Texts
 from alignment_core.data.limits import Limits
 from alignment_core.data.message_fields import is_silent
 from alignment_core.data.messages import Messages, as_messages, assistant, user
@@ -63,7 +64,7 @@ class Demonstration:
 
     def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
         last = limits.config.assistant_turns == "last"
-        return [texts.fit(text, limits) for text in self.render(limits.renderer, last)]
+        return [limits.fit(text) for text in self.render(limits.renderer, last)]
 
 
 def _conversation(
@@ -121,14 +122,14 @@ def _untrained(row: Fields, role: str, messages: Messages) -> list[int]:
     return places
 
 
-class Demonstrations(texts.Texts):
+class Demonstrations(Texts):
     """Texts of which the answers alone are targets; plain texts may be among them."""
 
     gives = "demonstrations"
     formats = {
         "messages": Format(("messages",), _of_messages, ("tools",), fits=_is_conversation),
         "prompt_completion": Format(("prompt", "completion"), _of_prompt_and_completion, ("tools",)),
-        **texts.Texts.formats,
+        **Texts.formats,
         **formats_by_pair(lambda pair, row: Demonstration(pair.prompt, pair.chosen, tools=pair.tools)),
     }
     native = "prompt_completion"

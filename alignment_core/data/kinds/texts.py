@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from alignment_core.data.kinds import Format, Kind
-from alignment_core.data.limits import SHORTENED, Limits
+from alignment_core.data.limits import Limits
 from alignment_core.data.overlap import digest_of_text
 from alignment_core.data.tasks import Problem
 from alignment_core.data.template import Renderer, TrainingText
@@ -27,25 +27,7 @@ class Text:
         return renderer.join("", [(self.text, True)], empty=not self.text.strip(), bos=renderer.bos)
 
     def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
-        return [fit(self.render(limits.renderer), limits)]
-
-
-def fit(text: TrainingText, limits: Limits) -> dict[str, Any] | str:
-    """The columns of a rendered text within the limits, or the reason why it is dropped."""
-    if text.empty:
-        return "empty_completion"
-    ids, mask = text.input_ids, text.loss_mask
-    prompt = mask.index(1)
-    room = limits.room(prompt, len(ids) - prompt)
-    if isinstance(room, str):
-        return room
-    head, tail = room
-    if head + tail == len(ids):
-        return {"input_ids": ids, "loss_mask": mask, "text": text.text}
-    kept = limits.cut_prompt(ids[:prompt], head)
-    ids = kept + ids[prompt : prompt + tail]
-    mask = [0] * len(kept) + mask[prompt : prompt + tail]
-    return {"input_ids": ids, "loss_mask": mask, "text": limits.renderer.decode(ids), SHORTENED: True}
+        return [limits.fit(self.render(limits.renderer))]
 
 
 class Texts(Kind):
