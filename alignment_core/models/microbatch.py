@@ -1,23 +1,36 @@
-"""The input of a model: rows of token sequences, packed into lines, as tensors."""
+"""The input of a model: rows of token sequences, their distribution over ranks, and the tensors of one packed micro-batch.
+
+A row is one sequence (SFT) or two (a pair). Sequences are laid out as prefix trees in one line, so that shared prefixes are
+computed once; for models that do not support that, end to end in lines whose position ids restart with each sequence. How a
+batch is cut never changes the result, because every loss is divided by a count over the whole batch
+(``TrainingMethod.normaliser``).
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from alignment_core.models.prefix_tree import LEAST_SHARED, Layout, TreeNode, by_prefix, lay_out, shared_tokens
+
 if TYPE_CHECKING:
     import torch
-
-    from alignment_core.models.prefix_tree import TreeNode
 
 
 Tokens = Seq[int] | np.ndarray
 """Ids, [T]."""
 Pair = tuple[Tokens, Tokens]
 """Token ids of a prompt and of a completion."""
+LEAST_COMPUTED = 0.85
+"""Rows that share less than 15 % of their tokens are packed one by one, which fills packs better."""
+LINE_TOKENS = 128
+"""Least width of a line without shared prefixes. Attention costs width² per line, so short sequences go into short lines; a
+longer sequence makes all lines of its pack as long."""
 
 
 def distinct(pairs: Seq[Pair]) -> tuple[list[Pair], list[int]]:
@@ -82,3 +95,154 @@ class MicroBatch:
     @property
     def sequences(self) -> int:
         return len(self.last_S)
+
+
+def cut(rows: Seq[Row], ranks: int, token_budget: int, share_prefixes: bool = True) -> list[list[list[Row]]]:
+    """Cut a batch into packs of at most ``token_budget`` tokens (a longer row is a pack of its own).
+
+    With ``share_prefixes`` rows that begin alike stay together as far as they fit, and shared tokens count once. Every rank
+    gets the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones. The largest rows go
+    first into the emptiest pack, which balances packs and ranks. Returns ``[rank][pack][row]``.
+    """
+    pieces = _pieces(rows, ranks, token_budget) if share_prefixes else [(row.tokens, [row]) for row in rows]
+    pieces.sort(key=lambda piece: (-piece[0], piece[1][0].number))
+    total = sum(min(tokens, token_budget) for tokens, _ in pieces)
+    alone = sum(2 * tokens > token_budget for tokens, _ in pieces)  # no two of these fit into one pack
+    count = ranks * max(1, -(-max(-(-total // token_budget), alone) // ranks))
+    while True:
+        packs: list[list[Row]] = [[] for _ in range(count)]
+        loads = [(0, pack) for pack in range(count)]
+        too_full = False
+        for tokens, piece in pieces:
+            load, emptiest = loads[0]
+            too_full |= load > 0 and load + tokens > token_budget
+            packs[emptiest] += piece
+            heapq.heapreplace(loads, (load + tokens, emptiest))
+        if not too_full:
+            return [packs[rank::ranks] for rank in range(ranks)]
+        count += ranks * max(1, count // (50 * ranks))
+
+
+def _pieces(rows: Seq[Row], ranks: int, token_budget: int) -> list[tuple[int, list[Row]]]:
+    """The rows in pieces with shared prefixes, and an upper bound of each piece's tokens in a pack. No piece of several rows is
+    above the budget, or so large that ranks would be idle."""
+    families = _families(rows)
+    sizes = [_tokens(family) for family in families]
+    most = min(token_budget, -(-sum(sizes) // ranks))
+    pieces: list[tuple[int, list[Row]]] = []
+    for size, family in zip(sizes, families, strict=True):
+        if size <= most or len(family) == 1:
+            pieces.append((size, family))
+        elif size > LEAST_COMPUTED * sum(row.tokens for row in family):
+            pieces += [(_at_most(row), [row]) for row in family]
+        else:
+            pieces += _cut_apart(family, most)
+    return pieces
+
+
+def _families(rows: Seq[Row]) -> list[list[Row]]:
+    """The rows by common prefix; in each family, neighbours share the longest prefixes."""
+    ordered = [rows[number] for number in by_prefix([row.sequences[0].ids for row in rows])]
+    families = [[row] for row in ordered[:1]]
+    for before, row in pairwise(ordered):
+        if shared_tokens(before.sequences[0].ids, row.sequences[0].ids) >= LEAST_SHARED:
+            families[-1].append(row)
+        else:
+            families.append([row])
+    return families
+
+
+def _tokens(family: Seq[Row]) -> int:
+    """Number of tokens of these rows in a pack."""
+    sequences = [sequence.ids for row in family for sequence in row.sequences]
+    return len(lay_out(sequences).ids) if len(sequences) > 1 else len(sequences[0])
+
+
+def _cut_apart(family: Seq[Row], most: int) -> list[tuple[int, list[Row]]]:
+    """A family in pieces of at most ``most`` tokens, or of a single row."""
+    sizes: list[int] = []
+    pieces: list[list[Row]] = []
+    for number, row in enumerate(family):
+        tokens = _at_most(row)
+        more = tokens - (_saved(family[number - 1].sequences[0], row.sequences[0]) if number else 0)
+        if sizes and sizes[-1] + more <= most:
+            sizes[-1] += more
+            pieces[-1].append(row)
+        else:
+            sizes.append(tokens)
+            pieces.append([row])
+    return list(zip(sizes, pieces, strict=True))
+
+
+def _at_most(row: Row) -> int:
+    """Upper bound of a row's tokens in a pack, whatever other rows are in it."""
+    return row.tokens - sum(_saved(row.sequences[0], other) for other in row.sequences[1:])
+
+
+def _saved(one: TokenSequence, other: TokenSequence) -> int:
+    """Lower bound of the tokens that the second sequence shares with the first: other rows may split the shared prefix, and a
+    remainder shorter than a node is not shared."""
+    tokens = shared_tokens(one.ids, other.ids)
+    return max(LEAST_SHARED, tokens - LEAST_SHARED + 1) if tokens >= LEAST_SHARED else 0
+
+
+def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True) -> MicroBatch:
+    """Lay out the sequences of ``rows``: with ``share_prefixes`` as prefix trees in one line, otherwise apart, in lines.
+
+    An empty pack is one token, so that its rank joins the collectives.
+    """
+    import torch
+
+    sequences = [sequence for row in rows for sequence in row.sequences]
+    layout = lay_out([s.ids for s in sequences] or [np.zeros(1, np.int64)]) if share_prefixes else _lines(sequences)
+    width = layout.width or len(layout.ids)
+    predict, labels, number = [], [], []
+    for index, (sequence, places) in enumerate(zip(sequences, layout.places, strict=False)):
+        at = np.flatnonzero(sequence.targets)
+        predict.append(places[at - 1])
+        labels.append(sequence.ids[at])
+        number.append(np.full(len(at), index))
+
+    def tensor(parts: Seq[np.ndarray]) -> torch.Tensor:
+        joined = np.concatenate(parts) if parts else np.zeros(0)
+        return torch.from_numpy(joined.astype(np.int64)).to(device)
+
+    candidates = [sequence.candidates for sequence in sequences if sequence.candidates is not None]
+    return MicroBatch(
+        rows=tuple(rows),
+        input_ids=tensor([layout.ids]).view(-1, width),
+        position_ids=tensor([layout.positions]).view(-1, width),
+        multiplicity=tensor([layout.multiplicity]).view(-1, width),
+        predict_K=tensor(predict),
+        labels_K=tensor(labels),
+        sequence_K=tensor(number),
+        last_S=tensor([places[-1:] for places in layout.places[: len(sequences)]]),
+        candidates_KC=tensor(candidates) if candidates else None,
+        nodes=layout.nodes if share_prefixes else None,
+    )
+
+
+def _lines(sequences: Seq[TokenSequence]) -> Layout:
+    """Each sequence with its own tokens, in lines as wide as the longest."""
+    lengths = [len(sequence.ids) for sequence in sequences]
+    width = max([LINE_TOKENS, *lengths]) if sequences else 1
+    starts, lines = _first_fit(lengths, width)
+    ids, positions, multiplicity = (np.zeros(lines * width, np.int64) for _ in range(3))
+    multiplicity[:1] = 1  # also in an empty pack, so that no sum over it divides by zero
+    places = tuple(np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True))
+    for sequence, place in zip(sequences, places, strict=True):
+        ids[place], positions[place], multiplicity[place] = sequence.ids, np.arange(len(place)), 1
+    return Layout(ids, positions, multiplicity, (), places, width)
+
+
+def _first_fit(lengths: Seq[int], width: int) -> tuple[list[int], int]:
+    """First fit, longest first: the place at which each sequence starts, and the number of lines."""
+    starts = [0] * len(lengths)
+    used: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        line = next((n for n, taken in enumerate(used) if taken + lengths[index] <= width), len(used))
+        if line == len(used):
+            used.append(0)
+        starts[index] = line * width + used[line]
+        used[line] += lengths[index]
+    return starts, max(1, len(used))

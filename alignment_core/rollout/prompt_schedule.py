@@ -10,7 +10,7 @@ from alignment_core.canonical import derive_seed
 from alignment_core.environments.episode import Episode
 from alignment_core.inference.completions import Request
 from alignment_core.recipes.sections.rollout import GenerationConfig
-from alignment_core.training.packing import epoch_order
+from alignment_core.training.training_rows import epoch_order
 
 
 @dataclass(frozen=True)

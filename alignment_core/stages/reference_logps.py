@@ -48,7 +48,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     from alignment_core.columns import column
     from alignment_core.data.row_order import is_shuffled
     from alignment_core.training.kto_mismatch import mismatched
-    from alignment_core.training.packing import first_rows
+    from alignment_core.training.training_rows import first_rows
 
     tables = {
         split: pq.read_table(file)

@@ -13,11 +13,10 @@ from alignment_core.errors import EnvironmentFault, OutOfMemory
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.memory import memory_explained
 from alignment_core.models.loading import Head
-from alignment_core.models.microbatch import Pair, Row, Tokens, TokenSequence
+from alignment_core.models.microbatch import Pair, Row, Tokens, TokenSequence, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.training.packing import cut, pack
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
 from alignment_core.models.loading import Head
-from alignment_core.models.microbatch import MicroBatch, Row
+from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.padding import set_padding
@@ -36,7 +36,6 @@ from alignment_core.training.collectives import from_rank_0, sum_over_ranks, una
 from alignment_core.training.ema import WeightAverage
 from alignment_core.training.engine import close_engine, fill_gradients, make_engine
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
-from alignment_core.training.packing import cut, pack
 from alignment_core.training.portable_checkpoint import Portable
 from alignment_core.training.step_report import MetricSums, StepReport
 

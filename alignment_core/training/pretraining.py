@@ -11,9 +11,8 @@ from alignment_core.models.microbatch import MicroBatch
 from alignment_core.recipes.sections.rl import PretrainingConfig
 from alignment_core.training.learner import Term
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.packing import batch_of_step
 from alignment_core.training.step_report import StepReport
-from alignment_core.training.training_rows import shuffles, training_rows
+from alignment_core.training.training_rows import batch_of_step, shuffles, training_rows
 
 
 class Pretraining:

@@ -11,7 +11,7 @@ import numpy as np
 
 from alignment_core.columns import parts
 from alignment_core.models.microbatch import Row, Tokens, TokenSequence
-from alignment_core.training.packing import epoch_order
+from alignment_core.training.training_rows import epoch_order
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ import torch
 
 from alignment_core.cluster.device import Device
 from alignment_core.memory import memory_explained
-from alignment_core.models.microbatch import Row
+from alignment_core.models.microbatch import Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.training.packing import cut, pack
 
 Prediction = tuple[np.ndarray, np.ndarray]
 """Token ids (int32) and their log-probabilities in nats (float32), each [targets, C]."""

@@ -30,11 +30,18 @@ from alignment_core.training.collectives import agree, sum_over_ranks
 from alignment_core.training.learner import Learner, Loss, ModelSource, Term
 from alignment_core.training.methods.base import BatchMethod, TrainingMethod
 from alignment_core.training.moving_reference import MovingReference
-from alignment_core.training.packing import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.step_report import MetricSums, StepReport
-from alignment_core.training.training_rows import Rows, rows_before, shuffles, training_rows
+from alignment_core.training.training_rows import (
+    Rows,
+    batch_of_step,
+    first_rows,
+    rows_before,
+    shuffles,
+    steps_per_epoch,
+    training_rows,
+)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,16 @@
-"""A trainer's rows, from the table of a data set; they need not fit into memory."""
+"""A trainer's rows, from the table of a data set, and which of them each step takes. They need not fit into memory."""
 
 from __future__ import annotations
 
+import functools
+import random
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from alignment_core.canonical import derive_seed
 from alignment_core.data.row_order import is_shuffled
 from alignment_core.disk_list import DiskList
 from alignment_core.models.microbatch import Row
@@ -46,6 +50,32 @@ def shuffles(table: Path) -> bool:
     import pyarrow.parquet as pq
 
     return is_shuffled(pq.read_schema(table))
+
+
+@functools.lru_cache(maxsize=4)
+def epoch_order(rows: int, seed: int, epoch: int, shuffle: bool = True) -> array[int]:
+    """The order of the rows in an epoch: a permutation by (seed, epoch), or without ``shuffle`` their own order. Do not modify
+    the result, which is cached."""
+    order = array("q", range(rows))
+    if shuffle:
+        random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
+    return order
+
+
+def batch_of_step(step: int, rows: int, batch_size: int, seed: int, shuffle: bool = True) -> list[int]:
+    """Row numbers of optimiser step ``step`` (from 0); the last batch of an epoch may be smaller."""
+    per_epoch = steps_per_epoch(rows, batch_size)
+    epoch, index = divmod(step, per_epoch)
+    return list(epoch_order(rows, seed, epoch, shuffle)[index * batch_size : (index + 1) * batch_size])
+
+
+def first_rows(count: int, rows: int, seed: int, shuffle: bool = True) -> list[int]:
+    """Numbers of the first ``count`` rows of training, or of all if there are fewer; in ascending order."""
+    return sorted(epoch_order(rows, seed, 0, shuffle)[:count])
+
+
+def steps_per_epoch(rows: int, batch_size: int) -> int:
+    return -(-rows // batch_size)
 
 
 def _rows(table: Path, method: TrainingMethod) -> Iterator[Row]:

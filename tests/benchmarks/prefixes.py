@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 
 from alignment_core.models.loading import load_model
-from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.microbatch import Row, TokenSequence, cut, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.scratch import create_model
 from alignment_core.recipes import ScratchModel
-from alignment_core.training.packing import cut, pack
 from tests.benchmarks.training import alternate
 
 BUDGET = 1024

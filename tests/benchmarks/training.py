@@ -35,14 +35,15 @@ def main() -> None:
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.models.loading import load_model
+    from alignment_core.models.microbatch import cut, pack
     from alignment_core.models.model_ref import Model
     from alignment_core.models.packed import PackedModel, run_packed
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import ResourcesConfig, ScratchModel, TrainingConfig
     from alignment_core.training.methods.sft import Sft
-    from alignment_core.training.packing import batch_of_step, cut, pack
     from alignment_core.training.ranks import join
     from alignment_core.training.trainer import TrainJob
+    from alignment_core.training.training_rows import batch_of_step
 
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     shape = ScratchModel(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8)

@@ -14,10 +14,9 @@ import pytest
 import torch
 import transformers
 
-from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.microbatch import Row, TokenSequence, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.tokenizer import CHAT_TEMPLATE
-from alignment_core.training.packing import pack
 from tests.exports.conftest import TEXTS, edit, export
 
 CHATML = (

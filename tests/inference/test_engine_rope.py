@@ -12,12 +12,11 @@ import transformers
 
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.loading import load_model
-from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.microbatch import Row, TokenSequence, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig
-from alignment_core.training.packing import pack
 from tests.inference.test_engine_parity import POLICY, STOP, parity
 from tests.stages.rl_runs import RESOURCES, run_rl, section_of
 

@@ -11,10 +11,9 @@ import transformers
 from torch.nn.functional import scaled_dot_product_attention
 
 from alignment_core.models.attention import NAME, TreeAttention
-from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.microbatch import Row, TokenSequence, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.prefix_tree import lay_out
-from alignment_core.training.packing import pack
 
 TINY = {
     "vocab_size": 64,

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
+from alignment_core.models.microbatch import pack
 from alignment_core.models.packed import PackedModel, run_packed
-from alignment_core.training.packing import pack
 from tests.models.test_attention import TINY, model_of, rows_of
 
 IDS = [np.arange(3, 40) % 60, np.arange(20, 45) % 60]

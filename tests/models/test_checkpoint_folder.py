@@ -11,11 +11,10 @@ import torch
 import transformers
 
 from alignment_core.models.loading import load_model
-from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.microbatch import Row, TokenSequence, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.saving import architecture_digest, checkpoint_dtype, save_checkpoint
 from alignment_core.models.tokenizer import CHAT_TEMPLATE
-from alignment_core.training.packing import pack
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
 every_shape = pytest.mark.parametrize(

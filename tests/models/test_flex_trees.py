@@ -13,9 +13,9 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from alignment_core.models import flex_trees
 from alignment_core.models.attention import TreeAttention
+from alignment_core.models.microbatch import pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.prefix_tree import Layout, lay_out
-from alignment_core.training.packing import pack
 from tests.models.test_attention import model_of, rows_of, trees
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from alignment_core.errors import UserError
+from alignment_core.models.microbatch import pack
 from alignment_core.models.packed import PackedModel, run_packed
-from alignment_core.training.packing import pack
 from tests.models.test_attention import FEW_EXPERTS, model_of, rows_of
 
 FIRST = 40

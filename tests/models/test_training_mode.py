@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from alignment_core.models.adapters import add_adapters
+from alignment_core.models.microbatch import pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import LoraConfig
-from alignment_core.training.packing import pack
 from tests.models.test_attention import FEW_EXPERTS, model_of, rows_of
 
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "attn_pdrop": 0.3, "resid_pdrop": 0.3}

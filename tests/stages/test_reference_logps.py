@@ -18,7 +18,7 @@ from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages import reference_logps
-from alignment_core.training.packing import batch_of_step
+from alignment_core.training.training_rows import batch_of_step
 from tests.stages.killing import Killer, store_with
 
 pytestmark = pytest.mark.slow

@@ -15,14 +15,13 @@ import torch
 from torch.nn.functional import log_softmax, logsigmoid
 
 from alignment_core.models.loading import load_model
-from alignment_core.models.microbatch import Row
+from alignment_core.models.microbatch import Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import DpoLossConfig, ResourcesConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.packing import cut, pack
 
 RELATIVE = 1e-5
 METHODS = {

@@ -14,12 +14,12 @@ import torch
 
 from alignment_core.composition.graph import composing, submit
 from alignment_core.errors import DataError
+from alignment_core.models.microbatch import cut, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes.sections.distillation import DistillationLossConfig
 from alignment_core.stages import teacher_logps
 from alignment_core.stages.teacher_logps import TeacherLogpsConfig
 from alignment_core.training.methods.distillation import Distillation
-from alignment_core.training.packing import cut, pack
 from alignment_core.training.resumable import save_progress
 from tests.flows.test_dpo import Runs
 from tests.stages.killing import store_with

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from alignment_core.losses.preference import LEAST_BETA, dynamic_beta
-from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.microbatch import Row, TokenSequence, pack
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.base import BatchMethod
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
-from alignment_core.training.packing import pack
 
 ROWS = [
     Row(number, tuple(TokenSequence.of_prompt_and_completion([1], [2, side]) for side in (3, 4))) for number in range(2)

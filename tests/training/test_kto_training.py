@@ -14,13 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from alignment_core.models.loading import load_model
-from alignment_core.models.microbatch import Row
+from alignment_core.models.microbatch import Row, cut, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.training.methods.base import BatchMethod
 from alignment_core.training.methods.kto import Kto
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.packing import cut, pack
 from alignment_core.training.step_report import StepReport
 from alignment_core.training.trainer import Trainer
 from tests.training.conftest import random_ids

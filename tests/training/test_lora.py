@@ -18,9 +18,9 @@ from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.packing import batch_of_step
 from alignment_core.training.policy_trainer import PolicyTrainer
 from alignment_core.training.resumable import save_progress
+from alignment_core.training.training_rows import batch_of_step
 from tests.training.test_policy_ranks import Policy, sampled
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train, trained
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.microbatch import LINE_TOKENS, Row, TokenSequence, cut, pack
 from alignment_core.recipes import TrainingConfig
-from alignment_core.training.packing import LINE_TOKENS, batch_of_step, cut, pack
 from alignment_core.training.schedule import learning_rate
+from alignment_core.training.training_rows import batch_of_step
 
 
 def row(number: int, length: int) -> Row:

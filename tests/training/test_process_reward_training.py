@@ -17,12 +17,12 @@ from alignment_core.composition.graph import composing, submit
 from alignment_core.errors import UserError
 from alignment_core.losses.process_reward import step_loss
 from alignment_core.models.loading import load_model
+from alignment_core.models.microbatch import cut, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.stages.process_reward_model import ProcessRewardModelStageConfig
 from alignment_core.training.methods.process_reward_model import ProcessRewardModel
-from alignment_core.training.packing import cut, pack
 from tests.flows.test_dpo import Runs
 from tests.stages.killing import store_with
 from tests.training.conftest import random_ids

@@ -15,14 +15,13 @@ from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
 from alignment_core.models.loading import Head, load_model
-from alignment_core.models.microbatch import Row
+from alignment_core.models.microbatch import Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.packing import cut, pack
 from alignment_core.training.step_data import StepData
 from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train

@@ -18,8 +18,7 @@ from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.packing import batch_of_step, first_rows
-from alignment_core.training.training_rows import shuffles
+from alignment_core.training.training_rows import batch_of_step, first_rows, shuffles
 from tests.training.test_trainer_ranks import open_job, train
 
 

@@ -28,13 +28,13 @@ from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.packing import batch_of_step
 from alignment_core.training.rank_folders import write
 from alignment_core.training.ranks import TrainerActors
 from alignment_core.training.ranks import open_job as open_on
 from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_report import StepReport
 from alignment_core.training.trainer import Trainer, TrainJob
+from alignment_core.training.training_rows import batch_of_step
 from tests.training.conftest import MODEL, reference_logps
 
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
