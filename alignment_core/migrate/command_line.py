@@ -55,13 +55,13 @@ class CommandLine:
     def processes(self) -> int | None:
         """The number of processes that the launcher starts, if it says so."""
         given = _flags(self.launcher)[0]
-        processes = _number(given, _PROCESSES)
+        processes = whole_number(given, _PROCESSES)
         if processes is None or "num_processes" in given:  # accelerate's number is for all machines
             return processes
-        return processes * (_number(given, _MACHINES) or 1)
+        return processes * (whole_number(given, _MACHINES) or 1)
 
 
-def _number(flags: Mapping[str, Sequence[str]], names: Sequence[str]) -> int | None:
+def whole_number(flags: Mapping[str, Sequence[str]], names: Sequence[str]) -> int | None:
     """The whole number after the first of these flags that has one."""
     first_words = (flags[name][0] for name in names if flags.get(name))
     return next((int(word) for word in first_words if word.isdigit()), None)

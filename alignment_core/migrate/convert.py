@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from alignment_core.recipes.paths import CodePath, ModelPath, RowsPath, Written, is_written_as_path
+from alignment_core.recipes.paths import FolderPath, ModelPath, RowsPath, Written, is_written_as_path
 
 Words = Sequence[str]
 
@@ -25,6 +25,7 @@ SECRET = re.compile(r"use_wandb|wandb[._]key|(?:hf|hub|auth|access)_token|^token
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """The chat template of rows that are to be read as they are."""
+KINDS = {"model": ModelPath, "folder": FolderPath}
 
 
 class NoCounterpart(Exception):
@@ -60,6 +61,40 @@ class Flags:
         """Whether a switch is on."""
         return (flag in self.given or flag in self.defaults) and is_on(self.words(flag))
 
+    def are_files(self, flag: str) -> bool:
+        """Whether the rows of a flag are a file or folder, which has no splits."""
+        return bool(self.text(flag)) and (self.folder / Path(self.text(flag)).expanduser()).exists()
+
+    def hold_out(self) -> bool:
+        """Whether rows are held out for evaluation during training: TRL takes them from a split, OpenRLHF names them."""
+        by_split = self.text("eval_strategy") not in ("", "no") and not self.are_files("dataset_name")
+        return by_split or "eval_dataset" in self.given
+
+    def unmet(self, conditions: str) -> str:
+        """Why a flag has no effect: the first of the conditions that does not hold, in a sentence; empty if all hold."""
+        parts = conditions.split()
+        for kind, condition in zip(parts[::2], parts[1::2], strict=True):
+            names, equals, words = condition.partition("=")
+            choices = (words or names).split("|")
+            if condition == "held-out-rows":
+                holds = self.hold_out()
+                reason = "no rows are held out: see --eval_strategy or --eval_dataset, or set `test_rows` of the data."
+            elif equals:
+                holds = any(word in choices for word in self.words(names))
+                reason = f"it belongs to --{names} {' and '.join(choices)} alone."
+            else:
+                holds = any(self.on(name) for name in choices)
+                reason = f"it belongs to {' or '.join(f'--{name}' for name in choices)}, which is not given."
+            if kind == "if" and not holds:
+                return reason
+            if kind == "unless" and holds:
+                return f"it has no effect with --{condition.replace('=', ' ')}."
+        return ""
+
+    def remark(self, sentences: Mapping[str, str]) -> None:
+        """Add the sentences whose conditions hold."""
+        self.remarks.extend(sentence for conditions, sentence in sentences.items() if not self.unmet(conditions))
+
     def number(self, flag: str, default: float = 0) -> float:
         """The number after a flag. Raises NoCounterpart if it is none."""
         text = self.text(flag)
@@ -94,9 +129,23 @@ def switch(words: Words, flags: Flags, *values: str) -> Any:
     return on if is_on(words) else off
 
 
-def empty(words: Words, flags: Flags) -> dict[str, Any] | None:
+def section(words: Words, flags: Flags) -> dict[str, Any] | None:
     """A section with its defaults, if a switch is on."""
     return {} if is_on(words) else None
+
+
+def chosen(words: Words, flags: Flags, options: Mapping[str, Any]) -> Any:
+    """The value of a word in a table. Raises NoCounterpart."""
+    given = words[0].lower() if words else ""
+    refused = {name: item["refused"] for name, item in options.items() if isinstance(item, dict) and "refused" in item}
+    if given in refused:
+        raise NoCounterpart(refused[given])
+    if given not in options:
+        known = ", ".join(name for name in options if name not in refused)
+        raise NoCounterpart(f"{given or 'nothing'} is none of {known}, which have a counterpart.")
+    value = options[given]
+    values = (*(None if item == "" else item for item in (value if isinstance(value, list) else [value])),)
+    return values if isinstance(value, list) else values[0]
 
 
 def number(words: Words, flags: Flags) -> float:
@@ -127,18 +176,13 @@ def positive_number(words: Words, flags: Flags) -> float | None:
 
 
 def numbers(words: Words, flags: Flags) -> list[float]:
-    """Several numbers for one field."""
+    """Several numbers, for one field or one for each."""
     return [number([word], flags) for word in words]
-
-
-def pair(words: Words, flags: Flags) -> Any:
-    """Two numbers, one for each of two fields."""
-    return (*numbers(words[:2], flags),)
 
 
 def bounds(words: Words, flags: Flags) -> Any:
     """A lower and an upper bound, or the upper one alone."""
-    return pair(words, flags) if len(words) > 1 else (None, number(words, flags))
+    return numbers(words, flags) if len(words) > 1 else (None, number(words, flags))
 
 
 def neutral(words: Words, flags: Flags, value: str) -> float:
@@ -153,25 +197,28 @@ def column(words: Words, flags: Flags, role: str) -> dict[str, str] | None:
     return None if [*words] in ([role], []) else {role: words[0]}
 
 
-def model(words: Words, flags: Flags) -> str:
-    """A model's name or folder."""
-    return _moved(" ".join(words), flags, ModelPath)
+def path(words: Words, flags: Flags, kind: str) -> str:
+    """A path or, in the field of this kind, perhaps a name."""
+    return moved(" ".join(words), flags, KINDS[kind])
 
 
-def code(text: str, flags: Flags) -> str:
-    """``file.py:name`` or ``module:name``."""
-    return _moved(text, flags, CodePath)
+def source(text: str, flags: Flags, **fields: Any) -> dict[str, Any]:
+    """A source of rows, with those of its fields that have a value."""
+    return {
+        "path": moved(text, flags, RowsPath),
+        **{name: item for name, item in fields.items() if item not in (None, "")},
+    }
 
 
-def rows(text: str, flags: Flags) -> str:
-    """A file or folder of rows, or a data set's name."""
-    return _moved(text, flags, RowsPath)
+def parts(text: str) -> list[str]:
+    """The parts of a text between commas."""
+    return [part.strip() for part in text.split(",")]
 
 
-def folder(words: Words, flags: Flags) -> str:
-    """A folder, relative to the recipe's."""
-    path = " ".join(words)
-    return path if "://" in path or Path(path).is_absolute() else _relative(path, flags)
+def product(words: Words, flags: Flags, *factors: str) -> int:
+    """The product of several flags, each written with the framework's default as ``flag=1``."""
+    values = [flags.number(name, float(default)) for name, _, default in (factor.partition("=") for factor in factors)]
+    return int(math.prod(values))
 
 
 def name(words: Words, flags: Flags) -> str:
@@ -201,15 +248,10 @@ def warmup(words: Words, flags: Flags) -> float:
     )
 
 
-def steps(count: float, per_step: float, epochs: float) -> int:
-    """The number of steps over so many prompts."""
-    return math.ceil(count * epochs / max(per_step, 1))
-
-
 def steps_of_rows(count: float | None, per_step: float, epochs: float, flags: Flags) -> int | None:
-    """The same, or a remark that leaves `rl.steps` to the user if the number of prompts is not known."""
+    """Steps over so many prompts, or a remark that leaves `rl.steps` to the user if their number is not known."""
     if count is not None:
-        return steps(count, per_step, epochs)
+        return math.ceil(count * epochs / max(per_step, 1))
     flags.remarks.append(
         f"Set `rl.steps` to rows × {epochs:g} ÷ {per_step:g}: the number of prompts is not known here."
     )
@@ -229,14 +271,10 @@ def _is_none(words: Words) -> bool:
     return bool(words) and words[0].lower() == "none"
 
 
-def _moved(text: str, flags: Flags, kind: Any) -> str:
+def moved(text: str, flags: Flags, kind: Any) -> str:
     """A path of the command relative to the recipe's folder; a name stays as it is."""
     place = str(TypeAdapter(kind).validate_python(Written(text, flags.folder, flags.folder)))
-    return text if place == text else _relative(text, flags)
-
-
-def _relative(text: str, flags: Flags) -> str:
-    if text.startswith("~") or flags.folder.resolve() == flags.target.resolve():
+    if place == text or text.startswith("~") or flags.folder.resolve() == flags.target.resolve():
         return text
     relative = os.path.relpath(flags.folder.resolve() / text, flags.target.resolve())
     return f"./{relative}" if is_written_as_path(text) and not is_written_as_path(relative) else relative

@@ -1,8 +1,8 @@
-"""OpenRLHF's flags: conversions of their words beside the shared ones, and the dotted names that they have since 0.11."""
+"""OpenRLHF's flags: conversions of their words beside the shared ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 from alignment_core.migrate import convert, tables
@@ -10,72 +10,40 @@ from alignment_core.migrate.convert import (
     Flags,
     NoCounterpart,
     Words,
-    code,
     column,
     count_rows,
     is_on,
-    model,
+    moved,
     number,
-    rows,
+    parts,
+    source,
 )
-from alignment_core.recipes.paths import is_written_as_path, row_suffix
-
-
-def variant(program: str, given: Mapping[str, Words]) -> str:
-    """The table of a program, which a flag may decide."""
-    if program == "batch_inference" and [*given.get("eval_task", ())] == ["rm"]:
-        return "batch_inference --eval_task rm"
-    pretrains = any(is_on(given[flag]) for flag in ("pretrain_mode", "model.pretrain_mode_enable") if flag in given)
-    return f"{program} --pretrain_mode" if program == "train_sft" and pretrains else program
-
-
-def defaults(command: tables.Command, given: Mapping[str, Words], remarks: list[str]) -> dict[str, str | Words]:
-    """The framework's defaults for a command: the precision is that of the release that its flags show."""
-    trains = isinstance(command.rules.get("bf16"), tables.Rule)
-    if trains and any("." in flag for flag in given):
-        return {**command.defaults, "param_dtype": "bf16"}
-    if trains and not {"bf16", "param_dtype"} & given.keys():
-        remarks.append(
-            f"`{command.place('training.bf16')}` is off; OpenRLHF 0.9 and later train in bfloat16 by default: set it to true "
-            "if you used one of those."
-        )
-    return dict(command.defaults)
-
-
-def canonical(flag: str, rules: Mapping[str, Any]) -> str:
-    """The name of a flag in a table; the flag itself if the table has none."""
-    groups = flag.removesuffix("_enable").split(".")
-    of_policy = ".".join(groups[1:] if groups[0] == "actor" else groups)
-    tries = (flag, NAMES.get(flag), NAMES.get(of_policy), of_policy, "_".join(groups[-2:]))
-    last = () if groups[0] == "critic" else (groups[-1],)
-    return next((name for name in (*tries, *last) if name in rules), flag)
+from alignment_core.recipes.paths import CodePath, ModelPath, is_written_as_path, row_suffix
 
 
 def sources(words: Words, flags: Flags) -> list[dict[str, Any]]:
     """``a.jsonl,b@folder`` as sources, with the weights of `--dataset_probs`."""
-    paths = [path.strip() for path in " ".join(words).split(",")]
+    paths = parts(" ".join(words))
     probabilities = flags.text("dataset_probs") or flags.text("prompt_data_probs")
-    weights = [float(weight) for weight in probabilities.split(",")] if probabilities and len(paths) > 1 else []
-    described: list[dict[str, Any]] = []
-    for position, path in enumerate(paths):
-        path, _, part = path.partition("@")
+    weights = [float(weight) for weight in parts(probabilities)] if probabilities and len(paths) > 1 else []
+    described = []
+    for text, weight in zip_longest(paths, weights[: len(paths)]):
+        path, _, part = text.partition("@")
         if part:
             flags.remarks.append(
                 f"All of `{path}` is read, not only its folder `{part}`: give that folder's files as `path`."
             )
-        weight = {"weight": weights[position]} if position < len(weights) else {}
-        described.append({"path": rows(path, flags), **weight})
+        described.append(source(path, flags, weight=weight))
     return described
 
 
 def with_split(words: Words, flags: Flags) -> list[dict[str, Any]]:
     """``a,b`` as sources with the split `--eval_split`, which OpenRLHF uses if a data set has splits."""
     described = []
-    for path in " ".join(words).split(","):
-        path = path.strip()
+    for path in parts(" ".join(words)):
         are_files = (flags.folder / path).exists() or is_written_as_path(path) or row_suffix(path) is not None
         split = flags.text("eval_split") if not are_files or "eval_split" in flags.given else ""
-        described.append({"path": rows(path, flags), **({"split": split} if split else {})})
+        described.append(source(path, flags, split=split))
     return described
 
 
@@ -107,14 +75,6 @@ def input_column(words: Words, flags: Flags) -> dict[str, str] | None:
     """The column `--input_key` of demonstrations: prompts beside completions, or whole conversations."""
     conversations = flags.on("apply_chat_template") and "output_key" not in flags.given
     return column(words, flags, "messages" if conversations else "prompt")
-
-
-def eval_steps(words: Words, flags: Flags) -> int | None:
-    """Steps between evaluations on held-out rows. Raises NoCounterpart if there are none."""
-    every = convert.positive(words, flags)
-    if every and "eval_dataset" not in flags.given:
-        raise NoCounterpart("no rows are held out: set `test_rows` of the data, and then `training.eval_steps`.")
-    return every
 
 
 def nll_weight(words: Words, flags: Flags) -> float:
@@ -151,7 +111,7 @@ def prompt_length(words: Words, flags: Flags) -> int:
 def rl_steps(words: Words, flags: Flags) -> int | None:
     """Steps of `--rollout_batch_size` prompts each, if the number of prompts is known."""
     count = flags.number("max_samples") or None
-    counts = [count_rows(path.strip(), flags) for path in flags.text("prompt_data").split(",")]
+    counts = [count_rows(path, flags) for path in parts(flags.text("prompt_data"))]
     if all(rows is not None for rows in counts):
         count = min(count or float("inf"), sum(rows or 0 for rows in counts))
     return convert.steps_of_rows(
@@ -161,33 +121,20 @@ def rl_steps(words: Words, flags: Flags) -> int | None:
 
 def reward_models(words: Words, flags: Flags) -> list[dict[str, Any]]:
     """A reward for each of the models, whose rewards OpenRLHF adds."""
-    return [{"reward_model": model([name.strip()], flags)} for name in " ".join(words).split(",")]
-
-
-def normalise(words: Words, flags: Flags) -> str:
-    """`--normalize_reward`, with the mean and deviation that the reward model stores."""
-    flags.remarks.append(
-        "`normalise: model` requires a reward model that was trained here, which stores mean and deviation of its rewards; for "
-        "others the nearest is `running`."
-    )
-    return "model"
+    return [{"reward_model": moved(name, flags, ModelPath)} for name in parts(" ".join(words))]
 
 
 def remote_rewards(words: Words, flags: Flags) -> list[dict[str, Any]]:
     """`--remote_rm_url`: a file with `reward_func`, or replicas of an endpoint."""
     address = " ".join(words)
     if address.endswith(".py"):
-        return [{"function": code(f"{address}:reward_func", flags)}]
-    return [{"urls": [url.strip() for url in address.split(",")]}]
+        return [{"function": moved(f"{address}:reward_func", flags, CodePath)}]
+    return [{"urls": parts(address)}]
 
 
 def environment(words: Words, flags: Flags) -> Any:
-    """`--agent_func_path`: a file that has to be rewritten, because the interface differs."""
-    flags.remarks.append(
-        "`rl.environment.name` needs a class `Environment` with `reset` and `step` in place of OpenRLHF's `AgentExecutor` "
-        "(docs/recipes/environments.md)."
-    )
-    return {"name": code(f"{' '.join(words)}:Environment", flags)}, [{"environment": True}]
+    """`--agent_func_path`: the environment, and the reward that it returns."""
+    return {"name": moved(f"{' '.join(words)}:Environment", flags, CodePath)}, [{"environment": True}]
 
 
 def placement(words: Words, flags: Flags) -> str:
@@ -200,9 +147,4 @@ def engines(words: Words, flags: Flags) -> Any:
     return convert.positive(words, flags), placement(words, flags)
 
 
-def trainers(words: Words, flags: Flags) -> int:
-    """Ranks of the policy's trainer."""
-    return int(flags.number("actor_num_gpus_per_node", 8) * flags.number("actor_num_nodes", 1))
-
-
-COMMANDS, ELSEWHERE, NAMES = tables.load("openrlhf", {**vars(convert), **globals()})
+FRAMEWORK = tables.load("openrlhf", {**vars(convert), **globals()})

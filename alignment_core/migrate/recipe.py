@@ -18,14 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from alignment_core.errors import UserError
 from alignment_core.migrate import openrlhf, trl
-from alignment_core.migrate.command_line import OPENRLHF, CommandLine
+from alignment_core.migrate.command_line import OPENRLHF, TRL, CommandLine, whole_number
 from alignment_core.migrate.convert import SECRET, Flags, NoCounterpart, Words
-from alignment_core.migrate.tables import Command, Rule
+from alignment_core.migrate.tables import Command
 from alignment_core.recipes import parse_recipe, reference
 from alignment_core.recipes.load import value_of
 from alignment_core.recipes.paths import BEGINS, with_numbers, written
 from alignment_core.user_code.functions import function_content
 
+FRAMEWORKS = {OPENRLHF: openrlhf.FRAMEWORK, TRL: trl.FRAMEWORK}
 LISTS = ("sources", "rewards")
 """Fields that hold a list; a field below them is that of each item."""
 FIRST, LAST = ("method", "name", "seed", "model"), ("evaluation", "resources", "tracking")
@@ -113,22 +114,23 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
 
     Raises UserError for a program that is no recipe here.
     """
-    framework = openrlhf if line.framework == OPENRLHF else trl
-    given = line.flags if framework is openrlhf else trl.with_file(line.flags, folder)
+    framework = FRAMEWORKS[line.framework]
+    given = trl.with_file(line.flags, folder) if line.framework == TRL else line.flags
     table = framework.variant(line.program, given)
-    if table not in framework.COMMANDS:
-        raise UserError(f"{table} {framework.ELSEWHERE.get(table, 'is no training that is known here')}")
-    command = framework.COMMANDS[table]
-    names = {flag: openrlhf.canonical(flag, command.rules) if framework is openrlhf else flag for flag in given}
+    if table not in framework.commands:
+        raise UserError(f"{table} {framework.elsewhere.get(table, 'is no training that is known here')}")
+    command = framework.commands[table]
+    names = {flag: framework.canonical(flag, command.rules) for flag in given}
     remarks: list[str] = []
     flags = Flags(
         given={names[flag]: words for flag, words in given.items()},
-        defaults=framework.defaults(command, given, remarks),
-        processes=line.processes or _processes(given),
+        defaults=framework.defaults(command, given),
+        processes=line.processes or whole_number(given, ("num_processes",)),
         folder=folder,
         target=target,
         remarks=remarks,
     )
+    flags.remark(command.remarks)
     migration = Migration(
         line.framework,
         f"script {line.script}" if line.script else line.program,
@@ -139,14 +141,12 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
         _put(migration.recipe, "resources.trainers", line.processes)
         migration.mapped.append(Mapped("launcher", "resources.trainers", line.processes, "processes that it starts"))
     spelled = {canonical: f"--{flag}" for flag, canonical in names.items()}
-    for flag, rule in command.rules.items():
-        if flag in flags.given:
-            _apply(migration, command, rule, spelled[flag], flags, flags.words(flag))
-        elif flag in flags.defaults and isinstance(rule, Rule):
-            _apply_default(migration, command, rule, f"--{flag}", flags, flags.words(flag))
+    for flag in command.rules:
+        if flag in flags.given or flag in flags.defaults:
+            _apply(migration, command, flag, spelled.get(flag, f"--{flag}"), flags)
     for name, value in command.fixed.items():
         _put(migration.recipe, command.place(name), value)
-    known = [*command.rules, *(dotted for dotted, name in framework.NAMES.items() if name in command.rules)]
+    known = [*command.rules, *(dotted for dotted, name in framework.names.items() if name in command.rules)]
     for flag in (flag for flag, canonical in names.items() if canonical not in command.rules):
         near = difflib.get_close_matches(flag, known, n=1, cutoff=0.6)
         migration.unknown.append(Unknown(f"--{flag}", f"--{near[0]}" if near else None))
@@ -158,12 +158,6 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
     return migration
 
 
-def _processes(given: Mapping[str, Words]) -> int | None:
-    """The number of processes if it is among the program's own flags, as in TRL's commands."""
-    words = given.get("num_processes") or ()
-    return int(words[0]) if words and words[0].isdigit() else None
-
-
 def _shown(flag: str, words: Words) -> Words:
     """The words of a flag, except words that may be a secret."""
     if SECRET.search(flag) and words and words[0].lower() not in ("true", "false"):
@@ -171,36 +165,36 @@ def _shown(flag: str, words: Words) -> Words:
     return [repr(word) if any(letter in word for letter in " \n'\"{}") else word for word in words]
 
 
-def _apply(migration: Migration, command: Command, rule: Rule | str, flag: str, flags: Flags, words: Words) -> None:
-    """Set the fields of a flag that is given, or note why it has none."""
+def _apply(migration: Migration, command: Command, flag: str, spelled: str, flags: Flags) -> None:
+    """Set the fields of a flag or note why it has none; for a default of the framework, only fields where it differs."""
+    rule, is_given, words = command.rules[flag], flag in flags.given, flags.words(flag)
     try:
         if isinstance(rule, str):
             raise NoCounterpart(rule)
         values = rule.apply(words, flags)
     except NoCounterpart as why:
-        migration.without.append(Without(flag, str(why)))
+        if is_given:
+            migration.without.append(Without(spelled, str(why)))
         return
     for name, value in values:
         place = command.place(name)
         value = _typed(place, value)
+        if is_given:
+            migration.mapped.append(Mapped(spelled, place, value, rule.note))
+        elif value == _default(place) or _lacks_list(migration.recipe, place):
+            continue
+        else:
+            migration.defaults.append(Mapped(spelled, place, value, f"{migration.framework}'s default"))
         _put(migration.recipe, place, value)
-        migration.mapped.append(Mapped(flag, place, value, rule.note))
-    if not values:
+    if is_given and not values:
         place = command.place(next(iter(rule.fields), command.method))
-        migration.mapped.append(Mapped(flag, place, None, rule.note or "nothing to set: this is the default"))
+        migration.mapped.append(Mapped(spelled, place, None, rule.note or "nothing to set: this is the default"))
 
 
-def _apply_default(migration: Migration, command: Command, rule: Rule, flag: str, flags: Flags, words: Words) -> None:
-    """Set the fields of a flag that is not given, if the framework's default differs from the recipe's."""
-    with suppress(NoCounterpart):
-        for name, value in rule.apply(words, flags):
-            place = command.place(name)
-            value = _typed(place, value)
-            info = reference.field_at(place)
-            ours = None if info.is_required() else info.get_default(call_default_factory=True)
-            if value != ours and not _lacks_list(migration.recipe, place):
-                _put(migration.recipe, place, value)
-                migration.defaults.append(Mapped(flag, place, value, f"{migration.framework}'s default"))
+def _default(place: str) -> Any:
+    """The default of a field; None if it is required."""
+    info = reference.field_at(place)
+    return None if info.is_required() else info.get_default(call_default_factory=True)
 
 
 def _lacks_list(recipe: Mapping[str, Any], place: str) -> bool:

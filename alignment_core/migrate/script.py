@@ -17,7 +17,7 @@ from alignment_core.errors import UserError
 from alignment_core.migrate.command_line import TRL, CommandLine
 from alignment_core.migrate.python_source import Source, Unreadable, argument, is_main_guard, root, shown
 from alignment_core.migrate.script_rows import rows_of
-from alignment_core.migrate.trl import COMMANDS, MODEL_REWARD
+from alignment_core.migrate.trl import FRAMEWORK, MODEL_REWARD
 
 TRAINERS = {f"{name}Trainer": name.lower() for name in ("SFT", "DPO", "Reward", "KTO", "GRPO", "RLOO")}
 POSITIONS = {
@@ -42,7 +42,7 @@ ROUTINE = {
     *("push_to_hub", "create_model_card", "log_metrics", "save_metrics", "is_world_process_zero"),
 }
 """Methods that do not affect training: a run trains, saves and evaluates in any case."""
-MODEL_FLAGS = COMMANDS["sft"].rules
+MODEL_FLAGS = FRAMEWORK.commands["sft"].rules
 """Among them are those for the arguments of ``LoraConfig``, ``from_pretrained`` and ``BitsAndBytesConfig``."""
 PARSERS = ("TrlParser", "HfArgumentParser", "ArgumentParser")
 MOST_BYTES = 1 << 20

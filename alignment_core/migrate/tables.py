@@ -1,20 +1,23 @@
 """What becomes of the flags of a command, read from the tables in ``flags/``.
 
 A line of a table has one or several flags before the colon, and after it either a sentence that says why they need no field,
-or a list of fields, conversion and note. ``training``, ``data`` and ``loss`` at the beginning of a field are those of the
-command's method. After the fields there may be conditions under which the flag has an effect::
+or a list of fields, conversion, note and remark. ``training``, ``data`` and ``loss`` at the beginning of a field are those of
+the command's method. After the fields there may be conditions under which the flag has an effect::
 
     [training.lora.lora_alpha if lora_rank|use_peft, whole]           one of these flags is given
     [rl.critic.clip if advantage_estimator=gae|vtrace, number]        a flag has one of these words
     [rl.rewards unless remote_rm_url, reward_models]                  a flag is not given
+    [training.eval_steps if held-out-rows, positive]                  rows are held out
 
 and after a single field ``@FLAG``, if it is set only together with that flag. The conversion is a function by name, with its
 arguments, or a table of words and their values: a list for several fields, ``""`` to set nothing, ``{refused: …}`` with the
-reason. Without a conversion the word is the value.
+reason. Without a conversion the word is the value. A remark is what the user has to know if the flag sets a field, by the
+conditions under which it holds.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,37 +26,44 @@ from typing import Any
 
 import yaml
 
-from alignment_core.migrate.convert import Converter, Flags, NoCounterpart, Words
+from alignment_core.migrate.convert import Converter, Flags, NoCounterpart, Words, chosen, is_on
 
 FOLDER = Path(__file__).with_name("flags")
 LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 """Reads every value as a text: `off`, `none` and `5e-6` are words of a command line. The one in C is ten times as fast."""
+CONDITIONS = re.compile(r"(?: (?:if|unless) \S+)*$")
+"""At the end of the fields of a line."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A flag that becomes a field, or several that get one value each (of a tuple) or all the same."""
+    """A flag that becomes a field, or several that get one value each (of a tuple or list) or all the same."""
 
     fields: Mapping[str, str]
     """For each field the flag without which it is not set, or an empty text."""
-    conditions: tuple[tuple[str, str], ...]
-    """``if`` or ``unless``, and the flags or the words of a flag."""
+    conditions: str
     convert: Converter
     note: str
+    remarks: Mapping[str, str]
+    """Sentences by their conditions."""
 
     def apply(self, words: Words, flags: Flags) -> list[tuple[str, Any]]:
         """The fields and their values. Raises NoCounterpart."""
-        for kind, condition in self.conditions:
-            _check(kind, condition, flags)
+        if reason := flags.unmet(self.conditions):
+            raise NoCounterpart(reason)
         try:
             value = self.convert(words, flags)
-            values = value if isinstance(value, tuple) else (value,) * len(self.fields)
+            are_several = isinstance(value, tuple) or (isinstance(value, list) and len(self.fields) > 1)
+            values = value if are_several else (value,) * len(self.fields)
             pairs = [*zip(self.fields.items(), values, strict=True)]
         except (ValueError, LookupError, ArithmeticError):
             raise NoCounterpart(f"{' '.join(words) or 'nothing'} is no value of it.") from None
-        return [
+        fields = [
             (field, item) for (field, flag), item in pairs if item is not None and (not flag or flag in flags.given)
         ]
+        if fields:
+            flags.remark(self.remarks)
+        return fields
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,8 @@ class Command:
     """The framework's own defaults, where they decide a result."""
     fixed: Mapping[str, Any]
     """Fields that the command itself stands for."""
+    remarks: Mapping[str, str]
+    """What differs in every recipe of the command, by conditions."""
 
     def place(self, field: str) -> str:
         """A field of a table as the command's recipe has it."""
@@ -77,84 +89,93 @@ class Command:
         return f"{places.get(head, head)}{dot}{rest}"
 
 
-def load(
-    framework: str, functions: Mapping[str, Callable[..., Any]]
-) -> tuple[dict[str, Command], dict[str, str], dict[str, str]]:
-    """The commands of a framework, its programs that are no recipe, and other names of its flags.
+@dataclass(frozen=True)
+class Framework:
+    """The commands of OpenRLHF or TRL."""
+
+    commands: Mapping[str, Command]
+    """By program; a name such as ``sft --dataset_text_field`` is the program with this flag."""
+    elsewhere: Mapping[str, str]
+    """Programs that are no recipe, and what does the same here."""
+    names: Mapping[str, str]
+    """Other names of flags."""
+    dotted: Mapping[str, str]
+    """Defaults of releases in which flags have dots, where these differ."""
+
+    def canonical(self, flag: str, rules: Mapping[str, Any]) -> str:
+        """The name of a flag in a table; the flag itself if the table has none."""
+        groups = flag.removesuffix("_enable").split(".")
+        of_policy = ".".join(groups[1:] if groups[0] == "actor" else groups)
+        tries = (flag, self.names.get(flag), self.names.get(of_policy), of_policy, "_".join(groups[-2:]))
+        last = () if groups[0] == "critic" else (groups[-1],)
+        return next((name for name in (*tries, *last) if name in rules), flag)
+
+    def variant(self, program: str, given: Mapping[str, Words]) -> str:
+        """The table of a program, which one of its flags may decide."""
+        if program not in self.commands:
+            return program
+        rules = self.commands[program].rules
+        by_name = {self.canonical(flag, rules): words for flag, words in given.items()}
+        for name in (*self.commands, *self.elsewhere):
+            of, _, deciding = name.partition(" --")
+            flag, _, word = deciding.partition(" ")
+            if of == program and flag in by_name and (word in by_name[flag] if word else is_on(by_name[flag])):
+                return name
+        return program
+
+    def defaults(self, command: Command, given: Mapping[str, Words]) -> dict[str, str | Words]:
+        """The defaults of the release to which the flags belong."""
+        return {**command.defaults, **(self.dotted if any("." in flag for flag in given) else {})}
+
+
+def load(framework: str, functions: Mapping[str, Callable[..., Any]]) -> Framework:
+    """The tables of a framework.
 
     Tables of ``flags/<framework>.yaml`` begin with the lines of the table with the same name in ``shared.yaml``.
     """
-    shared, content = _read("shared"), _read(framework)
+    shared, content = (yaml.load((FOLDER / f"{name}.yaml").read_text(), LOADER) for name in ("shared", framework))
     tables = {
-        name: _rules(shared.get(name, {}), functions) | _rules(content["tables"].get(name, {}), functions)
+        name: _rules({**shared.get(name, {}), **content["tables"].get(name, {})}, functions)
         for name in {**shared, **content["tables"]}
     }
-    commands = {
-        name: _command(described, content, tables, functions) for name, described in content["commands"].items()
-    }
-    return commands, content["elsewhere"], content["names"]
+    commands = {name: _command(lines, content, tables, functions) for name, lines in content["commands"].items()}
+    return Framework(commands, content["elsewhere"], content.get("names", {}), content.get("dotted", {}))
 
 
-def _read(name: str) -> Any:
-    return yaml.load((FOLDER / f"{name}.yaml").read_text(), LOADER)
-
-
-def _command(described: Any, content: Any, tables: Any, functions: Mapping[str, Callable[..., Any]]) -> Command:
-    own = _rules(described.get("flags", {}), functions)
+def _command(lines: Any, content: Any, tables: Any, functions: Mapping[str, Callable[..., Any]]) -> Command:
+    own = _rules(lines.get("flags", {}), functions)
     rules: dict[str, Rule | str] = {}
-    for name in described["tables"].split():  # `own` is where the command's own lines come in the order
+    for name in lines["tables"].split():  # `own` is where the command's own lines come in the order
         rules |= own if name == "own" else tables[name]
-    defaults: dict[str, str | Words] = {}
-    for name in described["inherits"].split():
-        defaults |= content["defaults"][name]
-    return Command(described["method"], rules | own, defaults | described["defaults"], described.get("fixed", {}))
+    defaults, remarks = (
+        {flag: item for group in lines["inherits"].split() for flag, item in content[key].get(group, {}).items()}
+        for key in ("defaults", "remarks")
+    )
+    return Command(
+        lines["method"],
+        rules | own,
+        defaults | lines["defaults"],
+        lines.get("fixed", {}),
+        remarks | lines.get("remarks", {}),
+    )
 
 
 def _rules(table: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> dict[str, Rule | str]:
-    lines = {
-        flags: line if isinstance(line, str) else _rule(*line, functions=functions) for flags, line in table.items()
-    }
-    return {flag: line for flags, line in lines.items() for flag in flags.split()}
+    rules = {flags: line if isinstance(line, str) else _rule(functions, *line) for flags, line in table.items()}
+    return {flag: rule for flags, rule in rules.items() for flag in flags.split()}
 
 
-def _rule(target: str, convert: Any = "word", note: str = "", *, functions: Mapping[str, Callable[..., Any]]) -> Rule:
-    words = target.split()
-    first = next((number for number, word in enumerate(words) if word in ("if", "unless")), len(words))
-    fields = {name: flag for name, _, flag in (word.partition("@") for word in words[:first])}
-    conditions = (*zip(words[first::2], words[first + 1 :: 2], strict=True),)
-    if isinstance(convert, Mapping):
-        return Rule(fields, conditions, partial(_chosen, options=convert), note)
-    name, *arguments = convert.split()
+def _rule(
+    functions: Mapping[str, Callable[..., Any]],
+    target: str,
+    conversion: Any = "word",
+    note: str = "",
+    remarks: Mapping[str, str] | None = None,
+) -> Rule:
+    conditions = CONDITIONS.search(target)[0]  # type: ignore[index]
+    fields = {name: flag for name, _, flag in (word.partition("@") for word in CONDITIONS.sub("", target).split())}
+    if isinstance(conversion, Mapping):
+        return Rule(fields, conditions, partial(chosen, options=conversion), note, remarks or {})
+    name, *arguments = conversion.split()
     function = functions[name]
-    return Rule(fields, conditions, lambda words, flags: function(words, flags, *arguments), note)
-
-
-def _chosen(words: Words, flags: Flags, options: Mapping[str, Any]) -> Any:
-    """The value of a word in a table. Raises NoCounterpart."""
-    given = words[0].lower() if words else ""
-    value = options.get(given)
-    refused = {name: item["refused"] for name, item in options.items() if isinstance(item, dict) and "refused" in item}
-    if given in refused:
-        raise NoCounterpart(refused[given])
-    if value is None:
-        known = ", ".join(name for name in options if name not in refused)
-        raise NoCounterpart(f"{given or 'nothing'} is none of {known}, which have a counterpart.")
-    values = (*(None if item == "" else item for item in (value if isinstance(value, list) else [value])),)
-    return values if isinstance(value, list) else values[0]
-
-
-def _check(kind: str, condition: str, flags: Flags) -> None:
-    """Raise NoCounterpart, with a sentence, unless a condition holds."""
-    names, equals, options = condition.partition("=")
-    if equals:
-        allowed = options.split("|")
-        holds = any(word in allowed for word in flags.words(names))
-        reason = f"it belongs to --{names} {' and '.join(allowed)} alone."
-    else:
-        named = names.split("|")
-        holds = any(flags.on(name) for name in named)
-        reason = f"it belongs to {' or '.join(f'--{name}' for name in named)}, which is not given."
-    if kind == "if" and not holds:
-        raise NoCounterpart(reason)
-    if kind == "unless" and holds:
-        raise NoCounterpart(f"it has no effect with --{condition.replace('=', ' ')}.")
+    return Rule(fields, conditions, lambda words, flags: function(words, flags, *arguments), note, remarks or {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +13,15 @@ import yaml
 
 from alignment_core.errors import UserError
 from alignment_core.migrate import convert, tables
-from alignment_core.migrate.convert import Flags, NoCounterpart, Words, code, count_rows, is_on, model, number, rows
+from alignment_core.migrate.convert import Flags, NoCounterpart, Words, count_rows, is_on, moved, number, source
+from alignment_core.recipes.paths import CodePath, ModelPath
 from alignment_core.recipes.sections.preference import LossType
 from alignment_core.source_code import spec_of
 
-OF_TEMPLATES = (
-    "TRL applies the chat template only to rows of messages; here it is applied to plain text, too, if the tokenizer has one: "
-    "set `chat_template` of the data to leave such rows as they are (docs/tutorials/from-trl.md)."
-)
-OF_MESSAGES = (
-    "In rows of `messages` TRL trains on every token; here on the assistant's turns, as with --assistant_only_loss."
-)
 OWN = "trl.rewards"
 """The module of TRL's own rewards, which `--reward_funcs` names without it."""
 MODEL_REWARD = "model:"
 """Prefix of a model's name among the words of `--reward_funcs`, where a script has it there."""
-
-
-def variant(program: str, given: Mapping[str, Words]) -> str:
-    """The table of a program, which a flag may decide."""
-    return "sft --dataset_text_field" if program == "sft" and "dataset_text_field" in given else program
-
-
-def defaults(command: tables.Command, given: Mapping[str, Words], remarks: list[str]) -> dict[str, str | Words]:
-    """TRL's defaults for a command."""
-    remarks.append(OF_TEMPLATES)
-    if command.method == "sft" and not is_on(given.get("assistant_only_loss", ["false"])):
-        remarks.append(OF_MESSAGES)
-    half = is_on(given.get("fp16", ["false"]))
-    return {flag: words for flag, words in command.defaults.items() if flag != "bf16" or not half}
 
 
 def with_file(given: Mapping[str, Words], folder: Path) -> dict[str, Words]:
@@ -66,27 +47,21 @@ def _as_words(value: Any) -> list[str]:
     return [yaml.safe_dump(value) if isinstance(value, list) else str(value)]
 
 
-def _processes(flags: Flags) -> int:
-    """Processes that train; one, with a remark, if the launcher does not say."""
+def batch_size(words: Words, flags: Flags, rounds: str = "gradient_accumulation_steps") -> int:
+    """Rows per optimizer step: per device × accumulation × processes, of which there is one if the launcher does not say."""
     if flags.processes is None:
         flags.remarks.append(
             "Batches are counted for one GPU, because the command does not say how many there are: multiply `batch_size` by it."
         )
-    return flags.processes or 1
-
-
-def batch_size(words: Words, flags: Flags) -> int:
-    """Rows per optimizer step: per device × accumulation × processes."""
-    accumulation = flags.number("gradient_accumulation_steps", 1)
-    return int(flags.number("per_device_train_batch_size", 8) * accumulation) * _processes(flags)
+    return convert.product(words, flags, "per_device_train_batch_size=8", f"{rounds}=1") * (flags.processes or 1)
 
 
 def _completions(flags: Flags) -> int:
     """Completions per sampling round."""
     if size := flags.number("generation_batch_size"):
         return int(size)
-    rounds = flags.number("steps_per_generation") or flags.number("gradient_accumulation_steps", 1)
-    return int(flags.number("per_device_train_batch_size", 8) * rounds) * _processes(flags)
+    rounds = "steps_per_generation" if flags.number("steps_per_generation") else "gradient_accumulation_steps"
+    return batch_size((), flags, rounds)
 
 
 def prompts_per_step(words: Words, flags: Flags) -> int:
@@ -100,14 +75,14 @@ def rl_steps(words: Words, flags: Flags) -> int | None:
     updates = max(1, _completions(flags) // max(1, batch_size(words, flags))) * iterations
     limit = flags.number("max_steps")
     if limit > 0:
-        return convert.steps(limit, updates, 1)
+        return convert.steps_of_rows(limit, updates, 1, flags)
     count = count_rows(flags.text("dataset_name"), flags)
     return convert.steps_of_rows(count, prompts_per_step(words, flags), flags.number("num_train_epochs", 3), flags)
 
 
 def sources(words: Words, flags: Flags) -> list[dict[str, Any]]:
     """`--dataset_name`."""
-    return [{"path": rows(" ".join(words), flags)}]
+    return [source(" ".join(words), flags)]
 
 
 def mixture(words: Words, flags: Flags) -> list[dict[str, Any]]:
@@ -120,45 +95,23 @@ def mixture(words: Words, flags: Flags) -> list[dict[str, Any]]:
         files = dataset.get("data_files") or dataset.get("path")
         files = [*files.values()] if isinstance(files, dict) else files if isinstance(files, list) else [files]
         fields = {"subset": dataset.get("name"), "split": dataset.get("split"), "weight": dataset.get("fraction")}
-        fields = {field: value for field, value in fields.items() if value is not None}
-        described += [{"path": rows(str(path), flags), **fields} for path in files]
+        described += [source(str(path), flags, **fields) for path in files]
         if rest := dataset.keys() - {"path", "data_files", "name", "split", "fraction"}:
             flags.remarks.append(f"`{files[0]}`: {', '.join(sorted(rest))} of `datasets` is not in the recipe.")
     return described
-
-
-def _are_files(flags: Flags) -> bool:
-    """Whether `--dataset_name` is a file or folder, which has no splits."""
-    return bool(flags.text("dataset_name")) and (flags.folder / Path(flags.text("dataset_name")).expanduser()).exists()
 
 
 def held_out(words: Words, flags: Flags) -> list[dict[str, Any]]:
     """The split for evaluation during training. Raises NoCounterpart if there is none."""
     if words and words[0] == "no":
         raise NoCounterpart("it is the default.")
-    if _are_files(flags):
+    if flags.are_files("dataset_name"):
         raise NoCounterpart(
             "the rows are files: add held-out ones as a source with `held_out: true`, or set `test_rows`."
         )
     split = flags.text("dataset_test_split") or "test"
-    subset = {"subset": flags.text("dataset_config")} if flags.text("dataset_config") else {}
-    return [{"path": rows(flags.text("dataset_name"), flags), **subset, "split": split, "held_out": True}]
-
-
-def measured(words: Words, flags: Flags, function: str) -> Any:
-    """Another conversion, of a flag that has an effect only with evaluation during training. Raises NoCounterpart."""
-    if flags.text("eval_strategy") in ("", "no"):
-        raise NoCounterpart("without --eval_strategy nothing is evaluated during training.")
-    if _are_files(flags):
-        raise NoCounterpart("no rows are held out: see --eval_strategy.")
-    return CONVERSIONS[function](words, flags)
-
-
-def eval_steps(words: Words, flags: Flags) -> int:
-    """`--eval_steps`, a number of steps. Raises NoCounterpart for a fraction."""
-    if number(words, flags) < 1:
-        raise NoCounterpart("a fraction of all steps: give `eval_steps` as a number of them.")
-    return convert.whole(words, flags)
+    name, subset = flags.text("dataset_name"), flags.text("dataset_config")
+    return [source(name, flags, subset=subset, split=split, held_out=True)]
 
 
 def metric(words: Words, flags: Flags) -> str:
@@ -181,16 +134,6 @@ def trackers(words: Words, flags: Flags) -> Any:
     """`--report_to`: W&B and TensorBoard."""
     wandb, tensorboard = ({name, "all"} & {*words} for name in ("wandb", "tensorboard"))
     return {"project": "trl"} if wandb else None, True if tensorboard else None
-
-
-def adapters(words: Words, flags: Flags) -> dict[str, Any] | None:
-    """`--use_peft`."""
-    if is_on(words) and "lora_target_modules" not in flags.given:
-        flags.remarks.append(
-            "LoRA is applied to all linear layers here; TRL leaves the choice to PEFT, which takes `q_proj` and `v_proj` for "
-            "most models: set `target_modules` of `lora` for those."
-        )
-    return convert.empty(words, flags)
 
 
 def chat_template(words: Words, flags: Flags) -> str:
@@ -225,13 +168,12 @@ def reward_functions(words: Words, flags: Flags) -> list[dict[str, Any]]:
         flags.remarks.append(
             "TRL's own rewards need its package: `pip install trl`; `{verifier: math}` compares answers without it."
         )
-    rewards: list[dict[str, Any]] = []
-    for position, name in enumerate(words):
-        weight = {"weight": weights[position]} if position < len(weights) else {}
-        if name.startswith(MODEL_REWARD):
-            rewards.append({"reward_model": model([name.removeprefix(MODEL_REWARD)], flags), **weight})
-        else:
-            rewards.append({"function": code(_function(name, flags), flags), **weight})
+    rewards = []
+    for name, weight in zip_longest(words, weights[: len(words)]):
+        is_model = name.startswith(MODEL_REWARD)
+        text, kind = (name.removeprefix(MODEL_REWARD), ModelPath) if is_model else (_function(name, flags), CodePath)
+        reward = {"reward_model" if is_model else "function": moved(text, flags, kind)}
+        rewards.append(reward if weight is None else {**reward, "weight": weight})
     return rewards
 
 
@@ -260,7 +202,8 @@ def _is_missing(module: str) -> bool:
 def reward_model(words: Words, flags: Flags) -> list[dict[str, Any]]:
     """`--reward_model_name_or_path`, the first of the rewards."""
     weights = flags.words("reward_weights")
-    return [{"reward_model": model(words, flags), **({"weight": float(weights[0])} if weights else {})}]
+    reward = {"reward_model": moved(" ".join(words), flags, ModelPath)}
+    return [{**reward, "weight": float(weights[0])} if weights else reward]
 
 
 def epsilon(words: Words, flags: Flags) -> Any:
@@ -294,5 +237,4 @@ def refresh_every(words: Words, flags: Flags) -> int:
     return convert.whole(words, flags)
 
 
-CONVERSIONS = {**vars(convert), **globals()}
-COMMANDS, ELSEWHERE, NAMES = tables.load("trl", CONVERSIONS)
+FRAMEWORK = tables.load("trl", {**vars(convert), **globals()})

@@ -12,19 +12,18 @@ import typer.main
 from alignment.flows.cli.main import app
 from alignment_core.errors import UserError
 from alignment_core.migrate import openrlhf, trl
-from alignment_core.migrate.openrlhf import NAMES
 from alignment_core.migrate.tables import Command
 from alignment_core.recipes import reference
 from alignment_core.recipes.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = {**openrlhf.COMMANDS, **trl.COMMANDS}
+COMMANDS = {**openrlhf.FRAMEWORK.commands, **trl.FRAMEWORK.commands}
 SENTENCES = {
     rule
     for command in COMMANDS.values()
     for line in command.rules.values()
     for rule in ([line] if isinstance(line, str) else [line.note])
-} | {*openrlhf.ELSEWHERE.values(), *trl.ELSEWHERE.values()}
+} | {*openrlhf.FRAMEWORK.elsewhere.values(), *trl.FRAMEWORK.elsewhere.values()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -44,8 +43,8 @@ def test_every_default_belongs_to_a_line_of_its_table(name: str):
 
 
 def test_every_dotted_name_stands_for_a_flag_of_some_table():
-    known = {flag for command in openrlhf.COMMANDS.values() for flag in command.rules}
-    assert set(NAMES.values()) <= known
+    known = {flag for command in openrlhf.FRAMEWORK.commands.values() for flag in command.rules}
+    assert set(openrlhf.FRAMEWORK.names.values()) <= known
 
 
 @pytest.mark.parametrize("sentence", sorted(SENTENCES))

@@ -56,11 +56,13 @@ def flags_of(script: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("cli", [older, newer], ids=["0.8.11", "0.11.2"])
 def test_every_flag_of_openrlhf_is_in_a_table(cli: Any) -> None:
-    programs = [program for program in openrlhf.COMMANDS if (cli() / f"{program}.py").exists()]
+    programs = [program for program in openrlhf.FRAMEWORK.commands if (cli() / f"{program}.py").exists()]
     assert len(programs) >= 4
     for program in programs:
-        rules = openrlhf.COMMANDS[program].rules
-        unknown = [flag for flag in flags_of(cli() / f"{program}.py") if openrlhf.canonical(flag, rules) not in rules]
+        rules = openrlhf.FRAMEWORK.commands[program].rules
+        unknown = [
+            flag for flag in flags_of(cli() / f"{program}.py") if openrlhf.FRAMEWORK.canonical(flag, rules) not in rules
+        ]
         assert unknown == [], program
 
 
@@ -68,7 +70,7 @@ def test_every_flag_of_openrlhf_is_in_a_table(cli: Any) -> None:
 def test_every_field_of_trl_is_in_a_table(name: str) -> None:
     configs = (*CONFIGS[name], ModelConfig, DatasetMixtureConfig)
     fields = {field.name for config in configs for field in dataclasses.fields(config)}
-    assert fields - trl.COMMANDS[name].rules.keys() <= DECIDES
+    assert fields - trl.FRAMEWORK.commands[name].rules.keys() <= DECIDES
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -76,15 +78,15 @@ def test_defaults_are_those_of_trl(name: str) -> None:
     defaults = {
         field.name: field.default for config in (*CONFIGS[name], ModelConfig) for field in dataclasses.fields(config)
     }
-    for flag, words in trl.COMMANDS[name].defaults.items():
+    for flag, words in trl.FRAMEWORK.commands[name].defaults.items():
         theirs = True if flag == "bf16" else defaults[flag]  # unless fp16 is asked for
         assert values(words) == values(theirs), flag
 
 
-@pytest.mark.parametrize("program", openrlhf.COMMANDS)
+@pytest.mark.parametrize("program", openrlhf.FRAMEWORK.commands)
 def test_defaults_are_those_of_openrlhf(program: str) -> None:
     theirs = flags_of(older() / f"{program.split()[0]}.py")
-    for flag, words in openrlhf.COMMANDS[program].defaults.items():
+    for flag, words in openrlhf.FRAMEWORK.commands[program].defaults.items():
         if flag in theirs and flag not in NOT_THEIRS:
             assert values(words) == values(ast.literal_eval(theirs[flag])), flag
 
