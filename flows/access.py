@@ -60,11 +60,16 @@ def of_server(port: int, token: str) -> dict[str, str]:
     }
 
 
+def basic(secret: str) -> str:
+    """The value of an authorization header with a token or password."""
+    return f"Basic {b64encode(secret.encode()).decode()}"
+
+
 def headers() -> dict[str, str]:
     """Headers that authorize a request to the server in the environment."""
     token, key = os.environ.get(TOKEN), os.environ.get("PREFECT_API_KEY")
     if token:
-        return {"authorization": f"Basic {b64encode(token.encode()).decode()}"}
+        return {"authorization": basic(token)}
     return {"authorization": f"Bearer {key}"} if key else {}
 
 

@@ -10,31 +10,34 @@ client retries, its web pages do not: with some runs active, about half of the r
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignment.flows import access
 from alignment.flows.console import say
-from alignment.flows.service.sign_in import Application, Message, Receive, Send, SignIn
+from alignment.flows.service.sign_in import SignIn
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds before each retry."""
-UNAVAILABLE, FAILED = 503, 500
-UNAVAILABLE_ANSWER: tuple[Message, ...] = (
-    {"type": "http.response.start", "status": UNAVAILABLE, "headers": [(b"content-type", b"application/json")]},
-    {"type": "http.response.body", "body": b'{"exception_message": "The database does not answer"}'},
-)
+UNAVAILABLE = 503
 LOG_AGAIN_SECONDS = 10.0
 
 
 class Retry503:
     """ASGI middleware that repeats requests answered with 503, and drops those answers."""
 
-    def __init__(self, application: Application, pauses: tuple[float, ...] = PAUSES) -> None:
+    def __init__(self, application: ASGIApp, pauses: tuple[float, ...] = PAUSES) -> None:
         self._application = application
         self._pauses = pauses
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return await self._application(scope, receive, send)
         request = [await receive()]
@@ -46,7 +49,7 @@ class Retry503:
             await asyncio.sleep(pause)
         return await self._application(scope, _replayed(request, receive), send)
 
-    async def _answered_503(self, scope: Message, request: list[Message], receive: Receive, send: Send) -> bool:
+    async def _answered_503(self, scope: Scope, request: list[Message], receive: Receive, send: Send) -> bool:
         refused = False
 
         async def answer(message: Message) -> None:
@@ -62,45 +65,6 @@ class Retry503:
             if not refused:
                 raise
         return refused
-
-
-class Answer503:
-    """ASGI middleware that answers 503 instead of 500 while ``application`` cannot reach its database.
-
-    Prefect does this for some of its routes, but not in its middleware (the CSRF protection).
-    """
-
-    def __init__(self, application: Application) -> None:
-        self._application = application
-        self._logged_at = -LOG_AGAIN_SECONDS
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._application(scope, receive, send)
-        failed = list[Message]()  # a 500, which waits for the exception that explains it
-
-        async def answer(message: Message) -> None:
-            if failed or message.get("status") == FAILED:
-                failed.append(message)
-            else:
-                await send(message)
-
-        try:
-            await self._application(scope, receive, answer)
-        except Exception as error:  # Starlette re-raises after its answer, for the log
-            if not database_is_away(error):
-                raise
-            failed[:] = UNAVAILABLE_ANSWER if failed else []
-            self._log(error)
-        finally:
-            for message in failed:
-                await send(message)
-
-    def _log(self, error: Exception) -> None:
-        """Log at most one line every :data:`LOG_AGAIN_SECONDS`: during an outage every request fails."""
-        if time.monotonic() - self._logged_at >= LOG_AGAIN_SECONDS:
-            self._logged_at = time.monotonic()
-            say(f"the database does not answer: {type(error).__name__}: {error}; clients retry")
 
 
 def _replayed(request: list[Message], receive: Receive) -> Receive:
@@ -126,13 +90,43 @@ def database_is_away(error: BaseException) -> bool:
     return isinstance(error, (OSError, *refused, asyncpg.InterfaceError, sqlalchemy.exc.TimeoutError))
 
 
-def create_app() -> Application:
+class OutageFilter(logging.Filter):
+    """Log an outage of the database as one line every :data:`LOG_AGAIN_SECONDS`, not as a traceback for each request."""
+
+    _logged_at = -LOG_AGAIN_SECONDS
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or not database_is_away(error):
+            return True
+        if time.monotonic() - self._logged_at >= LOG_AGAIN_SECONDS:
+            self._logged_at = time.monotonic()
+            say(f"the database does not answer: {type(error).__name__}: {error}; clients retry")
+        return False
+
+
+def answer_503(application: FastAPI) -> None:
+    """Answer 503 instead of 500 while Prefect's application cannot reach its database."""
+    from prefect.server.api import server
+
+    prefect_retryable = server.is_client_retryable_exception
+
+    def retryable(error: Any) -> bool:
+        return prefect_retryable(error) or database_is_away(error)
+
+    server.is_client_retryable_exception = retryable
+    # Prefect installs its handler for the routes of the API. Its middleware around them (CSRF) uses the database, too.
+    application.add_exception_handler(Exception, server.custom_internal_exception_handler)
+    logging.getLogger("uvicorn.error").addFilter(OutageFilter())  # Starlette raises again what it has answered
+
+
+def create_app() -> ASGIApp:
     """The ASGI application for uvicorn."""
     from prefect.server.api import server
 
     password = os.environ.pop(access.PASSWORD, None)
     token = os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
-    retryable = server.is_client_retryable_exception
-    server.is_client_retryable_exception = lambda exc: retryable(exc) or database_is_away(exc)
-    application = Retry503(Answer503(server.create_app()))
+    prefect = server.create_app()
+    answer_503(prefect)
+    application = Retry503(prefect)
     return SignIn(application, token, password) if token and password else application

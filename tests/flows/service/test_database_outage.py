@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import asyncpg
@@ -15,6 +17,8 @@ import httpx
 import psutil
 import pytest
 import sqlalchemy.exc
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from prefect.states import Running
 
 from alignment.flows.service import prefect_worker, retry_503
@@ -37,52 +41,74 @@ AWAY = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
-def test_clients_are_told_to_try_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """503, which Prefect's clients retry; with 500 they give up (HTTP: RFC 9110, 15.6.4)."""
+@pytest.fixture
+def prefect_server(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Prefect's module, whose function and log are as before after the test."""
     from prefect.server.api import server
 
-    monkeypatch.setattr(server, "create_app", lambda: None)
     monkeypatch.setattr(server, "is_client_retryable_exception", server.is_client_retryable_exception)
-    retry_503.create_app()
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "filters", [])
+    return server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+def test_clients_are_told_to_try_again(error: Exception, prefect_server: ModuleType) -> None:
+    """503, which Prefect's clients retry; with 500 they give up (HTTP: RFC 9110, 15.6.4)."""
+    retry_503.answer_503(FastAPI())
 
     def status(raised: Exception) -> int:
-        return asyncio.run(server.custom_internal_exception_handler(None, raised)).status_code  # type: ignore[arg-type]
+        answer: JSONResponse = asyncio.run(prefect_server.custom_internal_exception_handler(None, raised))
+        return answer.status_code
 
     assert status(error) == 503
     assert status(KeyError("a bug")) == 500
     assert status(asyncpg.InvalidPasswordError("wrong password")) == 500
 
 
-async def failing(scope: Any, receive: Any, send: Any) -> None:
-    """Answers 500 and raises what made it do so, as Starlette does for what is raised outside of Prefect's routes."""
-    await send({"type": "http.response.start", "status": 500, "headers": []})
-    await send({"type": "http.response.body", "body": b"Internal Server Error"})
-    raise scope["error"]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "status"),
     [
         *((error, 503) for error in AWAY),
         (KeyError("a bug"), 500),
-        (sqlalchemy.exc.DBAPIError("SELECT", {}, Exception("syntax error")), 500),
+        (asyncpg.InvalidPasswordError("wrong password"), 500),
     ],
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.usefixtures("prefect_server")
 def test_what_fails_before_a_route_is_reached_is_retried_too(method: str, error: Exception, status: int) -> None:
-    async def ask() -> httpx.Response:
-        async def application(scope: Any, receive: Any, send: Any) -> None:
-            await failing({**scope, "error": error}, receive, send)
+    """In a middleware, as Prefect's check of CSRF tokens is one."""
+    application = FastAPI()
 
-        wrapped = retry_503.Retry503(retry_503.Answer503(application), (0.0,))
+    @application.middleware("http")
+    async def failing(_request: Request, _call_next: object) -> Response:
+        raise error
+
+    retry_503.answer_503(application)
+
+    async def ask() -> httpx.Response:
+        wrapped = retry_503.Retry503(application, (0.0,))
         transport: Any = httpx.ASGITransport(app=wrapped, raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, "/api/flow_runs/filter")
 
     assert asyncio.run(ask()).status_code == status
+
+
+def test_an_outage_is_one_line_in_the_log_and_no_traceback_for_each_request(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = logging.getLogger("test_an_outage")
+    log.addFilter(retry_503.OutageFilter())
+    for error in (*AWAY, KeyError("a bug")):
+        log.error("Exception in ASGI application", exc_info=error)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith(
+        "the database does not answer: ConnectionRefusedError: [Errno 111] Connection refused; clients retry"
+    )
 
 
 RUN = "import sys, time; from pathlib import Path; Path(sys.argv[1]).touch(); time.sleep(600)"
