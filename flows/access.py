@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import secrets
+import uuid
 from base64 import b64encode
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from alignment_core.errors import UserError
+
+if TYPE_CHECKING:
+    import httpx
 
 URL, TOKEN = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -73,6 +77,19 @@ def headers() -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
+@contextmanager
+def client() -> Iterator[httpx.Client]:
+    """A client of the server in the environment. Prefect's own client takes seconds to import."""
+    import httpx
+
+    with httpx.Client(base_url=os.environ[URL], headers=headers(), timeout=10) as client:
+        csrf_client = str(uuid.uuid4())
+        response = client.get("/csrf-token", params={"client": csrf_client})
+        if response.is_success:  # otherwise the server requires no CSRF token
+            client.headers.update({"prefect-csrf-client": csrf_client, "prefect-csrf-token": response.json()["token"]})
+        yield client
+
+
 PASSWORD = "ALIGN_SERVER_PASSWORD"
 """Variable with the password that people enter on the server's pages instead of the token."""
 LEAST_PASSWORD = 8
@@ -100,32 +117,39 @@ def lost_server(error: BaseException | None) -> str | None:
     """A sentence for an error that means that the run's server is gone or no longer accepts its token; else None."""
     import httpx
 
-    while error is not None:
-        refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403)
-        lost = isinstance(error, httpx.TransportError) or (refused and TOKEN in os.environ)
-        if lost and _address(error).startswith(os.environ.get(URL, "none")):
-            problem = "no longer accepts this run's token" if refused else "no longer answers"
-            reason = "when the process behind `align up` ends, its token becomes invalid"
-            return (
-                f"the Prefect server at {os.environ[URL]} {problem} ({reason}); finished stages are kept, and `align resume "
-                "last` continues with whatever server is running then"
-            )
-        error = error.__cause__
-    return None
+    failed = _failed_request(error)
+    refused = isinstance(failed, httpx.HTTPStatusError) and failed.response.status_code in (401, 403)
+    if not isinstance(failed, httpx.TransportError) and not (refused and TOKEN in os.environ):
+        return None
+    problem = "no longer accepts this run's token" if refused else "no longer answers"
+    reason = "when the process behind `align up` ends, its token becomes invalid"
+    return (
+        f"the Prefect server at {os.environ[URL]} {problem} ({reason}); finished stages are kept, and `align resume "
+        "last` continues with whatever server is running then"
+    )
 
 
 def unreachable(error: BaseException | None) -> str | None:
     """A sentence for an error that means that the server in PREFECT_API_URL cannot be reached; else None."""
     import httpx
 
+    if not isinstance(_failed_request(error), httpx.TransportError):
+        return None
+    return f"no server answers at {os.environ[URL]} ({URL}): start it, or unset {URL} to use that of `align up`"
+
+
+def _failed_request(error: BaseException | None) -> httpx.HTTPError | None:
+    """The first failed request to the server in the environment among an error and its causes."""
+    import httpx
+
     while error is not None:
-        if isinstance(error, httpx.TransportError) and _address(error).startswith(os.environ.get(URL, "none")):
-            return f"no server answers at {os.environ[URL]} ({URL}): start it, or unset {URL} to use that of `align up`"
+        if isinstance(error, httpx.HTTPError) and _address(error).startswith(os.environ.get(URL, "none")):
+            return error
         error = error.__cause__
     return None
 
 
-def _address(error: Any) -> str:
+def _address(error: httpx.HTTPError) -> str:
     """The URL of the failed request; "" if the error has none."""
     try:
         return str(error.request.url)

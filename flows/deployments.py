@@ -23,7 +23,7 @@ from prefect.client.schemas.actions import (
     DeploymentUpdate,
     WorkPoolCreate,
 )
-from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+from prefect.client.schemas.filters import WorkPoolFilter
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -32,13 +32,13 @@ from prefect.workers.process import ProcessWorker
 from alignment.flows import deployment_flows, run_queue
 from alignment.flows.recipe_flow import PATHS_BEGIN
 from alignment.flows.run_form import run_form
+from alignment.flows.run_queue import FLOW
 from alignment.flows.schedules import schedule
 from alignment.flows.shipped_recipes import hidden, pool, shipped
 from alignment_core.errors import UserError
 from alignment_core.home import align_home
 from alignment_core.recipes import BaseRecipe, parse_recipe
 
-FLOW = "alignment"
 PAGE = 200
 
 
@@ -147,7 +147,7 @@ def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
 
 def problems(client: SyncPrefectClient, pool: str) -> dict[str, str]:
     """Problems of deployments whose runs would fail at once, by name."""
-    chosen = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
+    chosen = WorkPoolFilter.model_validate({"name": {"any_": [pool]}})
     problems: dict[str, str] = {}
     offset = 0
     while page := client.read_deployments(work_pool_filter=chosen, limit=PAGE, offset=offset):

@@ -15,7 +15,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.client.schemas.filters import ArtifactFilter
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from alignment.flows import access
@@ -109,8 +109,8 @@ def _show_page(name: str, flow_run: UUID, html: str) -> None:
         data={"html": html, "sandbox": [], "csp": csp},
         flow_run_id=flow_run,
     )
-    of_this_run = ArtifactFilter(
-        flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]), key=ArtifactFilterKey(any_=[_artifact_key(name)])
+    of_this_run = ArtifactFilter.model_validate(
+        {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [_artifact_key(name)]}}
     )
     with get_client(sync_client=True) as client:
         for earlier in client.read_artifacts(artifact_filter=of_this_run):

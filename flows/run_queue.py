@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import textwrap
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import WorkPool
 
-POOL = "alignment"
+FLOW, POOL = "alignment", "alignment"
+"""Names of the flow of all deployments, and of their work pool."""
 MAX_RUNS = 1
 """Default limit of concurrent runs."""
 VARIABLE = "ALIGN_MAX_RUNS"
@@ -90,23 +90,12 @@ def change_limit(max_runs: int) -> None:
 
 
 def read() -> Queue | None:
-    """The queue on the server in the environment; None if it does not answer, or has no such pool.
-
-    Does without Prefect's client, which takes seconds to import.
-    """
+    """The queue on the server in the environment; None if it does not answer, or has no such pool."""
     if not os.environ.get(access.URL):
         return None
     import httpx
 
-    with (
-        suppress(httpx.HTTPError),
-        httpx.Client(base_url=os.environ[access.URL], headers=access.headers(), timeout=10) as client,
-    ):
-        csrf_client = str(uuid.uuid4())
-        response = client.get("/csrf-token", params={"client": csrf_client})
-        if response.is_success:  # otherwise the server requires no CSRF token
-            token = response.json()["token"]
-            client.headers.update({"prefect-csrf-client": csrf_client, "prefect-csrf-token": token})
+    with suppress(httpx.HTTPError), access.client() as client:
 
         def runs(states: Sequence[str], sort: str) -> list[dict[str, Any]]:
             chosen = {
@@ -131,17 +120,9 @@ def read() -> Queue | None:
 
 def in_pool(*states: str) -> dict[str, Any]:
     """Arguments of Prefect's clients that select the pool's runs in these states."""
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-        WorkPoolFilter,
-        WorkPoolFilterName,
-    )
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 
-    types = FlowRunFilterStateType(any_=[StateType(state) for state in states])
     return {
-        "flow_run_filter": FlowRunFilter(state=FlowRunFilterState(type=types)),
-        "work_pool_filter": WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
+        "flow_run_filter": FlowRunFilter.model_validate({"state": {"type": {"any_": states}}}),
+        "work_pool_filter": WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
     }

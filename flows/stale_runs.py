@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
-    ArtifactFilterType,
-    FlowRunFilter,
-    FlowRunFilterId,
-    TaskRunFilter,
-    TaskRunFilterState,
-    TaskRunFilterStateType,
-)
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Crashed
 
@@ -29,9 +20,7 @@ PAGE = 200
 def clear_page(client: SyncPrefectClient, flow_run: UUID, why: str) -> None:
     """Close the task runs of a run whose process is dead, or has not begun yet, and delete its progress bars."""
     close_task_runs(client, flow_run, why)
-    bars = ArtifactFilter(
-        flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]), type=ArtifactFilterType(any_=["progress"])
-    )
+    bars = ArtifactFilter.model_validate({"flow_run_id": {"any_": [flow_run]}, "type": {"any_": ["progress"]}})
     for bar in client.read_artifacts(artifact_filter=bars):
         client.delete_artifact(bar.id)
 
@@ -75,8 +64,8 @@ def close_task_runs(client: SyncPrefectClient, flow_run: UUID, why: str) -> int:
     closed = 0
     while True:
         task_runs = client.read_task_runs(
-            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run])),
-            task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=OPEN), name=None)),
+            flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [flow_run]}}),
+            task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": OPEN}, "name": None}}),
             limit=PAGE,
         )
         for task_run in task_runs:

@@ -45,7 +45,7 @@ class Supervised:
     imports no modules from the working folder.
 
     On ``close`` the command has ``grace`` seconds before its children are ended, and surviving children have ``orphan_grace``
-    seconds. With ``restart``, a command that exits is started again without the inherited files, and its children keep running.
+    seconds. With ``restart``, a command that exits is started again after a pause, and its children keep running.
     """
 
     def __init__(

@@ -88,9 +88,9 @@ def _supervise(
 
     signal.signal(signal.SIGTERM, stop)
     child = _start(command, inherited)
-    for number in inherited:
+    restart = None if restarts is None else _Restart(command, inherited, restarts)
+    for number in inherited if restart is None else ():
         os.close(number)  # so that the other side sees end-of-file when the command ends
-    restart = None if restarts is None else _Restart(command, restarts)
     while not stopping and not _is_cut(lifeline):
         _reap_all_but(child.pid)
         if child.poll() is not None:
@@ -116,8 +116,9 @@ def _start(command: list[str], inherited: list[int]) -> subprocess.Popen[bytes]:
 class _Restart:
     """Restarts a command after a pause."""
 
-    def __init__(self, command: list[str], file: Path) -> None:
+    def __init__(self, command: list[str], inherited: list[int], file: Path) -> None:
         self._command = command
+        self._inherited = inherited
         self._file = file
         self._number = 0
         self._pause = FIRST_PAUSE_SECONDS / 2
@@ -141,7 +142,7 @@ class _Restart:
         self._number += 1
         with contextlib.suppress(OSError):  # a full disk
             self._file.write_text(str(self._number))
-        return _start(self._command, [])
+        return _start(self._command, self._inherited)
 
 
 def _is_cut(lifeline: int) -> bool:

@@ -12,7 +12,7 @@ from uuid import UUID
 import typer
 from rich.markup import escape
 
-from alignment.flows import access
+from alignment.flows import access, run_queue
 from alignment.flows.cli.custom_flow import OF_RECIPES, checked, is_flow_file, load_flow, parameters_of
 from alignment.flows.console import JsonOption, RecipeArgument, RunArgument, SweepOption, err, out, print_json
 from alignment.flows.service import services
@@ -46,7 +46,6 @@ def deploy(
         )
     from prefect.client.orchestration import get_client
 
-    from alignment.flows import deployments
     from alignment.flows.schedules import clock_changes, next_run, schedule
 
     cron_schedule = schedule(cron, timezone or "UTC") if cron is not None else None
@@ -55,11 +54,11 @@ def deploy(
     warnings, first = (clock_changes(cron_schedule), next_run(cron_schedule)) if cron_schedule else ([], None)
     if as_json:
         data = {"cron": cron, "next_run": first and first.isoformat(), "warnings": warnings}
-        return print_json({"deployment": f"{deployments.FLOW}/{name}", **data})
+        return print_json({"deployment": f"{run_queue.FLOW}/{name}", **data})
     for warning in warnings:
         out.print(f"[yellow]--cron {escape(str(cron))}:[/] {escape(warning)}")
     when = f"; it runs at {cron} ({timezone or 'UTC'}), next on {first:%Y-%m-%d at %H:%M %z}" if first else ""
-    return out.print(f"registered{when}. Run it now: prefect deployment run {deployments.FLOW}/{name}", markup=False)
+    return out.print(f"registered{when}. Run it now: prefect deployment run {run_queue.FLOW}/{name}", markup=False)
 
 
 def _recipe_of(given: Path, overrides: list[str], sweeps: list[str]) -> Callable[..., None]:

@@ -69,14 +69,10 @@ def up(
         f"Prefect runs at {page}, with a worker. In another shell:\n\n"
         '  eval "$(align env)"\n'
         "  prefect deployment run alignment/quickstart --watch\n\n"
-        f"{_sentence(run_queue.limit_in_words(max_runs or state.max_runs))}; later ones wait in line.\n"
+        f"{run_queue.limit_in_words(max_runs or state.max_runs).capitalize()}; later ones wait in line.\n"
         f"The UI at {page} asks for a password, which is in {services.password_file()}.",
         markup=False,
     )
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def env(as_json: JsonOption = False) -> None:

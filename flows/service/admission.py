@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+from prefect.client.schemas.filters import FlowFilter
 from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.client.schemas.sorting import FlowRunSort
 
-from alignment.flows.run_queue import ACTIVE, SHOWN, in_pool
-from alignment.flows.service.reconcile import FLOW, may_resume, resumes_by_itself
+from alignment.flows.run_queue import ACTIVE, FLOW, SHOWN, in_pool
+from alignment.flows.service.reconcile import may_resume, resumes_by_itself
 
 
 async def admitted(
@@ -22,7 +22,7 @@ async def admitted(
     new = [response for response in due if not response.flow_run.run_count]
     if new and limit is not None:
         reserved = 0
-        ours = FlowFilter(name=FlowFilterName(any_=[FLOW]))  # the reconciler resumes no others
+        ours = FlowFilter.model_validate({"name": {"any_": [FLOW]}})  # the reconciler resumes no others
         newest_first = FlowRunSort.EXPECTED_START_TIME_DESC  # the reconciler reads the same page of runs
         crashed = await client.read_flow_runs(**in_pool("CRASHED"), flow_filter=ours, sort=newest_first, limit=SHOWN)
         for run in filter(may_resume, crashed):  # a pool may hold hundreds of old ones, whose states are not read

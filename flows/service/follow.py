@@ -77,22 +77,15 @@ def last() -> str:
 
 def _last_on_server() -> tuple[datetime, str] | None:
     """The due time and id of the latest due run on the server; None if there is none, or no answer."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterExpectedStartTime
-    from prefect.client.schemas.sorting import FlowRunSort
-
-    from alignment.flows.service.reconcile import FLOW
-
-    due = FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
-    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])),
-            flow_run_filter=FlowRunFilter(expected_start_time=due),
-            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-            limit=1,
-        ):
-            if run.expected_start_time is not None:
-                return run.expected_start_time, str(run.id)
+    chosen = {
+        "flows": {"name": {"any_": [run_queue.FLOW]}},
+        "flow_runs": {"expected_start_time": {"before_": datetime.now(UTC).isoformat()}},
+    }
+    latest_first = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}
+    with suppress(httpx.HTTPError), access.client() as client:
+        answer = client.post("/flow_runs/filter", json={**chosen, **latest_first}).raise_for_status()
+        for run in answer.json():
+            return datetime.fromisoformat(run["expected_start_time"]), run["id"]
     return None
 
 

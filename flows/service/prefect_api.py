@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 
 from alignment.flows import access
@@ -20,6 +21,8 @@ from alignment_core.home import align_home
 from alignment_core.host.subprocess_tree import Supervised, fresh_folder
 
 START_SECONDS = 120.0
+REQUEST_SECONDS = 5.0
+"""A request waits in the socket until the server takes it, so a server that has ended is noticed only after so long."""
 POLL_SECONDS = 0.05
 KEEP_ALIVE_SECONDS = 24 * 3600
 """Idle connections stay open: on a closed one Prefect's client fails, and retries only after 2 seconds."""
@@ -29,22 +32,20 @@ EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFE
 
 def server_command(listener: int, log_level: str) -> list[str]:
     """The command of Prefect's server on a listening socket, so that early requests wait instead of failing."""
-    application = [
-        "-m",
-        "alignment.flows.service.prefect_server",
-        "--factory",
-        "alignment.flows.service.retry_503:create_app",
-        "--lifespan",
-        "on",
-    ]
-    options = ["--fd", str(listener), "--log-level", log_level, "--timeout-keep-alive", str(KEEP_ALIVE_SECONDS)]
-    return [sys.executable, *application, *options]
+    module, factory = "alignment.flows.service.prefect_server", "alignment.flows.service.retry_503:create_app"
+    application = [sys.executable, "-m", module, "--factory", factory, "--lifespan", "on"]
+    keep_alive = ["--timeout-keep-alive", str(KEEP_ALIVE_SECONDS)]
+    return [*application, "--fd", str(listener), "--log-level", log_level, *keep_alive]
 
 
-def answers(url: str, seconds: float) -> bool:
-    """Whether the server at this address reports its health within ``seconds``."""
-    with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=seconds) as answer:
-        return bool(answer.status == 200)
+def wait_until_healthy(url: str, seconds: float, gone: Callable[[], bool]) -> bool:
+    """Wait until the server reports its health; False after ``seconds``, or once ``gone`` says that waiting is of no use."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not gone():
+        with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=REQUEST_SECONDS) as answer:
+            if answer.status == 200:
+                return True
+        time.sleep(POLL_SECONDS)
     return False
 
 
@@ -68,12 +69,8 @@ class PrefectApi:
 
     def wait(self) -> None:
         """Wait until the server answers. Raises EnvironmentFault if it does not start."""
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and self.server.process.poll() is None:
-            if answers(self.url, START_SECONDS):
-                return
-            time.sleep(POLL_SECONDS)
-        raise EnvironmentFault(f"Prefect's own server did not start; see {self.log}")
+        if not wait_until_healthy(self.url, START_SECONDS, lambda: self.server.process.poll() is not None):
+            raise EnvironmentFault(f"Prefect's own server did not start; see {self.log}")
 
 
 def start_prefect_api() -> PrefectApi | None:

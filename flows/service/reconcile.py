@@ -20,25 +20,18 @@ from uuid import UUID
 import httpx
 import prefect.exceptions
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterState,
-)
-from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled, Crashed, Scheduled
 from pydantic import BaseModel, ConfigDict
 
 from alignment.flows.console import say
+from alignment.flows.run_queue import FLOW
 from alignment.flows.stale_runs import clear_page
 from alignment_core import journal
 from alignment_core.errors import NotFound, UserError
 
-FLOW = "alignment"
 EVERY_SECONDS = 5.0
 SILENCE_SECONDS = 120.0
 """Without a heartbeat for so long, a run that did not begin on this machine since its last boot is dead. Deployments send
@@ -302,12 +295,10 @@ def resume_now(run_id: str, from_stage: str | None, why: str) -> str:
 
 
 def _runs(client: SyncPrefectClient, *types: StateType, due_before: datetime | None = None) -> list[FlowRun]:
-    due = None if due_before is None else FlowRunFilterExpectedStartTime(before_=due_before)
+    due = None if due_before is None else {"before_": due_before}
     return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])),
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(type=StateTypes(any_=list(types))), expected_start_time=due
-        ),
+        flow_filter=FlowFilter.model_validate({"name": {"any_": [FLOW]}}),
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": types}}, "expected_start_time": due}),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=PAGE,
     )

@@ -75,26 +75,13 @@ def password_file() -> Path:
     return folder() / "password"
 
 
-def issue(token: str) -> None:
-    """Write the token file, and record the token's digest for good: see :func:`use_if_running`."""
-    with _issued_file().open("a") as file:
-        file.write(_digest(token) + "\n")
-    access.write(token_file(), token)
+def new_token() -> str:
+    """A token that begins with the mark of this ALIGN_HOME: see :func:`use_if_running`."""
+    return _mark() + access.new_token()
 
 
-def _issued_file() -> Path:
-    """The file with the SHA-256 of every token of this ALIGN_HOME, one a line."""
-    return folder() / "issued"
-
-
-def _issued(token: str | None) -> bool:
-    with suppress(OSError):
-        return token is not None and _digest(token) in _issued_file().read_text().split()
-    return False
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+def _mark() -> str:
+    return hashlib.sha256(str(align_home().resolve()).encode()).hexdigest()[:16] + "-"
 
 
 def running() -> State | None:
@@ -124,7 +111,7 @@ def use_if_running() -> None:
     state, token = running(), access.read(token_file())
     if state is not None and state.phase == "ready" and token is not None:
         os.environ.update(access.of_client(state.url, token))
-    elif _issued(os.environ.get(access.TOKEN)):
+    elif os.environ.get(access.TOKEN, "").startswith(_mark()):
         for name in access.of_client("", ""):
             os.environ.pop(name, None)
 

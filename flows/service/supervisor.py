@@ -17,15 +17,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
 
 from alignment.flows import access
 from alignment.flows.console import say
 from alignment.flows.run_queue import POOL
-from alignment.flows.service.prefect_api import answers, server_command
+from alignment.flows.service.prefect_api import server_command, wait_until_healthy
 from alignment.flows.service.prefect_worker import TEMPORARY
 from alignment.flows.service.services import (
     SQLITE,
@@ -34,15 +34,16 @@ from alignment.flows.service.services import (
     State,
     database_file,
     folder,
-    issue,
     latest,
     log_of,
+    new_token,
     password_file,
     stop_seconds,
     token_file,
 )
 from alignment_core import journal
 from alignment_core.errors import AlignmentError, EnvironmentFault
+from alignment_core.files import write_whole
 from alignment_core.home import align_home
 from alignment_core.host.subprocess_tree import Supervised, fresh_folder
 from alignment_core.processes import ProcessId, lock
@@ -51,9 +52,8 @@ RUN_SECONDS = 60.0
 """Time for the worker's runs to save their progress when the services stop."""
 REPORT_SECONDS = 30.0
 """Time for a stopped run to report its state to the server."""
-LONGEST_BACKOFF_SECONDS = 60.0
-HEALTHY_SECONDS = 60.0
-"""After so long a life, a service restarts with the shortest pause again."""
+RETRY_SECONDS = 5.0
+"""Pause between attempts to start a service that the machine refuses."""
 PORT_SECONDS = 20.0
 """How long the server of killed services may still hold the port."""
 LONGEST_LOG_BYTES = 64 << 20
@@ -73,87 +73,72 @@ def trim(log: Path) -> None:
         os.truncate(log, 0)
 
 
+@dataclass
 class _Service:
-    """A command that is restarted when it ends."""
+    """A command that its supervisor restarts when it ends; processes that it started keep running beside it."""
 
-    def __init__(
-        self,
-        name: str,
-        command: list[str],
-        grace: float = 10.0,
-        orphan_grace: float = 0.0,
-        secrets: Mapping[str, str] = {},
-        inherited: Sequence[int] = (),
-        restart: bool = False,
-    ) -> None:
-        """``secrets`` are variables for this service only; ``inherited`` are open file descriptors. With ``restart``, processes
-        that the service started survive its own end, and it is restarted beside them."""
-        self.name = name
-        self.command = command
-        self.grace = grace
-        self.orphan_grace = orphan_grace
-        self.secrets = secrets
-        self.inherited = inherited
-        self.restart = restart
-        self._restarts = 0
-        self._pause = 0.5
-        self._again_at = 0.0
-        self._running: Supervised | None = None
+    name: str
+    command: list[str]
+    grace: float = 10.0
+    orphan_grace: float = 0.0
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Variables for this service only."""
+    inherited: Sequence[int] = ()
+    """Open file descriptors."""
+    _supervised: Supervised | None = None
+    _earlier_restarts: int = 0
+    """Restarts under supervisors that have ended, and of supervisors."""
+    _again_at: float = 0.0
 
     def begin(self) -> None:
         temporary = fresh_folder(align_home() / "tmp", "s-")
-        log = log_of(self.name)
-        self._running = Supervised(
+        self._supervised = Supervised(
             self.command,
             {**os.environ, **self.secrets, TEMPORARY: str(temporary)},
-            log,
+            log_of(self.name),
             temporary,
             inherited=self.inherited,
             grace=self.grace,
             orphan_grace=self.orphan_grace,
-            restart=self.restart,
+            restart=True,
         )
-        self._began = time.monotonic()
 
     def keep_running(self) -> None:
-        """Restart the command if it has ended, after a pause that doubles with each failure; truncate a long log.
+        """Start the supervisor again if it was killed; truncate a long log.
 
         Failures of the machine, such as a full disk, are retried later.
         """
         with suppress(OSError):
             trim(log_of(self.name))
-        if self._running is not None and self._running.process.poll() is not None:
-            self._restarts += self._running.restarts
-            self._running.close()
-            self._running = None
-            if time.monotonic() - self._began > HEALTHY_SECONDS:
-                self._pause = 0.5
-            self._schedule_restart("ended")
-        if self._running is None and time.monotonic() >= self._again_at:
+        if self._supervised is not None and self._supervised.process.poll() is not None:
+            say(f"the supervisor of {self.name} has ended")
+            self._earlier_restarts += self._supervised.restarts
+            self._supervised.close()
+            self._supervised = None
+        if self._supervised is None and time.monotonic() >= self._again_at:
+            self._again_at = time.monotonic() + RETRY_SECONDS
             try:
                 self.begin()
+                self._earlier_restarts += 1
             except OSError as error:
-                self._schedule_restart(f"does not start: {error}")
-            else:
-                self._restarts += 1
-
-    def _schedule_restart(self, reason: str) -> None:
-        self._pause = min(self._pause * 2, LONGEST_BACKOFF_SECONDS)
-        self._again_at = time.monotonic() + self._pause
-        say(f"{self.name} {reason}; it restarts in {self._pause:g} s")
+                say(f"{self.name} does not start: {error}; the next try is in {RETRY_SECONDS:g} s")
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.close()
+        if self._supervised is not None:
+            self._supervised.close()
 
     @property
     def restarts(self) -> int:
-        """Number of restarts, by the subprocess's own supervisor and by this process."""
-        return self._restarts + (self._running.restarts if self._running else 0)
+        return self._earlier_restarts + (self._supervised.restarts if self._supervised else 0)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended since it began."""
+        return self._supervised is None or self._supervised.process.poll() is not None or self.restarts > 0
 
     @property
     def state(self) -> ServiceState:
-        pid = self._running.process.pid if self._running else None
+        pid = self._supervised.process.pid if self._supervised else None
         return ServiceState(name=self.name, pid=pid, restarts=self.restarts)
 
 
@@ -179,8 +164,8 @@ class Services:
         token_file().unlink(missing_ok=True)  # of earlier services; waiting for the port may take a while
         self._write("starting")
         self._listener = _listen(self.port, patience)
-        token = access.new_token()
-        issue(token)
+        token = new_token()
+        access.write(token_file(), token)
         os.environ.update(access.of_client(self.url, token))
         fd = self._listener.fileno()
         secrets = {
@@ -191,14 +176,16 @@ class Services:
         }
         server = _Service("server", server_command(fd, "warning"), secrets=secrets, inherited=[fd])
         worker_command = [sys.executable, "-m", "alignment.flows.service.prefect_worker", "--pool", POOL]
-        worker = _Service("worker", worker_command, RUN_SECONDS, RUN_SECONDS, restart=True)
+        worker = _Service("worker", worker_command, RUN_SECONDS, RUN_SECONDS)
         reconciler = _Service("reconciler", [sys.executable, "-m", "alignment.flows.service.reconcile"])
         self.services = (server, worker, reconciler)
         self._write("starting")
         server.begin()
         self._write("starting")
-        self._wait_for_server(server)
-        self.max_runs, self.problems = _register()
+        if wait_until_healthy(self.url, START_SECONDS, lambda: server.failed or self.stopping.is_set()):
+            self.max_runs, self.problems = _register()
+        elif not self.stopping.is_set():
+            raise EnvironmentFault(f"the Prefect server did not start; see {log_of('server')}")
         if self.stopping.is_set():
             return
         worker.begin()
@@ -224,16 +211,6 @@ class Services:
             token_file().unlink(missing_ok=True)
         self._write("failed" if error else "stopped", error)
 
-    def _wait_for_server(self, server: _Service) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not self.stopping.is_set():
-            if answers(self.url, 5):
-                return
-            process = server._running
-            if process is None or process.process.poll() is not None or time.monotonic() > deadline:
-                raise EnvironmentFault(f"the Prefect server did not start; see {log_of('server')}")
-            time.sleep(0.2)
-
     def _write(self, phase: str, error: str | None = None) -> None:
         state = State(
             **ProcessId.mine().model_dump(),
@@ -247,9 +224,8 @@ class Services:
         )
         if state != self._written:
             with suppress(OSError):  # a full disk: the next call writes it
-                partial = folder() / "state.partial"
-                partial.write_text(state.model_dump_json(indent=2))
-                os.replace(partial, folder() / "state.json")
+                content = state.model_dump_json(indent=2).encode()
+                write_whole(folder() / "state.json", lambda file: file.write(content))
                 self._written = state
 
 
@@ -268,15 +244,13 @@ def _register() -> tuple[int, dict[str, str]]:
 
 def _end_runs(url: str) -> None:
     """Stop every run of the worker, and every other run that uses this server, after it has saved its progress."""
-    threads = [
-        threading.Thread(target=_end_run, args=(record,))
+    records = [
+        record
         for record in journal.runs()
         if (record.deployed or access.same_server(record.server, url)) and journal.is_alive(record)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(max_workers=max(len(records), 1)) as pool:  # all at once: each may take minutes
+        list(pool.map(_end_run, records))
 
 
 def _end_run(record: journal.RunRecord) -> None:
@@ -285,15 +259,8 @@ def _end_run(record: journal.RunRecord) -> None:
     except AlignmentError as error:
         say(str(error))
     deadline = time.monotonic() + REPORT_SECONDS
-    while _lives(record) and time.monotonic() < deadline:  # it reports its state to the server
+    while record.lives() and time.monotonic() < deadline:  # it reports its state to the server
         time.sleep(0.1)
-
-
-def _lives(record: journal.RunRecord) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        process = record.find()
-        return process is not None and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _were_killed_at(url: str) -> bool:

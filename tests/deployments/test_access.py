@@ -133,7 +133,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def killed_services(home: Path, port: int) -> None:
     """What services leave behind that ended without a word."""
-    up.issue("token")
     state = up.State(pid=1, started=1, boot="", url=access.url_of(port), database=up.SQLITE, phase="ready")
     (home / "services" / "state.json").write_text(state.model_dump_json())
     (home / "services" / "lock").touch()  # held by nobody
@@ -143,14 +142,28 @@ def test_a_stranger_at_the_address_of_services_that_ended_is_not_talked_to(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_services(home, 4200)
-    up.issue("a later one")
-    for ours in ("token", "a later one"):
+    first, later = up.new_token(), up.new_token()
+    assert first != later
+    for ours in (first, later):
         monkeypatch.setenv(access.URL, access.url_of(4200))  # from a shell in which they ran
         monkeypatch.setenv(access.TOKEN, ours)
         up.use_if_running()
         assert access.URL not in os.environ
         assert access.TOKEN not in os.environ
-    assert "token" not in (home / "services" / "issued").read_text()
+
+
+def test_the_token_of_the_services_of_another_home_is_not_forgotten(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have taken the port since."""
+    killed_services(home, 4200)
+    monkeypatch.setenv("ALIGN_HOME", str(home / "other"))
+    other = up.new_token()
+    monkeypatch.setenv("ALIGN_HOME", str(home))
+    monkeypatch.setenv(access.URL, access.url_of(4200))
+    monkeypatch.setenv(access.TOKEN, other)
+    up.use_if_running()
+    assert (os.environ[access.URL], os.environ[access.TOKEN]) == (access.url_of(4200), other)
 
 
 @pytest.mark.parametrize(

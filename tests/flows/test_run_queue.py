@@ -143,7 +143,7 @@ def test_the_limit_is_one_until_somebody_changes_it_and_then_it_stays(client: Sy
 def test_a_run_that_resumes_goes_before_later_ones_and_a_schedule_queues_one_run(client: SyncPrefectClient) -> None:
     """Prefect's server gives a worker the runs in the order in which they are due."""
     deployments.create_pool(client, run_queue.POOL, 1)
-    flow = client.create_flow_from_name(deployments.FLOW)
+    flow = client.create_flow_from_name(run_queue.FLOW)
     deployment = client.create_deployment(flow, "queue", work_pool_name=run_queue.POOL)
 
     def due(minutes: float, **fields: Any) -> FlowRun:
