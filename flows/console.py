@@ -48,10 +48,10 @@ out = SafeConsole(highlight=False, soft_wrap=True, width=WIDTH)
 err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
-def check_output(output: Path, force: bool) -> None:
-    """Raise UserError for a file that exists, except with ``force``, and for a missing folder."""
+def check_output(output: Path, force: bool, option: str = "--force") -> None:
+    """Raise UserError for a file that exists, except with ``force``, which ``option`` sets, and for a missing folder."""
     if output.is_dir() or (output.exists() and not force):
-        raise UserError(f"{output} is there already: give another --output, or --force")
+        raise UserError(f"{output} is there already: give another --output, or {option}")
     if not output.absolute().parent.is_dir():
         raise UserError(f"{output.absolute().parent}: no such folder")
 

@@ -11,9 +11,8 @@ import typer
 from rich.markup import escape
 
 from alignment.flows.cli.run import print_outcome, run_recipe_here
-from alignment.flows.console import JsonOption, StoreOption, err, out, print_json, write_file
+from alignment.flows.console import JsonOption, StoreOption, check_output, err, out, print_json, write_file
 from alignment_core.artifacts import Reference, open_store
-from alignment_core.errors import UserError
 
 NO_LIMIT = 1 << 30
 """Context in tokens of a model whose configuration has none."""
@@ -42,10 +41,7 @@ def generate(
     from alignment_core.recipes.load import apply_overrides, parse_recipe, set_field
     from alignment_core.recipes.paths import written
 
-    if output.is_dir() or (output.exists() and not overwrite):
-        raise UserError(f"{output} is there already: give another --output, or --overwrite")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"{output.absolute().parent}: no such folder")
+    check_output(output, overwrite, "--overwrite")
     here = Path.cwd()
     data, notes = _data(prompts, overrides)
     for note in notes:

@@ -138,7 +138,9 @@ class _States:
         Raises EnvironmentFault after a long outage during which no process of the run is alive.
         """
         url, now = os.environ.get(access.URL), time.monotonic()
-        gone = not url or (_is_of_the_services(url) and services.running() is None)
+        state = services.latest()
+        of_services = url is not None and state is not None and access.same_server(state.url, url)
+        gone = not url or (of_services and services.running() is None)
         patience = PATIENCE_SECONDS if self._answered and not gone else GONE_SECONDS
         outage = "no services are running" if gone else f"{url} does not answer"
         alive = record is not None and journal.is_alive(record)
@@ -201,12 +203,6 @@ def _read_run(run_id: str) -> _Run | None:
     except ValidationError:
         problem = f"{url} answers {answer.status_code}, which is no answer of a Prefect server"
         raise EnvironmentFault(f"{problem}: is PREFECT_API_URL right? It ends in /api") from None
-
-
-def _is_of_the_services(url: str) -> bool:
-    """Whether this is the address of the last services of this ALIGN_HOME."""
-    state = services.latest()
-    return state is not None and access.same_server(state.url, url)
 
 
 def _record(run_id: str) -> journal.RunRecord | None:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -111,8 +111,8 @@ def answer_503(application: FastAPI) -> None:
 
     prefect_retryable = server.is_client_retryable_exception
 
-    def retryable(error: Any) -> bool:
-        return prefect_retryable(error) or database_is_away(error)
+    def retryable(exc: Exception) -> bool:
+        return prefect_retryable(exc) or database_is_away(exc)
 
     server.is_client_retryable_exception = retryable
     # Prefect installs its handler for the routes of the API. Its middleware around them (CSRF) uses the database, too.
