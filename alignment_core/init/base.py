@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.init.guess import ColumnMapping
+from alignment_core.init.held_out import HeldOut
 from alignment_core.init.lengths import Lengths
 from alignment_core.init.machine import Machine
 from alignment_core.init.models import Model
@@ -25,24 +26,19 @@ class Profile:
     mapping: ColumnMapping
     sources: list[dict[str, Any]]
     """The rows to train on, as sources of a recipe."""
-    test_sources: list[dict[str, Any]]
-    """Held-out rows; empty if there are too few rows to hold some out."""
-    prompts: list[dict[str, Any]]
-    """The held-out rows as prompts."""
+    held_out: HeldOut
     model: Model
     machine: Machine
     lengths: Lengths
     verifier: str | None
     """The verifier of answers, if the rows have labels for one."""
-    test_rows: int = 0
-    """How many rows to hold out if they have no file of their own."""
     rewards: Sequence[str] = ()
     """Reward functions by their names in the recipe."""
 
     @property
     def all_sources(self) -> list[dict[str, Any]]:
         """The rows to train on, and the held-out ones, whose prompts training data must not repeat."""
-        return [*self.sources, *({**source, "held_out": True} for source in self.test_sources)]
+        return [*self.sources, *({**source, "held_out": True} for source in self.held_out.sources)]
 
 
 def loaded() -> dict[str, Init]:

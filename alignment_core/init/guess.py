@@ -12,6 +12,7 @@ from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import Format, Kind
 from alignment_core.errors import DataError, UserError
 from alignment_core.init.names import called, names
+from alignment_core.init.rows import Rows
 
 PARSED_ROWS = 50
 """Rows on which a guess is tried."""
@@ -29,20 +30,28 @@ class ColumnMapping:
     format: str
     columns: dict[str, str]
     """Columns by role."""
+    label: str | None = None
+    """Column of demonstrations with the right answers, which a verifier can compare with."""
+    further: str | None = None
+    """Column that is added to the prompt, such as Alpaca's `input`."""
+    kept: Sequence[str] = ()
+    """Columns that are kept for reward functions."""
 
     @property
-    def used_columns(self) -> set[str]:
-        """Names of the top-level columns with a role."""
-        return {column.partition(".")[0] for column in self.columns.values()}
+    def template(self) -> str | None:
+        """The `prompt_template` that adds the further column."""
+        return f"{{prompt}}\n\n{{{self.further}}}" if self.further else None
 
     def source_fields(self, first: Row) -> dict[str, Any]:
-        """`format` and `columns` of a recipe's source, where they differ from what is detected."""
+        """`format`, `columns` and `keep_columns` of a recipe's source, where they differ from what is detected."""
         columns = {role: column for role, column in self.columns.items() if role != column}
         detected = formats.detect(first, formats.AUTO, columns, kinds.load(self.kind))
-        return {
-            **({"format": self.format} if self.format != detected else {}),
-            **({"columns": columns} if columns else {}),
+        fields = {
+            "format": self.format if self.format != detected else "",
+            "columns": columns,
+            "keep_columns": self.kept,
         }
+        return {name: value for name, value in fields.items() if value}
 
 
 def guess_columns(
@@ -105,32 +114,32 @@ def _parses(row: Row, format: Format, columns: Mapping[str, str]) -> bool:
     return True
 
 
-def check_columns(data: str, rows: Sequence[Row], given: Mapping[str, str]) -> None:
+def check_columns(data: Rows, given: Mapping[str, str]) -> None:
     """Raise UserError for a role that does not exist, or a column that the data set does not have."""
     formats.check_columns(given)
-    row = Fields(rows[0], given)
+    row = Fields(data.first[0], given)
     for role, column in given.items():
         if not row.holds(role):
-            raise UserError(f"--column {role}={column}: the first row of {data} has {_listed(rows[0])}")
+            raise UserError(f"--column {role}={column}: the first row of {data.name} has {_listed(data.first[0])}")
 
 
-def unreadable(data: str, rows: Sequence[Row], problems: Sequence[str], kind: Kind | None = None) -> DataError:
+def unreadable(data: Rows, kind: Kind | None = None) -> DataError:
     """The error for rows that cannot be read, or not as the wanted kind."""
-    columns = columns_of(rows)
+    rows, columns = data.first, columns_of(data.first)
     separator = next((mark for mark in SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
     if separator:
         return DataError(
-            f"{data}: its columns are separated by {SEPARATORS[separator]} ({columns[0]!r}); save it with commas"
+            f"{data.name}: its columns are separated by {SEPARATORS[separator]} ({columns[0]!r}); save it with commas"
         )
     first = Fields(rows[0], {})
     for tried in [kind] if kind else kinds.KINDS.loaded()[0].values():
         by_name = any(all(map(first.holds, format.needs)) for format in tried.formats.values())
         if (kind or by_name) and (mistake := _mistake(rows, tried)):
-            return DataError(f"{data}: {mistake}" + ("; name the columns with --column ROLE=NAME" if kind else ""))
+            return DataError(f"{data.name}: {mistake}" + ("; name the columns with --column ROLE=NAME" if kind else ""))
     return DataError(
-        f"{data}: the kind of its rows is unknown: the first has {_listed(rows[0])}; name the columns with --column "
+        f"{data.name}: the kind of its rows is unknown: the first has {_listed(rows[0])}; name the columns with --column "
         "ROLE=NAME, such as --column prompt=NAME --column completion=NAME (`align fields sft.data` has more)"
-        + (f"; {problems[0]}" if problems else "")
+        + (f"; {data.problems[0]}" if data.problems else "")
     )
 
 

@@ -46,15 +46,13 @@ def held_out_file(output: Path) -> Path:
     return output.with_name(output.stem + HELD_OUT)
 
 
-def hold_out(
-    eval_data: str | None, output: Path, data: rows.Rows, mapping: ColumnMapping, label: str | None, evaluates: bool
-) -> HeldOut:
-    """Choose the rows to measure on. ``label`` is the column with right answers; with ``evaluates`` policies answer prompts.
+def hold_out(eval_data: str | None, output: Path, data: rows.Rows, mapping: ColumnMapping, evaluates: bool) -> HeldOut:
+    """Choose the rows to measure on; with ``evaluates`` policies answer prompts.
 
     Raises UserError if the rows of ``eval_data`` have other columns, or are trained on.
     """
     if eval_data is not None or data.test_sources:
-        return _given(eval_data, output.absolute().parent, data, mapping, label, evaluates)
+        return _given(eval_data, output.absolute().parent, data, mapping, evaluates)
     if data.count < LEAST_ROWS:
         return HeldOut()
     if mapping.kind == "documents":
@@ -65,22 +63,20 @@ def hold_out(
     if not evaluates or _is_verdict(mapping, chosen[0]):
         return HeldOut(test_rows=min(MOST_HELD_OUT, data.count // 10))
     sources = [{"path": held_out_file(output).name, **mapping.source_fields(chosen[0])}]
-    return HeldOut(sources, _as_prompts(sources, mapping, label), chosen)
+    return HeldOut(sources, _as_prompts(sources, mapping), chosen)
 
 
-def _given(
-    eval_data: str | None, folder: Path, data: rows.Rows, mapping: ColumnMapping, label: str | None, evaluates: bool
-) -> HeldOut:
+def _given(eval_data: str | None, folder: Path, data: rows.Rows, mapping: ColumnMapping, evaluates: bool) -> HeldOut:
     fields, sources, first = mapping.source_fields(data.first[0]), data.test_sources, data.first[0]
     if eval_data is not None:
         test = rows.find(eval_data)
         if same := [file for file in test.files if any(file.samefile(trained) for trained in data.files)]:
             raise UserError(f"--eval-data {eval_data}: {same[0]} is among the rows to train on")
-        check_columns(test.name, test.first, fields.get("columns", {}))
+        check_columns(test, fields.get("columns", {}))
         sources, first = test.sources, test.first[0]
     moved = [{**in_folder(source, folder), **fields} for source in sources]
     answered = evaluates and not _is_verdict(mapping, first)
-    return HeldOut(moved, _as_prompts(moved, mapping, label) if answered else [])
+    return HeldOut(moved, _as_prompts(moved, mapping) if answered else [])
 
 
 def in_folder(source: Source, folder: Path) -> Source:
@@ -121,10 +117,10 @@ def _is_verdict(mapping: ColumnMapping, first: Mapping[str, Any]) -> bool:
     return mapping.columns.get("label") == "label"
 
 
-def _as_prompts(sources: list[Source], mapping: ColumnMapping, label: str | None) -> list[Source]:
+def _as_prompts(sources: list[Source], mapping: ColumnMapping) -> list[Source]:
     roles = PROMPT_ROLES.get(mapping.kind, OTHER_ROLES)
     columns = {role: column for role, column in mapping.columns.items() if role in roles}
-    columns |= {"label": label} if label else {}
+    columns |= {"label": mapping.label} if mapping.label else {}
     renamed = {role: column for role, column in columns.items() if role != column}
     plain = [{name: value for name, value in source.items() if name != "columns"} for source in sources]
     return [{**source, **({"columns": renamed} if renamed else {})} for source in plain]

@@ -38,16 +38,13 @@ class Lengths:
 
 
 def measure(
-    rows: Sequence[Mapping[str, Any]],
-    mapping: ColumnMapping,
-    model: Model,
-    settings: Mapping[str, Any],
-    template: str | None,
+    rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping, model: Model, settings: Mapping[str, Any]
 ) -> Lengths:
     """Tokenize the rows in a process of its own, which keeps the tokenizers out of this one."""
     if model.tokenizer is None:
         return Lengths(problem=model.problem)
     with tempfile.TemporaryDirectory(prefix="align-init-") as folder:
+        # a copy of the first rows: to read from the source itself would hash all of its files again
         file = Path(folder) / "rows.jsonl"
         file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
         data = DataConfig.model_validate(
@@ -55,7 +52,7 @@ def measure(
                 "sources": [{"path": str(file), "columns": mapping.columns, "format": mapping.format}],
                 "max_length": NO_LIMIT,
                 "max_bad_rows": 0.9,
-                "prompt_template": template,
+                "prompt_template": mapping.template,
             }
         )
         sources = tuple(map(pin, data.sources))

@@ -15,7 +15,7 @@ from alignment_core.checks.shapes import model_shape, without_weights
 from alignment_core.data.context import longest_sampled
 from alignment_core.data.hub import commit_of
 from alignment_core.errors import UserError
-from alignment_core.init.rows import without_recipe_hints
+from alignment_core.init.rows import without_recipe_hints, written_as_path
 from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.paths import is_address, is_written_as_path
 from alignment_core.stages.base_model import BaseModelConfig, in_store, near_tags, pin_model
@@ -102,8 +102,3 @@ def relative(path: str, folder: Path) -> str:
         return path
     moved = os.path.relpath(Path.cwd() / path, folder.resolve())
     return written_as_path(moved) if path.startswith(".") else moved
-
-
-def written_as_path(path: str) -> str:
-    """The path with `./` in front where it could be taken for a name."""
-    return path if path.startswith((".", "/", "~")) else f"./{path}"

@@ -22,16 +22,15 @@ def prompts_of(name: str) -> tuple[dict[str, Any], list[str]]:
     data = rows.find(name)
     mapping = guess_columns(data.first, "prompts", (), {})
     if mapping is None:
-        error = str(unreadable(name, data.first, data.problems, kinds.load("prompts")))
+        error = str(unreadable(data, kinds.load("prompts")))
         raise DataError(error.replace("--column ROLE=NAME", "--set generate.prompts.columns.ROLE=NAME"))
     # a column is a right answer only if it is called `label`: answers are not compared here
     columns = {role: column for role, column in mapping.columns.items() if role != "label" or column == "label"}
-    mapping = replace(mapping, columns=columns)
-    template, notes = prompt_template(mapping, data.first)
+    mapping, notes = with_further_column(replace(mapping, columns=columns), data.first)
     if renamed := [f"`{column}` is the {role}" for role, column in columns.items() if role != column]:
-        notes.append(f"{name}: {', '.join(renamed)}{', followed by the further column' if template else ''}")
+        notes.append(f"{name}: {', '.join(renamed)}{', followed by the further column' if mapping.further else ''}")
     section = _section([{**source, **mapping.source_fields(data.first[0])} for source in data.sources])
-    return {**section, **({"prompt_template": template} if template else {})}, [*data.notes, *notes]
+    return {**section, **({"prompt_template": mapping.template} if mapping.template else {})}, [*data.notes, *notes]
 
 
 def unread_prompts(name: str) -> dict[str, Any]:
@@ -43,13 +42,14 @@ def _section(sources: list[dict[str, Any]]) -> dict[str, Any]:
     return sources[0] if len(sources) == 1 else {"sources": sources}
 
 
-def prompt_template(mapping: ColumnMapping, first: Sequence[Mapping[str, Any]]) -> tuple[str | None, list[str]]:
-    """The template that adds a further column to the prompt, such as Alpaca's `input`; and sentences about parts of the rows
-    that are not in the prompt."""
+def with_further_column(mapping: ColumnMapping, first: Sequence[Mapping[str, Any]]) -> tuple[ColumnMapping, list[str]]:
+    """Add a further column to the prompt, such as Alpaca's `input`, if there is one; and sentences about parts of the rows that
+    are not in the prompt."""
     prompt = mapping.columns.get("prompt")
     if prompt is None or mapping.kind == "documents":
-        return None, []
+        return mapping, []
     notes = []
+    used = {column.partition(".")[0] for column in mapping.columns.values()}
     column, dot, turn = prompt.rpartition(".")
     if dot and turn == "0":  # turns.0, as in MT-Bench
         turns = [Fields(row, {"prompt": column}).value("prompt") for row in first]
@@ -57,10 +57,10 @@ def prompt_template(mapping: ColumnMapping, first: Sequence[Mapping[str, Any]]) 
             notes.append(f"{count} of {len(first)} rows have further turns in `{column}`: only the first is asked")
     for column in called(CONTEXT, columns_of(first)):
         values = [row.get(column) for row in first]
-        if column in mapping.used_columns or not column.isidentifier() or not any(values):
+        if column in used or not column.isidentifier() or not any(values):
             continue
         if all(isinstance(value, str) for value in values):
-            return f"{{prompt}}\n\n{{{column}}}", notes
+            return replace(mapping, further=column), notes
         if all(isinstance(value, str | None) for value in values):
             notes.append(f'`{column}` is not put into the prompt, as it is null in some rows: write "" there')
-    return None, notes
+    return mapping, notes

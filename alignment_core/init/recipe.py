@@ -14,21 +14,25 @@ from alignment_core.credentials import refuse_literals
 from alignment_core.data import kinds
 from alignment_core.data.fields import Fields
 from alignment_core.errors import UserError
-from alignment_core.init import models, reward_functions, rows, text
+from alignment_core.init import models, rows, text
 from alignment_core.init.base import Profile, loaded
-from alignment_core.init.gates import promotion
 from alignment_core.init.guess import ColumnMapping, check_columns, columns_of, guess_columns, unreadable
 from alignment_core.init.held_out import hold_out, in_folder
 from alignment_core.init.lengths import Lengths, measure
 from alignment_core.init.machine import Machine, this_machine
-from alignment_core.init.prompts import prompt_template
+from alignment_core.init.prompts import with_further_column
+from alignment_core.init.sections import promotion
 from alignment_core.init.text import Commented
 from alignment_core.init.verifying import labels, verifier_of
 from alignment_core.recipes import methods
 from alignment_core.recipes.methods import Init
 from alignment_core.recipes.paths import file_of, is_address
+from alignment_core.recipes.sections.data import TAKEN
+from alignment_core.user_code.functions import function_content
 
 SCRATCH_SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+PROMPT_ROLES = ("prompt", "messages", "tools")
+"""Roles whose columns reward functions get anyway."""
 SHOWN_SHARE = 0.8
 """Share of demonstrations whose text must contain the label, for the label to be a right answer and no rating."""
 
@@ -55,13 +59,10 @@ class InitResult:
     why: str
     text: str
     recipe: dict[str, Any]
+    profile: Profile
+    """The rows, the model and their measures, by which the recipe was written."""
     columns: list[tuple[str, str, Any]]
     """Column, role ("" for an unused column) and the first row's value."""
-    rows: rows.Rows
-    model: models.Model
-    lengths: Lengths
-    held_out: list[dict[str, Any]]
-    """Rows for :func:`alignment_core.init.held_out.held_out_file`, if the recipe names it."""
     warnings: list[str]
     problems: list[str]
     """Problems in rows that `align check` does not see, and that would end a run."""
@@ -75,61 +76,57 @@ def draft(
     Raises UserError for rows, columns or a model that do not exist, or that do not suit the method.
     """
     refuse_literals({"--data": request.data, "--eval-data": request.eval_data, "--model": request.model})
-    reward_functions.check(request.rewards)
+    with rows.without_recipe_hints():
+        for name in request.rewards:
+            function_content(name, "--reward")  # raises UserError if there is none; the code is not executed
     progress(f"reading {request.data}")
     data = rows.find(request.data)
     if request.columns:
-        check_columns(data.name, data.first, request.columns)
+        check_columns(data, request.columns)
     method, start, mapping = choose_method(request, data)
-    verifier, label = _verification(mapping, data.first, request.columns)
+    verifier, mapping = _verification(mapping, data.first, request.columns)
     for role, column in request.columns.items():
-        if mapping.columns.get(role) != column and not (role == "label" and label == column):
+        if mapping.columns.get(role) != column and not (role == "label" and mapping.label == column):
             raise UserError(
                 f"--column {role}={column}: {method} does not read these rows with it; --method NAME says why"
             )
-    template, notes = prompt_template(mapping, data.first)
+    mapping, notes = with_further_column(mapping, data.first)
+    if request.rewards:
+        mapping = replace(mapping, kept=columns_for_rewards(data.first, mapping))
     progress("looking at the model")
     model = models.choose(request.model, store)
     progress("measuring the rows")
-    lengths = measure(data.first, mapping, model, start.settings, template)
+    lengths = measure(data.first, mapping, model, start.settings)
     folder = request.output.absolute().parent
-    kept = reward_functions.columns_for(data.first, mapping) if request.rewards else []
-    kept_columns = {"keep_columns": kept} if kept else {}
-    fields = {**mapping.source_fields(data.first[0]), **kept_columns}
-    held_out = hold_out(request.eval_data, request.output, data, mapping, label, start.evaluates)
+    fields = mapping.source_fields(data.first[0])
     profile = Profile(
         name=_name(data.name, method),
         rows=data,
         mapping=mapping,
         sources=[{**in_folder(source, folder), **fields} for source in data.sources],
-        test_sources=[{**source, **kept_columns} for source in held_out.sources],
-        prompts=[{**source, **kept_columns} for source in held_out.prompts],
+        held_out=hold_out(request.eval_data, request.output, data, mapping, start.evaluates),
         model=_in_recipe(model, lengths, folder),
         machine=machine or this_machine(),
         lengths=lengths,
         verifier=verifier,
-        test_rows=held_out.test_rows,
-        rewards=[reward_functions.written(name, folder) for name in request.rewards],
+        rewards=[_code_in_folder(name, folder) for name in request.rewards],
     )
-    sections = start.sections(profile)
     why = start.why
     if request.method is not None or request.rewards:
         why = f"you {'gave rewards' if request.rewards else 'asked for it'}; it takes {kinds.load(mapping.kind).gives}"
+    sections = start.sections(profile)
     head = (
         f"{method} on {data.name}, written by `align init`: {why}. Edit it: `align fields {next(iter(sections))}` lists the "
         "fields of a section, `align check` finds mistakes."
     )
-    content = _content(profile, method, start, _with_template(sections, template) if template else sections)
+    content = _content(profile, method, start, sections)
     return InitResult(
         method=method,
         why=why,
         text=text.written(content, head),
         recipe=text.plain(content),
-        columns=_columns(data, mapping, label, template, kept),
-        rows=data,
-        model=profile.model,
-        lengths=lengths,
-        held_out=held_out.rows,
+        profile=profile,
+        columns=_columns(data.first, mapping),
         warnings=[*data.notes, *notes, *lengths.warnings, *_warnings(profile, start)],
         problems=_labels_without_answer(profile),
     )
@@ -137,24 +134,23 @@ def draft(
 
 def choose_method(request: InitRequest, data: rows.Rows) -> tuple[str, Init, ColumnMapping]:
     """The requested method, or the first that suits the rows, and the mapping of their columns."""
+    starts = loaded()
     if request.method is None and not request.rewards:
-        ranked = sorted((start.rank, name) for name, start in loaded().items() if start.rank is not None)
-        for _, name in ranked:
-            start = loaded()[name]
-            for kind in start.kinds:
-                mapping = guess_columns(data.first, kind, start.formats, request.columns)
-                if mapping is not None and start.fits(data.first, mapping):
-                    return name, start, mapping
-        raise unreadable(data.name, data.first, data.problems)
-    name = _method_name(request.method or "rl")
-    if request.rewards and name != "rl":
+        named = None
+        ranked = sorted((start.rank, name) for name, start in starts.items() if start.rank is not None)
+        tried = [name for _, name in ranked]
+    else:
+        named = _method_name(request.method or "rl")
+        tried = [named]
+    if request.rewards and named != "rl":
         raise UserError("--reward is for --method rl: leave one of them out, or write `rewards` into the recipe")
-    start = loaded()[name]
-    for kind in start.kinds:
-        mapping = guess_columns(data.first, kind, (), request.columns)
-        if mapping is not None:
-            return name, start, mapping
-    raise unreadable(data.name, data.first, data.problems, kinds.load(start.kinds[0]))
+    for name in tried:
+        start = starts[name]
+        for kind in start.kinds:
+            mapping = guess_columns(data.first, kind, () if named else start.formats, request.columns)
+            if mapping is not None and (named or start.fits(data.first, mapping)):
+                return name, start, mapping
+    raise unreadable(data, kinds.load(starts[named].kinds[0]) if named else None)
 
 
 def _method_name(method: str) -> str:
@@ -177,17 +173,17 @@ def _method_name(method: str) -> str:
 
 def _verification(
     mapping: ColumnMapping, first: list[rows.Row], given: Mapping[str, str]
-) -> tuple[str | None, str | None]:
-    """The verifier of answers, and the label column of demonstrations whose answers can be verified."""
+) -> tuple[str | None, ColumnMapping]:
+    """The verifier of answers, and the mapping with the label column of demonstrations whose answers can be verified."""
     if mapping.kind == "prompts" and "label" in mapping.columns:
-        return verifier_of(labels(first, mapping.columns)), None
+        return verifier_of(labels(first, mapping.columns)), mapping
     if mapping.kind != "demonstrations":
-        return None, None
+        return None, mapping
     prompt = {role: column for role, column in mapping.columns.items() if role in ("prompt", "messages", "tools")}
     as_prompts = guess_columns(first, "prompts", ("prompts", "messages"), {**prompt, **given})
     column = as_prompts.columns.get("label") if as_prompts else None
     if column is None:
-        return None, None
+        return None, mapping
     texts = labels(first, {"label": column})
     verifier = verifier_of(texts)
     if verifier == "math" and column not in mapping.columns.values():
@@ -195,8 +191,21 @@ def _verification(
         answers = [str(Fields(row, mapping.columns).value(role)) for row in first[: len(texts)]]
         shown = [label.strip() in answer for label, answer in zip(texts, answers, strict=True)]
         if len(set(texts)) <= 2 or sum(shown) < SHOWN_SHARE * len(shown):  # a rating
-            return None, None
-    return verifier, column if verifier else None
+            return None, mapping
+    return verifier, replace(mapping, label=column) if verifier else mapping
+
+
+def columns_for_rewards(first: Sequence[rows.Row], mapping: ColumnMapping) -> list[str]:
+    """Columns to keep for reward functions: all that every row has, without those that functions get anyway."""
+    prompt = {mapping.columns[role].partition(".")[0] for role in PROMPT_ROLES if role in mapping.columns}
+    free = [column for column in columns_of(first) if column not in TAKEN | prompt]
+    return [column for column in free if all(column in row for row in first)]
+
+
+def _code_in_folder(name: str, folder: Path) -> str:
+    """A reward function as a recipe in ``folder`` names it."""
+    file, colon, function = name.rpartition(":")
+    return f"{models.relative(file, folder)}{colon}{function}" if file.endswith(".py") else name
 
 
 def _in_recipe(model: models.Model, lengths: Lengths, folder: Path) -> models.Model:
@@ -233,38 +242,28 @@ def _content(profile: Profile, method: str, start: Init, sections: dict[str, Any
     return content
 
 
-def _with_template(value: Any, template: str) -> Any:
-    """Add the template to every data set."""
-    if isinstance(value, Commented):
-        return replace(value, value=_with_template(value.value, template))
-    if not isinstance(value, dict):
-        return value
-    inner = {name: _with_template(item, template) for name, item in value.items()}
-    return {**inner, "prompt_template": Commented(template, "the further column")} if "sources" in inner else inner
-
-
-def _columns(
-    data: rows.Rows, mapping: ColumnMapping, label: str | None, template: str | None, kept: Sequence[str]
-) -> list[tuple[str, str, Any]]:
+def _columns(first: Sequence[rows.Row], mapping: ColumnMapping) -> list[tuple[str, str, Any]]:
     """The columns with their roles, unused ones last."""
+    used = [*mapping.columns.items()]
+    used += [("label", mapping.label)] if mapping.label else []
+    used += [("in the prompt", mapping.further)] if mapping.further else []
+    used += [("for rewards", column) for column in mapping.kept]
+    if (
+        mapping.columns.get("messages") == "conversations" and "system" in first[0]
+    ):  # ShareGPT has it beside the messages
+        used.append(("system", "system"))
     roles: dict[str, list[str]] = {}
-    for role, column in mapping.columns.items():
+    for role, column in used:
         roles.setdefault(column, []).append(role)
-    if label:
-        roles.setdefault(label, []).append("label")
-    if template:
-        roles[template.rpartition("{")[2].rstrip("}")] = ["in the prompt"]
-    for column in kept:
-        roles.setdefault(column, []).append("for rewards")
-    first = data.first[0]
-    if mapping.columns.get("messages") == "conversations" and "system" in first:  # ShareGPT has it beside the messages
-        roles["system"] = ["system"]
     top_level = {column.partition(".")[0] for column in roles}
-    unused = [column for column in columns_of(data.first) if column not in top_level]
-    used = [
-        (column, ", ".join(names), Fields(first, {"prompt": column}).value("prompt")) for column, names in roles.items()
+    unused = [column for column in columns_of(first) if column not in top_level]
+    return [
+        *(
+            (column, ", ".join(names), Fields(first[0], {"prompt": column}).value("prompt"))
+            for column, names in roles.items()
+        ),
+        *((column, "", first[0].get(column)) for column in unused),
     ]
-    return [*used, *((column, "", first.get(column)) for column in unused)]
 
 
 def _warnings(profile: Profile, start: Init) -> list[str]:
@@ -273,9 +272,10 @@ def _warnings(profile: Profile, start: Init) -> list[str]:
         warnings.append(f"{len(unreadable_rows)} of the first rows cannot be read: {unreadable_rows[0]}")
     if profile.lengths.problem and not profile.model.problem:
         warnings.append(f"the rows were not measured: {profile.lengths.problem}")
-    if not start.evaluates or profile.prompts or profile.mapping.kind == "documents":
+    held_out = profile.held_out
+    if not start.evaluates or held_out.prompts or profile.mapping.kind == "documents":
         return warnings
-    if profile.test_sources or profile.test_rows:
+    if held_out.sources or held_out.test_rows:
         warnings.append(
             "the policy is not evaluated, as prompts would take the column `label` for a right answer: rename it"
         )

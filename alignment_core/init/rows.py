@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from alignment_core.data import kinds
 from alignment_core.data.fields import ArrowRow
 from alignment_core.data.files import read_file
-from alignment_core.data.folder import HELD_OUT, splits_of
+from alignment_core.data.folder import HELD_OUT, splits_by_name, splits_of
 from alignment_core.data.origins import origin_of
 from alignment_core.data.origins.path import check_readable
 from alignment_core.data.pin import PinnedSource, pin
@@ -74,28 +74,30 @@ def without_recipe_hints() -> Iterator[None]:
         raise type(error)(str(error).replace(f" ({BEGINS})", "")) from None
 
 
+def written_as_path(path: str) -> str:
+    """The path with `./` in front where it could be taken for a name."""
+    return path if path.startswith((".", "/", "~")) else f"./{path}"
+
+
 def candidates(folder: Path) -> list[str]:
     """The files of rows in a working folder: texts only if there are no others, and no .json files of settings. The folder
-    itself where all its files are those of splits."""
+    itself where all its files are those of splits. Folders below it are not searched, as it may be a whole home."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    suffixes = {path: row_suffix(path.name) for path in files if not path.name.endswith(HELD_OUT)}
-    texts = [path.name for path, suffix in suffixes.items() if suffix == TEXT_SUFFIX]
-    others = [path for path, suffix in suffixes.items() if suffix not in (None, TEXT_SUFFIX)]
-    found = [path.name for path in others if suffixes[path] != ".json" or _has_rows(path)]
-    return ["."] if _are_splits(folder, found) else found or texts
+    suffixes = {path.name: row_suffix(path.name) for path in files if not path.name.endswith(HELD_OUT)}
+    texts = [name for name, suffix in suffixes.items() if suffix == TEXT_SUFFIX]
+    others = [name for name, suffix in suffixes.items() if suffix not in (None, TEXT_SUFFIX)]
+    names = [name for name in others if suffixes[name] != ".json" or _has_rows(folder / name)]
+    return ["."] if _are_splits(folder, names) else names or texts
 
 
 def _are_splits(folder: Path, names: list[str]) -> bool:
-    """Whether the files are all those of a training split and others. A folder in which nothing is named so is not searched,
-    as it may be a whole home."""
-    if len(names) < 2 or not any("train" in name for name in names):
-        return False
+    """Whether the files are all those of a training split and others."""
     try:
-        splits = splits_of(folder).splits
-    except UserError:  # a README.md about something else
+        splits = splits_by_name(folder, [PurePath(name) for name in names]).splits
+    except UserError:  # none of them is in a split
         return False
-    of_splits = {path for files in splits.values() for path in files}
-    return len(splits) > 1 and "train" in splits and of_splits.issuperset(folder / name for name in names)
+    in_splits = {path.name for files in splits.values() for path in files}
+    return len(splits) > 1 and "train" in splits and in_splits == set(names)
 
 
 def _has_rows(path: Path) -> bool:
@@ -115,39 +117,35 @@ def find(name: str) -> Rows:
         return _of_folder(name, path)
     if is_address(name):
         name = str(DataSource(path=name).path)  # that of a whole repository is its name on the Hub
-    if is_address(name):
-        return _of_pinned(pin(DataSource(path=name)), {"path": name})
-    if glob.has_magic(name):
-        paths = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+    elif glob.has_magic(name):
+        matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
         files = [
-            path for path in paths if path.is_file() and row_suffix(path.name) and not path.name.endswith(HELD_OUT)
+            file for file in matches if file.is_file() and row_suffix(file.name) and not file.name.endswith(HELD_OUT)
         ]
         if not files:
             raise UserError(f"{name}: there is no {', '.join((*ROW_SUFFIXES, TEXT_SUFFIX))} file that fits it")
         return _of_files(name, files, [{"path": str(file)} for file in files])
     if may_be_hub_name(name):
         return _of_hub(name)
-    pin(DataSource(path=name))  # raises UserError with the nearest names
-    raise UserError(f"{name}: no such file or folder")
+    return _of_pinned(pin(DataSource(path=name)), {"path": name})  # raises UserError for a path, with the nearest names
 
 
 def _of_files(name: str, files: list[Path], sources: list[dict[str, Any]]) -> Rows:
     for file in files:
         check_readable(file, str(file))
+    # files are not pinned here: hashing large ones takes longer than reading the first rows
     rows = (
-        row if isinstance(row, dict) else f"{file.name}:{number} {row}" for file in files for number, row in _read(file)
+        row if isinstance(row, dict) else f"{file.name}:{number} {row}"
+        for file in files
+        for number, row in read_file(file)
     )
-    counted = _counted(name, sources, rows)
+    try:
+        counted = _counted(name, sources, rows)
+    except OSError as error:
+        raise UserError(f"{error.filename or name}: cannot be read: {error.strerror}") from None
     if not counted.first:
         raise DataError(f"{name}: {_why_no_rows(files[0], counted.problems)}")
     return replace(counted, files=files)
-
-
-def _read(file: Path) -> Iterator[tuple[int, Row | str]]:
-    try:
-        yield from read_file(file)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _counted(name: str, sources: list[dict[str, Any]], rows: Iterable[Row | str]) -> Rows:
@@ -179,7 +177,7 @@ def _why_no_rows(file: Path, problems: list[str]) -> str:
 
 
 def _of_folder(name: str, folder: Path) -> Rows:
-    path = name if name.startswith((".", "/", "~")) else f"./{name}"  # otherwise it may be taken for a Hub name
+    path = written_as_path(name)
     if (folder / "dataset_dict.json").exists():  # saved by datasets
         splits = sorted(path.name for path in folder.iterdir() if path.is_dir())
     else:

@@ -8,7 +8,7 @@ from typing import Any
 from alignment_core.errors import UserError
 from alignment_core.init.base import Profile
 from alignment_core.init.machine import BYTES_PER_PARAMETER
-from alignment_core.init.text import Commented
+from alignment_core.init.text import Commented, plain
 
 MULTIPLE = 32
 """Limits in tokens are multiples of it."""
@@ -22,6 +22,12 @@ MOST_DROPPED = 0.05
 """Share of rows above the limit that are dropped; of more rows the end is cut off."""
 LORA_RATE = 10
 """Factor of the learning rate for adapters."""
+TEST_GATES = {
+    "dpo": Commented({"metric": "test_margin", "min": 0.0001}, "prefers the better answers of held-out pairs"),
+    "kto": Commented({"metric": "test_accuracy", "min": 0.5}, "tells good from bad held-out answers"),
+}
+"""Gates on what a method measures on its held-out rows: better than chance."""
+TAG = "the name of the result in the store"
 
 
 def longest_row(profile: Profile) -> int:
@@ -33,10 +39,16 @@ def longest_row(profile: Profile) -> int:
 
 def data(profile: Profile, documents: bool = False) -> dict[str, Any]:
     """The rows to train on, and the held-out ones."""
-    section: dict[str, Any] = {"sources": profile.all_sources, **_max_length(profile, documents)}
-    if profile.test_rows:
-        section["test_rows"] = Commented(profile.test_rows, "held out; their prompts are not trained on")
+    section = _rows(profile, profile.all_sources, _max_length(profile, documents))
+    if test_rows := profile.held_out.test_rows:
+        section["test_rows"] = Commented(test_rows, "held out; their prompts are not trained on")
     return section
+
+
+def _rows(profile: Profile, sources: list[dict[str, Any]], limits: dict[str, Any]) -> dict[str, Any]:
+    template = profile.mapping.template
+    further = {"prompt_template": Commented(template, "the further column")} if template else {}
+    return {"sources": sources, **limits, **further}
 
 
 def _max_length(profile: Profile, documents: bool) -> dict[str, Any]:
@@ -77,7 +89,8 @@ def prompts(profile: Profile, sources: list[dict[str, Any]], room: int) -> dict[
     """Prompts that leave ``room`` tokens for the answer."""
     most = max(16, longest_row(profile) - room)
     longest = profile.lengths.prompts[-1] if profile.lengths.prompts else most
-    return {"sources": sources, "max_length": Commented(min(_rounded(longest * 1.1), most), "tokens of a prompt")}
+    limits = {"max_length": Commented(min(_rounded(longest * 1.1), most), "tokens of a prompt")}
+    return _rows(profile, sources, limits)
 
 
 def training(profile: Profile, learning_rate: float, scratch: float, epochs: bool = True) -> dict[str, Any]:
@@ -109,10 +122,10 @@ def _lora(profile: Profile) -> dict[str, Any]:
 
 def evaluation(profile: Profile, answers: int = 1, verifier: bool = True) -> dict[str, Any]:
     """The policy's answers to held-out prompts, before and after training; empty if there are none."""
-    if not profile.prompts:
+    if not profile.held_out.prompts:
         return {}
     room, most = answer_room(profile), 200 if profile.machine.gpus or profile.model.is_scratch else 64
-    held_out = prompts(profile, [{**source, "rows": most} for source in profile.prompts], room)
+    held_out = prompts(profile, [{**source, "rows": most} for source in profile.held_out.prompts], room)
     section: dict[str, Any] = {"prompts": held_out, "generation": generation(answers, room)}
     if profile.rewards:
         section["rewards"] = reward_list(profile)
@@ -158,3 +171,60 @@ def check_verified(profile: Profile, method: str) -> str:
         f"method {method}: its answers cannot be verified: {reason}; name the column with --column label=NAME"
         + (", or a reward function of yours with --reward file.py:function" if method == "rl" else "")
     )
+
+
+def reward_model(profile: Profile) -> dict[str, Any]:
+    """The section of a reward model from preference pairs."""
+    return {"reward_model": {"data": data(profile), "training": training(profile, 1e-5, 1e-3)}}
+
+
+def rounds(profile: Profile, method: str, rates: tuple[float, float], verified: dict[str, Any]) -> dict[str, Any]:
+    """The sections of a method that repeats sampling, scoring and training; a verifier scores, or for pairs a reward model.
+
+    ``rates`` are the learning rates of a trained and of a new model; ``verified`` are further fields of `selection` if a
+    verifier scores.
+    """
+    pairs = profile.mapping.kind == "preferences"
+    verifier = None if pairs else check_verified(profile, method)
+    room = answer_room(profile, least=32 if profile.model.is_scratch else 128)
+    section: dict[str, Any] = {
+        "rounds": 2,
+        "prompts": prompts(profile, profile.all_sources, room),
+        "prompts_per_round": Commented(min(1024, profile.rows.count), "each round takes the next ones"),
+        "generation": generation(8 if profile.machine.gpus else 4, room),
+        **({} if pairs else {"selection": {"score": "verifier", **verified}}),
+        "training": training(profile, *rates),
+    }
+    measured = evaluation(profile)
+    if verifier and not measured:  # the verifier that scores the rounds is a field of `evaluation`
+        measured["evaluation"] = {
+            "prompts": prompts(profile, profile.sources, room),
+            "generation": {**generation(1, room), **decoding(scored=True)},
+            "verifier": verifier,
+        }
+    return {**(reward_model(profile) if pairs else {}), method.replace("-", "_"): section, **measured}
+
+
+def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]:
+    """The section `promotion`. Its gates require a result better than chance, or no worse than the tag's."""
+    gates, content = [], plain(sections)
+    evaluation = content.get("evaluation")
+    if method in TEST_GATES and _holds_out(content[method]):
+        gates.append(TEST_GATES[method])
+    judge = "reward functions" if evaluation and "rewards" in evaluation else None
+    if _holds_out(content.get("reward_model", {})):
+        judge = "reward model"
+        gate = {"metric": "reward_model_accuracy", "min": 0.55}
+        gates.append(Commented(gate, "a reward model that is no better than chance teaches nothing"))
+    if evaluation is not None and "verifier" in evaluation:
+        gates.append(Commented({"metric": "accuracy", "min_gain": 0}, "no worse than the model with the tag"))
+    elif evaluation is not None and judge:
+        gates.append(Commented({"metric": "win_rate", "min": 0.5}, f"against the initial policy, by the {judge}"))
+    if not gates:
+        return {"tag": Commented(tag, f"{TAG}; add `gates` that it must pass")}
+    return {"tag": Commented(tag, TAG), "gates": gates}
+
+
+def _holds_out(section: dict[str, Any]) -> bool:
+    data = section.get("data", {})
+    return bool(data.get("test_rows")) or any(source.get("held_out") for source in data.get("sources", ()))

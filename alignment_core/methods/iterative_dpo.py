@@ -13,8 +13,8 @@ from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.graph import Input, Step
 from alignment_core.composition.results import Outputs
 from alignment_core.composition.steps import Rewards
+from alignment_core.init import sections
 from alignment_core.init.base import Profile
-from alignment_core.init.rounds import rounds as init_rounds
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig
@@ -156,7 +156,7 @@ def one_round(
 
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from pairs by a reward model, or from prompts with an answer that a verifier compares with."""
-    return init_rounds(profile, "iterative-dpo", "iterative_dpo", (5e-7, 2e-4), {})
+    return sections.rounds(profile, "iterative-dpo", (5e-7, 2e-4), {})
 
 
 METHOD = Method(

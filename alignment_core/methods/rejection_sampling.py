@@ -17,8 +17,8 @@ from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.graph import Input, Step, metrics
 from alignment_core.composition.results import Outputs
 from alignment_core.composition.steps import Rewards
+from alignment_core.init import sections
 from alignment_core.init.base import Profile
-from alignment_core.init.rounds import rounds as init_rounds
 from alignment_core.methods.iterative_dpo import check_rounds
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import GIVEN_BY, BaseRecipe
@@ -176,7 +176,7 @@ class Rounds:
 
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from prompts with an answer that a verifier compares with, or from pairs by a reward model."""
-    return init_rounds(profile, "rejection-sampling", "rejection_sampling", (1e-5, 1e-3), {"min_score": 1})
+    return sections.rounds(profile, "rejection-sampling", (1e-5, 1e-3), {"min_score": 1})
 
 
 METHOD = Method(

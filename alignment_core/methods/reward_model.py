@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from alignment_core.composition import steps
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
-from alignment_core.init.base import Profile
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.training import RewardModelConfig
@@ -45,18 +44,13 @@ def compose(recipe: RewardModelRecipe) -> Outputs:
     return Outputs(reward_model=steps.reward_model("reward-model", section, base, pairs))
 
 
-def init_sections(profile: Profile) -> dict[str, Any]:
-    """A first recipe from preference pairs."""
-    return {"reward_model": {"data": sections.data(profile), "training": sections.training(profile, 1e-5, 1e-3)}}
-
-
 METHOD = Method(
     RewardModelRecipe,
     compose,
     decides={"reward-model/data": "reward_model.data", "reward-model": "reward_model"},
     init=Init(
         kinds=("preferences",),
-        sections=init_sections,
+        sections=sections.reward_model,
         why="pairs of a better and a worse answer, to judge others by",
         evaluates=False,
         promotes=False,

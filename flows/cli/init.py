@@ -74,10 +74,10 @@ def init(
         with err.status("", spinner="dots") as spinner:
             result = draft(request, opened, spinner.update)
         held_out = _write(result, output, held_out_file(output), force)
-    problems, stages, dropped = _checked(output, opened, result)
+    profile = result.profile
+    problems, stages, dropped = _checked(output, opened, profile.model.problem)
     problems = [*result.problems, *problems]
     warnings = [*result.warnings, *dropped]
-    commands = [f"align check {output}", f"align run {output}"]
     if as_json:
         print_json(
             {
@@ -86,27 +86,31 @@ def init(
                 "held_out_file": held_out and str(held_out),
                 "method": result.method,
                 "why": result.why,
-                "data": {"name": named, "rows": result.rows.count, "all_counted": result.rows.all_counted},
+                "data": {"name": named, "rows": profile.rows.count, "all_counted": profile.rows.all_counted},
                 "columns": [
                     {"column": name, "role": role or None, "first": value} for name, role, value in result.columns
                 ],
-                "model": {name: getattr(result.model, name) for name in ("name", "why", "parameters", "context")},
-                "longest_row": result.lengths.longest,
+                "model": {name: getattr(profile.model, name) for name in ("name", "why", "parameters", "context")},
+                "longest_row": profile.lengths.longest,
                 "recipe": result.recipe,
                 "text": result.text,
                 "stages": stages,
                 "warnings": warnings,
                 "problems": problems,
-                "next": commands,
+                "next": _next(output),
             }
         )
     else:
         _print(result, held_out, warnings, problems)
         state = "it cannot run yet" if problems else "checked, no problem found"
-        out.print("\n  ".join([f"{output} is written: {state}. Next:", *commands]), markup=False)
+        out.print("\n  ".join([f"{output} is written: {state}. Next:", *_next(output)]), markup=False)
     if problems:
         raise typer.Exit(UserError.exit_code)
     return None
+
+
+def _next(output: Path) -> list[str]:
+    return [f"align check {output}", f"align run {output}"]
 
 
 @contextmanager
@@ -152,14 +156,15 @@ def _file_of_rows(asks: bool) -> str:
 def _write(result: InitResult, output: Path, held_out: Path, force: bool) -> Path | None:
     """Write the recipe and the file of held-out rows, if there are any: both or none."""
     for target in (output, held_out):
-        if any(target.exists() and target.samefile(file) for file in result.rows.files):
+        if any(target.exists() and target.samefile(file) for file in result.profile.rows.files):
             raise UserError(f"{target} holds the rows themselves: give another --output")
-    if not result.held_out:
+    rows = result.profile.held_out.rows
+    if not rows:
         write_file(output, result.text)
         return None
     check_output(held_out, force)
     existed = held_out.exists()
-    write_file(held_out, "".join(json.dumps(row, default=str) + "\n" for row in result.held_out))
+    write_file(held_out, "".join(json.dumps(row, default=str) + "\n" for row in rows))
     try:
         write_file(output, result.text)
     except EnvironmentFault:
@@ -169,14 +174,16 @@ def _write(result: InitResult, output: Path, held_out: Path, force: bool) -> Pat
     return held_out
 
 
-def _checked(output: Path, store: Store, result: InitResult) -> tuple[list[str], list[dict[str, str]], list[str]]:
+def _checked(
+    output: Path, store: Store, model_problem: str | None
+) -> tuple[list[str], list[dict[str, str]], list[str]]:
     """The findings of `align check`: problems, stages, and a sentence for each data set with dropped rows."""
     from alignment.flows.planning import plan
     from alignment_core.checks.report import check
     from alignment_core.recipes import load_recipe
 
-    if result.model.problem:  # a Hub that does not answer is asked once
-        return [result.model.problem], [], []
+    if model_problem:  # a Hub that does not answer is asked once
+        return [model_problem], [], []
     try:
         recipe = load_recipe(output)
         planned = plan(recipe, store)
@@ -194,7 +201,8 @@ def _checked(output: Path, store: Store, result: InitResult) -> tuple[list[str],
 
 
 def _print(result: InitResult, held_out: Path | None, warnings: list[str], problems: list[str]) -> None:
-    out.print(f"{result.rows.name}: {result.rows.count_in_words}", markup=False)
+    rows, model = result.profile.rows, result.profile.model
+    out.print(f"{rows.name}: {rows.count_in_words}", markup=False)
     table = Table("column", "role", "in the first row", box=None)
     for name, role, value in result.columns:
         text = " ".join(as_text(value).split())
@@ -202,9 +210,9 @@ def _print(result: InitResult, held_out: Path | None, warnings: list[str], probl
         table.add_row(escape(name), escape(role or "not used"), escape(shown))
     out.print(table)
     out.print(f"method [bold]{result.method}[/]: {escape(result.why)}")
-    out.print(f"model [bold]{escape(result.model.name)}[/]: {escape(result.model.why)}")
+    out.print(f"model [bold]{escape(model.name)}[/]: {escape(model.why)}")
     if held_out:
-        out.print(f"{held_out}: {len(result.held_out)} rows that are held out to measure on", markup=False)
+        out.print(f"{held_out}: {len(result.profile.held_out.rows)} rows that are held out to measure on", markup=False)
     for warning in warnings:
         err.print(f"[yellow]warning:[/] {escape(warning)}")
     for problem in problems:
@@ -222,8 +230,7 @@ def _copy(name: str, unused: list[str], output: Path, force: bool, as_json: bool
         raise UserError(f"--from {file_of(Path(name))}: name a recipe that is installed: {', '.join(recipes)}")
     source = recipes[name].path
     write_file(output, source.read_text())
-    commands = [f"align check {output}", f"align run {output}"]
     if as_json:
-        return print_json({"status": "written", "file": str(output), "from": str(source), "next": commands})
+        return print_json({"status": "written", "file": str(output), "from": str(source), "next": _next(output)})
     title = f"{output} is a copy of {name}: {recipes[name].description.rstrip('.')}. Next:"
-    return out.print("\n  ".join([title, *commands]), markup=False)
+    return out.print("\n  ".join([title, *_next(output)]), markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from alignment_core.artifacts import Store
-from alignment_core.checks.rows import answers_to
-from alignment_core.init import recipe
-from alignment_core.init.machine import Machine
-from alignment_core.init.recipe import InitRequest
+from tests.init.conftest import Draft
+from tests.init.rows_of_kinds import jsonl
 
 Write = Callable[..., tuple[dict[str, Any], str]]
 
@@ -24,15 +20,11 @@ PAIRS = [{"prompt": f"say {n}", "chosen": f"well, {n} it is", "rejected": "no"} 
 
 
 @pytest.fixture
-def write(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Write:
+def write(draft: Draft, tmp_path: Path) -> Write:
     """The recipe of these rows, and its text."""
-    monkeypatch.setattr("alignment_core.init.lengths.ask", answers_to)  # another process would take seconds
 
     def of_rows(rows: list[dict[str, Any]], method: str) -> tuple[dict[str, Any], str]:
-        file = tmp_path / "rows.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        request = InitRequest(str(file), tmp_path / "recipe.yaml", model="scratch", method=method)
-        text = recipe.draft(request, store, lambda _: None, Machine(0, 16 << 30)).text
+        text = draft(jsonl(tmp_path / "rows.jsonl", rows), method=method).text
         return yaml.safe_load(text), text
 
     return of_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alignment_core.init.gates import promotion
+from alignment_core.init.sections import promotion
 from alignment_core.init.text import plain
 
 HELD_OUT = {"data": {"sources": [{"path": "a.jsonl"}, {"path": "b.jsonl", "held_out": True}]}}

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 
 from alignment.flows.cli.generate import _data
-from alignment_core.artifacts import Store
-from alignment_core.checks.rows import answers_to
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import load
 from alignment_core.errors import UserError
-from alignment_core.init import recipe, rows
-from alignment_core.init.machine import Machine
+from alignment_core.init import rows
 from alignment_core.init.prompts import prompts_of
-from alignment_core.init.recipe import InitRequest
 from alignment_core.recipes import DataSource
 from alignment_core.recipes.load import parse_recipe
+from tests.init.conftest import Draft
 from tests.init.rows_of_kinds import ROWS, jsonl
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "bench-prompts"
@@ -28,14 +25,11 @@ TURNS = [{"question_id": number, "turns": [f"Say {number}.", "Say it again."]} f
 
 @pytest.mark.parametrize("name", [name for name, (method, *_) in ROWS.items() if method != "continued-pretraining"])
 def test_every_kind_of_rows_that_has_prompts_is_read_as_init_reads_it_for_generate(
-    name: str, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+    name: str, draft: Draft, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
-    monkeypatch.setattr("alignment_core.init.lengths.ask", answers_to)
     path = jsonl(tmp_path / "rows.jsonl", ROWS[name][2])
-    request = InitRequest(str(path), tmp_path / "recipe.yaml", "scratch", "generate")
     try:
-        result = recipe.draft(request, store, lambda _: None, Machine(0, 16 << 30))
+        result = draft(path, method="generate")
     except UserError:
         with pytest.raises(UserError):
             prompts_of(str(path))
