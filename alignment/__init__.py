@@ -6,19 +6,10 @@ cheap. docs/flows.md and docs/extending.md show both uses.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
-from alignment_core.public import MODULE_OF
+from alignment_core.public import MODULE_OF, lazy
 
 __all__ = tuple(MODULE_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(MODULE_OF[name]), name)
-    return found
+__getattr__ = lazy(__name__, MODULE_OF)
 
 
 def __dir__() -> list[str]:

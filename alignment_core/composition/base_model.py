@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignment_core.composition import steps
-from alignment_core.composition.graph import Input
+from alignment_core.composition.graph import Input, Step
 from alignment_core.composition.steps import Rewards
 from alignment_core.recipes import BaseRecipe, ModelConfig, RewardModelConfig, SftConfig
 from alignment_core.recipes.sections.rewards import RewardConfig, ours
@@ -21,8 +21,13 @@ def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, In
     base = steps.base_model("model", recipe.model)
     if sft is None:
         return base, base
-    demonstrations = steps.dataset("sft/data", sft.data, "demonstrations", base)
-    return base, steps.sft("sft", sft.training, base, demonstrations, disable_dropout=sft.disable_dropout)
+    return base, fine_tuned("sft", sft, base, base)
+
+
+def fine_tuned(label: str, section: SftConfig, model: Input, tokenizer: Input) -> Step:
+    """``model``, fine-tuned on the demonstrations of ``section`` in the tokens of ``tokenizer``."""
+    demonstrations = steps.dataset(f"{label}/data", section.data, "demonstrations", tokenizer)
+    return steps.sft(label, section.training, model, demonstrations, disable_dropout=section.disable_dropout)
 
 
 def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: Input, start: Input) -> Input | None:

@@ -9,6 +9,7 @@ from alignment_core.artifacts import Reference
 from alignment_core.composition import steps
 from alignment_core.composition.base_model import rewards
 from alignment_core.composition.graph import BranchFailed, Input, Step, current, failure, metrics
+from alignment_core.composition.results import Outputs
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, EvaluationConfig
 
@@ -125,6 +126,16 @@ class Evaluations:
         assert overlap is not None, "there is a section"
         before, generation = self.baseline[0], self.section.generation
         return steps.report(label, title, self.steps, before, self.reward_model, overlap, against, generation)
+
+    def outputs(self, policies: Mapping[str, Input], **others: Any) -> Outputs:
+        """The outputs of a run whose result is the last of these policies, compared with the first; ``others`` are further
+        outputs. Evaluates them all, if the recipe has an evaluation."""
+        for label, policy in policies.items():
+            self.add(label, policy)
+        first, *_, last = policies
+        return Outputs(
+            policy=policies[last], report=self.report(), final=last, baseline=first, evaluations=self, **others
+        )
 
     def leave_out_failed(self) -> dict[str, BranchFailed]:
         """Drop failed policies, and training data of failed stages, from the table and the comparison of prompts.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.fields import Fields, short
 from alignment_core.data.messages import Messages
-from alignment_core.recipes.prompt_template import PROMPT
+from alignment_core.recipes.sections.data import PROMPT
 
 if TYPE_CHECKING:
     from alignment_core.data.kinds import Example

@@ -77,12 +77,6 @@ class Episode:
         fit."""
         return 0 if self.finish_reason == NO_ROOM else self.room - len(self.ids)
 
-    @property
-    def policy_tokens(self) -> list[int]:
-        """The tokens that the policy sampled, of all turns."""
-        tokens: list[int] = self.ids[self.mask].tolist()
-        return tokens
-
     def append_turn(self, completion: Completion) -> None:
         """Append a turn of the policy."""
         self.turn_start = len(self.ids)

@@ -67,10 +67,6 @@ class ComparisonRecipe(BaseRecipe):
             self.branches[name] = {key: value if value == OURS else read[key] for key, value in content.items()}
         if self.result not in ("", *self.branches):
             raise ValueError(f"`result`: there is no branch {self.result!r}; choose one of {', '.join(self.branches)}")
-        return self
-
-    @model_validator(mode="after")
-    def _uses_its_reward_model(self) -> ComparisonRecipe:
         if all(content.get("reward_model") != OURS for content in self.branches.values()):
             self.check_used((), "evaluation.rewards")
         return self
@@ -100,11 +96,6 @@ class ComparisonRecipe(BaseRecipe):
             return parse_recipe({**content, **shared}, where, refuse_unused=REFUSES_UNUSED.get())
         except UserError as error:
             raise ValueError(str(error)) from None
-
-    @property
-    def samples(self) -> bool:
-        """All policies are evaluated."""
-        return True
 
 
 def compose(recipe: ComparisonRecipe) -> Outputs:
@@ -143,14 +134,4 @@ def compose(recipe: ComparisonRecipe) -> Outputs:
     )
 
 
-METHOD = Method(
-    ComparisonRecipe,
-    compose,
-    aliases=("compare", "benchmark", "ablation"),
-    decides={
-        "sft/data": "sft.data",
-        "sft": "sft",
-        "reward-model/data": "reward_model.data",
-        "reward-model": "reward_model",
-    },
-)
+METHOD = Method(ComparisonRecipe, compose, aliases=("compare", "benchmark", "ablation"))

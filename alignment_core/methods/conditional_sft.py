@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -24,6 +24,7 @@ from alignment_core.stages.attributes import AttributesConfig
 class ConditionalSftRecipe(BaseRecipe):
     """SFT → completions → their attributes → SFT with these in the prompts → evaluation with the wanted values."""
 
+    SAMPLES: ClassVar[bool] = True
     method: Literal["conditional-sft"] = "conditional-sft"
     """Conditional supervised fine-tuning (SteerLM)."""
     sft: SftConfig | None = None
@@ -32,11 +33,6 @@ class ConditionalSftRecipe(BaseRecipe):
     """A reward model that measures an attribute, with `reward_model: ours`."""
     conditional_sft: ConditionalSftConfig
     """Completions, attributes and training."""
-
-    @property
-    def samples(self) -> bool:
-        """The start answers the prompts."""
-        return True
 
     @model_validator(mode="after")
     def _has_its_rewards(self) -> ConditionalSftRecipe:

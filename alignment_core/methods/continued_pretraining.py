@@ -63,11 +63,7 @@ def compose(recipe: ContinuedPretrainingRecipe) -> Outputs:
     settings = {BLOCK_OVERLAP: section.block_overlap}
     documents = steps.dataset(f"{LABEL}/data", section.data, "documents", base, settings=settings)
     policy = steps.continued_pretraining(LABEL, section.training, base, documents)
-    evaluations = Evaluations(recipe, base, None)
-    if recipe.evaluation:
-        evaluations.add("start", base)
-        evaluations.add(LABEL, policy)
-    return Outputs(policy=policy, report=evaluations.report(), final=LABEL, baseline="start", evaluations=evaluations)
+    return Evaluations(recipe, base).outputs({"start": base, LABEL: policy})
 
 
 def init_sections(profile: Profile) -> dict[str, Any]:

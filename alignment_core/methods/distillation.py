@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from alignment_core.composition import steps
-from alignment_core.composition.base_model import base_and_start
+from alignment_core.composition.base_model import base_and_start, fine_tuned
 from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.graph import Input, artifact, current, submit
 from alignment_core.composition.results import Outputs
@@ -48,9 +48,7 @@ def compose(recipe: DistillationRecipe) -> Outputs:
         cure = "name a teacher with the student's tokenizer"
         check_same_tokenizer(current().store, ours, theirs, "distillation.teacher.model", cure)
     if section.teacher.sft:
-        demonstrations = steps.dataset("teacher/sft/data", section.teacher.sft.data, "demonstrations", teacher)
-        sft = section.teacher.sft
-        teacher = steps.sft("teacher/sft", sft.training, teacher, demonstrations, disable_dropout=sft.disable_dropout)
+        teacher = fine_tuned("teacher/sft", section.teacher.sft, teacher, teacher)
 
     def learn(label: str, student: Input, text: dict[str, Input], config: DistillationStageConfig) -> Input:
         teaching = TeacherLogpsConfig(top_k=section.top_k, bf16=config.training.bf16)
@@ -72,15 +70,8 @@ def compose(recipe: DistillationRecipe) -> Outputs:
             )
             student = learn(label, student, {"rollouts": samples}, config)
 
-    evaluations = Evaluations(recipe, base, None)
     before = "sft" if recipe.sft else "start"
-    if recipe.evaluation:
-        evaluations.add(before, start)
-        evaluations.add("teacher", teacher)
-        evaluations.add("student", student)
-    return Outputs(
-        policy=student, report=evaluations.report(), final="student", baseline=before, evaluations=evaluations
-    )
+    return Evaluations(recipe, base).outputs({before: start, "teacher": teacher, "student": student})
 
 
 TEACHER = "Qwen/Qwen2.5-1.5B-Instruct"

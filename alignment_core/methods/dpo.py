@@ -37,11 +37,7 @@ def compose(recipe: DpoRecipe) -> Outputs:
     base, start = base_and_start(recipe, recipe.sft)
     pairs = steps.dataset("dpo/data", recipe.dpo.data, "preferences", base)
     policy = steps.dpo("dpo", recipe.dpo.training, recipe.dpo.loss, start, pairs)
-    evaluations = Evaluations(recipe, base, None)
-    if recipe.evaluation:
-        evaluations.add("start", start)
-        evaluations.add("dpo", policy)
-    return Outputs(policy=policy, report=evaluations.report(), final="dpo", baseline="start", evaluations=evaluations)
+    return Evaluations(recipe, base).outputs({"start": start, "dpo": policy})
 
 
 def init_sections(profile: Profile) -> dict[str, Any]:

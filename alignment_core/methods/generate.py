@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -29,15 +29,11 @@ class BatchConfig(Config):
 class GenerateRecipe(BaseRecipe):
     """Completions of prompts: batch inference."""
 
+    SAMPLES: ClassVar[bool] = True
     method: Literal["generate"] = "generate"
     """Batch inference. `align generate` writes a recipe of it by itself."""
     generate: BatchConfig
     """Prompts and sampling."""
-
-    @property
-    def samples(self) -> bool:
-        """The model answers the prompts."""
-        return True
 
     @model_validator(mode="after")
     def _only_samples(self) -> GenerateRecipe:

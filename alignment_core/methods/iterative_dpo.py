@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import model_validator
 
@@ -26,6 +26,7 @@ from alignment_core.recipes.sections.training import RewardModelConfig, SftConfi
 class IterativeDpoRecipe(BaseRecipe):
     """SFT → reward model → rounds of generate, score, select, train → evaluation → promotion."""
 
+    SAMPLES: ClassVar[bool] = True
     method: Literal["iterative-dpo"] = "iterative-dpo"
     """Iterative DPO."""
     sft: SftConfig | None = None
@@ -34,11 +35,6 @@ class IterativeDpoRecipe(BaseRecipe):
     """The reward model; may be left out if `iterative_dpo.rewards` or `iterative_dpo.selection` name something else."""
     iterative_dpo: IterativeDpoConfig
     """The rounds."""
-
-    @property
-    def samples(self) -> bool:
-        """Every round does."""
-        return True
 
     @model_validator(mode="after")
     def _has_a_judge(self) -> IterativeDpoRecipe:

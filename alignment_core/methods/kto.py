@@ -41,11 +41,7 @@ def compose(recipe: KtoRecipe) -> Outputs:
     base, start = base_and_start(recipe, recipe.sft)
     rows = steps.dataset("kto/data", recipe.kto.data, "unpaired", base)
     policy = steps.kto("kto", recipe.kto.training, recipe.kto.loss, start, rows)
-    evaluations = Evaluations(recipe, base, None)
-    if recipe.evaluation:
-        evaluations.add("start", start)
-        evaluations.add("kto", policy)
-    return Outputs(policy=policy, report=evaluations.report(), final="kto", baseline="start", evaluations=evaluations)
+    return Evaluations(recipe, base).outputs({"start": start, "kto": policy})
 
 
 def init_sections(profile: Profile) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from alignment_core.composition import steps
-from alignment_core.composition.base_model import base_and_start
+from alignment_core.composition.base_model import base_and_start, fine_tuned
 from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.graph import Input, submit
 from alignment_core.composition.results import Outputs
@@ -50,10 +50,10 @@ class MergeConfig(Config):
             self.refuse_unused(("density", "scale"), f"with `merge_method: {self.merge_method}`")
         if self.merge_method == "slerp" and len(self.models) != 2:
             raise ValueError(f"`merge_method: slerp` takes two models, not {len(self.models)}: use `linear` or `ties`")
-        if not any(one.weight for one in self.models):
+        if not any(model.weight for model in self.models):
             raise ValueError("`models`: all weights are 0; give at least one of them more")
-        for number, one in enumerate(self.models):
-            if any(one.model == other.model and one.sft == other.sft for other in self.models[:number]):
+        for number, model in enumerate(self.models):
+            if any(model.model == other.model and model.sft == other.sft for other in self.models[:number]):
                 raise ValueError(f"`models.{number}` is the same model as one before it: change its `model` or `sft`")
         return self
 
@@ -74,35 +74,25 @@ def compose(recipe: MergeRecipe) -> Outputs:
     section = recipe.merge
     base, start = base_and_start(recipe, recipe.sft)
     models: dict[str, Input] = {}
-    for number, one in enumerate(section.models, start=1):
+    for number, merged in enumerate(section.models, start=1):
         label = f"model-{number}"
-        own = steps.base_model(label, one.model) if one.model else None
+        own = steps.base_model(label, merged.model) if merged.model else None
         model = own or start
-        if one.sft:
-            demonstrations = steps.dataset(f"{label}/sft/data", one.sft.data, "demonstrations", own or base)
-            model = steps.sft(
-                f"{label}/sft", one.sft.training, model, demonstrations, disable_dropout=one.sft.disable_dropout
-            )
-        models[label] = model
+        models[label] = fine_tuned(f"{label}/sft", merged.sft, model, own or base) if merged.sft else model
     config = MergeStageConfig(
         merge_method=section.merge_method,
-        weights=tuple(one.weight for one in section.models),
+        weights=tuple(model.weight for model in section.models),
         density=section.density if section.merge_method == "ties" else None,
         scale=section.scale if section.merge_method == "ties" else None,
     )
     policy = submit("merge", "merge", config, {**models, BASE: start if section.merge_method != "linear" else None})
-    evaluations = Evaluations(recipe, base, None)
-    for label, one_of_all in {"start": start, **models, "merge": policy}.items():
-        evaluations.add(label, one_of_all)
-    return Outputs(policy=policy, report=evaluations.report(), final="merge", baseline="start", evaluations=evaluations)
+    return Evaluations(recipe, base).outputs({"start": start, **models, "merge": policy})
 
 
 METHOD = Method(
     MergeRecipe,
     compose,
     decides={
-        "sft/data": "sft.data",
-        "sft": "sft",
         r"model-\d+(/.*)?": "merge.models",
         "merge": "merge",
     },

@@ -7,7 +7,7 @@ so a resumed run decides alike. A plan has all rounds that may still run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -29,6 +29,7 @@ from alignment_core.recipes.sections.training import RewardModelConfig, SftConfi
 class RejectionSamplingRecipe(BaseRecipe):
     """SFT → reward model → rounds of generate, score, keep the best, fine-tune → evaluation → promotion."""
 
+    SAMPLES: ClassVar[bool] = True
     method: Literal["rejection-sampling"] = "rejection-sampling"
     """Rejection sampling (RAFT, ReST, Llama 2)."""
     sft: SftConfig | None = None
@@ -38,11 +39,6 @@ class RejectionSamplingRecipe(BaseRecipe):
     else."""
     rejection_sampling: RejectionSamplingConfig
     """The rounds."""
-
-    @property
-    def samples(self) -> bool:
-        """Every round does."""
-        return True
 
     @property
     def gain_metric(self) -> str | None:
@@ -61,12 +57,8 @@ class RejectionSamplingRecipe(BaseRecipe):
         )
 
     @model_validator(mode="after")
-    def _has_a_judge(self) -> RejectionSamplingRecipe:
+    def _section_fits(self) -> RejectionSamplingRecipe:
         check_rounds(self, self.reward_model, self.rejection_sampling, FIELD)
-        return self
-
-    @model_validator(mode="after")
-    def _can_stop(self) -> RejectionSamplingRecipe:
         section = self.rejection_sampling
         if section.stop is None or self.gain_metric is not None:
             return self

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from alignment_core.composition import steps
+from alignment_core.composition.base_model import reward_model
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
 from alignment_core.recipes.methods import Init, Method
@@ -38,10 +39,7 @@ class RewardModelRecipe(BaseRecipe):
 def compose(recipe: RewardModelRecipe) -> Outputs:
     """Compose the recipe."""
     base = steps.base_model("model", recipe.model)
-    section = recipe.reward_model
-    assert section.data is not None, "the recipe is validated"
-    pairs = steps.dataset("reward-model/data", section.data, "preferences", base)
-    return Outputs(reward_model=steps.reward_model("reward-model", section, base, pairs))
+    return Outputs(reward_model=reward_model(recipe, recipe.reward_model, base, base))
 
 
 METHOD = Method(

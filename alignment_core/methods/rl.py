@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -25,6 +25,7 @@ from alignment_core.recipes.sections.training import RewardModelConfig, SftConfi
 class RlRecipe(BaseRecipe):
     """SFT → steps of sample, reward, train → evaluation → promotion."""
 
+    SAMPLES: ClassVar[bool] = True
     method: Literal["rl"] = "rl"
     """Reinforcement learning: PPO, REINFORCE++, RLOO, GRPO and their relatives."""
     sft: SftConfig | None = None
@@ -35,13 +36,8 @@ class RlRecipe(BaseRecipe):
     rl: RlConfig
     """The steps."""
 
-    @property
-    def samples(self) -> bool:
-        """Every step does."""
-        return True
-
     @model_validator(mode="after")
-    def _has_its_rewards(self) -> RlRecipe:
+    def _section_fits(self) -> RlRecipe:
         if self.reward_model:
             self.reward_model.check_origin()
         self.check_ours(self.rl.rewards, "rl.rewards")
@@ -51,10 +47,6 @@ class RlRecipe(BaseRecipe):
             reward.check(self.rl.prompts, "rl.prompts")
             if best is not None:
                 reward.check(best, "rl.best.prompts")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_into_engines(self) -> RlRecipe:
         lora, most = self.rl.training.lora, self.resources.max_lora_rank
         if lora and most is not None and lora.is_addable and lora.r > most:
             raise ValueError(
@@ -81,19 +73,8 @@ def compose(recipe: RlRecipe) -> Outputs:
         steps.overlap("rl/held-out/overlap", "rl.best.prompts", held_out, None)
     reference = steps.base_model("rl/reference", recipe.rl.kl.reference) if recipe.rl.kl.reference else None
     policy = steps.rl("rl", recipe.rl, start, prompts, reward_models, critic, pretraining, held_out, reference)
-    evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"
-    if recipe.evaluation:
-        evaluations.add(before, start)
-        evaluations.add("rl", policy)
-    return Outputs(
-        policy=policy,
-        reward_model=judge,
-        report=evaluations.report(),
-        final="rl",
-        baseline=before,
-        evaluations=evaluations,
-    )
+    return Evaluations(recipe, base, judge).outputs({before: start, "rl": policy}, reward_model=judge)
 
 
 GENERATIONS = 8

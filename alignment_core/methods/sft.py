@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from alignment_core.composition import steps
+from alignment_core.composition.base_model import base_and_start
 from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
@@ -29,15 +29,8 @@ class SftRecipe(BaseRecipe):
 
 def compose(recipe: SftRecipe) -> Outputs:
     """Compose the recipe."""
-    base = steps.base_model("model", recipe.model)
-    demonstrations = steps.dataset("sft/data", recipe.sft.data, "demonstrations", base)
-    section = recipe.sft
-    policy = steps.sft("sft", section.training, base, demonstrations, disable_dropout=section.disable_dropout)
-    evaluations = Evaluations(recipe, base, None)
-    if recipe.evaluation:
-        evaluations.add("start", base)
-        evaluations.add("sft", policy)
-    return Outputs(policy=policy, report=evaluations.report(), final="sft", baseline="start", evaluations=evaluations)
+    base, policy = base_and_start(recipe, recipe.sft)
+    return Evaluations(recipe, base).outputs({"start": base, "sft": policy})
 
 
 def init_sections(profile: Profile) -> dict[str, Any]:

@@ -8,15 +8,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
-from alignment_core.recipes.numbers import number_of
-from alignment_core.recipes.paths import is_number
+from alignment_core.recipes.paths import is_number, number_of
 
 TRUTH_FOR_NUMBER = "truth_for_number"
 REFUSES_UNUSED: ContextVar[bool] = ContextVar("refuses unused fields", default=False)
 """Whether fields without effect are refused: in recipes that users write, but not in stored ones."""
+
+
+def unkeyed(default: Any, **constraints: Any) -> Any:
+    """A field that is left out of dumps, and so of stage keys, while it has its default: a version of this project that adds
+    such a field finds the cached results of earlier versions. ``constraints`` are those of pydantic's ``Field``."""
+    return Field(default, exclude_if=lambda value: value == default, **constraints)
 
 
 @dataclass(frozen=True)

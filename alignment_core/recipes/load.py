@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import stat
-import types
-import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,10 @@ from pydantic import BaseModel, ValidationError
 from alignment_core.credentials import refuse_literals
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods, yaml_values
-from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER, Config
+from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER
 from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BaseRecipe
-from alignment_core.recipes.sections.data import DataConfig, DataSource
+from alignment_core.recipes.reference import known_fields, section_of
 
 _DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
 """A path that stands for an open file descriptor."""
@@ -208,21 +206,11 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
         if step.isdigit():
             continue
         field = model.model_fields.get(step)
-        inner = _config_in(field.annotation) if field else None
+        inner = section_of(field.annotation) if field else None
         if inner is None:
             return []
         model = inner
-    kinds = model.alternatives() if issubclass(model, Config) else ()
-    known = dict.fromkeys(name for kind in (model, *kinds) for name in kind.model_fields)
-    return [*known, *(DataSource.model_fields if model is DataConfig else ())]  # its shorthand
-
-
-def _config_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType, tuple, list):
-        return next((config for config in map(_config_in, typing.get_args(annotation)) if config), None)
-    return None
+    return list(known_fields(model))
 
 
 def _kind(value: Any) -> str:

@@ -7,6 +7,7 @@ this name is there.
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from collections.abc import Callable
@@ -15,8 +16,6 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
-
-from alignment_core.recipes.numbers import NumberText, number_of
 
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".arrow")
 TEXT_SUFFIX = ".txt"
@@ -36,6 +35,11 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
+class NumberText(str):
+    """A number with an exponent and without a dot, which remains a text in fields of texts: `1e-5` is a number, `1234e567` may
+    be the beginning of a reference."""
+
+
 class Written(str):
     """A text of a recipe that knows the folder at which it begins if it is a relative path.
 
@@ -48,7 +52,7 @@ class Written(str):
     decided: bool
     """Whether it was decided before what is a name, whatever lies in the folder by now."""
     is_number: bool
-    """Whether it was a :class:`~alignment_core.recipes.numbers.NumberText`."""
+    """Whether it was a :class:`NumberText`."""
 
     def __new__(cls, text: str, folder: Path, elsewhere: Path, decided: bool = False) -> Written:
         written = super().__new__(cls, text)
@@ -78,6 +82,12 @@ def with_numbers(content: Any) -> Any:
 def is_number(text: Any) -> bool:
     """Whether a text of a recipe is a number with an exponent, not in quotes."""
     return isinstance(text, NumberText) or (isinstance(text, Written) and text.is_number)
+
+
+def number_of(text: str) -> float | str:
+    """The number; the text if it overflows."""
+    number = float(text)
+    return number if math.isfinite(number) else str(text)
 
 
 def each_text(content: Any, change: Callable[[str], Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -18,6 +19,9 @@ from alignment_core.recipes.sections.tracking import TrackingConfig
 
 class BaseRecipe(Config):
     """The fields of every recipe."""
+
+    SAMPLES: ClassVar[bool] = False
+    """Whether a stage samples completions even without an evaluation."""
 
     method: str
     """Method of the run."""
@@ -48,7 +52,7 @@ class BaseRecipe(Config):
     @property
     def samples(self) -> bool:
         """Whether a stage samples completions."""
-        return self.evaluation is not None
+        return self.SAMPLES or self.evaluation is not None
 
     @property
     def has_reward_model(self) -> bool:
@@ -82,13 +86,9 @@ class BaseRecipe(Config):
             raise ValueError(f"nothing uses `reward_model`: add `{{reward_model: ours}}` to `{field}`, or remove it")
 
     @model_validator(mode="after")
-    def _evaluation_has_its_rewards(self) -> BaseRecipe:
+    def _evaluation_fits(self) -> BaseRecipe:
         if self.evaluation:
             self.check_ours(self.evaluation.rewards, "evaluation.rewards")
-        return self
-
-    @model_validator(mode="after")
-    def _gates_have_metrics(self) -> BaseRecipe:
         gates = self.promotion.gates if self.promotion else ()
         if self.evaluation is None and not all(gate.is_of_training for gate in gates):
             raise ValueError("`promotion.gates` need an `evaluation` that measures their metrics")

@@ -65,11 +65,11 @@ def at(path: str) -> tuple[type[BaseModel], list[Field]]:
     fields: list[Field] = []
     roots: list[tuple[type[BaseModel], Any]] = [(method.recipe, None) for method in methods.loaded()[0]]
     for number, step in enumerate(steps):
-        owner, defaults = next((root for root in roots if step in _known(root[0])), (None, None))
+        owner, defaults = next((root for root in roots if step in known_fields(root[0])), (None, None))
         if owner is None:
-            known = sorted({name for root, _ in roots for name in _known(root)})
+            known = sorted({name for root, _ in roots for name in known_fields(root)})
             _refuse(path, step, ".".join(steps[:number]), known)
-        info = _known(owner)[step]
+        info = known_fields(owner)[step]
         inner = section_of(info.annotation)
         if inner is None:
             if steps[number + 1 :]:
@@ -87,7 +87,7 @@ def field_at(path: str) -> FieldInfo:
     above, _, name = path.rpartition(".")
     at(path)
     roots = [at(above)[0]] if above else [method.recipe for method in methods.loaded()[0]]
-    return next(_known(root)[name] for root in roots if name in _known(root))
+    return next(known_fields(root)[name] for root in roots if name in known_fields(root))
 
 
 def _all_fields(config: type[BaseModel], defaults: Any) -> list[Field]:
@@ -95,7 +95,8 @@ def _all_fields(config: type[BaseModel], defaults: Any) -> list[Field]:
     return list({field.name: field for field in fields}.values())
 
 
-def _known(config: type[BaseModel]) -> dict[str, FieldInfo]:
+def known_fields(config: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields that a recipe may give at the place of this class: its own, and those of its alternatives or shorthand."""
     return {name: info for owner in (config, *_shorthands(config)) for name, info in owner.model_fields.items()}
 
 

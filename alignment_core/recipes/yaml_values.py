@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from alignment_core.recipes.numbers import NumberText
+from alignment_core.recipes.paths import NumberText
 
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")

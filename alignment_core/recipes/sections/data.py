@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, create_model, field_validator, model_validator
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, create_model, field_validator, model_validator
 
-from alignment_core.recipes.base import Config, NameOf
+from alignment_core.recipes.base import Config, NameOf, unkeyed
 from alignment_core.recipes.paths import Anything, RowsPath
-from alignment_core.recipes.prompt_template import checked
 from alignment_core.recipes.row_plugins import formats, origins
 
 RowFormat = Annotated[str, NameOf(("auto",), formats)]
@@ -20,6 +20,27 @@ TAKEN = frozenset({
 })  # fmt: skip
 """Names that a reward function knows something else by: in our form or in TRL's. A kept column `task`, as in TRL's example of
 functions for several tasks, or `source` takes the place of ours."""
+
+
+PROMPT = "prompt"
+"""The name of the user's text in a ``prompt_template``."""
+
+
+def _checked_template(template: str) -> str:
+    """The template. Raises ValueError if no row can fill it."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"`prompt_template` is not well formed: {error}; write {{{{ and }}}} for braces") from None
+    names = [name for _, name, _, _ in parts if name is not None]
+    if PROMPT not in names:
+        raise ValueError("`prompt_template` has no {prompt}, so the prompts would all be alike")
+    for _, name, spec, conversion in parts:
+        if name is not None and (not name or conversion or "[" in name or "{" in (spec or "")):
+            raise ValueError(
+                f"`prompt_template`: {{{name}}} is not the name of a column, with `:` and a format at most"
+            )
+    return template
 
 
 class _NamesRows(Config):
@@ -36,7 +57,7 @@ class _NamesRows(Config):
 
 
 def _name_of(origin: Any) -> Any:
-    return (str | None, Field(None, exclude_if=lambda name: name is None, description=origin.description))
+    return (str | None, unkeyed(None, description=origin.description))
 
 
 if TYPE_CHECKING:
@@ -75,7 +96,7 @@ class DataSource(_WithLibraries):
     """Use at most this many rows; for a procedural task, the number of rows to generate (default 1000)."""
     weight: float | None = Field(None, gt=0)
     """Probability of this source in the mixture; give it for every source or for none."""
-    held_out: bool = Field(False, exclude_if=lambda held_out: not held_out)
+    held_out: bool = unkeyed(False)
     """Measure on all rows of this source instead of training on them: a test set of your own, in place of `test_rows`."""
     options: dict[str, Anything] = Field(default_factory=dict)
     """Options of a procedural task, such as the share of correct demonstrations, or of a taskset of verifiers,
@@ -135,10 +156,10 @@ class DataConfig(Config):
     """Where the rows come from."""
     chat_template: str | None = None
     """Jinja chat template for these rows. Default: the tokenizer's own, or plain text if it has none."""
-    assistant_turns: Literal["all", "last"] = Field("all", exclude_if=lambda turns: turns == "all")
+    assistant_turns: Literal["all", "last"] = unkeyed("all")
     """Which of the assistant's turns of a conversation are trained on: all of them, or only the last. Turns with a weight of
     0 (`weight`, `train`, `loss_mask`, …) are never trained on."""
-    prompt_template: str | None = Field(None, exclude_if=lambda template: template is None)
+    prompt_template: Annotated[str, AfterValidator(_checked_template)] | None = unkeyed(None)
     """How a prompt is written, or the first message of the user: `{prompt}` with further columns of the row, such as
     `{prompt} [quality={quality:.0f}]`. Default: the prompt alone. Rows are told apart by the prompt alone."""
     max_length: int = Field(1024, ge=2)
@@ -181,21 +202,12 @@ class DataConfig(Config):
         return [{"type": "string", "title": "Path"}, {"type": "array", "items": source, "title": "Sources"}]
 
     @model_validator(mode="after")
-    def _weights_of_all_or_none(self) -> DataConfig:
+    def _sources_fit(self) -> DataConfig:
         given = [source.weight is not None for source in self.sources if not source.held_out]
         if any(given) and not all(given):
             raise ValueError("give `weight` for every source or for none")
         if not any(given):
             self.refuse_unused(("mixing",), "without a `weight` of each source: every row is used once")
-        return self
-
-    @field_validator("prompt_template")
-    @classmethod
-    def _template_can_be_filled(cls, template: str | None) -> str | None:
-        return None if template is None else checked(template)
-
-    @model_validator(mode="after")
-    def _holds_out_in_one_way(self) -> DataConfig:
         held_out = [source for source in self.sources if source.held_out]
         if held_out and self.test_rows:
             raise ValueError("`test_rows` and a source with `held_out` are two test sets: remove one of them")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.lm_eval import PREFIX, LmEvalConfig
@@ -29,20 +29,20 @@ class EvaluationConfig(Config):
     (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
     `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]; their mean is the
     metric `accuracy`."""
-    skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
+    skip_special_tokens: bool = unkeyed(True)
     """Remove special tokens from the text that `verifier` gets. With `false` the text has the sampled special tokens, such as
     `<think>` if it is one in the tokenizer; the end-of-turn token is always removed. Each of `rewards` has this field too."""
     rewards: tuple[Reward, ...] = ()
     """Rewards of a completion; the mean of their weighted sum is the metric `reward`, and `win_rate` compares it. They are
     clipped but not normalised, because normalised rewards of two policies are not comparable. Default: the reward
     model of the section `reward_model`, if the recipe has one."""
-    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field((), exclude_if=lambda numbers: not numbers)
+    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = unkeyed(())
     """Values of k for the metric `pass@k`: the probability that at least one of k completions gets 1 from the verifier, by the
     unbiased estimator over all `num_generations` of a prompt (Chen et al. 2021)."""
-    judge: PairwiseJudgeConfig | None = Field(None, exclude_if=lambda judge: judge is None)
+    judge: PairwiseJudgeConfig | None = unkeyed(None)
     """Language model that compares answers with those of the baseline, in both orders, for the metric `judged_win_rate`. Two
     contradicting verdicts are a tie."""
-    lm_eval: LmEvalConfig | None = Field(None, exclude_if=lambda section: section is None)
+    lm_eval: LmEvalConfig | None = unkeyed(None)
     """Tasks of the library `lm-eval`, for the metrics `lm_eval/<task>/<metric>`."""
     max_overlap: float = Field(0.0, ge=0, le=1)
     """Maximum share of prompts that are also training prompts, if `promotion.gates` depend on them. The overlap is counted in

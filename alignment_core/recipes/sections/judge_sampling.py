@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 
 
 class JudgeSampling(Config):
@@ -14,10 +14,8 @@ class JudgeSampling(Config):
 
     max_tokens: int = Field(512, ge=1)
     """Maximum length of the judge's answer in tokens, including the reasoning of reasoning models."""
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", exclude_if=lambda name: name == "max_tokens"
-    )
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = unkeyed("max_tokens")
     """Field of the request that carries `max_tokens`: OpenAI's reasoning models (o series, GPT-5) take only
     `max_completion_tokens`."""
-    temperature: float | None = Field(0.0, ge=0, exclude_if=lambda temperature: temperature == 0)
+    temperature: float | None = unkeyed(0.0, ge=0)
     """Sampling temperature of the judge; 0 is greedy. `null` omits it from the request, for endpoints that reject it."""

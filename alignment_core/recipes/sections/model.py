@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.paths import ModelPath
 
 
@@ -52,7 +52,7 @@ class ModelConfig(Config):
     """Branch, tag or commit on the Hub. Default: the head of the main branch, pinned when the run starts."""
     scratch: ScratchModel | None = None
     """Create a new model of this shape instead of loading one."""
-    adapter: ModelPath | None = Field(None, exclude_if=lambda adapter: adapter is None)
+    adapter: ModelPath | None = unkeyed(None)
     """LoRA adapter to merge into the model: a folder in `peft`'s format, its address, a name on the Hub, or a reference or tag
     of the store."""
     chat_template: str | None = None

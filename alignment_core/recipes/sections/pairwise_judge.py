@@ -6,6 +6,7 @@ import re
 
 from pydantic import Field, field_validator, model_validator
 
+from alignment_core.recipes.base import unkeyed
 from alignment_core.recipes.sections.judge_sampling import JudgeSampling
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.urls import Urls
@@ -34,7 +35,7 @@ class PairwiseJudgeConfig(JudgeSampling):
     is part of the stage's key. Either this and `judge_model`, or `served_judge`."""
     judge_model: str | None = Field(None, min_length=1)
     """Name of the model on the server."""
-    served_judge: ModelConfig | None = Field(None, exclude_if=lambda model: model is None)
+    served_judge: ModelConfig | None = unkeyed(None)
     """Judge model that the stage serves itself: a reference or tag of the store, a folder, or a name on the Hub."""
     template: str = QUESTION
     """Prompt of the judge, with `{prompt}`, `{completion_a}`, `{completion_b}` and, if prompts have labels, `{label}`."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 
 LossType = Literal[
     "sigmoid",
@@ -23,7 +23,7 @@ LossType = Literal[
     "cpo",
     "orpo",
 ]
-REFERENCE_FREE = ("simpo", "cpo", "orpo")
+REFERENCE_FREE = {"simpo", "cpo", "orpo"}
 SMOOTHED = ("sigmoid", "robust", "exo_pair", "simpo", "cpo")
 """Losses that read `label_smoothing`."""
 NEED_SMOOTHING = {
@@ -49,29 +49,27 @@ class DpoLossConfig(Config):
     """`sigmoid` is DPO, `ipo` identity preference optimisation, `hinge` SLiC, `robust` robust DPO, `exo_pair` EXO, `nca_pair`
     NCA, `sppo_hard` SPPO, `apo_zero` and `apo_down` are anchored (APO), `sigmoid_norm` is length-normalised DPO. `simpo`, `cpo`
     and `orpo` need no reference. docs/methods/preference.md has the formulas."""
-    loss_weights: dict[LossType, Annotated[float, Field(gt=0)]] | None = Field(
-        None, exclude_if=lambda weights: weights is None
-    )
+    loss_weights: dict[LossType, Annotated[float, Field(gt=0)]] | None = unkeyed(None)
     """Weighted sum of several losses instead of `loss_type`: `{sigmoid: 0.8, apo_zero: 0.2}`. They share the fields below. Not
     part of the stage's key while unset."""
     beta: float = Field(0.1, gt=0)
     """β: strength of the KL penalty to the reference policy. For losses without a reference: scale of the rewards (SimPO: 2 to
     2.5), or weight of the odds ratio (`orpo`)."""
-    final_beta: float | None = Field(None, gt=0, exclude_if=lambda beta: beta is None)
+    final_beta: float | None = unkeyed(None, gt=0)
     """β of the last step; β changes linearly from `beta`. Default: β is constant. Not part of the stage's key while unset."""
-    beta_alpha: float = Field(0.0, ge=0, exclude_if=lambda alpha: alpha == 0)
+    beta_alpha: float = unkeyed(0.0, ge=0)
     """α of β-DPO: β of a batch is multiplied by 1 + α (m − `beta_margin`), where m is the mean margin of the implicit rewards
     of its pairs before the step, which takes an additional forward pass. 0.6 in the paper. Not part of the stage's key while
     0."""
-    beta_margin: float = Field(0.0, exclude_if=lambda margin: margin == 0)
+    beta_margin: float = unkeyed(0.0)
     """Margin at which β of a batch equals `beta`; only with `beta_alpha`."""
-    sync_reference: ReferenceSyncConfig | None = Field(None, exclude_if=lambda sync: sync is None)
+    sync_reference: ReferenceSyncConfig | None = unkeyed(None)
     """Update the reference during training (TR-DPO). It is then a second copy of the model with a forward pass in every step.
     Default: the reference is fixed, and its log-probabilities are computed once. Not part of the stage's key while unset."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """ε: assumed fraction of flipped labels (`sigmoid`: conservative DPO; `robust`, which needs it; `simpo`, `cpo`), or the
     target's probability of the rejected completion (`exo_pair`, which needs it)."""
-    simpo_gamma: float = Field(0.5, ge=0, exclude_if=lambda gamma: gamma == 0.5)
+    simpo_gamma: float = unkeyed(0.5, ge=0)
     """γ: target reward margin; only with `simpo`. Not part of the stage's key while 0.5."""
     nll_weight: float = Field(0.0, ge=0)
     """Weight of the chosen completion's mean negative log-likelihood per token, which is added to the loss. `cpo` and `orpo`
@@ -85,7 +83,7 @@ class DpoLossConfig(Config):
     @property
     def needs_reference(self) -> bool:
         """Whether a loss compares the policy with a reference."""
-        return any(name not in REFERENCE_FREE for name in self.weights)
+        return not self.weights.keys() <= REFERENCE_FREE
 
     @property
     def beta_changes(self) -> bool:
@@ -93,28 +91,13 @@ class DpoLossConfig(Config):
         return self.final_beta is not None or self.beta_alpha > 0
 
     @model_validator(mode="after")
-    def _has_a_reference_to_sync(self) -> DpoLossConfig:
+    def _fits_together(self) -> DpoLossConfig:
         if self.sync_reference and not self.needs_reference:
             raise ValueError("`sync_reference` is for losses with a reference: remove it")
-        return self
-
-    def check_trained(self, with_lora: bool) -> None:
-        """Raise ValueError if the reference cannot be updated from a policy with adapters."""
-        if self.sync_reference and with_lora:
-            raise ValueError(
-                "`loss.sync_reference` mixes whole weights, and `training.lora` trains none: remove one of them"
-            )
-
-    @model_validator(mode="after")
-    def _has_a_margin(self) -> DpoLossConfig:
         if not self.beta_alpha:
             self.refuse_unused(("beta_margin",), "without `beta_alpha`")
-        elif not all(name not in REFERENCE_FREE for name in self.weights):
+        elif REFERENCE_FREE & self.weights.keys():
             raise ValueError("`beta_alpha` needs log-ratios to a reference: use losses with a reference, or remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _has_what_its_losses_need(self) -> DpoLossConfig:
         names = tuple(self.weights)
         if self.loss_weights is not None:
             self.refuse_unused(("loss_type",), "with `loss_weights`, which names the losses")
@@ -131,3 +114,10 @@ class DpoLossConfig(Config):
             if name in NEED_NLL and not self.nll_weight:
                 raise ValueError(f"`{name}` adds the chosen completions' likelihood: set `nll_weight`, 1 in its paper")
         return self
+
+    def check_trained(self, with_lora: bool) -> None:
+        """Raise ValueError if the reference cannot be updated from a policy with adapters."""
+        if self.sync_reference and with_lora:
+            raise ValueError(
+                "`loss.sync_reference` mixes whole weights, and `training.lora` trains none: remove one of them"
+            )

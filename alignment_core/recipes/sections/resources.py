@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.paths import Anything
 
 OURS_OF_DEEPSPEED = (
@@ -38,10 +38,6 @@ OURS_OF_VLLM = (
     *("enable_sleep_mode", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
 )
 """Arguments of ``vllm.LLM`` that this project sets itself."""
-
-
-def _empty(options: dict[str, Any]) -> bool:
-    return not options
 
 
 class ResourcesConfig(Config):
@@ -87,9 +83,7 @@ class ResourcesConfig(Config):
     kv_cache_mib: int = Field(256, ge=16)
     """Size of each CPU engine's key-value cache, in MiB. It must hold the longest sampled sequence; it also limits the
     context of a served judge."""
-    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = Field(
-        None, exclude_if=lambda rank: rank is None
-    )
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = unkeyed(None)
     """Send the adapters of `rl.training.lora`, of at most this rank, to the engines, which apply them by vLLM's LoRA
     support. This transfers less and avoids rounding of merged bf16 weights, but sampling is slower. Default: engines get
     merged weights, as always with DoRA and `modules_to_save`, which vLLM does not support."""
@@ -98,11 +92,11 @@ class ResourcesConfig(Config):
     `transformers`. Each check loads a second copy of the model: onto the GPU of one engine if it has room, otherwise into
     its CPU memory. `first` checks once, after the engine's first update; `always` after every update. Reinforcement
     learning needs no such check, as it compares engines and trainers in every step (`mismatch`)."""
-    deepspeed: dict[str, Anything] = Field({}, exclude_if=_empty)
+    deepspeed: dict[str, Anything] = unkeyed({})
     """Further options of DeepSpeed, in the form of its configuration file, such as `{zero_optimization: {offload_param:
     {device: cpu}}}`. DeepSpeed checks them; they are part of the keys of stages that train. `env:NAME` stands for the
     value of an environment variable."""
-    engine_options: dict[str, Anything] = Field({}, exclude_if=_empty)
+    engine_options: dict[str, Anything] = unkeyed({})
     """Further arguments of `vllm.LLM` for all engines, such as `{max_num_batched_tokens: 8192}`. vLLM checks them; they are
     part of the keys of stages that sample. `env:NAME` stands for the value of an environment variable."""
     progress_seconds: float = Field(60.0, gt=0)
@@ -130,7 +124,7 @@ class ResourcesConfig(Config):
         return {package: given for package, given in options.items() if given}
 
     @model_validator(mode="after")
-    def _passes_what_is_not_ours(self) -> ResourcesConfig:
+    def _fits_together(self) -> ResourcesConfig:
         for field, ours in (("deepspeed", OURS_OF_DEEPSPEED), ("engine_options", OURS_OF_VLLM)):
             options: dict[str, Any] = getattr(self, field)
             inner = {f"{name}.{part}" for name, value in options.items() if isinstance(value, dict) for part in value}
@@ -138,16 +132,8 @@ class ResourcesConfig(Config):
                 raise ValueError(
                     f"`{field}.{taken[0]}` is set by other fields of the recipe, or must not be changed: remove it"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _loads_no_pickles(self) -> ResourcesConfig:
         if (form := self.engine_options.get("load_format")) in ("pt", "npcache"):
             raise ValueError(f"`engine_options.load_format: {form}` reads pickles, which can run code: remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _can_offload(self) -> ResourcesConfig:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
                 "`offload_optimizer` needs `zero_stage` 1, 2 or 3, even with one trainer: leave `zero_stage` out for 2"

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from alignment_core.plugins import Group
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.choice import OneOf
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
@@ -51,12 +51,12 @@ class RewardConfig(Config):
     max_failed: float = Field(0.01, ge=0, le=0.5)
     """Maximum share of a step's completions that may lack this reward (at least one completion, unless it is 0). They are
     counted and left out."""
-    missing: Literal["ignore", "fail"] | None = Field(None, exclude_if=lambda meaning: meaning is None)
+    missing: Literal["ignore", "fail"] | None = unkeyed(None)
     """Meaning of None as a reward (null from an endpoint). `ignore` sums the completion's other rewards without it, so that
     functions of several tasks can return None for each other's rows; a completion for which all rewards are None has no
     reward. `fail` counts it towards `max_failed`. Default: `ignore` for a function with TRL's parameters, as in TRL, and
     `fail` otherwise."""
-    skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
+    skip_special_tokens: bool = unkeyed(True)
     """Remove special tokens from the text of rewarded completions. With `false` the text has the sampled special tokens,
     such as `<think>` if it is one in the tokenizer; the end-of-turn token is always removed. Models that read the policy's
     token ids see all tokens in any case."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.paths import CodePath, code_path, plain
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
@@ -17,11 +17,6 @@ from alignment_core.source_code import PACKAGE
 
 REWARDS_FIELD = "rl.rewards"
 """The field of :attr:`RlConfig.rewards` in a recipe, as errors name it."""
-
-
-def _unset(section: object) -> bool:
-    """Absent sections are left out of the stage's key."""
-    return section is None
 
 
 def _functions(value: Any) -> Any:
@@ -37,7 +32,7 @@ class EnvironmentConfig(Config):
     None; `step(completion)` returns a dict with `observation` (a text, or a list of texts, one message each), `reward` and
     `done`. Both may be `async`; `close()` is called at the end if it exists.
     `alignment_core.environments.tools:Tools` runs tools."""
-    agent: CodePath | None = Field(None, exclude_if=_unset)
+    agent: CodePath | None = unkeyed(None)
     """Agent function, `module:function` or `file.py:function`, optionally `async`: `agent(prompt, label, base_url,
     api_key)` queries the policy by `POST {base_url}/chat/completions`, as with OpenAI's API, and returns the episode's
     reward."""
@@ -50,7 +45,7 @@ class EnvironmentConfig(Config):
     """Time limit of an episode in seconds; longer episodes have no reward."""
     role: Literal["user", "tool"] = "user"
     """Role of a class's observations in the chat template; without a template they are appended as plain text."""
-    skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
+    skip_special_tokens: bool = unkeyed(True)
     """Remove special tokens, except tags of tool calls and of reasoning such as `<think>`, from the text of the policy's turns
     that the environment gets. The end-of-turn token is always removed."""
 
@@ -166,9 +161,9 @@ class KlConfig(Config):
     """Target of the adaptive KL controller: mean KL per token. Default: the coefficient is fixed."""
     horizon: int = Field(10000, ge=1)
     """Horizon of the adaptive KL controller, in completions."""
-    reference: ModelConfig | None = Field(None, exclude_if=lambda model: model is None)
+    reference: ModelConfig | None = unkeyed(None)
     """Reference model, with the policy's tokenizer. Default: the initial policy of this stage."""
-    refresh_every: int | None = Field(None, ge=1, exclude_if=lambda steps: steps is None)
+    refresh_every: int | None = unkeyed(None, ge=1)
     """Replace the reference by the current policy every this many steps. Default: the reference is fixed."""
 
 
@@ -198,7 +193,7 @@ class CriticConfig(Config):
     """Peak learning rate of the critic."""
     clip: float | None = Field(0.2, gt=0)
     """Value clipping: maximum change of a value by an update. Null disables it."""
-    normalise: bool = Field(False, exclude_if=lambda normalise: not normalise)
+    normalise: bool = unkeyed(False)
     """Train the critic on returns that are standardised by the running mean and standard deviation, for rewards that are large,
     small or drifting. `clip` is then in these units."""
     steps_ahead: int = Field(0, ge=0)
@@ -287,11 +282,11 @@ class RlConfig(Config):
     """Critic, for the estimator `gae`."""
     execution: ExecutionConfig = ExecutionConfig()
     """Schedule of sampling and training."""
-    pretraining: PretrainingConfig | None = Field(None, exclude_if=_unset)
+    pretraining: PretrainingConfig | None = unkeyed(None)
     """Add the loss on other rows (PPO-ptx). Default: none."""
-    ema: EmaConfig | None = Field(None, exclude_if=_unset)
+    ema: EmaConfig | None = unkeyed(None)
     """Keep an exponential moving average of the policy. Default: none."""
-    best: BestConfig | None = Field(None, exclude_if=_unset)
+    best: BestConfig | None = unkeyed(None)
     """Evaluate on held-out prompts during training and keep the best weights. Default: none."""
     result: Literal["last", "average", "best"] = "last"
     """Weights that are evaluated and promoted: the last, their average (`ema`) or the best (`best`). All that exist

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig
@@ -22,16 +22,16 @@ class LoraConfig(Config):
     """Rank of the matrices."""
     lora_alpha: int = Field(32, ge=1)
     """Scaling: the product of the matrices is multiplied by `lora_alpha` / `r`."""
-    use_rslora: bool = Field(False, exclude_if=lambda used: not used)
+    use_rslora: bool = unkeyed(False)
     """Scale by `lora_alpha` / √`r` instead (rsLoRA), so that high ranks learn as fast as low ones."""
-    use_dora: bool = Field(False, exclude_if=lambda used: not used)
+    use_dora: bool = unkeyed(False)
     """Train magnitude and direction of the weights separately (DoRA)."""
-    load_in_4bit: bool = Field(False, exclude_if=lambda used: not used)
+    load_in_4bit: bool = unkeyed(False)
     """Load the frozen linear layers in 4 bits, an eighth of fp32's memory (QLoRA: NF4 with double quantisation, by
     `bitsandbytes`, the extra `qlora`). In saved models the adapters are merged into the dequantised layers."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
-    modules_to_save: tuple[str, ...] = Field((), exclude_if=lambda names: not names)
+    modules_to_save: tuple[str, ...] = unkeyed(())
     """Modules that are fully trained beside the adapters, by name, such as `embed_tokens` and `lm_head` (with tied embeddings
     either name means both). They are saved with the adapters, as in `peft`."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
@@ -55,17 +55,17 @@ class TrainingConfig(Config):
     """Rows (or pairs) per optimiser step, in total over all devices and accumulation steps."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
-    optimizer: Literal["adamw", "muon", "adafactor"] = Field("adamw", exclude_if=lambda name: name == "adamw")
+    optimizer: Literal["adamw", "muon", "adafactor"] = unkeyed("adamw")
     """`adamw`; `muon`, with orthogonalised updates of hidden matrices (AdamW for embeddings, heads and vectors), at AdamW's
     learning rates; `adafactor`, with row and column sums instead of moments. The last two need whole matrices: fp32, and
     `resources.zero_stage: 0` with several trainers. Not part of the stage's key while `adamw`."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Schedule of the learning rate after the warm-up. `wsd` (warm-up, stable, decay) is constant at first and decays over the
     last `decay_ratio` of the steps."""
-    decay_ratio: float = Field(0.1, gt=0, le=1, exclude_if=lambda ratio: ratio == 0.1)
+    decay_ratio: float = unkeyed(0.1, gt=0, le=1)
     """Fraction of the steps over which the learning rate decays at the end; only with `wsd`. Not part of the stage's key
     while 0.1."""
-    decay_type: Literal["linear", "1-sqrt"] = Field("linear", exclude_if=lambda kind: kind == "linear")
+    decay_type: Literal["linear", "1-sqrt"] = unkeyed("linear")
     """Shape of the decay to the final learning rate: linear, or 1 − √(fraction of the decay); only with `wsd`. Not part of the
     stage's key while `linear`."""
     warmup_ratio: float = Field(0.0, ge=0, le=1)
@@ -85,30 +85,30 @@ class TrainingConfig(Config):
     """AdamW's ε."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum norm of the gradient, for clipping."""
-    eval_steps: int | None = Field(None, ge=1, exclude_if=lambda steps: steps is None)
+    eval_steps: int | None = unkeyed(None, ge=1)
     """Number of steps between evaluations on held-out rows (`test_rows` of the data, or sources with `held_out`); the last step
     is always evaluated. Default: only the last step. Not part of the stage's key while unset, nor are the next two fields."""
-    metric_for_best_model: str | None = Field(None, exclude_if=lambda name: name is None)
+    metric_for_best_model: str | None = unkeyed(None)
     """Metric on held-out rows, such as `loss` or `accuracy`, that selects the resulting checkpoint: lowest is best for `loss`,
     `nll` and `kl`, highest for `accuracy` and `margin`. If the last checkpoint is not the best, it is the output `last`.
     Default: the last checkpoint."""
-    early_stopping_patience: int | None = Field(None, ge=1, exclude_if=lambda looks: looks is None)
+    early_stopping_patience: int | None = unkeyed(None, ge=1)
     """Stop after this many consecutive evaluations without improvement."""
-    max_loss: float | None = Field(None, gt=0, exclude_if=lambda most: most is None)
+    max_loss: float | None = unkeyed(None, gt=0)
     """Stop if the loss of a batch exceeds this value, as a guard against divergence. Not part of the stage's key while
     unset."""
-    router_aux_loss_coef: float = Field(0.0, ge=0, exclude_if=lambda weight: weight == 0)
+    router_aux_loss_coef: float = unkeyed(0.0, ge=0)
     """Weight of the load-balancing loss of a mixture of experts (Mixtral, Qwen3-MoE, …); 0 disables it. The loss is not
     linear in the tokens: for a batch it is the mean over micro-batches, so `max_tokens_per_microbatch` and the
     number of trainers change it slightly. Not part of the stage's key while 0."""
-    lora: LoraConfig | None = Field(None, exclude_if=lambda lora: lora is None)
+    lora: LoraConfig | None = unkeyed(None)
     """Train LoRA adapters (and a new head) instead of all weights. Saved models have the adapters merged in; the output
     `adapter` has the adapters alone, for `peft`. Not part of the stage's key while unset."""
     bf16: bool = False
     """Train and save in bfloat16, with fp32 master weights and fp32 gradient accumulation; otherwise in fp32."""
 
     @model_validator(mode="after")
-    def _has_whole_matrices(self) -> TrainingConfig:
+    def _fits_together(self) -> TrainingConfig:
         if self.optimizer != "adamw" and self.bf16:
             raise ValueError(
                 f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` partitions the fp32 weights: use `adamw`, "
@@ -116,14 +116,16 @@ class TrainingConfig(Config):
             )
         if self.optimizer == "adafactor":
             self.refuse_unused(("adam_beta1", "adam_beta2", "adam_epsilon"), "with `optimizer: adafactor`")
-        return self
-
-    @model_validator(mode="after")
-    def _can_choose(self) -> TrainingConfig:
         if self.metric_for_best_model is not None and self.eval_steps is None:
             raise ValueError("`metric_for_best_model` needs `eval_steps`")
         if self.early_stopping_patience is not None and self.metric_for_best_model is None:
             raise ValueError("`early_stopping_patience` needs `metric_for_best_model`")
+        if self.lr_scheduler_type != "wsd":
+            self.refuse_unused(("decay_ratio", "decay_type"), "without `lr_scheduler_type: wsd`")
+        elif self.warmup_ratio + self.decay_ratio > 1:
+            raise ValueError(
+                f"`warmup_ratio` {self.warmup_ratio} and `decay_ratio` {self.decay_ratio} must not exceed 1 in sum"
+            )
         return self
 
     @property
@@ -139,16 +141,6 @@ class TrainingConfig(Config):
                 "with `held_out: true`"
             )
 
-    @model_validator(mode="after")
-    def _phases_fit(self) -> TrainingConfig:
-        if self.lr_scheduler_type != "wsd":
-            self.refuse_unused(("decay_ratio", "decay_type"), "without `lr_scheduler_type: wsd`")
-        elif self.warmup_ratio + self.decay_ratio > 1:
-            raise ValueError(
-                f"`warmup_ratio` {self.warmup_ratio} and `decay_ratio` {self.decay_ratio} must not exceed 1 in sum"
-            )
-        return self
-
 
 class SftConfig(Config):
     """Supervised fine-tuning: next-token loss on completions."""
@@ -157,7 +149,7 @@ class SftConfig(Config):
     """Demonstrations."""
     training: TrainingConfig = TrainingConfig()
     """Optimiser and schedule."""
-    disable_dropout: bool = Field(True, exclude_if=lambda disabled: disabled)
+    disable_dropout: bool = unkeyed(True)
     """Disable the dropout in the model's configuration (such as GPT-2's 0.1), as all other methods do; `lora_dropout` is not
     affected. Not part of the stage's key while true."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from alignment_core.recipes.base import unkeyed
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
@@ -22,7 +23,7 @@ class ProcessReward(RewardConfig):
     """Process reward model: `ours` is the one of the recipe's section `process_reward_model`; anything else names a model."""
     aggregate: Literal["min", "product", "last", "mean"] = "min"
     """The answer's reward: the smallest probability of its steps to be right, their product, the last one or their mean."""
-    per_step: Literal["sum", "min"] | None = Field(None, exclude_if=lambda form: form is None)
+    per_step: Literal["sum", "min"] | None = unkeyed(None)
     """In `rl.rewards`: reward steps at their last tokens instead of the answer at its end. `sum` rewards each step with its
     own probability (DeepSeekMath's process supervision: the estimator's baseline and deviation are those of all steps of the
     prompt's completions); `min` the worst step alone, so that what follows it has no part in it (the limit of PURE), which
