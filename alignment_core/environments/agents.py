@@ -119,7 +119,7 @@ class Agent:
             return "changed earlier messages; an episode is one conversation that only grows"
         if not messages[known:]:
             return "requested another turn without a new message"
-        if known and (strange := [one["role"] for one in messages[known:] if one["role"] not in ANSWERING]):
+        if known and (strange := [message["role"] for message in messages[known:] if message["role"] not in ANSWERING]):
             return f"added a message of the role {strange[0]!r} after the policy's own"
         if known and tools != self._tools:
             return "changed its tools within a conversation"
@@ -129,10 +129,10 @@ class Agent:
 def _messages(body: dict[str, Any]) -> list[Message]:
     given = body.get("messages") if isinstance(body, dict) else None
     if not isinstance(given, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) for one in given
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in given
     ):
         raise Refused("`messages` must be a list of objects with a `role`")
-    return [_canonical(one) for one in given]
+    return [_canonical(message) for message in given]
 
 
 def _canonical(message: Message) -> Message:
@@ -200,7 +200,7 @@ def _as_events(answer: dict[str, Any]) -> str:
     chunk = {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}
     whole = answer | {"object": "chat.completion.chunk"}
     chunks = [whole | {"choices": [chunk], "usage": None}, whole | {"choices": []}]
-    return "".join(f"data: {one}\n\n" for one in (*map(json.dumps, chunks), "[DONE]"))
+    return "".join(f"data: {event}\n\n" for event in (*map(json.dumps, chunks), "[DONE]"))
 
 
 class Endpoint:
@@ -220,7 +220,7 @@ class Endpoint:
 
     def dismiss(self, agent: Agent) -> None:
         """Unregister an agent."""
-        self._agents = {name: one for name, one in self._agents.items() if one is not agent}
+        self._agents = {name: other for name, other in self._agents.items() if other is not agent}
 
     async def serve(self) -> None:
         """Serve requests for the lifetime of the process."""

@@ -62,7 +62,7 @@ async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
 
 def _is_observation(observation: Any) -> bool:
     return isinstance(observation, str) or (
-        isinstance(observation, list) and all(isinstance(one, str) for one in observation)
+        isinstance(observation, list) and all(isinstance(text, str) for text in observation)
     )
 
 

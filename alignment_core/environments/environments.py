@@ -134,7 +134,7 @@ class Environments:
     def answer_all(self, episodes: Sequence[Episode]) -> None:
         """The same for episodes of all processes."""
         for process in range(self.size):
-            for _ in self.answer([one for one in episodes if self.process_of(one) == process], process):
+            for _ in self.answer([episode for episode in episodes if self.process_of(episode) == process], process):
                 pass
 
     def _call(self, episode: Episode) -> list[Any]:
@@ -237,7 +237,7 @@ class Environments:
         if self.config.role == "tool":
             _, calls = parse(self._text(episode))
             return answers(texts, calls, episode.turns)
-        return [{"role": self.config.role, "content": one} for one in texts]
+        return [{"role": self.config.role, "content": text} for text in texts]
 
     def close(self) -> None:
         """End all processes."""

@@ -33,7 +33,7 @@ class Tools:
     """
 
     def __init__(self, tools: list[str], verifier: str) -> None:
-        self._tools = {name: _load(one, f"{FIELD}.tools") for name, one in _by_name(tools).items()}
+        self._tools = {name: _load(function, f"{FIELD}.tools") for name, function in _by_name(tools).items()}
         for name, tool in self._tools.items():
             if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
                 raise UserError(f"{FIELD}.tools: {name!r} yields its results; return a text, or what JSON can hold")
@@ -45,7 +45,7 @@ class Tools:
         name = _name_of(verifier)
         scorer = {**verifier_content(name, f"{FIELD}.verifier"), **verifier_computed_by(name)}
         named = _by_name(tools).values()
-        return {"tools": [function_content(one, f"{FIELD}.tools") for one in named], "verifier": scorer}
+        return {"tools": [function_content(function, f"{FIELD}.tools") for function in named], "verifier": scorer}
 
     def reset(self, prompt: str, label: str | None) -> None:
         """The prompt itself says which tools there are."""
@@ -80,8 +80,8 @@ class Tools:
 def _by_name(tools: list[str]) -> dict[str, str]:
     """The functions by the names by which they are called. Raises UserError for two of one name."""
     fields = defaultdict[str, list[int]](list)
-    for number, one in enumerate(tools):
-        fields[one.rpartition(":")[2]].append(number)
+    for number, function in enumerate(tools):
+        fields[function.rpartition(":")[2]].append(number)
     for name, numbers in fields.items():
         if len(numbers) > 1:
             where = " and ".join(f"{FIELD}.tools[{number}] ({tools[number]})" for number in numbers)

@@ -62,8 +62,8 @@ class ComparisonRecipe(BaseRecipe):
                     f"`branches`: {name!r} cannot name a branch: use small letters, digits, dots and dashes, and none of "
                     f"{', '.join(TAKEN)}"
                 )
-            one = self._recipes[name] = self._recipe(name, content)
-            read = one.model_dump(mode="json", exclude_unset=True)  # paths are absolute
+            recipe = self._recipes[name] = self._recipe(name, content)
+            read = recipe.model_dump(mode="json", exclude_unset=True)  # paths are absolute
             self.branches[name] = {key: value if value == OURS else read[key] for key, value in content.items()}
         if self.result not in ("", *self.branches):
             raise ValueError(f"`result`: there is no branch {self.result!r}; choose one of {', '.join(self.branches)}")
@@ -110,16 +110,18 @@ def compose(recipe: ComparisonRecipe) -> Outputs:
         policies = {baseline: start}
         branches: dict[str, Branch] = {}
         failed: dict[str, BranchFailed] = {}
-        for name, one in recipe.recipes.items():
+        for name, branch_recipe in recipe.recipes.items():
             with branch(name) as branches[name]:
                 try:
-                    policies[name] = method_of(one).compose(one).policy
+                    policies[name] = method_of(branch_recipe).compose(branch_recipe).policy
                 except BranchFailed as error:  # a composition that waits for its stages
                     failed[name] = error
         evaluations = Evaluations(recipe, base, judge)
         for label, policy in policies.items():
             evaluations.add(label, policy)
-        failed |= {name: problem for name, one in branches.items() if (problem := failure(one.steps.values()))}
+        failed |= {
+            name: problem for name, composed in branches.items() if (problem := failure(composed.steps.values()))
+        }
         failed |= evaluations.leave_out_failed()
         if branches.keys() <= failed.keys():
             raise next(iter(failed.values()))

@@ -38,7 +38,7 @@ class ConditionalSftRecipe(BaseRecipe):
     def _has_its_rewards(self) -> ConditionalSftRecipe:
         if self.reward_model:
             self.reward_model.check_origin()
-        listed = [one.reward for one in self.conditional_sft.attributes.values()]
+        listed = [attribute.reward for attribute in self.conditional_sft.attributes.values()]
         self.check_ours(listed, f"{FIELD}.attributes")
         self.check_used(listed, f"{FIELD}.attributes")
         return self
@@ -50,7 +50,7 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
     base, start = base_and_start(recipe, recipe.sft)
     judge = reward_model(recipe, recipe.reward_model, base, start)
     prompts = steps.dataset("conditional-sft/prompts", section.prompts, "prompts", base)
-    listed = [one.reward for one in section.attributes.values()]
+    listed = [attribute.reward for attribute in section.attributes.values()]
     measures = rewards("conditional_sft.attributes", listed, judge, "conditional-sft")
     samples = steps.generate("conditional-sft/sample", section.generation, start, prompts)
     scores = steps.score("conditional-sft/judge", samples, start, measures)

@@ -87,10 +87,10 @@ def compose(recipe: IterativeDpoRecipe) -> Outputs:
 
     evaluations = Evaluations(recipe, base, judge)
     labels = ["sft" if recipe.sft else "start", *(f"round-{number}" for number in range(1, section.rounds + 1))]
-    for label, one, sampled in zip(
+    for label, policy, sampled in zip(
         labels, policies, [*samples, None], strict=True
     ):  # the rounds have the machines first
-        evaluations.add(label, one, after=sampled)
+        evaluations.add(label, policy, after=sampled)
 
     return Outputs(
         policy=policies[-1],

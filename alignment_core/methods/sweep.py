@@ -73,7 +73,7 @@ class SweepRecipe(BaseRecipe):
         """Metrics that every variant measures; all until the variants are parsed, which check the gates themselves."""
         if not self._variants:
             return HELD_OUT_METRICS
-        measured = [one.measured_in_training for one in self._variants.values()]
+        measured = [variant.measured_in_training for variant in self._variants.values()]
         return tuple(name for name in measured[0] if all(name in others for others in measured))
 
     @property
@@ -84,7 +84,7 @@ class SweepRecipe(BaseRecipe):
     @property
     def samples(self) -> bool:
         """Whether a variant samples completions."""
-        return any(one.samples for one in self._variants.values())
+        return any(variant.samples for variant in self._variants.values())
 
     @property
     def ranks(self) -> str:
@@ -152,8 +152,8 @@ class SweepRecipe(BaseRecipe):
 
     def _measured(self, metric: str) -> bool:
         """Whether the evaluation of a variant has this metric; only the variants' recipes know whether they have rewards."""
-        one = next(iter(self._variants.values()))
-        return one.evaluation is not None and one._measures(one.evaluation, metric.partition(".")[0])
+        variant = next(iter(self._variants.values()))
+        return variant.evaluation is not None and variant._measures(variant.evaluation, metric.partition(".")[0])
 
     def _parsed(self, where: str, content: dict[str, Any]) -> BaseRecipe:
         try:
@@ -168,8 +168,8 @@ class SweepRecipe(BaseRecipe):
         """Each combination of values with its name, made of the last words of the fields, as many as distinguish them."""
         short, taken = _short(list(self.sweep)), set[str]()
         for values in itertools.product(*self.sweep.values()):
-            said = ",".join(f"{name}={_text(value)}" for name, value in zip(short, values, strict=True))
-            name = re.sub(r"[^\w.=,+-]+", "-", said)[:LONGEST_NAME]
+            text = ",".join(f"{name}={_text(value)}" for name, value in zip(short, values, strict=True))
+            name = re.sub(r"[^\w.=,+-]+", "-", text)[:LONGEST_NAME]
             while name in taken:
                 name += "+"
             taken.add(name)
@@ -202,7 +202,7 @@ def compose(recipe: SweepRecipe) -> Outputs:
 
     Raises the failure of the first variant if all fail.
     """
-    compositions = {name: (one.seed, _composing(one)) for name, one in recipe.variants.items()}
+    compositions = {name: (variant.seed, _composing(variant)) for name, variant in recipe.variants.items()}
     composed: dict[str, Outputs] = {}
     branches: dict[str, Branch] = {}
     failed: dict[str, BranchFailed] = {}
@@ -225,8 +225,8 @@ def compose(recipe: SweepRecipe) -> Outputs:
     return composed[best].model_copy(update={"summary": table})
 
 
-def _composing(one: Any) -> Callable[[], Outputs]:
-    return lambda: method_of(one).compose(one)
+def _composing(variant: Any) -> Callable[[], Outputs]:
+    return lambda: method_of(variant).compose(variant)
 
 
 def _measuring(outputs: Outputs) -> Step:

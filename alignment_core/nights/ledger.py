@@ -307,11 +307,11 @@ class Ledger(History):
             return now
         return last.production if self.has_in_production(batch) else now
 
-    def _lease(self, batch: Reference, held: ExitStack) -> bool:
+    def _lease(self, batch: Reference, leases: ExitStack) -> bool:
         """Lease the batch for this process; False where another process that is alive has it."""
         lease = self.store.leases.acquire(night_path(batch.digest), self.tag)
         if lease is not None:
-            held.callback(lease.release)
+            leases.callback(lease.release)
         return lease is not None
 
     def _publish(self, inbox: Inbox, draft: Night) -> Reference:

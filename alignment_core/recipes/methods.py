@@ -125,8 +125,8 @@ def decides(label: str, path: str) -> str | None:
 
 
 def _decides() -> Iterator[tuple[str, str]]:
-    for one in loaded()[0]:
-        yield from one.decides.items()
+    for method in loaded()[0]:
+        yield from method.decides.items()
     yield from COMMON.items()
 
 

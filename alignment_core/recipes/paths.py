@@ -105,7 +105,7 @@ def row_suffix(name: str, as_written: bool = False) -> str | None:
     path = Path(name)
     packed = path.suffix.lower() in COMPRESSIONS
     suffix = Path(path.stem).suffix if packed else path.suffix
-    known = tuple(one for one in (*ROW_SUFFIXES, TEXT_SUFFIX) if not packed or one not in (".parquet", ".arrow"))
+    known = tuple(name for name in (*ROW_SUFFIXES, TEXT_SUFFIX) if not packed or name not in (".parquet", ".arrow"))
     if suffix.lower() not in known:
         return None
     return suffix if as_written else suffix.lower()
@@ -153,7 +153,7 @@ def arriving(data: Any) -> Any:
     if isinstance(data, Written) and not data.decided and may_be_hub_name(data):
         return Written(f"./{data}", data.folder, data.elsewhere)
     if isinstance(data, list):
-        return [arriving(one) for one in data]
+        return [arriving(item) for item in data]
     if isinstance(data, dict):
         return {name: arriving(value) if name in ("path", "sources") else value for name, value in data.items()}
     return data
@@ -161,14 +161,14 @@ def arriving(data: Any) -> Any:
 
 def fixed_part(path: Path) -> tuple[Path, str]:
     """The folder above ``path`` that is there, whatever characters its name holds, and the rest, which may be a glob."""
-    folder = next((one for one in path.parents if one.is_dir()), path.parent)
+    folder = next((above for above in path.parents if above.is_dir()), path.parent)
     return folder, str(path.relative_to(folder))
 
 
 def _there(path: Path) -> bool:
     folder, rest = fixed_part(path)
-    found = glob.iglob(rest, root_dir=folder, recursive=True) if glob.has_magic(rest) else iter(())
-    return path.exists() or next(found, None) is not None
+    matches = glob.iglob(rest, root_dir=folder, recursive=True) if glob.has_magic(rest) else iter(())
+    return path.exists() or next(matches, None) is not None
 
 
 def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None = None) -> Any:
@@ -182,18 +182,18 @@ def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None 
     text = str(value) if text is None else text
     try:
         place, other = (folder / Path(text).expanduser() for folder in (value.folder, value.elsewhere))
-        found = is_path(text, place)
+        is_path_here = is_path(text, place)
         only_elsewhere = place != other and not _there(place) and _there(other)
     except (OSError, RuntimeError) as error:  # too long a name, no permission; no such user
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ValueError(f"{text}: cannot be accessed: {reason}") from None
     if only_elsewhere:
-        named = "" if found else f"; if {text} is meant as a name, run the command in another folder"
+        named = "" if is_path_here else f"; if {text} is meant as a name, run the command in another folder"
         raise ValueError(
             f"there is no {place} ({BEGINS}), but {other} exists in the working folder: write "
             f"{os.path.relpath(other, value.folder)}, or set the field with --set{named}"
         )
-    return f"{place}{str(value)[len(text) :]}" if found else str(value)
+    return f"{place}{str(value)[len(text) :]}" if is_path_here else str(value)
 
 
 def _rows(value: Any) -> Any:

@@ -126,7 +126,7 @@ def content(rewards: Sequence[RewardConfig], field: str) -> list[dict[str, Any]]
 def code_used(rewards: Sequence[RewardConfig]) -> tuple[str, ...]:
     """Modules that compute these rewards."""
     of_kinds = [(type(reward).__module__, *kind_of(reward).code(reward)) for reward in rewards]
-    return tuple(dict.fromkeys(module for one in of_kinds for module in one))
+    return tuple(dict.fromkeys(module for modules in of_kinds for module in modules))
 
 
 def packages_used(rewards: Sequence[RewardConfig]) -> tuple[str, ...]:

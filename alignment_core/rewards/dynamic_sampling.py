@@ -24,5 +24,7 @@ def informative_groups(
     low = -math.inf if bounds.low is None else bounds.low
     high = math.inf if bounds.high is None else bounds.high
     rewards = {int(group): total_S[groups_S == group] for group in np.unique(groups_S)}
-    differ = {group for group, one in rewards.items() if not np.allclose(one, one[0], rtol=ROUNDING, atol=ROUNDING)}
+    differ = {
+        group for group, values in rewards.items() if not np.allclose(values, values[0], rtol=ROUNDING, atol=ROUNDING)
+    }
     return {group for group in differ if low < rewards[group].mean() < high}

@@ -144,7 +144,7 @@ class Endpoint:
             return [failure] * len(rows)
         deadline, failed = time.monotonic() + self.timeout, None
         while (left := deadline - time.monotonic()) > 0:
-            replica = min(self.replicas, key=lambda one: (one.rests_until > time.monotonic(), one.requests))
+            replica = min(self.replicas, key=lambda replica: (replica.rests_until > time.monotonic(), replica.requests))
             rest = replica.rests_until - time.monotonic()
             if rest > 0:  # all of them do
                 await asyncio.sleep(min(rest, left))

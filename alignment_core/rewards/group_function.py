@@ -72,8 +72,8 @@ def _with_extras(answer: dict[str, Any], count: int) -> list[RewardValue | Ignor
             return Failed("wrong_shape", f"returned {values} as {name!r} for {count} completions")
 
     def at(values: Any, place: int) -> Any:
-        one = values[place] if isinstance(values, list) else values
-        return float(one) if isinstance(one, bool) else one
+        value = values[place] if isinstance(values, list) else values
+        return float(value) if isinstance(value, bool) else value
 
     def given(place: int) -> RewardValue | Ignored | Failed:
         reward, score = at(rewards, place), at(scores, place)
@@ -81,7 +81,7 @@ def _with_extras(answer: dict[str, Any], count: int) -> list[RewardValue | Ignor
             return IGNORED
         failure = failure_of(reward) or (None if score is None else failure_of(score))
         shown = {name: at(values, place) for name, values in extra.items()}
-        finite = {name: float(one) for name, one in shown.items() if failure_of(one) is None}
+        finite = {name: float(value) for name, value in shown.items() if failure_of(value) is None}
         return failure or RewardValue(reward, score, finite)
 
     return [given(place) for place in range(count)]

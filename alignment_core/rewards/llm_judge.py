@@ -66,7 +66,7 @@ def choice_of(response: httpx.Response) -> dict[str, Any]:
 
 def text_in(text: str, pattern: str) -> str:
     """The first group of the last match of ``pattern``. Raises Failed if there is none."""
-    verdicts = [one[1] for one in re.finditer(pattern, text) if one[1]]
+    verdicts = [match[1] for match in re.finditer(pattern, text) if match[1]]
     if not verdicts:
         raise Failed("wrong_shape", f"gave no verdict that {pattern!r} finds: {text[-SHOWN:]!r}")
     return str(verdicts[-1])
@@ -90,9 +90,9 @@ def expected(choice: Mapping[str, Any], values: Mapping[str, float]) -> float:
     with suppress(KeyError, IndexError, TypeError):
         tops = choice["logprobs"]["content"][0]["top_logprobs"]
     chances = dict.fromkeys(values, 0.0)
-    for one in tops:
-        if (verdict := str(one["token"]).strip()) in chances:
-            chances[verdict] += math.exp(float(one["logprob"]))
+    for top in tops:
+        if (verdict := str(top["token"]).strip()) in chances:
+            chances[verdict] += math.exp(float(top["logprob"]))
     total = math.fsum(chances.values())
     if not total:
         why = f"none of {', '.join(values)} is among the likeliest tokens" if tops else "it tells no log-probabilities"

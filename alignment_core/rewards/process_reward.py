@@ -54,7 +54,7 @@ def aggregated(log_odds: Sequence[float], how: Aggregate) -> float:
     """
     if not log_odds:
         return 0.0
-    chances = [1 / (1 + math.exp(-max(-500.0, one))) for one in log_odds]
+    chances = [1 / (1 + math.exp(-max(-500.0, odds))) for odds in log_odds]
     if how == "last":
         return chances[-1]
     if how == "mean":
@@ -108,14 +108,14 @@ class StepJudge:
 
     def __call__(self, rows: Rows) -> Answers:
         read = [self._steps.pairs(row) for row in rows]
-        pairs, places = distinct([pair for one in read if not isinstance(one, Failed) for pair in one])
+        pairs, places = distinct([pair for steps in read if not isinstance(steps, Failed) for pair in steps])
         scores = self._scores(pairs) if pairs else ()
         place = iter(places)
-        for number, one in enumerate(read):
-            if isinstance(one, Failed):
-                yield number, one
+        for number, steps in enumerate(read):
+            if isinstance(steps, Failed):
+                yield number, steps
             else:
-                log_odds = [float(scores[next(place)]) for _ in one]
+                log_odds = [float(scores[next(place)]) for _ in steps]
                 reward = aggregated(log_odds, self._how)
                 yield number, RewardValue(reward, steps=self._by_step(rows[number], log_odds)) if self._form else reward
 
@@ -130,7 +130,7 @@ class StepJudge:
         places = [lead + end for end in self._steps.ends(row["completion_text"])]
         ends = token_ends(self._tokenizer, ids, places, self._skip_special_tokens)
         ends[-1:] = [len(ids) - 1]
-        chances = [aggregated([one], "last") for one in log_odds] or [0.0]
+        chances = [aggregated([odds], "last") for odds in log_odds] or [0.0]
         rewards = tuple(zip(ends, chances, strict=True))
         return rewards if self._form == "sum" else (min(rewards, key=itemgetter(1)),)
 

@@ -55,12 +55,16 @@ RewardResult = float | RewardValue | Failed | None
 
 def scores(rewards: Sequence[RewardResult]) -> list[float | None]:
     """As :func:`numbers`, with scores in place of rewards where there are any."""
-    return numbers([one.score if isinstance(one, RewardValue) and one.score is not None else one for one in rewards])
+    return numbers(
+        [result.score if isinstance(result, RewardValue) and result.score is not None else result for result in rewards]
+    )
 
 
 def extras(rewards: Sequence[RewardResult]) -> dict[str, float]:
     """The numbers to show of one completion; if names are equal, the later reward's."""
-    return {name: value for one in rewards if isinstance(one, RewardValue) for name, value in one.extra.items()}
+    return {
+        name: value for result in rewards if isinstance(result, RewardValue) for name, value in result.extra.items()
+    }
 
 
 def allowed_failures(share: float, size: int) -> int:
@@ -169,9 +173,9 @@ class MissingRewards:
         self.completions += len(rewards)
         for given, reason in zip(rewards, failures, strict=True):
             if reason is not None:
-                self.without += all(one is None for one in given) and set(reason) == {"none_given"}
+                self.without += all(value is None for value in given) and set(reason) == {"none_given"}
             elif None in given:
-                self.ignored = [count + (one is None) for count, one in zip(self.ignored, given, strict=True)]
+                self.ignored = [count + (value is None) for count, value in zip(self.ignored, given, strict=True)]
 
     def warnings(self, sources: Sequence[str], field: str) -> list[str]:
         """Sentences with the counts. ``sources`` names the rewards of the recipe's ``field``."""

@@ -60,13 +60,13 @@ class Batcher:
             together, last = [first], False
             while sum(len(texts) for texts, _ in together) < MOST_TOGETHER and not last:
                 try:
-                    one = self._waiting.get_nowait()
+                    request = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-                if one is None:
+                if request is None:
                     last = True
                 else:
-                    together.append(one)
+                    together.append(request)
             self._answer(together)
             if last:
                 return
@@ -223,7 +223,7 @@ def scores_of_texts(forward: Any, tokenizer: Any, most: int | None) -> Callable[
 
     def compute(texts: list[str]) -> Rewards:
         ids = [renderer.closed(text) for text in texts]
-        fits = [number for number, one in enumerate(ids) if most is None or len(one) <= most]
+        fits = [number for number, text_ids in enumerate(ids) if most is None or len(text_ids) <= most]
         rewards: Rewards = [None] * len(ids)
         scores = forward.run([(ids[number][:-1], ids[number][-1:]) for number in fits])
         for number, score in zip(fits, scores.tolist(), strict=True):

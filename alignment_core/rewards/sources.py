@@ -44,8 +44,8 @@ class RewardSources:
             for number in range(len(rewards))
         ]
         self._accounts = [
-            Account(kind.description(reward), reward.max_failed, f"{one.field}.max_failed", step, reward.missing)
-            for kind, reward, one in zip(self._kinds, rewards, self._openings, strict=True)
+            Account(kind.description(reward), reward.max_failed, f"{opened.field}.max_failed", step, reward.missing)
+            for kind, reward, opened in zip(self._kinds, rewards, self._openings, strict=True)
         ]
         self._texts: CompletionText | None = None
         if not all(reward.skip_special_tokens for reward in rewards):
@@ -113,7 +113,7 @@ class RewardSources:
         if self._unrewarded_seen:
             return
         for row, given in zip(rows, zip(*results, strict=True), strict=True):
-            if all(one is None for one in given):
+            if all(result is None for result in given):
                 self._unrewarded_seen = True
                 log.warning(
                     "%s: every reward returned None for a completion of the prompt %r; it is left out, as are further ones",

@@ -67,10 +67,10 @@ def verifier_packages(name: str) -> tuple[str, ...]:
 
 def verifier_computed_by(name: str) -> dict[str, dict[str, str]]:
     """Digests of that code, and those versions, for a ``content`` of an environment."""
-    modules = {one for code in verifier_code(name) for one in modules_behind(code)}
+    modules = {module for code in verifier_code(name) for module in modules_behind(code)}
     return {
-        "code": {one: digest_of_module(one) for one in sorted(modules)},
-        "packages": {one: metadata.version(one) for one in verifier_packages(name)},
+        "code": {module: digest_of_module(module) for module in sorted(modules)},
+        "packages": {package: metadata.version(package) for package in verifier_packages(name)},
     }
 
 
@@ -135,7 +135,7 @@ def _named(name: str, field: str) -> NamedVerifier | None:
         verifier: NamedVerifier = VERIFIERS.load(plugin_name(name))
         return verifier
     if ":" not in name:
-        names = [one.replace("-", "_") for one in VERIFIERS.names()]
-        known = " nor ".join(f"`{one}`" for one in (*names, "module:function", "file.py:function"))
+        names = [plugin.replace("-", "_") for plugin in VERIFIERS.names()]
+        known = " nor ".join(f"`{form}`" for form in (*names, "module:function", "file.py:function"))
         raise UserError(f"{field}: {name!r} is neither {known}")
     return None
