@@ -130,7 +130,7 @@ def ask(questions: Sequence[Question]) -> Generator[Answer]:
             line = process.stdout.readline()
             yield Answer.model_validate_json(line) if line else Answer(label=question.label, unseen="its reader ended")
     finally:
-        process.kill()
+        process.kill()  # it writes nothing, and a tokenizer or a download may keep it busy for minutes
         process.wait()
 
 

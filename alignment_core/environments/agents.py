@@ -237,6 +237,7 @@ class Endpoint:
         from fastapi.responses import JSONResponse, Response
 
         given = request.headers.get("authorization", "")
+        # Any user of this machine can connect to the port; the comparison takes the same time for every wrong token.
         if not secrets.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return JSONResponse(_error("the bearer token is not valid for this run"), 401)
         agent = self._agents.get(request.path_params["name"])

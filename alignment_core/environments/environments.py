@@ -102,6 +102,7 @@ class Environments:
 
     def process_of(self, episode: Episode) -> int:
         """The process of the episode's environment."""
+        # Not hash(), which differs from run to run: which episodes share a process, and the state that it keeps, must not.
         return zlib.crc32(episode.name.encode()) % self.size
 
     def answer(self, episodes: Sequence[Episode], process: int) -> Iterator[Episode]:
@@ -116,6 +117,7 @@ class Environments:
             for number, answer in self._processes[process].answers([self._call(episode) for episode in waiting]):
                 episode = waiting[number]
                 lost_it = isinstance(answer, Failed) and answer.reason == "crashed"
+                # Once only: an episode whose process dies again may be what kills it.
                 if lost_it and episode.turns and not episode.restarts:
                     episode.restart()
                     lost.append(episode)

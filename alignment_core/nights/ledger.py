@@ -131,6 +131,7 @@ class History:
         night's now.
         """
         while True:
+            # Read before the entries: an entry that is appended meanwhile makes the compare-and-set below fail.
             head = self.store.tags.get(self.tag)
             if night.batch and night.state not in OVER:
                 latest = _latest(self.nights()).get(night.batch)
@@ -260,6 +261,7 @@ class Ledger(History):
                 if entry is mine and entry.state == "claimed":
                     raise AlreadyRuns(f"the night {draft.night} is being run by another process: wait until it ends")
                 continue
+            # The lease was free because its night ended after the ledger was read: its outcome may be in the ledger by now.
             if self.store.tags.get(self.tag) != head:
                 raise Conflict("its night has ended since")
             number, production = list(last).index(batch), self._production(batch, entry)

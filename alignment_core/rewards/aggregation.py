@@ -29,6 +29,7 @@ class RunningMean:
         """Add more numbers."""
         if not len(values):
             return
+        # Merged with the deviations from each mean: a running sum of squares would lose its digits to cancellation.
         count = self.count + len(values)
         difference = float(values.mean()) - self.mean
         self.squares += float(((values - values.mean()) ** 2).sum()) + difference**2 * self.count * len(values) / count

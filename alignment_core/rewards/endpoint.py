@@ -50,6 +50,7 @@ class Replica:
     rests_until: float = 0.0
 
     def failed(self) -> None:
+        # Jitter: batches that failed together must not all come back at the same moment.
         rest = min(FIRST_REST * 2**self.failures, LONGEST_REST) * random.uniform(0.5, 1.0)
         self.failures += 1
         self.rests_until = time.monotonic() + rest
@@ -119,6 +120,7 @@ class Endpoint:
     async def _batches(self, rows: Rows) -> AsyncGenerator[list[tuple[int, Any]], None]:
         """The answers of each batch, as they come."""
         room = asyncio.Semaphore(AT_A_TIME * len(self.replicas))
+        # No timeout of httpx: its read timeout begins anew with every byte, so a server that trickles would never reach it.
         async with httpx.AsyncClient(headers=self._headers, timeout=None) as client:
 
             async def one(first: int) -> list[tuple[int, Any]]:
@@ -158,7 +160,7 @@ class Endpoint:
                 if failed is None or error.reason != "timeout" or 2 * share >= self.timeout:
                     failed = error
             if failed.reason not in ("unreachable", "timeout"):
-                break
+                break  # the same rows would be refused again
         return [failed or Failed("unreachable", "has no replica that answers")] * len(rows)
 
     async def _ask(

@@ -91,7 +91,7 @@ class RewardServer(ThreadingHTTPServer):
     """Listens once it is made; :meth:`serve_forever` answers until :meth:`stop` is called from another thread."""
 
     daemon_threads = True
-    request_queue_size = 128
+    request_queue_size = 128  # the standard library's backlog of 5 drops connections when many clients come at once
 
     def __init__(
         self, compute: Callable[[list[str]], Rewards], name: str, host: str, port: int, token: str | None = None
@@ -107,6 +107,7 @@ class RewardServer(ThreadingHTTPServer):
         """Refuse further requests, and finish those in progress."""
         self.shutdown()
         self.server_close()
+        # server_close joins no daemon thread. Joining them would wait for idle keep-alive connections, too.
         with self.changed:
             self.changed.wait_for(lambda: not self.under_way, STOP_SECONDS)
         self.batcher.close()

@@ -104,6 +104,7 @@ class RewardSources:
             if any(future.exception() for future in done):
                 self.stop()  # the results of the others are not needed
         failures = [error for future in futures if (error := future.exception())]
+        # Rewards that were stopped because of a failure say so too: the failure itself comes first.
         for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
             raise error
         return [future.result() for future in futures]
