@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core import recipes
+from alignment_core import public, recipes
 from alignment_core.errors import UserError
 from alignment_core.plugins import Group
 from alignment_core.recipes import parse_recipe, reference
@@ -189,7 +189,7 @@ def test_an_attribute_error_of_the_recipes_modules_is_said(monkeypatch):
         raise AttributeError("no `description`")
 
     monkeypatch.delitem(vars(recipes), "BaseRecipe", raising=False)
-    monkeypatch.setattr(recipes.importlib, "import_module", broken)
+    monkeypatch.setattr(public.importlib, "import_module", broken)
     with pytest.raises(ImportError, match=r"recipes\.recipe does not load: AttributeError: no `description`"):
         from alignment_core.recipes import BaseRecipe  # noqa: F401
 

@@ -30,7 +30,7 @@ def fine_tuned(label: str, section: SftConfig, model: Input, tokenizer: Input) -
     return steps.sft(label, section.training, model, demonstrations, disable_dropout=section.disable_dropout)
 
 
-def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: Input, start: Input) -> Input | None:
+def reward_model(section: RewardModelConfig | None, base: Input, start: Input) -> Input | None:
     """The reward model: trained from the SFT model, named by the recipe, or none."""
     if section is None:
         return None

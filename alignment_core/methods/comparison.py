@@ -12,9 +12,7 @@ from alignment_core.composition.branches import Branch, branch, sharing
 from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.graph import BranchFailed, failure
 from alignment_core.composition.results import Outputs
-from alignment_core.errors import UserError
-from alignment_core.recipes.base import REFUSES_UNUSED
-from alignment_core.recipes.load import parse_recipe
+from alignment_core.recipes.load import parse_part
 from alignment_core.recipes.methods import METHODS, Method, method, method_of
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.evaluation import EvaluationConfig
@@ -92,10 +90,7 @@ class ComparisonRecipe(BaseRecipe):
             if getattr(self, section, None) is None:
                 raise ValueError(f"`{where}.{section}` is `ours`, but the comparison has no section `{section}`")
             shared[section] = getattr(self, section).model_dump()
-        try:
-            return parse_recipe({**content, **shared}, where, refuse_unused=REFUSES_UNUSED.get())
-        except UserError as error:
-            raise ValueError(str(error)) from None
+        return parse_part({**content, **shared}, where)
 
 
 def compose(recipe: ComparisonRecipe) -> Outputs:
@@ -106,7 +101,7 @@ def compose(recipe: ComparisonRecipe) -> Outputs:
     baseline = "sft" if recipe.sft else "start"
     with sharing():
         base, start = base_and_start(recipe, recipe.sft)
-        judge = reward_model(recipe, recipe.reward_model, base, start)
+        judge = reward_model(recipe.reward_model, base, start)
         policies = {baseline: start}
         branches: dict[str, Branch] = {}
         failed: dict[str, BranchFailed] = {}

@@ -48,7 +48,7 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
     """Compose SFT, completions, attributes, training and the evaluations with the wanted values."""
     section = recipe.conditional_sft
     base, start = base_and_start(recipe, recipe.sft)
-    judge = reward_model(recipe, recipe.reward_model, base, start)
+    judge = reward_model(recipe.reward_model, base, start)
     prompts = steps.dataset("conditional-sft/prompts", section.prompts, "prompts", base)
     listed = [attribute.reward for attribute in section.attributes.values()]
     measures = rewards("conditional_sft.attributes", listed, judge, "conditional-sft")

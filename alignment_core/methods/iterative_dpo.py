@@ -79,7 +79,7 @@ def check_rounds(
 def compose(recipe: IterativeDpoRecipe) -> Outputs:
     """Compose the whole recipe. Stages start as soon as their inputs are there."""
     base, start = base_and_start(recipe, recipe.sft)
-    judge = reward_model(recipe, recipe.reward_model, base, start)
+    judge = reward_model(recipe.reward_model, base, start)
 
     section = recipe.iterative_dpo
     prompts = steps.dataset("rounds/prompts", section.prompts, "prompts", base)

@@ -110,7 +110,7 @@ def compose_night(recipe: NightlyRecipe, production: Reference | None, rows: Inp
         cure = "name a model with the tokenizer of production, such as the one that it descends from"
         check_same_tokenizer(current().store, model, production, "model: the policy to train further", cure)
     # From the model, not from production, so that it judges all nights alike.
-    judge = reward_model(recipe, recipe.reward_model, base, base)
+    judge = reward_model(recipe.reward_model, base, base)
 
     pairs = steps.dataset("rows", recipe.dpo.data, "preferences", base, rows=rows)
     section, loss = recipe.iterative_dpo, recipe.dpo.loss

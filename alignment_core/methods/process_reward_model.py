@@ -59,7 +59,7 @@ class ProcessRewardModelRecipe(BaseRecipe):
 def compose(recipe: ProcessRewardModelRecipe) -> Outputs:
     """Compose the recipe."""
     base, start = base_and_start(recipe, recipe.sft)
-    outcome = reward_model(recipe, recipe.reward_model, base, start)
+    outcome = reward_model(recipe.reward_model, base, start)
     judge = steps.process_reward_model("process-reward-model", recipe.process_reward_model, start, base)
     evaluations = Evaluations(recipe, base, outcome, judge)
     if recipe.evaluation:

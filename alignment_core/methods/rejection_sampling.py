@@ -76,7 +76,7 @@ class RejectionSamplingRecipe(BaseRecipe):
 def compose(recipe: RejectionSamplingRecipe) -> Outputs:
     """Compose the whole recipe."""
     base, start = base_and_start(recipe, recipe.sft)
-    judge = reward_model(recipe, recipe.reward_model, base, start)
+    judge = reward_model(recipe.reward_model, base, start)
     section = recipe.rejection_sampling
     prompts = steps.dataset("rejection-sampling/prompts", section.prompts, "prompts", base)
     ranked_by = rewards("rejection_sampling.rewards", section.rewards, judge, "rejection-sampling")

@@ -39,7 +39,7 @@ class RewardModelRecipe(BaseRecipe):
 def compose(recipe: RewardModelRecipe) -> Outputs:
     """Compose the recipe."""
     base = steps.base_model("model", recipe.model)
-    return Outputs(reward_model=reward_model(recipe, recipe.reward_model, base, base))
+    return Outputs(reward_model=reward_model(recipe.reward_model, base, base))
 
 
 METHOD = Method(

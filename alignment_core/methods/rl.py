@@ -60,7 +60,7 @@ def compose(recipe: RlRecipe) -> Outputs:
     """Compose the recipe."""
     base, start = base_and_start(recipe, recipe.sft)
     prompts = steps.dataset("rl/prompts", recipe.rl.prompts, "prompts", base)
-    judge = reward_model(recipe, recipe.reward_model, base, start)
+    judge = reward_model(recipe.reward_model, base, start)
     reward_models = rewards("rl.rewards", recipe.rl.rewards, judge, "rl").models
     critic = next(iter(reward_models.values()), None) if recipe.rl.critic else None
     pretraining = held_out = None

@@ -15,8 +15,7 @@ from alignment_core.composition.branches import Branch, branch, common_labels, s
 from alignment_core.composition.graph import BranchFailed, Step, failure, metrics
 from alignment_core.composition.results import Outputs
 from alignment_core.errors import UserError
-from alignment_core.recipes.base import REFUSES_UNUSED
-from alignment_core.recipes.load import parse_recipe, set_field
+from alignment_core.recipes.load import parse_part, set_field
 from alignment_core.recipes.methods import Method, method_of
 from alignment_core.recipes.paths import Values
 from alignment_core.recipes.recipe import KL_NEEDS, BaseRecipe
@@ -156,10 +155,7 @@ class SweepRecipe(BaseRecipe):
         return variant.evaluation is not None and variant._measures(variant.evaluation, metric.partition(".")[0])
 
     def _parsed(self, where: str, content: dict[str, Any]) -> BaseRecipe:
-        try:
-            recipe = parse_recipe(content, where, refuse_unused=REFUSES_UNUSED.get())
-        except UserError as error:
-            raise ValueError(str(error)) from None
+        recipe = parse_part(content, where)
         if method_of(recipe).run is not None or isinstance(recipe, SweepRecipe):
             raise ValueError(f"`base.method`: {recipe.method!r} cannot be swept: it is more than one graph")
         return recipe

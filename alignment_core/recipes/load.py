@@ -88,6 +88,14 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused:
         REFUSES_UNUSED.reset(strictness)
 
 
+def parse_part(content: dict[str, Any], where: str) -> BaseRecipe:
+    """A recipe inside another one, which is being validated. Raises ValueError with one line per mistake."""
+    try:
+        return parse_recipe(content, where, refuse_unused=REFUSES_UNUSED.get())
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
 def _no_method(name: Any) -> str:
     known = methods.METHODS.names()
     names = {alias: method.name for method in methods.loaded()[0] for alias in (method.name, *method.aliases)}

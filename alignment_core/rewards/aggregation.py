@@ -1,4 +1,4 @@
-"""Aggregation of rewards: clipping, normalisation, weighted totals and length penalties."""
+"""Aggregation of rewards: clipping, normalisation, weighted totals and length penalties; and the choice of prompts by them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from alignment_core.recipes.sections.rewards import RewardConfig
-from alignment_core.recipes.sections.rl import ShapingConfig
+from alignment_core.recipes.sections.rl import FilterConfig, ShapingConfig
 
 EPSILON = 1e-4
 """Added to deviations before division, as in TRL, so that rewards that differ only by rounding stay almost 0."""
+ROUNDING = 1e-6
+"""Rewards are equal if they differ by no more, absolutely or relatively: sums of numbers in single precision do."""
 
 
 class RunningMean:
@@ -79,6 +81,21 @@ def clipped(values_S: np.ndarray, config: RewardConfig) -> np.ndarray:
 def rewards_as_given(raw_SR: np.ndarray, configs: Sequence[RewardConfig]) -> np.ndarray:
     """The weighted sum of all rewards, each clipped, but not normalised. [S] of [S, R]; NaN is left out of the sum."""
     return np.nansum([config.weight * clipped(raw_SR[:, n], config) for n, config in enumerate(configs)], axis=0)
+
+
+def informative_groups(
+    raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], bounds: FilterConfig
+) -> set[int]:
+    """Dynamic sampling: the groups whose weighted rewards differ by more than rounding, and whose mean lies within the
+    ``bounds``, ends excluded: Yu et al. 2025, "DAPO", equation 11."""
+    total_S = rewards_as_given(raw_SR, configs)
+    low = -math.inf if bounds.low is None else bounds.low
+    high = math.inf if bounds.high is None else bounds.high
+    rewards = {int(group): total_S[groups_S == group] for group in np.unique(groups_S)}
+    differ = {
+        group for group, values in rewards.items() if not np.allclose(values, values[0], rtol=ROUNDING, atol=ROUNDING)
+    }
+    return {group for group in differ if low < rewards[group].mean() < high}
 
 
 def length_penalties(lengths_S: np.ndarray, truncated_S: np.ndarray, longest: int, config: ShapingConfig) -> np.ndarray:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.messages import as_given, in_words, tools_of
-from alignment_core.recipes.sections.judge_sampling import JudgeSampling
+from alignment_core.recipes.sections.pairwise_judge import JudgeSampling
 from alignment_core.user_code.errors import Failed
 
 if TYPE_CHECKING:

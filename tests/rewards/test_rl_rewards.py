@@ -7,8 +7,7 @@ import pytest
 
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, ShapingConfig
-from alignment_core.rewards.aggregation import RunningMean, length_penalties, total_rewards
-from alignment_core.rewards.dynamic_sampling import informative_groups
+from alignment_core.rewards.aggregation import RunningMean, informative_groups, length_penalties, total_rewards
 from alignment_core.rewards.results import RewardValue
 from alignment_core.rollout.advantages import ReasoningStepRewards, add_advantages, reasoning_step_rewards
 from alignment_core.rollout.trajectories import numbers_by_token

@@ -1,13 +1,13 @@
-"""A language model that judges which of two answers is better."""
+"""Language models that judge: how they are sampled, and which of two answers is better."""
 
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from alignment_core.recipes.base import unkeyed
-from alignment_core.recipes.sections.judge_sampling import JudgeSampling
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.urls import Urls
 
@@ -25,6 +25,18 @@ Answer B:
 {completion_b}
 
 Explain in one or two sentences, then end with [[A]], [[B]], or [[C]] if neither is better."""
+
+
+class JudgeSampling(Config):
+    """Length and temperature of a judge's answer."""
+
+    max_tokens: int = Field(512, ge=1)
+    """Maximum length of the judge's answer in tokens, including the reasoning of reasoning models."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = unkeyed("max_tokens")
+    """Field of the request that carries `max_tokens`: OpenAI's reasoning models (o series, GPT-5) take only
+    `max_completion_tokens`."""
+    temperature: float | None = unkeyed(0.0, ge=0)
+    """Sampling temperature of the judge; 0 is greedy. `null` omits it from the request, for endpoints that reject it."""
 
 
 class PairwiseJudgeConfig(JudgeSampling):

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from alignment_core.credentials import with_path
-from alignment_core.recipes.sections.judge_sampling import JudgeSampling
-from alignment_core.recipes.sections.pairwise_judge import with_group
+from alignment_core.recipes.sections.pairwise_judge import JudgeSampling, with_group
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.urls import Urls
 from alignment_core.rewards.base import Opening, RewardKind, Rows

@@ -13,9 +13,8 @@ from alignment_core.execution.base import StageContext
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes.sections.rewards import RewardConfig, reward_names
 from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
-from alignment_core.rewards.aggregation import RunningMean, length_penalties, total_rewards
+from alignment_core.rewards.aggregation import RunningMean, informative_groups, length_penalties, total_rewards
 from alignment_core.rewards.base import Opening, kind_of
-from alignment_core.rewards.dynamic_sampling import informative_groups
 from alignment_core.rewards.results import MissingRewards, extras, numbers, scores
 from alignment_core.rewards.scoring_actors import in_actors
 from alignment_core.rewards.sources import RewardSources
