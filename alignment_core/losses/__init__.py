@@ -1,4 +1,4 @@
-"""Losses: pure tensor functions that import nothing but torch.
+"""Losses: pure functions of tensors. They import nothing but torch, and types of settings.
 
 Suffixes of tensors and arrays name their axes, here and wherever batches are made for the losses:
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
-from alignment_core.losses.policy import aggregation_normaliser
+from alignment_core.losses.policy import aggregation_normaliser, policy_objective, value_objective
 from alignment_core.models import weight_transfer
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.model_ref import Model
@@ -31,7 +31,6 @@ from alignment_core.training.checkpoints import described
 from alignment_core.training.collectives import sum_over_ranks
 from alignment_core.training.learner import Learner, ModelSource, Term
 from alignment_core.training.moving_reference import MovingReference
-from alignment_core.training.policy_objective import policy_objective, value_objective
 from alignment_core.training.pretraining import Pretraining
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.step_data import StepData
@@ -209,8 +208,10 @@ class PolicyTrainer:
         device = micro.input_ids.device
         numbers = {column: torch.from_numpy(one[places_K]).to(device) for column, one in self.batch.numbers.items()}
         if name == "policy":
-            return policy_objective(self.section, self.kl_coefficient, output, numbers, micro)
-        return value_objective(self.section, output, numbers, micro)
+            return policy_objective(
+                self.section, self.kl_coefficient, output, numbers, micro.sequence_K, micro.sequences
+            )
+        return value_objective(self.section, output, numbers, micro.sequence_K, micro.sequences)
 
     def buckets(self) -> list[BucketSpec]:
         """Which of the policy's weights travel together to the engines.

@@ -83,7 +83,7 @@ ENGINE = {"inference.engine", "inference.weights"}
         ("dpo", {"training.methods.dpo", "losses.preference", *TRAINER}, {"losses.kto", "losses.policy", *ENGINE}),
         ("kto", {"training.methods.kto", "losses.kto", *TRAINER}, {"losses.preference", "losses.policy", *ENGINE}),
         ("generate", {"rollout.schemas", *ENGINE}, {"training.trainer", "training.learner"}),
-        ("rl", {"losses.policy", "losses.advantages", "rewards.scoring_actors", "training.ranks", *ENGINE}, {"losses.kto"}),
+        ("rl", {"losses.policy", "rollout.advantages", "rewards.scoring_actors", "training.ranks", *ENGINE}, {"losses.kto"}),
         ("evaluate", {"evaluation.statistics"}, {"models.loading", *TRAINER, *ENGINE}),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignment_core.losses.advantages import (
+from alignment_core.rollout.advantages import (
     baselined,
     credit,
     discounted_returns,

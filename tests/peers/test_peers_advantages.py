@@ -29,11 +29,10 @@ from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 
-from alignment_core.losses.advantages import baselined, group_deviation
 from alignment_core.losses.kl import kl_estimate
 from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig, ShapingConfig
 from alignment_core.rewards.aggregation import length_penalties
-from alignment_core.rollout.advantages import add_advantages
+from alignment_core.rollout.advantages import add_advantages, baselined, group_deviation
 from alignment_core.training.step_data import StepData
 
 VALUES_ST = draw(50)

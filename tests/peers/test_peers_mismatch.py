@@ -15,7 +15,6 @@ from ragged import (
     REWARD_S,
     ROLLOUT_ST,
     SEQUENCES,
-    micro_batch,
     packed,
     same,
     same_with_gradient,
@@ -25,8 +24,8 @@ from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from alignment_core.losses.mismatch import correction_weights
+from alignment_core.losses.policy import policy_loss
 from alignment_core.recipes.sections.rl import PolicyLossConfig
-from alignment_core.training.policy_objective import policy_loss
 
 LOG_RATIO_ST = OLD_ST - ROLLOUT_ST
 
@@ -54,7 +53,8 @@ def our_loss(weights_K: Tensor, mask_ST: Tensor = MASK_ST) -> object:
             logps_K - packed(OLD_ST, mask_ST),
             logps_K,
             packed(ADVANTAGES_ST, mask_ST),
-            micro_batch(mask_ST),  # type: ignore[arg-type]
+            sequences_of(mask_ST),
+            len(mask_ST),
         )
         return (weights_K * losses_K).mean()
 

@@ -17,7 +17,6 @@ from ragged import (
     OLD_ST,
     SEQUENCES,
     draw,
-    micro_batch,
     packed,
     same,
     same_with_gradient,
@@ -26,9 +25,8 @@ from ragged import (
 from torch import Tensor
 
 from alignment_core.losses.logprobs import entropy, token_logps
-from alignment_core.losses.policy import aggregation_normaliser, aggregation_weights, value_loss
+from alignment_core.losses.policy import aggregation_normaliser, aggregation_weights, policy_loss, value_loss
 from alignment_core.recipes.sections.rl import PolicyLossConfig
-from alignment_core.training.policy_objective import policy_loss
 
 TOKENS = int(MASK_ST.sum())
 BUDGET = 11  # the longest completion that was allowed; none came to it
@@ -51,7 +49,9 @@ def reduced(losses_K: Tensor, aggregation: str) -> Tensor:
 def ours(logps_ST: Tensor, advantages_ST: Tensor = ADVANTAGES_ST, **fields: object) -> Tensor:
     config = PolicyLossConfig(**fields)  # type: ignore[arg-type]
     logps_K = packed(logps_ST)
-    losses_K = policy_loss(config, logps_K - packed(OLD_ST), logps_K, packed(advantages_ST), micro_batch())  # type: ignore[arg-type]
+    losses_K = policy_loss(
+        config, logps_K - packed(OLD_ST), logps_K, packed(advantages_ST), sequences_of(MASK_ST), SEQUENCES
+    )
     return reduced(losses_K, config.aggregation)
 
 
@@ -186,7 +186,9 @@ def test_trls_rloo_loss_is_ours_over_a_fixed_length_of_one_as_long_as_the_policy
 
     def mine(x: Tensor) -> Tensor:
         logps_K, advantages_K = packed(x), packed(PER_SEQUENCE_ST)
-        losses_K = policy_loss(config, logps_K - packed(LOGPS_ST), logps_K, advantages_K, micro_batch())  # type: ignore[arg-type]
+        losses_K = policy_loss(
+            config, logps_K - packed(LOGPS_ST), logps_K, advantages_K, sequences_of(MASK_ST), SEQUENCES
+        )
         return losses_K.sum() / aggregation_normaliser(TOKENS, SEQUENCES, "fixed-length", 1)
 
     def gradient(function: object) -> Tensor:
@@ -258,7 +260,8 @@ def test_the_entropy_bonus_is_trls_under_the_token_mean() -> None:
             logps_K - packed(OLD_ST),
             logps_K,
             packed(ADVANTAGES_ST),
-            micro_batch(),  # type: ignore[arg-type]
+            sequences_of(MASK_ST),
+            SEQUENCES,
         )
         return reduced(losses_K - 0.01 * entropy(logits_KV), "token-mean")
 
