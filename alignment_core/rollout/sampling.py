@@ -1,10 +1,12 @@
-"""Sampling episodes in batches: turn by turn, all unfinished ones together."""
+"""Sampling episodes in batches: turn by turn, all unfinished ones together; and the sampler that takes turns with training."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from alignment_core.cluster.actor import call
 from alignment_core.cluster.group import ActorGroup
@@ -70,3 +72,47 @@ class Sampling:
     def rollouts(self, episodes: Sequence[Episode]) -> list[Rollout]:
         """Episodes that are over as completions, not rewarded."""
         return [Rollout.of(episode, self.text, self.policy) for episode in episodes]
+
+
+class SyncSampler:
+    """Samples only while :meth:`next_batch` is called: each step's completions come from the weights that it starts with."""
+
+    def __init__(
+        self, sampling: Sampling, reward: Callable[[list[Rollout]], list[Rollout]], sleeps_in_training: bool
+    ) -> None:
+        """``reward`` adds rewards to completions. With ``sleeps_in_training`` the engines free the memory of the devices that
+        they share with the trainers."""
+        self.sampling = sampling
+        self.reward = reward
+        self.sleeps_in_training = sleeps_in_training
+        self.drawn = 0
+        self.version = 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Plain numbers for a checkpoint."""
+        return {"drawn": self.drawn, "pending": []}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint's state."""
+        self.drawn = state["drawn"]
+
+    @contextmanager
+    def paused(self, version: int, empty: bool = False) -> Iterator[None]:
+        """Leave the engines to the caller; afterwards they hold the weights of this version."""
+        yield
+        self.version = version
+
+    def next_batch(self, count: int) -> list[Rollout]:
+        """Rewarded completions of the next ``count`` prompts."""
+        draws = range(self.drawn, self.drawn + count)
+        self.drawn += count
+        return self.reward(self.sampling.complete(draws, self.version))
+
+    def release(self) -> None:
+        """Free the engines' devices until new weights come: no further batch is needed before."""
+        if self.sleeps_in_training:
+            self.sampling.engines.all(Engine.sleep)
+
+    def close(self) -> None:
+        """Nothing runs in the background."""

@@ -28,7 +28,7 @@ from alignment_core.inference.engine import Engine
 from alignment_core.models.loading import load_model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages.rl.loop import Loop
+from alignment_core.stages.rl.weights import WeightSync
 from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of
 from tests.rewards.reward_server import Server, lengths
 from tests.stages.conftest import RunRl
@@ -306,11 +306,11 @@ def test_prompts_that_all_teach_nothing_are_said(section: Section, run: RunRl) -
 def test_an_engine_that_does_not_hold_the_policy_ends_the_run_and_its_step_is_kept(
     section: Section, monkeypatch: pytest.MonkeyPatch, run: RunRl, tmp_path: Path
 ) -> None:
-    def old_weights_under_the_new_name(loop: Loop, step: int) -> None:
-        context = loop.context
-        loop.engines.all(Engine.load, context.inputs["policy"], version_of(str(context.references["policy"]), step))
+    def old_weights_under_the_new_name(weights: WeightSync, step: int) -> None:
+        context = weights.context
+        weights.engines.all(Engine.load, context.inputs["policy"], version_of(str(context.references["policy"]), step))
 
-    monkeypatch.setattr(Loop, "_send_weights", old_weights_under_the_new_name)
+    monkeypatch.setattr(WeightSync, "_send_weights", old_weights_under_the_new_name)
     section |= {"mismatch": {"stop_above": 1e-3}, "trajectories": {"keep": "last", "steps": 1}}
     section["training"]["learning_rate"] = 1e-2
     with pytest.raises(

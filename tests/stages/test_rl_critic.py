@@ -12,7 +12,7 @@ from alignment_core.artifacts import Reference
 from alignment_core.execution.base import StageContext
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, RlConfig
-from alignment_core.stages.rl.loop import critic_of
+from alignment_core.stages.rl.run import critic_of
 from tests.rewards.other_tokenizer import reward_model_with_another_tokenizer
 from tests.stages.rl_runs import section_of
 

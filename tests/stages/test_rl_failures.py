@@ -15,7 +15,7 @@ from alignment_core.recipes import RlConfig
 from alignment_core.recipes.sections.rl import TrajectoriesConfig
 from alignment_core.rewards.results import RewardValue
 from alignment_core.rollout.rollout import Rollout, to_batch
-from alignment_core.rollout.sync_sampler import SyncSampler
+from alignment_core.rollout.sampling import SyncSampler
 from alignment_core.rollout.trajectories import Trajectories
 from alignment_core.stages.rl.rewards import Rewards
 from alignment_core.user_code.errors import Failed

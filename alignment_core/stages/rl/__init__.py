@@ -63,9 +63,9 @@ class RlStageConfig(StageConfig):
 
 
 def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
-    from alignment_core.stages.rl import loop  # imports torch and vLLM
+    from alignment_core.stages.rl.run import run_section  # imports torch and vLLM
 
-    return loop.run(context, config.section, SHOWS)
+    return run_section(context, config.section, SHOWS)
 
 
 PACKAGES = ("deepspeed", "tokenizers", "torch", "transformers", "vllm")

@@ -1,53 +1,39 @@
-"""The loop of a run: sample and reward, compute advantages, update the policy, and give the engines its new weights."""
+"""The loop of a run: sample and reward, compute advantages, update the policy, and give the engines its new weights.
+
+:meth:`Loop.run` is the loop, and :meth:`Loop._step` a step of it; :mod:`alignment_core.stages.rl.run` opens what they use.
+"""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alignment_core.cluster.actor import call
 from alignment_core.cluster.group import ActorGroup
-from alignment_core.data.completion_text import CompletionText
-from alignment_core.data.template import Renderer
-from alignment_core.data.turn_end import chat_template_of, eos_token_ids
-from alignment_core.environments.environments import Environments
-from alignment_core.environments.episode import version_of
-from alignment_core.errors import DataError, NumericError, Stopped, UserError
+from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.metric_window import MetricWindow, unmoved
 from alignment_core.execution.stopwatch import Stopwatch
-from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.losses.kl import adapted_coefficient
-from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rl import RlConfig
-from alignment_core.rewards.scoring_actors import has_another_tokenizer
 from alignment_core.rollout.advantages import ValueScale, add_advantages, reasoning_step_rewards
 from alignment_core.rollout.async_sampler import AsyncSampler
-from alignment_core.rollout.lengths import check_length
-from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.rollout import Rollout, to_batch
-from alignment_core.rollout.sampling import Sampling
-from alignment_core.rollout.sync_sampler import SyncSampler
+from alignment_core.rollout.sampling import Sampling, SyncSampler
 from alignment_core.rollout.trajectories import Trajectories
 from alignment_core.stages.rl.best import Best
-from alignment_core.stages.rl.rewards import Rewards, open_sources
-from alignment_core.training.checkpoints import curve_of, drop_incomplete, drop_older, link_tree
-from alignment_core.training.policy_trainer import PolicyTrainer, RlJob, averages
+from alignment_core.stages.rl.rewards import Rewards
+from alignment_core.stages.rl.weights import WeightSync
+from alignment_core.training.checkpoints import curve_of, drop_older
+from alignment_core.training.policy_trainer import PolicyTrainer, averages
 from alignment_core.training.rank_folders import write
-from alignment_core.training.ranks import open_job
 from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_data import StepData
-from alignment_core.training.training_rows import shuffles
-
-STOP_SECONDS = 0.2
-"""Interval at which calls in progress are ended once the run is being stopped."""
 
 
 @dataclass
@@ -56,8 +42,8 @@ class Loop:
 
     context: StageContext
     section: RlConfig
-    engines: ActorGroup[Engine]
     ranks: ActorGroup[PolicyTrainer]
+    weights: WeightSync
     sampling: Sampling
     sampler: SyncSampler | AsyncSampler
     rewards: Rewards
@@ -68,18 +54,11 @@ class Loop:
     """The stage's key metrics."""
     kl_coefficient: float = field(init=False)
     values: ValueScale = field(init=False)
-    sends_adapter: bool = field(init=False)
-    """Whether the engines get the policy's adapter instead of all weights."""
-    engines_have_start: bool = field(init=False, default=False)
-    """Whether this loop gave the engines the weights of the initial policy."""
 
     def __post_init__(self) -> None:
         section = self.section
         self.values = ValueScale(section.critic is not None and section.critic.normalise)
         self.kl_coefficient = section.kl.coefficient
-        lora = section.training.lora
-        max_rank = self.context.resources.max_lora_rank
-        self.sends_adapter = lora is not None and max_rank is not None and lora.is_addable
 
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the models; metrics."""
@@ -225,39 +204,13 @@ class Loop:
         """Give the engines the weights after so many steps, and evaluate these if asked; metrics."""
         with self.sampler.paused(step, empty=evaluates):
             with self.watch.part("transfer"):
-                if step == 0 or (self.sends_adapter and not self.engines_have_start):
-                    self._send_start()
-                if step and self.sends_adapter:
-                    self._send_adapter(step)
-                elif step:
-                    self._send_weights(step)
+                self.weights.send(step)
             if not evaluates or self.best is None:
                 return {}
             with self.watch.part("best"):
                 return self.best.evaluate(
                     step, self.sampling, self.rewards.sources, partial(self._export_model, "policy")
                 )
-
-    def _send_start(self) -> None:
-        """Load the initial policy into the engines; a policy in 4 bits comes from the trainers, which alone quantized it."""
-        if self.section.training.in_4bit:
-            self._send_weights(0, merge=False)
-        else:
-            self.engines.all(Engine.load, self.context.inputs["policy"], self.sampling.policy)
-        self.engines_have_start = True
-
-    def _send_weights(self, step: int, merge: bool = True) -> None:
-        """Send all weights bucket by bucket, with adapters merged in unless told otherwise."""
-        shares = self.ranks.all(PolicyTrainer.buckets)[0]
-        buckets = (call(PolicyTrainer.bucket, share, merge) for share in shares)
-        self.engines.all(Engine.begin_update)
-        self.ranks.relay(buckets, self.engines, Engine.load_bucket)
-        self.engines.all(Engine.end_update, version_of(self.sampling.policy, step), step)
-
-    def _send_adapter(self, step: int) -> None:
-        """Send the adapter; the engines already hold the weights below it."""
-        self.ranks.relay([call(PolicyTrainer.adapter)], self.engines, Engine.load_adapter)
-        self.engines.all(Engine.use_adapter, version_of(self.sampling.policy, step), step)
 
     def _state(self) -> dict[str, Any]:
         """Plain data for a checkpoint, beside the trainers' own."""
@@ -318,159 +271,3 @@ class Loop:
         if not rewards_differ:
             warnings.append("in every step all completions had equal rewards: nothing can be learnt from rl.rewards")
         return [*warnings, *self.rewards.warnings()]
-
-
-def run(context: StageContext, section: RlConfig, shows: Container[str]) -> dict[str, Any]:
-    """Open everything that the loop needs, run it, and link its outputs; metrics. ``shows`` are the stage's key metrics."""
-    policy = context.model("policy")
-    tokenizer = policy.tokenizer()
-    prompts = _read_prompts(context.inputs["prompts"])
-    best = None
-    if section.best is not None:
-        best = Best(context, section, section.best, _read_prompts(context.inputs["held_out"]))
-    warnings: list[str] = []
-    sources = open_sources(context, section, tokenizer, prompts, warnings)
-    chat_template = chat_template_of(context.inputs["prompts"])
-    turn_end = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end
-    environments = _environments(context, section, tokenizer, chat_template)
-    longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.schedule.prompts if best else ())])
-    length = longest_prompt + section.generation.max_completion_length
-    check_length(policy.path, longest_prompt, length)
-    job = RlJob(
-        section,
-        policy,
-        critic_of(context, section, tokenizer, warnings),
-        context.seed,
-        _pretraining(context, section),
-        _reference(context, tokenizer),
-        context.progress,
-        length,
-    )
-    drop_incomplete(context.progress)
-    watch = Stopwatch()
-    rewards = Rewards(section, sources, watch, context.cost)
-    shuffle = shuffles(_table(context.inputs["prompts"]))
-    schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
-    trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps)
-    with (
-        closing(trajectories),
-        context.machines.engines_and_trainers(EngineRequest(policy, length), context.ticket) as (engines, trainers),
-        sources,
-        closing(environments) if environments else nullcontext(),
-    ):
-        name = str(policy.reference) + (" in 4 bits" if section.training.in_4bit else "")
-        text = CompletionText(tokenizer, turn_end)
-        sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, name, context.stopping)
-        ends = [sources.stop, *([environments.close] if environments else [])]
-        with closing(_sampler(context, section, sampling, rewards)) as sampler, _ended_when(context.stopping, *ends):
-            ranks = open_job(trainers, job, context.resources)
-            loop = Loop(context, section, engines, ranks, sampling, sampler, rewards, best, trajectories, watch, shows)
-            metrics = loop.run()
-    if warnings:
-        metrics["warnings"] = [*warnings, *metrics.get("warnings", ())]
-    link_tree(context.progress / "trajectories", context.outputs["trajectories"])
-    if best:
-        metrics |= best.link_to(context.outputs["best"])
-    context.cost.update({f"failed_rewards_{reason}": count for reason, count in sources.failed.items()})
-    context.cost.update({f"{name}_seconds": round(value, 3) for name, value in watch.seconds.items()})
-    return metrics
-
-
-def _environments(
-    context: StageContext, section: RlConfig, tokenizer: Any, chat_template: str | None
-) -> Environments | None:
-    if section.environment is None:
-        return None
-    return Environments(
-        section.environment,
-        tokenizer,
-        processes=context.resources.environment_processes,
-        timeout=context.resources.reward_timeout_seconds,
-        chat_template=chat_template,
-        eos_token_ids=eos_token_ids(context.model("policy").path),
-    )
-
-
-def _sampler(
-    context: StageContext, section: RlConfig, sampling: Sampling, rewards: Rewards
-) -> SyncSampler | AsyncSampler:
-    if section.execution.max_staleness == 0:
-        return SyncSampler(sampling, rewards.add_rewards, context.resources.placement == "colocated")
-    return AsyncSampler(
-        sampling,
-        rewards.add_rewards,
-        prompts_per_step=section.prompts_per_step,
-        steps=section.steps,
-        max_staleness=section.execution.max_staleness,
-        partial_rollouts=section.execution.partial_rollouts,
-    )
-
-
-def critic_of(context: StageContext, section: RlConfig, tokenizer: Any, warnings: list[str]) -> Model | None:
-    """The model that the critic is initialised from: the first reward model if it has the policy's tokenizer, or else the
-    policy, which is added to ``warnings``. None without a critic."""
-    if section.critic is None:
-        return None
-    policy = context.model("policy")
-    if "critic" not in context.inputs:
-        return policy
-    model = context.model("critic")
-    if not has_another_tokenizer(model, tokenizer):
-        return model
-    warnings.append(
-        f"rl.critic: {model.reference.short} has another tokenizer than {policy.reference.short}, so the critic is "
-        "initialised from the policy, with a new head"
-    )
-    return policy
-
-
-def _reference(context: StageContext, tokenizer: Any) -> Model | None:
-    """The reference of the KL, if it is not the initial policy. Raises UserError for another tokenizer."""
-    if "reference" not in context.inputs:
-        return None
-    model = context.model("reference")
-    if has_another_tokenizer(model, tokenizer):
-        raise UserError(
-            f"rl.kl.reference: {model.reference.short} has another tokenizer than the policy, whose tokens it could not read; "
-            "give a model with the policy's tokenizer"
-        )
-    return model
-
-
-def _pretraining(context: StageContext, section: RlConfig) -> Path | None:
-    if section.pretraining is None:
-        return None
-    path = _table(context.inputs["pretraining"])
-    if not path.is_file():
-        raise DataError("the data set of rl.pretraining holds no training rows")
-    return path
-
-
-def _read_prompts(data: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    if not _table(data).is_file():
-        raise DataError("there are no prompts to sample for")
-    return pq.read_table(_table(data)).to_pylist()
-
-
-def _table(data: Path) -> Path:
-    return data / "train.parquet"
-
-
-@contextmanager
-def _ended_when(stopping: threading.Event, *ends: Callable[[], None]) -> Iterator[None]:
-    """Once ``stopping`` is set, call all of ``ends`` from another thread, repeatedly: calls that begin later must end, too."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(STOP_SECONDS):
-            if stopping.is_set():
-                for end in ends:
-                    end()
-
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()

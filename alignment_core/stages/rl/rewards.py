@@ -20,7 +20,7 @@ from alignment_core.rewards.scoring_actors import in_actors
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.async_sampler import AsyncSampler
 from alignment_core.rollout.rollout import Rollout
-from alignment_core.rollout.sync_sampler import SyncSampler
+from alignment_core.rollout.sampling import SyncSampler
 
 REFILLS = 3
 """Times that a step samples further prompts if no completion has a reward."""
