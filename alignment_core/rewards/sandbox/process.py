@@ -45,16 +45,15 @@ def confine(job: dict[str, Any], status: socket.socket) -> None:
     _landlock(libc, job["folder"])
     # root could raise its limits again
     _checked("capset", libc.syscall(job["capset"], struct.pack("II", 0x20080522, 0), bytes(24)))
-    with _Filter(
-        job["counting"]
-    ) as counting:  # its descriptor, with the requests for threads and files, goes to the runner
-        call = (job["seccomp"], SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, counting)
-        listener = libc.syscall(*call)
-        _checked("seccomp", listener)
-    socket.send_fds(status, [b" "], [listener])
+    # the counting filter comes first, because the other one forbids to install any more
+    counting = _instructions(job["counting"])
+    flags = SECCOMP_FILTER_FLAG_NEW_LISTENER
+    listener = libc.syscall(job["seccomp"], SECCOMP_SET_MODE_FILTER, flags, _description(counting))
+    _checked("seccomp", listener)
+    socket.send_fds(status, [b" "], [listener])  # the runner answers the requests for threads and files
     os.close(listener)
-    with _Filter(job["allowing"]) as allowing:
-        _checked("seccomp", libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, allowing, 0, 0))
+    allowing = _instructions(job["allowing"])
+    _checked("seccomp", libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, _description(allowing), 0, 0))
 
 
 def _landlock(libc: Any, folder: str) -> None:
@@ -79,18 +78,15 @@ def _landlock(libc: Any, folder: str) -> None:
     os.close(ruleset)
 
 
-class _Filter:
-    """The kernel's description of a filter in hexadecimal; valid inside the context, which owns its memory."""
+def _instructions(steps: str) -> ctypes.Array[ctypes.c_char]:
+    """The memory that holds a filter, which is given in hexadecimal."""
+    code = bytes.fromhex(steps)
+    return ctypes.create_string_buffer(code, len(code))
 
-    def __init__(self, steps: str) -> None:
-        self._steps = bytes.fromhex(steps)
 
-    def __enter__(self) -> bytes:
-        self._code = ctypes.create_string_buffer(self._steps, len(self._steps))
-        return struct.pack("HxxxxxxQ", len(self._steps) // 8, ctypes.addressof(self._code))
-
-    def __exit__(self, *ended: object) -> None:
-        del self._code
+def _description(instructions: ctypes.Array[ctypes.c_char]) -> bytes:
+    """``struct sock_fprog``, which points to the instructions: they must stay in memory until the kernel has read them."""
+    return struct.pack("HxxxxxxQ", len(instructions) // 8, ctypes.addressof(instructions))
 
 
 def _checked(name: str, result: int) -> None:

@@ -23,14 +23,16 @@ import operator
 import os
 import socket
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-SEQUENCES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, collections.deque)}
-MAPPINGS: dict[str, Callable[[Any], Any]] = {
-    **{kind.__name__: kind for kind in (dict, collections.OrderedDict, collections.Counter)},
-    "defaultdict": lambda pairs: collections.defaultdict(None, pairs),
+CONTAINERS: dict[Any, tuple[Callable[[Any], Iterable[Any]], Callable[[list[Any]], Any]]] = {
+    **{kind: (list, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
+    **{kind: (kind.items, kind) for kind in (dict, collections.OrderedDict)},
+    collections.Counter: (collections.Counter.items, lambda pairs: collections.Counter(dict(pairs))),
+    collections.defaultdict: (collections.defaultdict.items, lambda pairs: collections.defaultdict(None, pairs)),
 }
+"""Containers that cross as lists of their parts: how they are taken apart, and put together again."""
 MICROSECOND = datetime.timedelta.resolution
 TEXTS: dict[Any, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     int: (hex, lambda text: int(text, 16)),
@@ -41,7 +43,8 @@ TEXTS: dict[Any, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     **{kind: (str, kind.fromisoformat) for kind in (datetime.date, datetime.datetime, datetime.time)},
 }
 """Plain values that cross as texts: their writers and readers, which check what they read."""
-READERS = {kind.__name__: reader for kind, (_, reader) in TEXTS.items()}
+CONTAINER_READERS = {kind.__name__: reader for kind, (_, reader) in CONTAINERS.items()}
+TEXT_READERS = {kind.__name__: reader for kind, (_, reader) in TEXTS.items()}
 PLAIN: tuple[Any, ...] = (str, bytes, bytearray, int, float, complex, dict, list, tuple, set, frozenset)
 CHANGEABLE = (list, dict, set, bytearray, collections.deque)
 
@@ -214,10 +217,8 @@ class Channel:
             return value
         if kind in TEXTS:
             return [kind.__name__, TEXTS[kind][0](value)]
-        if kind in SEQUENCES.values():
-            return [kind.__name__, [self._encoded(part) for part in value]]
-        if kind.__name__ in MAPPINGS and kind.__module__ in ("builtins", "collections"):
-            return [kind.__name__, [[self._encoded(name), self._encoded(part)] for name, part in value.items()]]
+        if kind in CONTAINERS:
+            return [kind.__name__, [self._encoded(part) for part in CONTAINERS[kind][0](value)]]
         if kind in (range, slice):
             return [kind.__name__, [value.start, value.stop, value.step]]
         if kind is types.ModuleType:
@@ -241,12 +242,10 @@ class Channel:
         if not isinstance(encoded, list):
             return encoded
         kind, content = encoded
-        if kind in READERS:
-            return READERS[kind](content)
-        if kind in SEQUENCES:
-            return SEQUENCES[kind](self._decoded(part) for part in content)
-        if kind in MAPPINGS:
-            return MAPPINGS[kind]({self._decoded(name): self._decoded(part) for name, part in content})
+        if kind in TEXT_READERS:  # of what JSON holds: an object that the other side made up is no text
+            return TEXT_READERS[kind](content)
+        if kind in CONTAINER_READERS:
+            return CONTAINER_READERS[kind]([self._decoded(part) for part in content])
         if kind in ("range", "slice"):
             return {"range": range, "slice": slice}[kind](*content)
         if kind == "module":

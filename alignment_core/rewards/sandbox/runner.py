@@ -121,26 +121,20 @@ class _Sandbox:
                 standard_input.write(given.encode(errors="replace"))
                 for file in (job_file, standard_input):
                     file.seek(0)
+                descriptors = (job_file.fileno(), theirs.fileno())
                 self.process = subprocess.Popen(
                     # no user's site-packages, no folder of the program on the path, no byte code written
-                    [
-                        sys.executable,
-                        "-s",
-                        "-P",
-                        "-B",
-                        sandboxed.__file__,
-                        str(job_file.fileno()),
-                        str(theirs.fileno()),
-                    ],
+                    [sys.executable, "-s", "-P", "-B", sandboxed.__file__, *map(str, descriptors)],
                     stdin=standard_input,
                     stdout=subprocess.DEVNULL if output is None else output,
                     stderr=subprocess.DEVNULL,
                     cwd=folder,
                     env=_environment(folder),
-                    pass_fds=[job_file.fileno(), theirs.fileno(), *([channel.fileno()] if channel else [])],
+                    pass_fds=[*descriptors, *([channel.fileno()] if channel else [])],
                     start_new_session=True,
                 )
             stack.callback(self._kill)
+            # readable once the process ended: one poll waits for that and for its requests, without a signal handler
             self.ended = os.pidfd_open(self.process.pid)
             stack.callback(os.close, self.ended)
             self.status = b""
@@ -186,6 +180,8 @@ class _Sandbox:
             number, call = struct.unpack_from("=Q8xi", notice)
             kind = "clone" if call == system_calls.number_of("clone", _machine()) else "open"
             self._remaining[kind] -= 1
+            # seccomp_unotify(2) warns that memory which arguments point to may change before the kernel continues: only the
+            # number of calls is limited here, and the filters check flags in registers alone
             refused = -errno.EAGAIN if kind == "clone" else -errno.EDQUOT
             answer = (number, 0, 0, CONTINUE) if self._remaining[kind] >= 0 else (number, 0, refused, 0)
             fcntl.ioctl(self.listener, SEND, struct.pack("=QqiI", *answer))
