@@ -34,7 +34,7 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
     value = getattr(module, function, None)
     if value is None:
         known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-        raise UserError(f"{field}: {source} has no {function!r}; {_nearest(function, known)}")
+        raise _missing(field, source, function, known)
     if not callable(value):
         raise UserError(f"{field}: {name!r} is not a function")
     return value
@@ -59,7 +59,7 @@ def function_content(name: str, field: str) -> dict[str, str]:
         code = code_of(source)
         path = definition(code, function)
     except NotDefined as error:
-        raise UserError(f"{field}: {source} has no {function!r}; {_nearest(function, error.names)}") from None
+        raise _missing(field, source, function, error.names) from None
     except (OSError, SyntaxError, ValueError, ImportError) as error:
         file = _file_of(source) if isinstance(error, ModuleNotFoundError) else None
         if file:
@@ -98,6 +98,7 @@ def _file_of(module: str) -> str | None:
     return path if Path(path).is_file() else None
 
 
-def _nearest(function: str, known: list[str]) -> str:
+def _missing(field: str, source: str, function: str, known: list[str]) -> UserError:
     near = difflib.get_close_matches(function, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:LISTED]) or 'no function'}"
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:LISTED]) or 'no function'}"
+    return UserError(f"{field}: {source} has no {function!r}; {hint}")

@@ -46,6 +46,7 @@ def serve(files: Mapping[str, str]) -> None:
     """From now on, load ``files`` only if they have these digests, and none of the user's that no loaded module counts."""
     EXPECTED.update(files)
     sys.meta_path.insert(0, _Guard)  # the finder of the files that count comes before it
+    # unlike a finder, which code may take out of sys.meta_path again, an audit hook stays for as long as the process
     sys.addaudithook(_refuse_executed)
 
 
@@ -153,10 +154,7 @@ class _Refusing(importlib.abc.InspectLoader):
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         raise _refusal_of(self._file)
 
-    def get_code(self, fullname: str) -> Any:
-        raise _refusal_of(self._file)
-
-    def get_source(self, fullname: str) -> str | None:
+    def get_source(self, fullname: str) -> str | None:  # get_code calls it: for scripts that are named as modules
         raise _refusal_of(self._file)
 
 
@@ -208,7 +206,7 @@ def _uncounted(path: str, is_found: bool = False) -> Path | None:
     if file is None or file in _counted.values() or _is_of_a_library(file):
         return None
     if is_found or _is_of_the_user(named) or _is_of_the_user(file):
-        return next((one for one in (named, *named.parents) if one.is_file()), file)
+        return next((level for level in (named, *named.parents) if level.is_file()), file)
     return None
 
 

@@ -20,7 +20,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Generator, Sequence
-from pathlib import Path
 from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket, socketpair
 from tempfile import TemporaryFile
 from typing import Any
@@ -29,13 +28,13 @@ import psutil
 
 from alignment_core.errors import Stopped, UserError
 from alignment_core.processes import SAFE_PATH, inherited
+from alignment_core.source_code import ROOT
 from alignment_core.user_code import import_guard
 from alignment_core.user_code.dependencies import COUNTED
 from alignment_core.user_code.errors import Failed, does_not_take, raised
 from alignment_core.user_code.functions import is_async, load_function
 from alignment_core.user_code.reward_adapters import called_with_rows
 
-ROOT = Path(__file__).parents[2]
 LAST_SECONDS = 1.0
 """Seconds until a process that closed its socket ends, and until a cancelled coroutine answers."""
 AT_A_TIME = 64
@@ -176,13 +175,8 @@ class FunctionProcess:
                 files.seek(0)
                 arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout)]
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        "-m",
-                        __name__,
-                        *arguments,
-                    ],  # with the path of imports of this process alone
+                    # with the path of imports of this process alone
+                    [sys.executable, "-P", "-m", __name__, *arguments],
                     pass_fds=[theirs.fileno()],
                     stdin=files,
                     env=_environment(path),
@@ -273,12 +267,12 @@ def main() -> None:
         threading.Thread(target=_end_with, args=(end.fileno(),), daemon=True).start()
         try:
             function = load_function(*sys.argv[2:4])
+            concurrent = is_async(function)  # before an adapter wraps it in a function that is not async
             if sys.argv[3].endswith(".function"):
                 function = called_with_rows(function, *sys.argv[2:4])
         except UserError as error:
             end.sendall(_line(problem=str(error)))
             return
-        concurrent = is_async(function)
         end.sendall(_line(problem=None, concurrent=concurrent))
         if concurrent:
             asyncio.run(_serve_concurrently(function, end, sys.argv[3], float(sys.argv[4])))

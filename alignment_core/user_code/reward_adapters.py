@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from alignment_core.errors import UserError
-from alignment_core.user_code.functions import is_async
 
 Rows = list[dict[str, Any]]
 OPENRLHF = ("queries", "prompts", "labels")
@@ -87,27 +86,20 @@ def _wrapped(
     keywords: Callable[[Rows, dict[str, Any]], dict[str, Any]],
     none_is_ignored: bool = False,
 ) -> Callable[..., Any]:
-    """The function as one of rows; ``keywords`` makes its arguments, which log numbers into its second parameter."""
-    if is_async(function):
-
-        async def waits(rows: Rows) -> Any:
-            extra: dict[str, Any] = {}
-            answer: Awaitable[Any] = function(**keywords(rows, extra))
-            return plain(await answer, extra, none_is_ignored)
-
-        return waits
+    """The function as one of rows; ``keywords`` makes its arguments, which log numbers into its second parameter. The result of
+    a coroutine function is to be awaited."""
 
     def answers(rows: Rows) -> Any:
         extra: dict[str, Any] = {}
         answer = function(**keywords(rows, extra))
         if inspect.isawaitable(answer):
-            return _later(answer, extra, none_is_ignored)
+            return _plain_later(answer, extra, none_is_ignored)
         return plain(answer, extra, none_is_ignored)
 
     return answers
 
 
-async def _later(answer: Awaitable[Any], extra: dict[str, Any], none_is_ignored: bool) -> Any:
+async def _plain_later(answer: Awaitable[Any], extra: dict[str, Any], none_is_ignored: bool) -> Any:
     return plain(await answer, extra, none_is_ignored)
 
 

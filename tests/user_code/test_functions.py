@@ -44,9 +44,9 @@ DEFINED = {
 def test_where_a_function_is_defined_is_read_from_the_source(write: Write, source: str, file: str) -> None:
     path = write("mine.py", source + "\n")
     write("helper.py", "def g(x): ...\n")
-    found = definition(code_of(path), "f")
-    assert found
-    assert found.name == file
+    path_of_definition = definition(code_of(path), "f")
+    assert path_of_definition
+    assert path_of_definition.name == file
 
 
 def test_a_function_whose_name_is_nowhere_in_the_source_is_refused_before_anything_is_executed(write: Write) -> None:
@@ -88,3 +88,20 @@ def test_an_error_about_wrong_parameters_explains_how_the_function_is_called(
         for _, answer in process.answers(calls):
             assert str(answer).startswith("failed: TypeError: ")
             assert bool(re.search(rf"; {HOW[kind]}$", str(answer))) == says, answer
+
+
+FORMS = """
+async def ours(rows): return [float(len(row["completion"])) for row in rows]
+async def trl(completions, prompts, **columns): return await ours([{"completion": text} for text in completions])
+async def openrlhf(queries, prompts, labels): return {"rewards": [float(len(query)) - 1 for query in queries]}
+"""
+
+
+@pytest.mark.parametrize("form", ["ours", "trl", "openrlhf"])
+def test_a_coroutine_function_of_any_library_works_on_many_calls_at_once(write: Write, form: str) -> None:
+    rows = [{"prompt": "a", "completion": "bb", "label": None, "messages": None}]
+    with FunctionProcess(f"{write('reward.py', FORMS)}:{form}", 20.0, FIELD) as process:
+        ((_, answer),) = process.answers([[rows]])
+        assert process.is_concurrent
+    rewards = answer["rewards"] if isinstance(answer, dict) else answer
+    assert rewards == [2.0]
