@@ -78,7 +78,7 @@ def test_a_program_writes_in_its_folder_alone_and_nothing_of_it_stays(tmp_path: 
     for attack in ("open({}, 'w')", "os.remove({})", "os.rename({}, 'x')", "os.chmod({}, 0)", "os.truncate({}, 0)"):
         assert run("import os; " + attack.format(repr(str(tmp_path / "kept")))).code == 1, attack
     assert run(f"open({str(tmp_path / 'new')!r}, 'w')").code == 1
-    assert [(one.name, one.read_text(), one.stat().st_mode & 0o777) for one in tmp_path.iterdir()] == [
+    assert [(file.name, file.read_text(), file.stat().st_mode & 0o777) for file in tmp_path.iterdir()] == [
         ("kept", "kept", 0o644)
     ]
     folder = run("import os; open('left', 'w').write('x'); print(os.getcwd())").output.decode().strip()

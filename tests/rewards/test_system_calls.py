@@ -17,25 +17,25 @@ AF_UNIX, AF_INET, STREAM, DATAGRAM, F_SETFL, F_SETOWN, NONBLOCK = 1, 2, 0x80001,
 def decision(steps: bytes, machine: Machine, number: int, *arguments: int) -> int:
     """What a filter answers to a call."""
     data = struct.pack("<iIQ6Q", number, machine.audit, 0, *arguments, *[0] * (6 - len(arguments)))
-    held = place = 0
+    accumulator = place = 0
     while True:
         code, then, otherwise, value = struct.unpack_from("HBBI", steps, 8 * place)
         place += 1
         if code == system_calls.LOAD:
-            (held,) = struct.unpack_from("<I", data, value)
+            (accumulator,) = struct.unpack_from("<I", data, value)
         elif code == system_calls.KEEP:
-            held &= value
+            accumulator &= value
         elif code == system_calls.ANSWER:
             return int(value)
         else:
-            holds = held == value if code == system_calls.EQUAL else held & value
+            holds = accumulator == value if code == system_calls.EQUAL else accumulator & value
             place += then if holds else otherwise
 
 
 def number(call: str, machine: Machine) -> int:
-    found = system_calls.number_of(call, machine)
-    assert found is not None
-    return found
+    known = system_calls.number_of(call, machine)
+    assert known is not None
+    return known
 
 
 @pytest.fixture(params=list(MACHINES.values()), ids=list(MACHINES))
@@ -46,11 +46,11 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 def test_a_call_passes_if_it_is_listed_and_its_arguments_are_harmless(machine: Machine) -> None:
     steps = system_calls.allowing(machine)
-    listed = {found for call in NUMBERS if (found := system_calls.number_of(call, machine)) is not None}
+    listed = {system_calls.number_of(call, machine) for call in NUMBERS} - {None}
     conditional = {number(call, machine) for call in system_calls.ARGUMENTS}
-    for one in range(600):
-        if one not in conditional:
-            assert decision(steps, machine, one) == (ALLOW if one in listed else UNKNOWN), one
+    for candidate in range(600):
+        if candidate not in conditional:
+            assert decision(steps, machine, candidate) == (ALLOW if candidate in listed else UNKNOWN), candidate
     for call, arguments, passes in (
         ("clone", [THREAD], True),
         ("clone", [PROCESS], False),

@@ -43,7 +43,9 @@ def test_imports_beside_a_file_are_found_and_count(write: Write, source: str) ->
     write("deeper.py", "VALUE = 3  # as many characters, within the same second\n")
     assert function_content(name, FIELD) != before
     assert ask(name, 3) == 9.0
-    assert {one for one in sys.modules if one.partition(".")[0] in ("helper", "deeper", "package", "bare")} <= modules
+    assert {
+        module for module in sys.modules if module.partition(".")[0] in ("helper", "deeper", "package", "bare")
+    } <= modules
 
 
 def test_two_files_may_import_different_modules_of_the_same_name(write: Write) -> None:

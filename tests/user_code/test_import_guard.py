@@ -55,9 +55,9 @@ def test_an_uncounted_module_of_the_user_is_refused_by_name(
     name = "mine_8:f" if by_name else f"{path}:f"
     process = FunctionProcess(name, 20.0, FIELD)
     with process:
-        refusal = [str(answer) for _, answer in process.answers([[7], [7]])]
-    assert all(any(one in each for one in unseen) for each in refusal), refusal
-    assert all("import" in each for each in refusal)
+        refusals = [str(answer) for _, answer in process.answers([[7], [7]])]
+    assert all(any(file in each for file in unseen) for each in refusals), refusals
+    assert all("import" in each for each in refusals)
     assert list(tmp_path.rglob("*.ran")) == [], "refused before it is executed"
 
 
@@ -205,10 +205,10 @@ def test_files_of_tools_below_the_users_folder_may_be_loaded_by_path(
     theirs += ("venv/src/library.py", "conda/opt/library.py", "node_modules/gyp/input.py")
     theirs += ("venv/lib/python3.11/site-packages/library.py",)
     with FunctionProcess(write("reward.py", BY_PATH) + ":f", 20.0, FIELD) as process:
-        assert [one for _, one in process.answers([[write(path, "VALUE = 2\n")] for path in theirs])] == [2.0] * 7
+        assert [answer for _, answer in process.answers([[write(path, "VALUE = 2\n")] for path in theirs])] == [2.0] * 7
         mine = write("rules/mine.py", "VALUE = 2\n")
         assert f"{mine} is loaded in a way that the source does not show" in str(
-            [one for _, one in process.answers([[mine]])]
+            [answer for _, answer in process.answers([[mine]])]
         )
     for folder in (".rules", "scratch"):  # below it, where the function's file is, too
         mine = write(f"{folder}/mine.py", "VALUE = 2\n")

@@ -83,8 +83,10 @@ def pool(file: Path, function: str, size: int) -> closing[FunctionPool]:
 
 
 def pids(of: FunctionPool) -> list[int]:
-    workers = [one.worker for one in of._members]
-    return [one._process.pid for one in workers if isinstance(one, FunctionProcess) and one._process is not None]
+    workers = [member.worker for member in of._members]
+    return [
+        worker._process.pid for worker in workers if isinstance(worker, FunctionProcess) and worker._process is not None
+    ]
 
 
 def late_once_it_hangs(process: FunctionProcess | Node, file: Path) -> None:
@@ -109,7 +111,7 @@ def test_calls_that_wait_are_made_in_more_processes_up_to_the_pools_size(file: P
         assert len(first) == 3
         assert len(dict(calls.answers([[n, 3] for n in range(12)]))) == 12
         assert pids(calls) == first, "they last"
-    assert not any(psutil.pid_exists(one) for one in first)
+    assert not any(psutil.pid_exists(pid) for pid in first)
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -124,10 +126,10 @@ def test_a_call_that_hangs_and_one_that_ends_its_process_fail_alone(file: Path) 
     with pool(file, "odd", 2) as calls:
         for member in calls._members:
             late_once_it_hangs(member.worker, file)
-        found = dict(calls.answers([[n] for n in range(8)]))
-    failed = {n: one.reason for n, one in found.items() if isinstance(one, Failed)}
+        answers = dict(calls.answers([[n] for n in range(8)]))
+    failed = {n: answer.reason for n, answer in answers.items() if isinstance(answer, Failed)}
     assert failed == {1: "timeout", 2: "crashed"}
-    assert {n: one for n, one in found.items() if n not in failed} == {n: float(n) for n in (0, 3, 4, 5, 6, 7)}
+    assert {n: answer for n, answer in answers.items() if n not in failed} == {n: float(n) for n in (0, 3, 4, 5, 6, 7)}
 
 
 def test_a_coroutine_function_has_one_process_which_works_on_many_calls(file: Path) -> None:
