@@ -6,7 +6,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from alignment_core.artifacts import Store
 from alignment_core.checks.memory_needs import parameters
@@ -61,38 +60,34 @@ def choose(name: str | None, store: Store) -> Model:
     name = str(ModelConfig(name=name).name)  # the address of a whole repository is its name on the Hub
     folder = Path(name).expanduser()
     if reference := in_store(store, ModelConfig(name=name), field="--model"):
-        return _of_folder(name, why, store.fetch(reference))
-    if is_address(name):
-        return _of_folder(name, why, without_weights(pin_model(ModelConfig(name=name)).remote))
-    if not (is_written_as_path(name) or folder.is_dir()):
+        folder = store.fetch(reference)
+    elif is_address(name):
+        folder = without_weights(pin_model(ModelConfig(name=name)).remote)
+    elif not (is_written_as_path(name) or folder.is_dir()):
         return _of_hub(name, why, store)
-    if not (folder / "config.json").is_file():
+    elif not (folder / "config.json").is_file():
         problem = "is a folder without config.json" if folder.is_dir() else "no such folder"
         raise UserError(
             f"--model {name}: {problem}; give a Hugging Face model folder, a Hub name or a tag of the store"
         )
-    return _of_folder(written_as_path(name), why, folder)
-
-
-def _of_hub(name: str, why: str, store: Store) -> Model:
-    try:
-        with without_recipe_hints():
-            commit = commit_of(name, None, "model", near_tags(store, ModelConfig(name=name)))
-    except UserError as error:
-        return Model(name, why, problem=f"model: {error}; or give another --model")
-    shape = model_shape(BaseModelConfig(model=ModelConfig(name=name), commit=commit))
-    return _of_shape(name, why, TokenizerSource(hub=name, commit=commit), shape)
-
-
-def _of_folder(name: str, why: str, folder: Path) -> Model:
+    else:
+        name = written_as_path(name)
     try:
         shape = dict(json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{folder / 'config.json'}: cannot be read: {error}") from None
-    return _of_shape(name, why, TokenizerSource(folder=str(folder)), shape)
+    return Model(name, why, TokenizerSource(folder=str(folder)), longest_sampled(shape), parameters(shape) or None)
 
 
-def _of_shape(name: str, why: str, tokenizer: TokenizerSource, shape: dict[str, Any]) -> Model:
+def _of_hub(name: str, why: str, store: Store) -> Model:
+    model = ModelConfig(name=name)
+    try:
+        with without_recipe_hints():
+            commit = commit_of(name, None, "model", near_tags(store, model))
+    except UserError as error:
+        return Model(name, why, problem=f"model: {error}; or give another --model")
+    shape = model_shape(BaseModelConfig(model=model, commit=commit))
+    tokenizer = TokenizerSource(hub=name, commit=commit)
     return Model(name, why, tokenizer, longest_sampled(shape), parameters(shape) or None)
 
 
