@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from alignment_core.composition.base_model import base_and_start, reward_model
 from alignment_core.composition.branches import Branch, branch, sharing
@@ -53,14 +53,14 @@ class ComparisonRecipe(BaseRecipe):
         return self.result or next(iter(self.branches))
 
     @model_validator(mode="after")
-    def _branches_are_recipes(self) -> ComparisonRecipe:
+    def _branches_are_recipes(self, info: ValidationInfo) -> ComparisonRecipe:
         for name, content in self.branches.items():
             if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in TAKEN:
                 raise ValueError(
                     f"`branches`: {name!r} cannot name a branch: use small letters, digits, dots and dashes, and none of "
                     f"{', '.join(TAKEN)}"
                 )
-            recipe = self._recipes[name] = self._recipe(name, content)
+            recipe = self._recipes[name] = self._recipe(name, content, info)
             read = recipe.model_dump(mode="json", exclude_unset=True)  # paths are absolute
             self.branches[name] = {key: value if value == OURS else read[key] for key, value in content.items()}
         if self.result not in ("", *self.branches):
@@ -69,7 +69,7 @@ class ComparisonRecipe(BaseRecipe):
             self.check_used((), "evaluation.rewards")
         return self
 
-    def _recipe(self, name: str, content: dict[str, Any]) -> BaseRecipe:
+    def _recipe(self, name: str, content: dict[str, Any], info: ValidationInfo) -> BaseRecipe:
         where, shares = f"branches.{name}", {*BaseRecipe.model_fields, "sft"} - {"method", "evaluation"}
         if own := sorted(shares & content.keys()):
             raise ValueError(f"`{where}.{own[0]}` belongs to the comparison, which all branches share: remove it")
@@ -90,7 +90,7 @@ class ComparisonRecipe(BaseRecipe):
             if getattr(self, section, None) is None:
                 raise ValueError(f"`{where}.{section}` is `ours`, but the comparison has no section `{section}`")
             shared[section] = getattr(self, section).model_dump()
-        return parse_part({**content, **shared}, where)
+        return parse_part({**content, **shared}, where, info)
 
 
 def compose(recipe: ComparisonRecipe) -> Outputs:

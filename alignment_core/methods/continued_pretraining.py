@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.composition import steps
 from alignment_core.composition.evaluations import Evaluations
@@ -32,15 +32,15 @@ class ContinuedPretrainingConfig(Config):
     """Optimiser and schedule. `batch_size` counts blocks."""
 
     @model_validator(mode="after")
-    def _blocks_have_room(self) -> ContinuedPretrainingConfig:
+    def _blocks_have_room(self, info: ValidationInfo) -> ContinuedPretrainingConfig:
         if self.block_overlap * 2 >= self.data.max_length and self.block_overlap:
             raise ValueError(
                 f"`block_overlap` is {self.block_overlap}, but must be less than half of `data.max_length`, which is "
                 f"{self.data.max_length}"
             )
-        self.data.refuse_unused(("overlong", "max_prompt_length"), "on documents: long ones are cut into blocks")
+        self.data.refuse_unused(info, ("overlong", "max_prompt_length"), "on documents: long ones are cut into blocks")
         self.training.check_held_out(self.data)
-        self.data.refuse_unused(("chat_template",), "on documents: they are plain text")
+        self.data.refuse_unused(info, ("chat_template",), "on documents: they are plain text")
         return self
 
 

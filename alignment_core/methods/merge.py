@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.composition import steps
 from alignment_core.composition.base_model import base_and_start, fine_tuned
@@ -45,9 +45,9 @@ class MergeConfig(Config):
     """Factor of the merged changes (λ); only with `ties`."""
 
     @model_validator(mode="after")
-    def _fits(self) -> MergeConfig:
+    def _fits(self, info: ValidationInfo) -> MergeConfig:
         if self.merge_method != "ties":
-            self.refuse_unused(("density", "scale"), f"with `merge_method: {self.merge_method}`")
+            self.refuse_unused(info, ("density", "scale"), f"with `merge_method: {self.merge_method}`")
         if self.merge_method == "slerp" and len(self.models) != 2:
             raise ValueError(f"`merge_method: slerp` takes two models, not {len(self.models)}: use `linear` or `ties`")
         if not any(model.weight for model in self.models):

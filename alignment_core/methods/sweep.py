@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, PrivateAttr, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PrivateAttr, ValidationInfo, model_validator
 
 from alignment_core.composition import steps
 from alignment_core.composition.branches import Branch, branch, common_labels, sharing
@@ -106,7 +106,7 @@ class SweepRecipe(BaseRecipe):
         return {**beside, "base": {name: value for name, value in base.items() if name not in SHARED}}
 
     @model_validator(mode="after")
-    def _variants_are_recipes(self) -> SweepRecipe:
+    def _variants_are_recipes(self, info: ValidationInfo) -> SweepRecipe:
         for path, values in self.sweep.items():
             for field, why in ONE_FOR_ALL.items():
                 if path == field or path.startswith(f"{field}."):
@@ -117,12 +117,12 @@ class SweepRecipe(BaseRecipe):
                 raise ValueError(f"`sweep`: {path} has no values; write --sweep {path}=VALUE,VALUE")
         shared = self.model_dump(mode="json", exclude_unset=True, include=SHARED)
         whole = {**shared, "name": self.name, **self.base}  # a variant is its recipe alone, down to its name
-        read = self._parsed("base", whole).model_dump(mode="json", exclude_unset=True)  # paths are absolute
+        read = self._parsed("base", whole, info).model_dump(mode="json", exclude_unset=True)  # paths are absolute
         for name, values in self._named():
             content: Any = whole
             for path, value in zip(self.sweep, values, strict=True):
                 content = set_field(content, path, value, f"sweep: {path}")
-            self._variants[name] = self._parsed(f"sweep: {name}", content)
+            self._variants[name] = self._parsed(f"sweep: {name}", content, info)
         own = {name: read[name] for name in self.base}
         self.base.clear()
         self.base.update(own)
@@ -154,8 +154,8 @@ class SweepRecipe(BaseRecipe):
         variant = next(iter(self._variants.values()))
         return variant.evaluation is not None and variant._measures(variant.evaluation, metric.partition(".")[0])
 
-    def _parsed(self, where: str, content: dict[str, Any]) -> BaseRecipe:
-        recipe = parse_part(content, where)
+    def _parsed(self, where: str, content: dict[str, Any], info: ValidationInfo) -> BaseRecipe:
+        recipe = parse_part(content, where, info)
         if method_of(recipe).run is not None or isinstance(recipe, SweepRecipe):
             raise ValueError(f"`base.method`: {recipe.method!r} cannot be swept: it is more than one graph")
         return recipe

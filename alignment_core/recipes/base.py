@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterable
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from alignment_core.recipes.paths import is_number, number_of
 
 TRUTH_FOR_NUMBER = "truth_for_number"
-REFUSES_UNUSED: ContextVar[bool] = ContextVar("refuses unused fields", default=False)
-"""Whether fields without effect are refused: in recipes that users write, but not in stored ones."""
+REFUSE_UNUSED: Mapping[str, Any] = {"refuse_unused": True}
+"""Context of a pydantic validation that refuses fields without effect: of recipes that users write, but not of stored ones."""
+
+
+def refuses_unused(context: Any) -> bool:
+    """Whether the context of a validation is :data:`REFUSE_UNUSED`."""
+    return bool(context and context.get("refuse_unused"))
 
 
 def unkeyed(default: Any, **constraints: Any) -> Any:
@@ -55,12 +67,12 @@ class Config(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
-    def refuse_unused(self, names: Iterable[str], why: str, cure: str = "leave it out") -> None:
+    def refuse_unused(self, info: ValidationInfo, names: Iterable[str], why: str, cure: str = "leave it out") -> None:
         """Raise ValueError for the first of these fields that is set although it has no effect.
 
-        ``cure`` tells what to do. Stored recipes, such as those in records, pass.
+        ``info`` is that of the validation, and ``cure`` tells what to do. Stored recipes, such as those in records, pass.
         """
-        for name in names if REFUSES_UNUSED.get() else ():
+        for name in names if refuses_unused(info.context) else ():
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"`{name}` has no effect {why}: {cure}")
 

@@ -7,11 +7,11 @@ import functools
 import operator
 from typing import Annotated, Any
 
-from pydantic import Discriminator, GetCoreSchemaHandler, Tag
+from pydantic import Discriminator, GetCoreSchemaHandler, Tag, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 from alignment_core.plugins import Group
-from alignment_core.recipes.base import REFUSES_UNUSED
+from alignment_core.recipes.base import refuses_unused
 
 
 class OneOf:
@@ -33,14 +33,14 @@ class OneOf:
             kinds.setdefault(plugin.config.KEY, plugin.config)
         return kinds
 
-    def validate(self, content: Any, _: Any = None) -> Any:
+    def validate(self, content: Any, context: Any = None) -> Any:
         """Raises ValueError if ``content`` has no key of a kind or two, and ValidationError of the selected kind."""
         if isinstance(content, tuple(self.kinds.values())):
             return content
         if not isinstance(content, dict):
             raise ValueError(f"{self.noun} is a mapping with one of {self._listed()}")
         kind = self._named(content)
-        return self.kinds[kind].model_validate(self._without_others(kind, content))
+        return self.kinds[kind].model_validate(self._without_others(kind, content, context), context=context)
 
     def _named(self, content: dict[str, Any]) -> str:
         named = [key for key in self.kinds if content.get(key)]
@@ -52,7 +52,7 @@ class OneOf:
         has = f"this has {' and '.join(f'`{key}`' for key in named)}" if named else "this has none"
         raise ValueError(f"{self.noun} needs exactly one of {self._listed()}; {has}{hint}")
 
-    def _without_others(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    def _without_others(self, kind: str, content: dict[str, Any], context: Any) -> dict[str, Any]:
         """The content without fields of other kinds. Raises ValueError if one of them is set."""
         own = self.kinds[kind].model_fields
         remaining = dict(content)
@@ -60,7 +60,7 @@ class OneOf:
             for name in other.model_fields.keys() & remaining.keys() - own.keys():
                 value, field = remaining.pop(name), other.model_fields[name]
                 default = None if field.is_required() else field.get_default(call_default_factory=True)
-                if REFUSES_UNUSED.get() and value and value != default:
+                if refuses_unused(context) and value and value != default:
                     raise ValueError(f"`{name}` has no effect with `{kind}`: it belongs to `{key}`")
         return remaining
 
@@ -76,4 +76,8 @@ class OneOf:
         """Use the union for schemas and serialisation, and :meth:`validate` for input, so that errors name the field itself."""
         tagged = [Annotated[config, Tag(key)] for key, config in self.kinds.items()]
         union: Any = Annotated[functools.reduce(operator.or_, tagged), Discriminator(self._tag)]
-        return core_schema.no_info_wrap_validator_function(self.validate, handler.generate_schema(union))
+
+        def validated(content: Any, _inner: Any, info: ValidationInfo) -> Any:
+            return self.validate(content, info.context)
+
+        return core_schema.with_info_wrap_validator_function(validated, handler.generate_schema(union))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, ValidationInfo
 
 from alignment_core.credentials import refuse_literals
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods, yaml_values
-from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER
+from alignment_core.recipes.base import REFUSE_UNUSED, TRUTH_FOR_NUMBER, refuses_unused
 from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.reference import known_fields, section_of
@@ -78,20 +78,17 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused:
     if not isinstance(name, str) or name not in methods.METHODS.names():
         raise UserError(f"{origin}: method: {_no_method(name)}")
     model = methods.method(name).recipe
-    strictness = REFUSES_UNUSED.set(refuse_unused)
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, context=REFUSE_UNUSED if refuse_unused else None)
     except ValidationError as error:
         lines = [_sentence(model, item) for item in _causes(error)]
         raise UserError("\n".join(f"{origin}: {line}" for line in dict.fromkeys(lines))) from None
-    finally:
-        REFUSES_UNUSED.reset(strictness)
 
 
-def parse_part(content: dict[str, Any], where: str) -> BaseRecipe:
+def parse_part(content: dict[str, Any], where: str, info: ValidationInfo) -> BaseRecipe:
     """A recipe inside another one, which is being validated. Raises ValueError with one line per mistake."""
     try:
-        return parse_recipe(content, where, refuse_unused=REFUSES_UNUSED.get())
+        return parse_recipe(content, where, refuse_unused=refuses_unused(info.context))
     except UserError as error:
         raise ValueError(str(error)) from None
 

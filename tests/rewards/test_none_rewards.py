@@ -17,7 +17,7 @@ from alignment_core.errors import DataError
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.base import REFUSES_UNUSED
+from alignment_core.recipes.base import REFUSE_UNUSED
 from alignment_core.recipes.sections.data import DataSource
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig, RlConfig
@@ -150,12 +150,8 @@ def test_null_of_an_endpoint_and_none_of_a_verifier_are_failures_unless_the_reci
 
 
 def test_a_model_never_returns_none_so_the_field_is_refused() -> None:
-    strictness = REFUSES_UNUSED.set(True)  # as where a recipe is read
-    try:
-        with pytest.raises(ValueError, match=r"`missing` has no effect for `reward_model`"):
-            reward(reward_model="ours", missing="ignore")
-    finally:
-        REFUSES_UNUSED.reset(strictness)
+    with pytest.raises(ValueError, match=r"`missing` has no effect for `reward_model`"):
+        CHOICE.validate({"reward_model": "ours", "missing": "ignore"}, REFUSE_UNUSED)  # as where a recipe is read
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -20,7 +20,7 @@ from alignment_core.execution.base import StageContext
 from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.base import REFUSES_UNUSED
+from alignment_core.recipes.base import REFUSE_UNUSED
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening
@@ -177,9 +177,5 @@ def test_the_stage_that_verifies_is_given_the_tokenizer_and_another_key(composed
 def test_where_nobody_asks_keys_are_those_of_before_and_where_it_has_no_effect_it_is_refused() -> None:
     assert "skip_special_tokens" not in CHOICE.validate({"verifier": "task"}).model_dump(mode="json")
     assert "skip_special_tokens" not in EnvironmentConfig(name="a:B").model_dump(mode="json")
-    token = REFUSES_UNUSED.set(True)
-    try:
-        with pytest.raises(ValueError, match=r"`skip_special_tokens` has no effect here: set `rl\.environment\.skip"):
-            CHOICE.validate({"environment": True, "skip_special_tokens": False})
-    finally:
-        REFUSES_UNUSED.reset(token)
+    with pytest.raises(ValueError, match=r"`skip_special_tokens` has no effect here: set `rl\.environment\.skip"):
+        CHOICE.validate({"environment": True, "skip_special_tokens": False}, REFUSE_UNUSED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
@@ -60,8 +60,8 @@ class ConditionalSftConfig(Config):
         return template
 
     @model_validator(mode="after")
-    def _fits(self) -> ConditionalSftConfig:
-        self.training.refuse_unused(EVALUATION_FIELDS, f"in `{FIELD}.training`: the completions hold out no rows")
+    def _fits(self, info: ValidationInfo) -> ConditionalSftConfig:
+        self.training.refuse_unused(info, EVALUATION_FIELDS, f"in `{FIELD}.training`: the completions hold out no rows")
         for name, attribute in self.attributes.items():
             if not name.isidentifier() or name in ("prompt", "completion"):
                 raise ValueError(f"`attributes`: {name!r} cannot name one: use letters, digits and underscores")

@@ -5,7 +5,15 @@ from __future__ import annotations
 from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, GetJsonSchemaHandler, create_model, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from alignment_core.recipes.base import Config, NameOf, unkeyed
 from alignment_core.recipes.paths import Anything, RowsPath
@@ -132,7 +140,7 @@ class DataSource(_WithLibraries):
         return names
 
     @model_validator(mode="after")
-    def _one_origin(self) -> DataSource:
+    def _one_origin(self, info: ValidationInfo) -> DataSource:
         known = origins()
         given = [field for field in known if getattr(self, field, None) is not None]
         if len(given) != 1:
@@ -145,7 +153,7 @@ class DataSource(_WithLibraries):
             others = [f"`{field}`" for field, origin in known.items() if origin.has_options]
             raise ValueError(f"`options` belong to {' or '.join(others)}, not to a `{given[0]}`")
         if self.path is None:
-            self.refuse_unused(("subset", "revision"), "unless `path` is a Hub data set")
+            self.refuse_unused(info, ("subset", "revision"), "unless `path` is a Hub data set")
         return self
 
 
@@ -202,12 +210,12 @@ class DataConfig(Config):
         return [{"type": "string", "title": "Path"}, {"type": "array", "items": source, "title": "Sources"}]
 
     @model_validator(mode="after")
-    def _sources_fit(self) -> DataConfig:
+    def _sources_fit(self, info: ValidationInfo) -> DataConfig:
         given = [source.weight is not None for source in self.sources if not source.held_out]
         if any(given) and not all(given):
             raise ValueError("give `weight` for every source or for none")
         if not any(given):
-            self.refuse_unused(("mixing",), "without a `weight` of each source: every row is used once")
+            self.refuse_unused(info, ("mixing",), "without a `weight` of each source: every row is used once")
         held_out = [source for source in self.sources if source.held_out]
         if held_out and self.test_rows:
             raise ValueError("`test_rows` and a source with `held_out` are two test sets: remove one of them")

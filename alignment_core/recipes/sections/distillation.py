@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
@@ -49,9 +49,9 @@ class DistillationLossConfig(Config):
     """Weight of the text's negative log-likelihood per token, which is added to the divergence."""
 
     @model_validator(mode="after")
-    def _mixes(self) -> DistillationLossConfig:
+    def _mixes(self, info: ValidationInfo) -> DistillationLossConfig:
         if self.divergence != "jsd":
-            self.refuse_unused(("jsd_beta",), f"with `divergence: {self.divergence}`")
+            self.refuse_unused(info, ("jsd_beta",), f"with `divergence: {self.divergence}`")
         return self
 
 
@@ -73,15 +73,17 @@ class DistillationConfig(Config):
     """Rounds on the student's own completions, after `data` if there is any."""
 
     @model_validator(mode="after")
-    def _has_text(self) -> DistillationConfig:
+    def _has_text(self, info: ValidationInfo) -> DistillationConfig:
         if self.data is None and self.on_policy is None:
             raise ValueError("`distillation` needs text: `data` (given), `on_policy` (the student's own), or both")
         if self.data is None:
-            self.refuse_unused(("training",), "without `data`: the rounds have `on_policy.training`")
+            self.refuse_unused(info, ("training",), "without `data`: the rounds have `on_policy.training`")
         else:
             self.training.check_held_out(self.data)
         if self.on_policy is not None:
             self.on_policy.training.refuse_unused(
-                EVALUATION_FIELDS, "in `distillation.on_policy.training`: the completions of a round hold out no rows"
+                info,
+                EVALUATION_FIELDS,
+                "in `distillation.on_policy.training`: the completions of a round hold out no rows",
             )
         return self

@@ -6,7 +6,7 @@ import difflib
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.paths import CodePath
@@ -58,11 +58,11 @@ class EvaluationConfig(Config):
     """Bootstrap resamples (of prompts)."""
 
     @model_validator(mode="after")
-    def _verifies_its_prompts(self) -> EvaluationConfig:
+    def _verifies_its_prompts(self, info: ValidationInfo) -> EvaluationConfig:
         self.check_verifier(self.prompts, "prompts")
         check_rewards(self.rewards, "rewards", self.prompts, "prompts")
         if self.verifier is None:
-            self.refuse_unused(("skip_special_tokens",), "without a `verifier`")
+            self.refuse_unused(info, ("skip_special_tokens",), "without a `verifier`")
         if self.pass_at and self.verifier is None:
             raise ValueError("`pass_at` needs a `verifier`")
         if max(self.pass_at, default=0) > self.generation.num_generations:

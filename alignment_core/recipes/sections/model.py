@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.paths import ModelPath
@@ -70,7 +70,7 @@ class ModelConfig(Config):
         return [{"type": "string", "title": "Name"}]
 
     @model_validator(mode="after")
-    def _one_origin(self) -> ModelConfig:
+    def _one_origin(self, info: ValidationInfo) -> ModelConfig:
         if self.adapter is not None and self.scratch is not None:
             raise ValueError(
                 "`adapter` belongs to the model that it was trained with: give that model as `name`, not `scratch`"
@@ -78,5 +78,5 @@ class ModelConfig(Config):
         if (self.name is None) == (self.scratch is None):
             raise ValueError("give exactly one of `name` (Hub name, folder or reference) and `scratch` (a new model)")
         if self.scratch is not None:
-            self.refuse_unused(("revision",), "with `scratch`: a new model has none")
+            self.refuse_unused(info, ("revision",), "with `scratch`: a new model has none")
         return self

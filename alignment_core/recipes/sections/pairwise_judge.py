@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.model import ModelConfig
@@ -63,11 +63,11 @@ class PairwiseJudgeConfig(JudgeSampling):
     """Name of the environment variable that holds the bearer token."""
 
     @model_validator(mode="after")
-    def _is_somewhere(self) -> PairwiseJudgeConfig:
+    def _is_somewhere(self, info: ValidationInfo) -> PairwiseJudgeConfig:
         if (self.judge is None) == (self.served_judge is None):
             raise ValueError("give exactly one of `judge`, the URL of a server, and `served_judge`, a model")
         if self.served_judge is not None:
-            self.refuse_unused(("judge_model", "token_variable"), "with `served_judge`")
+            self.refuse_unused(info, ("judge_model", "token_variable"), "with `served_judge`")
         elif self.judge_model is None:
             raise ValueError("`judge_model` is missing: the name of the model on the server at `judge`")
         return self

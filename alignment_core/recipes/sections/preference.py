@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config, unkeyed
 
@@ -91,23 +91,23 @@ class DpoLossConfig(Config):
         return self.final_beta is not None or self.beta_alpha > 0
 
     @model_validator(mode="after")
-    def _fits_together(self) -> DpoLossConfig:
+    def _fits_together(self, info: ValidationInfo) -> DpoLossConfig:
         if self.sync_reference and not self.needs_reference:
             raise ValueError("`sync_reference` is for losses with a reference: remove it")
         if not self.beta_alpha:
-            self.refuse_unused(("beta_margin",), "without `beta_alpha`")
+            self.refuse_unused(info, ("beta_margin",), "without `beta_alpha`")
         elif REFERENCE_FREE & self.weights.keys():
             raise ValueError("`beta_alpha` needs log-ratios to a reference: use losses with a reference, or remove it")
         names = tuple(self.weights)
         if self.loss_weights is not None:
-            self.refuse_unused(("loss_type",), "with `loss_weights`, which names the losses")
+            self.refuse_unused(info, ("loss_type",), "with `loss_weights`, which names the losses")
             if not self.loss_weights:
                 raise ValueError("`loss_weights` is empty: name a loss and its weight, as in `{sigmoid: 1.0}`")
         losses = " and ".join(f"`loss_type: {name}`" if self.loss_weights is None else f"`{name}`" for name in names)
         if not set(names) & set(SMOOTHED):
-            self.refuse_unused(("label_smoothing",), f"with {losses}")
+            self.refuse_unused(info, ("label_smoothing",), f"with {losses}")
         if "simpo" not in names:
-            self.refuse_unused(("simpo_gamma",), f"with {losses}")
+            self.refuse_unused(info, ("simpo_gamma",), f"with {losses}")
         for name in names:
             if name in NEED_SMOOTHING and not self.label_smoothing:
                 raise ValueError(f"`{name}` needs `label_smoothing`: {NEED_SMOOTHING[name]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
@@ -43,16 +43,19 @@ class BestConfig(Config):
         return {"best_of_n": 1, "top_k": self.k}.get(self.strategy)
 
     @model_validator(mode="after")
-    def _fields_of_its_strategy(self) -> BestConfig:
+    def _fields_of_its_strategy(self, info: ValidationInfo) -> BestConfig:
         if self.strategy == "top_k" and self.k is None:
             raise ValueError("`strategy: top_k` needs `k`, the number of completions to keep per prompt")
         if self.strategy == "threshold" and (self.threshold is None) == (self.quantile is None):
             raise ValueError("`strategy: threshold` needs exactly one of `threshold` (a score) and `quantile`")
         if self.strategy != "top_k":
-            self.refuse_unused(("k",), f"with `strategy: {self.strategy}`")
+            self.refuse_unused(info, ("k",), f"with `strategy: {self.strategy}`")
         if self.strategy != "threshold":
             self.refuse_unused(
-                ("threshold", "quantile"), f"with `strategy: {self.strategy}`", "use `min_score` for a lower bound"
+                info,
+                ("threshold", "quantile"),
+                f"with `strategy: {self.strategy}`",
+                "use `min_score` for a lower bound",
             )
         return self
 
@@ -97,9 +100,9 @@ class RejectionSamplingConfig(Config):
     """Stop after a round without gain. Default: all rounds run."""
 
     @model_validator(mode="after")
-    def _rejects_something(self) -> RejectionSamplingConfig:
+    def _rejects_something(self, info: ValidationInfo) -> RejectionSamplingConfig:
         self.training.refuse_unused(
-            EVALUATION_FIELDS, "in `rejection_sampling.training`: the completions of a round hold out no rows"
+            info, EVALUATION_FIELDS, "in `rejection_sampling.training`: the completions of a round hold out no rows"
         )
         check_ranking(self.rewards, self.selection.score, self.prompts, FIELD)
         most, sampled = self.selection.most_per_prompt, self.generation.num_generations
@@ -109,5 +112,5 @@ class RejectionSamplingConfig(Config):
                 f"`{FIELD}.generation.num_generations`, or set `{FIELD}.selection.min_score`"
             )
         if self.start_from == "initial" and self.rounds == 1:
-            self.refuse_unused(("start_from",), "with a single round")
+            self.refuse_unused(info, ("start_from",), "with a single round")
         return self

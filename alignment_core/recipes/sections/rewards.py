@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.plugins import Group
 from alignment_core.recipes.base import Config, unkeyed
@@ -80,18 +80,22 @@ class RewardConfig(Config):
         return tuple(CHOICE.kinds.values()) if cls is RewardConfig else ()
 
     @model_validator(mode="after")
-    def _has_ordered_bounds(self) -> RewardConfig:
+    def _has_ordered_bounds(self, info: ValidationInfo) -> RewardConfig:
         if self.clip and self.clip[0] >= self.clip[1]:
             raise ValueError("`clip` needs a lower and then an upper bound")
         if self.of_environment:
             self.refuse_unused(
+                info,
                 ("skip_special_tokens",),
                 "here",
                 "set `rl.environment.skip_special_tokens`",
             )
         if not self.may_return_none:
             self.refuse_unused(
-                ("missing",), f"for `{self.KEY}`", "a model never returns None; its failures count towards `max_failed`"
+                info,
+                ("missing",),
+                f"for `{self.KEY}`",
+                "a model never returns None; its failures count towards `max_failed`",
             )
         if self.normalise == "model" and self.KEY != "reward_model":
             raise ValueError("`normalise: model` is for a `reward_model`, with which mean and deviation are stored")

@@ -113,9 +113,9 @@ class AdvantageConfig(Config):
     """λ of generalized advantage estimation."""
 
     @model_validator(mode="after")
-    def _has_a_lambda(self) -> AdvantageConfig:
+    def _has_a_lambda(self, info: ValidationInfo) -> AdvantageConfig:
         if self.estimator != "gae":
-            self.refuse_unused(("gae_lambda",), f"with `estimator: {self.estimator}`")
+            self.refuse_unused(info, ("gae_lambda",), f"with `estimator: {self.estimator}`")
         return self
 
 
@@ -139,10 +139,10 @@ class PolicyLossConfig(Config):
     """Coefficient of the entropy bonus (nats per token), which is subtracted from the loss."""
 
     @model_validator(mode="after")
-    def _reads_its_fields(self) -> PolicyLossConfig:
+    def _reads_its_fields(self, info: ValidationInfo) -> PolicyLossConfig:
         unread = {"sapo": ("clip_low", "clip_high", "dual_clip"), "cispo": ("dual_clip", "sapo_temperatures")}
         names = unread.get(self.loss_type, ("sapo_temperatures",))
-        self.refuse_unused(names, f"with `loss_type: {self.loss_type}`")
+        self.refuse_unused(info, names, f"with `loss_type: {self.loss_type}`")
         return self
 
 
@@ -297,7 +297,7 @@ class RlConfig(Config):
     """Optimiser and schedule. `batch_size` counts completions, and `num_train_epochs` passes over the completions of a step."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> RlConfig:
+    def _fits_together(self, info: ValidationInfo) -> RlConfig:
         if (self.advantage.estimator == "gae") != (self.critic is not None):
             raise ValueError("`rl.critic` and the estimator `gae` need each other: set both or neither")
         alone = self.generation.num_generations == 1
@@ -331,13 +331,15 @@ class RlConfig(Config):
                     "`rl.advantage.estimator: leave-one-out` is not defined for `per_step: sum`, whose baseline "
                     "contains steps of the same answer: use `group`"
                 )
-        self.training.refuse_unused(("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps")
-        self.training.refuse_unused(EVALUATION_FIELDS, "in `rl.training`", "use `rl.best`")
+        self.training.refuse_unused(
+            info, ("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps"
+        )
+        self.training.refuse_unused(info, EVALUATION_FIELDS, "in `rl.training`", "use `rl.best`")
         if self.kl.place == "reward":
-            self.kl.refuse_unused(("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
+            self.kl.refuse_unused(info, ("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
         if self.kl.coefficient == 0:
             self.kl.refuse_unused(
-                ("reference", "refresh_every"), "with `rl.kl.coefficient: 0`, which needs no reference"
+                info, ("reference", "refresh_every"), "with `rl.kl.coefficient: 0`, which needs no reference"
             )
         if self.kl.refresh_every is not None and self.training.lora:
             raise ValueError(

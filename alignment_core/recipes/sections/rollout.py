@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
@@ -68,9 +68,11 @@ class SelectionConfig(Config):
     """With `all_pairs`: keep the pairs with the largest margins, at most this many per prompt."""
 
     @model_validator(mode="after")
-    def _has_pairs_to_keep(self) -> SelectionConfig:
+    def _has_pairs_to_keep(self, info: ValidationInfo) -> SelectionConfig:
         if self.strategy != "all_pairs":
-            self.refuse_unused(("max_pairs_per_prompt",), f"with `strategy: {self.strategy}`, which makes one pair")
+            self.refuse_unused(
+                info, ("max_pairs_per_prompt",), f"with `strategy: {self.strategy}`, which makes one pair"
+            )
         return self
 
 
@@ -98,13 +100,13 @@ class IterativeDpoConfig(Config):
     """Reference policy of a round: the policy at the start of the round (`previous`), or before the first round (`initial`)."""
 
     @model_validator(mode="after")
-    def _ranks_by_one_thing(self) -> IterativeDpoConfig:
+    def _ranks_by_one_thing(self, info: ValidationInfo) -> IterativeDpoConfig:
         self.training.refuse_unused(
-            EVALUATION_FIELDS, "in `iterative_dpo.training`: the pairs of a round hold out no rows"
+            info, EVALUATION_FIELDS, "in `iterative_dpo.training`: the pairs of a round hold out no rows"
         )
         check_ranking(self.rewards, self.selection.score, self.prompts, "iterative_dpo")
         if not self.loss.needs_reference:
-            self.refuse_unused(("reference",), "with a loss that needs no reference")
+            self.refuse_unused(info, ("reference",), "with a loss that needs no reference")
         self.loss.check_trained(with_lora=self.training.lora is not None)
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.data import DataConfig
@@ -108,20 +108,20 @@ class TrainingConfig(Config):
     """Train and save in bfloat16, with fp32 master weights and fp32 gradient accumulation; otherwise in fp32."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> TrainingConfig:
+    def _fits_together(self, info: ValidationInfo) -> TrainingConfig:
         if self.optimizer != "adamw" and self.bf16:
             raise ValueError(
                 f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` partitions the fp32 weights: use `adamw`, "
                 "or leave out `bf16`"
             )
         if self.optimizer == "adafactor":
-            self.refuse_unused(("adam_beta1", "adam_beta2", "adam_epsilon"), "with `optimizer: adafactor`")
+            self.refuse_unused(info, ("adam_beta1", "adam_beta2", "adam_epsilon"), "with `optimizer: adafactor`")
         if self.metric_for_best_model is not None and self.eval_steps is None:
             raise ValueError("`metric_for_best_model` needs `eval_steps`")
         if self.early_stopping_patience is not None and self.metric_for_best_model is None:
             raise ValueError("`early_stopping_patience` needs `metric_for_best_model`")
         if self.lr_scheduler_type != "wsd":
-            self.refuse_unused(("decay_ratio", "decay_type"), "without `lr_scheduler_type: wsd`")
+            self.refuse_unused(info, ("decay_ratio", "decay_type"), "without `lr_scheduler_type: wsd`")
         elif self.warmup_ratio + self.decay_ratio > 1:
             raise ValueError(
                 f"`warmup_ratio` {self.warmup_ratio} and `decay_ratio` {self.decay_ratio} must not exceed 1 in sum"
@@ -172,9 +172,10 @@ class RewardModelConfig(Config):
     """Optimiser and schedule."""
 
     @model_validator(mode="after")
-    def _trains(self) -> RewardModelConfig:
+    def _trains(self, info: ValidationInfo) -> RewardModelConfig:
         if self.model is not None:
             self.refuse_unused(
+                info,
                 ("loss_type", "training"),
                 "because `model` names an existing reward model",
                 "leave it out, or set the whole section, as in --set 'reward_model={model: NAME}'",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.credentials import with_path
 from alignment_core.recipes.sections.pairwise_judge import JudgeSampling, with_group
@@ -63,12 +63,12 @@ class Judged(RewardConfig, JudgeSampling):
         return with_group(score, "the number")
 
     @model_validator(mode="after")
-    def _reads_in_one_way(self) -> Judged:
+    def _reads_in_one_way(self, info: ValidationInfo) -> Judged:
         if self.verdicts is not None:
             if len(self.verdicts) < 2:
                 raise ValueError("`verdicts` needs at least two words")
             self.refuse_unused(
-                ("score", "scale", "max_tokens"), "because `verdicts` are read as the judge's first token"
+                info, ("score", "scale", "max_tokens"), "because `verdicts` are read as the judge's first token"
             )
         if self.scale and self.scale[0] >= self.scale[1]:
             raise ValueError("`scale` needs the lowest and then the highest score")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, model_validator
 
 from alignment_core.recipes.base import unkeyed
 from alignment_core.recipes.sections.model import ModelConfig
@@ -40,9 +40,9 @@ class ProcessReward(RewardConfig):
         return self.per_step
 
     @model_validator(mode="after")
-    def _keeps_its_steps(self) -> ProcessReward:
+    def _keeps_its_steps(self, info: ValidationInfo) -> ProcessReward:
         if self.by_step:
-            self.refuse_unused(("clip", "normalise"), "with `per_step`, whose rewards are probabilities of steps")
+            self.refuse_unused(info, ("clip", "normalise"), "with `per_step`, whose rewards are probabilities of steps")
         return self
 
 
