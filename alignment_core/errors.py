@@ -92,6 +92,11 @@ def one_line(error: Exception) -> str:
     return " ".join("; ".join(mistakes[:_SHOWN]).split()) + more
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type: libraries append stacks and advice for programmers."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 MAKE_IT_AGAIN = "`align run` with the recipe that made it makes it again (`align lineage` tells which stage did)"
 """Advice where bytes are gone or damaged: a stage whose artifact is not whole runs again."""
 

@@ -16,3 +16,12 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def sync(path: Path) -> None:
+    """Force one file, or the entries of one folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import Conflict, EnvironmentFault, InfrastructureError, StoreError, UserError
+from alignment_core.errors import Conflict, EnvironmentFault, InfrastructureError, StoreError, UserError, first_line
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -171,7 +171,7 @@ def _translate_errors(repo: str) -> Iterator[None]:
     except HFValidationError as error:
         raise UserError(f"{repo} is no name of a Hub repository: {error}") from None
     except HfHubHTTPError as error:
-        status, message = error.response.status_code, _first_line(error)
+        status, message = error.response.status_code, first_line(error)
         if status in (401, 403, 404):
             raise EnvironmentFault(
                 f"the Hub does not let you write to {repo} ({message}): set HF_TOKEN, or `hf auth login`, to a token that may"
@@ -185,8 +185,4 @@ def _translate_errors(repo: str) -> Iterator[None]:
             raise InfrastructureError(f"the Hub does not take {repo} now: {message}") from error
         raise StoreError(f"the Hub refuses {repo}: {message}") from error
     except Exception as error:  # the client's transport errors have no common base of their own
-        raise InfrastructureError(f"the Hub, or the way to {repo} on it, failed: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InfrastructureError(f"the Hub, or the way to {repo} on it, failed: {first_line(error)}") from error

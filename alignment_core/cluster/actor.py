@@ -62,7 +62,7 @@ class Actor:
         return function(*arguments, **named)
 
     def make(self, factory: str | Callable[..., Any], arguments: dict[str, Any], guard: Guard) -> None:
-        """Hold what ``factory`` makes, in place of the object before."""
+        """Replace the held object by the result of ``factory``."""
         self.drop()
         self._used = True
         self._guard = guard

@@ -35,7 +35,7 @@ class MonitorKill:
         usage = _MONITOR.search(text)
         if usage is None:
             return None
-        killed = sum(int(float(one["size"]) * 2**30) for one in _KILLED.finditer(text))
+        killed = sum(int(float(process["size"]) * 2**30) for process in _KILLED.finditer(text))
         first = _LARGEST.search(text)
         largest = None
         if first is not None:

@@ -47,7 +47,7 @@ class Device:
 
     @classmethod
     def detect(cls, wanted: Literal["auto", "cpu", "cuda"], gpus: int = 0, private: bool = True) -> Device:
-        """The device that the recipe wants; ``gpus`` is what Ray sees. Raises EnvironmentFault for CUDA without a GPU."""
+        """The recipe's device; ``gpus`` is the number that Ray sees. Raises EnvironmentFault for CUDA without a GPU."""
         if metadata.version("torch").endswith("+cpu"):
             gpus = 0
         if wanted == "cuda" and not gpus:

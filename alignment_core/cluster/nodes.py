@@ -35,8 +35,7 @@ class Installed:
         clauses = [f"Python {other.python} instead of {self.python}"] if self.python != other.python else []
         clauses += [f"{path} differs" for path in _changed(self.source, other.source)]
         for name in _changed(self.packages, other.packages):
-            here, there = (node.packages.get(name, "none") for node in (self, other))
-            clauses.append(f"{name} {there} instead of {here}")
+            clauses.append(f"{name} {other.packages.get(name, 'none')} instead of {self.packages.get(name, 'none')}")
         return clauses
 
 
@@ -52,9 +51,9 @@ def installed() -> Installed:
     """The software of this node."""
     files = {path.relative_to(_SOURCE).as_posix(): path for path in sorted(_SOURCE.rglob("*.py"))}
     versions = {
-        one.metadata["Name"].lower().replace("_", "-").removesuffix("-cpu"): one.version.partition("+")[0]
-        for one in metadata.distributions()
-        if one.metadata["Name"]
+        package.metadata["Name"].lower().replace("_", "-").removesuffix("-cpu"): package.version.partition("+")[0]
+        for package in metadata.distributions()
+        if package.metadata["Name"]
     }
     return Installed(platform.python_version(), {name: digest_of_file(path) for name, path in files.items()}, versions)
 
@@ -97,5 +96,5 @@ def _only(everything: Installed, packages: Sequence[str]) -> Installed:
     )
 
 
-def _changed(here: dict[str, str], there: dict[str, str]) -> list[str]:
-    return sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
+def _changed(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    return sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))

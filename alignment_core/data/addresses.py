@@ -1,7 +1,7 @@
-"""Files at addresses (``s3://``, ``gs://``, ``https://``, ``hf://``): found and pinned once, then read as they were pinned.
+"""Files at addresses (``s3://``, ``gs://``, ``https://``, ``hf://``): listed and pinned once, then read at the pinned version.
 
-Read through fsspec, so that a file need not fit into memory or on the disk. Credentials come from where the tools of each
-service look for them (``AWS_*``, ``~/.aws``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``HF_TOKEN``, ``~/.netrc``), never from an
+They are read through fsspec, so that a file need not fit into memory or on the disk. Credentials come from the usual places of
+each service's tools (``AWS_*``, ``~/.aws``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``HF_TOKEN``, ``~/.netrc``), never from an
 address.
 """
 
@@ -24,22 +24,30 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core.credentials import resolved
 from alignment_core.data.hub import commit_of
-from alignment_core.errors import AlignmentError, DataError, EnvironmentFault, NotFound, Unavailable, UserError
+from alignment_core.errors import (
+    AlignmentError,
+    DataError,
+    EnvironmentFault,
+    NotFound,
+    Unavailable,
+    UserError,
+    first_line,
+)
+from alignment_core.files import sync
 from alignment_core.network import through_proxy
 from alignment_core.recipes.paths import file_of
 
 ATTEMPTS = 6
-"""How often a read is tried that fails because the server does not answer."""
+"""Attempts of a read while the server does not answer."""
 BLOCK = 16 << 20
 """Bytes of one request."""
 _DOWNLOADS = 4
 _CONNECT_SECONDS, _SILENT_SECONDS = 30, 60
-"""How long a web server may take to accept a connection, and to send the next bytes."""
+"""Timeouts of a web server: for a connection, and for the next bytes."""
 _SETTINGS = ("AWS_", "GOOGLE_", "HF_", "STORAGE_EMULATOR_HOST", "SSL_CERT", "NO_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 """Variables that a connection depends on."""
 _VERSIONS = ("ETag", "blob_id", "md5Hash", "generation", "Last-Modified")
-"""What fsspec's file systems call a mark that changes with the bytes of a file: S3 and HTTP, the Hub, GCS, and HTTP without
-ETags."""
+"""Names of a file's version in fsspec's file systems: S3 and HTTP, the Hub, GCS, and HTTP without ETags."""
 _REVISION = r"@(refs/(?:convert|pr)/[^/]+|[^/]+)"
 _HUB = re.compile(rf"hf://((?:datasets/)?[^/@]+/[^/@]+)(?:{_REVISION})?(/.*)?")
 
@@ -47,7 +55,7 @@ _HUB = re.compile(rf"hf://((?:datasets/)?[^/@]+/[^/@]+)(?:{_REVISION})?(/.*)?")
 class RemoteFile(BaseModel):
     """A file at an address and the version that was there when it was pinned.
 
-    It has what :func:`alignment_core.data.files.read_file` needs of a ``Path``.
+    It has the attributes of a ``Path`` that :func:`alignment_core.data.files.read_file` uses.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,11 +78,11 @@ class RemoteFile(BaseModel):
         return PurePosixPath(self.name).suffix
 
     def open(self, mode: Literal["rb"] = "rb") -> BinaryIO:
-        """Its bytes. Raises DataError if they are no longer those that were pinned."""
+        """The bytes of the file. Raises DataError if its version is no longer the pinned one."""
         return io.BufferedReader(_Reader(self), 1 << 20)
 
     def check(self) -> None:
-        """Raise DataError if another version is at the address by now."""
+        """Raise DataError if the address has another version by now."""
         with _explained(self.address):
             files, path = _connected(self.address)
             files.invalidate_cache()
@@ -107,7 +115,7 @@ def pinned_files(address: str, revision: str | None = None) -> list[RemoteFile]:
 
 
 def pinned_folder(address: str, patterns: Sequence[str]) -> dict[str, RemoteFile]:
-    """The files of the folder at an address whose places in it match one of the globs, by these places. Raises as
+    """The files of the folder at an address whose relative paths match one of the globs, by relative path. Raises as
     :func:`pinned_files` does, and UserError for the address of a web server."""
     if address.startswith("http"):
         raise UserError(
@@ -122,22 +130,22 @@ def pinned_folder(address: str, patterns: Sequence[str]) -> dict[str, RemoteFile
 
 
 def _is_place(name: str) -> bool:
-    """Whether a name is that of a file below a folder: keys of objects may have empty parts, `.` and `..`."""
+    """Whether a name is a path below a folder: keys of objects may have empty parts, `.` and `..`, which lead elsewhere."""
     return not {"", ".", ".."}.intersection(name.split("/"))
 
 
 def is_glob(address: str) -> bool:
-    """Whether the address stands for all files that fit it."""
+    """Whether the address is a pattern of addresses."""
     return not address.startswith("http") and re.search(r"[*?[]", file_of(address)) is not None
 
 
 def fixed_folder(glob: str) -> str:
-    """The part of an address before the first folder or name that is a glob."""
+    """The folder in front of the first glob of an address."""
     return re.split(r"[*?[]", glob, maxsplit=1)[0].rpartition("/")[0]
 
 
 def name_within(address: str, file: RemoteFile) -> str:
-    """The place of a file within the folder or glob that an address stands for; else its name. The same for each commit."""
+    """The path of a file within the folder or glob at an address, else its name. The same for each commit."""
     if is_same(address, file):
         return file.name
     given = _without_commit(address)
@@ -146,12 +154,12 @@ def name_within(address: str, file: RemoteFile) -> str:
 
 
 def is_same(address: str, file: RemoteFile) -> bool:
-    """Whether the address is that of the file itself, at some commit."""
+    """Whether the address is the file's own, at any commit."""
     return _without_commit(address) == _without_commit(file.address)
 
 
 def is_of_address(file: RemoteFile) -> bool:
-    """Whether the version is a mark of a web server, which may be the same for other content at another address."""
+    """Whether the version comes from a web server, where other content at another address may have the same version."""
     return file.address.startswith("http") and not file.version.startswith("sha256:")
 
 
@@ -160,7 +168,7 @@ def _without_commit(address: str) -> str:
 
 
 def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
-    """Write files below a folder, by the path within it; several at a time. Those that are there whole already stay.
+    """Write files below a folder, by relative path, several at a time. Files that are already complete stay.
 
     Raises UserError for a path that leads out of the folder.
     """
@@ -182,23 +190,14 @@ def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
         if file.size not in (None, written := partial.stat().st_size):
             raise Unavailable(f"{file.address}: the server sent {written} of {file.size} bytes")
         partial.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
 
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
         list(pool.map(fetch, files))
 
 
-def _sync(folder: Path) -> None:
-    """Sync the entries of a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class _Reader(io.RawIOBase):
-    """The bytes of a pinned file. A read to which the server gives no answer is repeated."""
+    """The bytes of a pinned file. A read is repeated while the server does not answer."""
 
     def __init__(self, file: RemoteFile) -> None:
         super().__init__()
@@ -214,7 +213,7 @@ class _Reader(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        return True  # as far as Parquet's reader is concerned: `seek` says why not
+        return True  # also without ranges: Parquet's reader then gets the error of `seek`, which names the reason
 
     @property
     def _has_ranges(self) -> bool:
@@ -250,7 +249,7 @@ class _Reader(io.RawIOBase):
 
 
 def _conditions(file: RemoteFile) -> dict[str, Any]:
-    """Options by which a server refuses to send another version; s3fs sends ``If-Match`` by itself."""
+    """Options that make a server refuse to send another version; s3fs sends ``If-Match`` by itself."""
     if not file.address.startswith("http") or file.version.startswith(("sha256:", "W/")):
         return {}
     header = "If-Match" if file.version.startswith('"') else "If-Unmodified-Since"
@@ -258,7 +257,7 @@ def _conditions(file: RemoteFile) -> dict[str, Any]:
 
 
 def _has_ranges(files: Any, url: str, conditions: Mapping[str, Any]) -> bool:
-    """Whether a web server sends a part of a file; many that do not send one do not say so either."""
+    """Whether a web server sends parts of a file: by a request, because many servers do not announce it."""
     import fsspec.asyn
 
     async def has_ranges() -> bool:
@@ -280,7 +279,7 @@ def _pinned(files: Any, address: str, info: Mapping[str, Any]) -> RemoteFile:
 
 
 def _at_commit(address: str, revision: str | None) -> str:
-    """An address of the Hub with the commit that its revision stands for now; others as they are."""
+    """An address of the Hub at the current commit of its revision; other addresses unchanged."""
     match = _HUB.fullmatch(address)
     if match is None:
         return address
@@ -299,7 +298,7 @@ def _connected(address: str) -> tuple[Any, str]:
 
 @functools.lru_cache(maxsize=8)
 def _file_system(scheme: str, by_version: bool, process: int, environment: Sequence[tuple[str, str]]) -> Any:
-    """A connection lasts as long as the process and the variables that it depends on; a fork must not share it."""
+    """One connection per process and environment: a fork must not share it, and changed credentials need a new one."""
     import aiohttp
     import fsspec
 
@@ -313,7 +312,7 @@ def _file_system(scheme: str, by_version: bool, process: int, environment: Seque
         options["client_kwargs"] = {"trust_env": True, "headers": headers, "timeout": timeout}
     files = fsspec.filesystem(scheme, **options)
     if scheme == "s3":
-        files.retries = 1  # botocore repeats requests, and _Reader what breaks off
+        files.retries = 1  # botocore repeats requests, and _Reader reads that break off
     return files
 
 
@@ -345,25 +344,25 @@ def _explained(address: str) -> Iterator[None]:
 def _fault(error: Exception, address: str) -> AlignmentError:
     import aiohttp
 
-    chain = [error, *(one for one in (error.__cause__, error.__context__) if isinstance(one, Exception))]
+    chain = [error, *(cause for cause in (error.__cause__, error.__context__) if isinstance(cause, Exception))]
     scheme = address.partition("://")[0]
     if isinstance(error, ImportError):
         package = "gcsfs" if scheme == "gs" else error.name
         return EnvironmentFault(f"{address}: reading {scheme}:// needs the package {package}: pip install {package}")
     if scheme == "s3" and (fault := _of_s3(chain, address)):
         return fault
-    status = next((one.status for one in chain if isinstance(one, aiohttp.ClientResponseError)), 0)
-    reason = f"HTTP {status}" if status else (str(chain[-1]).strip().splitlines() or [type(chain[-1]).__name__])[0]
+    status = next((cause.status for cause in chain if isinstance(cause, aiohttp.ClientResponseError)), 0)
+    reason = f"HTTP {status}" if status else first_line(chain[-1])
     if type(error).__name__ == "FileExpired" or status == 412:
         return _changed(address)
     if status in (401, 403) or isinstance(error, PermissionError):
         return EnvironmentFault(
             f"{address}: access is denied ({reason}); are there credentials for it on this machine?"
         )
-    if any(isinstance(one, aiohttp.ClientConnectorCertificateError) for one in chain):
+    if any(isinstance(cause, aiohttp.ClientConnectorCertificateError) for cause in chain):
         return EnvironmentFault(f"{address}: its certificate is not trusted ({reason}); set SSL_CERT_FILE")
     outages = aiohttp.ClientError | TimeoutError | ConnectionError
-    if status >= 500 or status == 429 or (status == 0 and any(isinstance(one, outages) for one in chain)):
+    if status >= 500 or status == 429 or (status == 0 and any(isinstance(cause, outages) for cause in chain)):
         return Unavailable(f"{address}: the server does not answer{through_proxy(address)} ({reason})")
     if isinstance(error, FileNotFoundError):
         return UserError(f"{address}: there is no such file")
@@ -371,12 +370,12 @@ def _fault(error: Exception, address: str) -> AlignmentError:
 
 
 def _of_s3(chain: Sequence[Exception], address: str) -> AlignmentError | None:
-    """What botocore's error among these means; None if there is none."""
+    """Our error for botocore's among these; None if there is none."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     from alignment_core.artifacts.s3_client import LOST, code_of, translate_errors
 
-    cause = next((one for one in chain if isinstance(one, BotoCoreError | ClientError)), None)
+    cause = next((error for error in chain if isinstance(error, BotoCoreError | ClientError)), None)
     if cause is None:
         return None
     if code_of(cause) in LOST:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
-from alignment_core.data import formats, hold_out, kinds, mixing, overlap, sources, statistics, tables
+from alignment_core.data import formats, hold_out, kinds, mixing, overlap, statistics, tables
 from alignment_core.data.conditions import conditioned
 from alignment_core.data.context import check_context
 from alignment_core.data.fields import Fields
@@ -38,13 +38,13 @@ PROGRESS_EVERY = 200
 
 @dataclass(frozen=True)
 class BuiltDataset:
-    """Two tables with the columns of their kind of rows, and what happened on the way to them."""
+    """Two tables with the columns of their kind of rows, and the statistics of their preparation."""
 
     kind: Kind
     rows: DiskList[dict[str, Any]]
     """Every row that passed the filters."""
     numbers: Mapping[str, Sequence[int]]
-    """Which of them are the rows of the tables ``train`` and ``test``."""
+    """Numbers of the ``rows`` in the tables ``train`` and ``test``."""
     statistics: dict[str, Any]
     prompts: frozenset[str]
     """Digests of the prompts of the training table, see :mod:`alignment_core.data.overlap`."""
@@ -78,10 +78,10 @@ def build(
     """Build the data set of ``config`` from its pinned sources, of the kind of rows with this name. Equal arguments give
     equal tables.
 
-    ``on_progress`` is called with (rows read, rows in all if known). ``context`` is the longest sequence that the model
-    takes; ``settings`` are those of the kind of rows. Rows need not fit into memory: they lie in a file in ``scratch`` (None:
-    where temporary files go), and what is remembered of each takes about a kilobyte. Raises UserError for settings that
-    cannot work with this tokenizer, DataError for rows that cannot be used; both before any training begins.
+    ``on_progress`` is called with (rows read, total rows if known). ``context`` is the model's context length in tokens;
+    ``settings`` are those of the kind of rows. Rows need not fit into memory: they are in a file in ``scratch`` (None: the
+    folder for temporary files), with about a kilobyte per row in memory. Raises UserError for settings that cannot work with
+    this tokenizer, DataError for rows that cannot be used; both before any training begins.
     """
     kind = kinds.load(kind_name)
     ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)
@@ -97,13 +97,13 @@ def build(
     weights = [source.source.weight or 0.0 for source in pinned] if mixed else []
     ledger.check_rows_left(hold_out.counts(kept, len(pinned)), mixture=bool(weights))
 
-    given = {number for number, source in enumerate(pinned) if source.source.held_out}
-    if given:
-        pool, test = hold_out.held_out_sources(kept, given, ledger)
+    held_out = {number for number, source in enumerate(pinned) if source.source.held_out}
+    if held_out:
+        pool, test = hold_out.held_out_sources(kept, held_out, ledger)
     else:
         pool, test = hold_out.hold_out(kept, config.test_rows, ledger, kind.together)
     by_source: list[list[RowMeta]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
-    left = [len(rows) or int(number in given) for number, rows in enumerate(by_source)]
+    left = [len(rows) or int(number in held_out) for number, rows in enumerate(by_source)]
     ledger.check_rows_left(left if any(map(len, by_source)) else [0] * len(pinned), mixture=bool(weights))
     order = mixing.order([len(rows) for rows in by_source], weights or None, config.mixing, config.shuffle, seed)
     train = [by_source[source][row] for source, row in order]
@@ -131,7 +131,7 @@ def build(
 
 
 def _source(rows: DiskList[dict[str, Any]], table: Sequence[int], place: int) -> str:
-    """Where a row of a table was read."""
+    """File and line of a row of a table."""
     return str(rows[table[place]]["source"])
 
 
@@ -163,7 +163,7 @@ def kept_rows(
     seed: int,
     on_progress: OnProgress | None,
 ) -> Iterator[tuple[RowMeta, dict[str, Any]]]:
-    """The rows of the table that the sources give, with their columns; those that are dropped are noted in the ``ledger``."""
+    """Rows of the table from all sources, with their columns; dropped rows are counted in the ``ledger``."""
     total, number_of_row = _expected_rows(pinned), 0
     for number, source in enumerate(pinned):
         names_tasks = origin_of(source.source).names_tasks
@@ -179,7 +179,7 @@ def kept_rows(
                 ledger.bad(number, where, str(error))
                 continue
             ledger.split[number] += len(rendered) > 1
-            # A column of the user's that happens to be called `task` does not name a task of ours.
+            # A user's column that happens to be called `task` does not name a built-in task.
             made_by = {"source": where, KEPT: kept} if names_tasks else {"source": where, KEPT: kept, "task": None}
             for columns in rendered:
                 if isinstance(columns, str):
@@ -197,8 +197,8 @@ def kept_rows(
 def examples(
     pinned: PinnedSource, number: int, ledger: statistics.Ledger, kind: Kind, seed: int, template: str | None = None
 ) -> Iterator[tuple[str, Example, Example, str | None]]:
-    """The well-formed rows of a source: where each is, the row, the same with its prompt in the ``template``, and what is kept
-    beside it (``keep_columns``) as JSON text. The first row decides the format."""
+    """The well-formed rows of a source: its place, the example, the example with its prompt in the ``template``, and its
+    ``keep_columns`` as JSON text. The first row decides the format."""
     source, format = pinned.source, None
     try:
         formats.check_format(source.format, kind)
@@ -206,29 +206,29 @@ def examples(
             raise UserError(f"keep_columns: {kind.gives} cannot keep further columns; only prompts can")
     except UserError as error:
         raise UserError(f"{pinned.name}: {error}") from None
-    for row in sources.read(pinned, number, seed, kind):
+    for where, row in pinned.read(number, seed, kind):
         ledger.read[number] += 1
-        if isinstance(row, sources.BadRow):
-            ledger.bad(number, row.where, row.reason)
+        if isinstance(row, str):
+            ledger.bad(number, where, row)
             continue
         if format is None:
             try:
-                format = formats.detect(row.values, source.format, source.columns, kind)
+                format = formats.detect(row, source.format, source.columns, kind)
             except UserError as error:
-                raise DataError(f"{row.where}: {error}") from None
+                raise DataError(f"{where}: {error}") from None
         try:
-            fields = Fields(row.values, source.columns)
+            fields = Fields(row, source.columns)
             example = kind.formats[format].parse(fields)
             shown = conditioned(example, template, fields) if template else example
             kept = fields.kept(source.keep_columns)
             ledger.unread.update(f"rows have `{name}`, which nothing reads" for name in fields.unread(CONTEXT))
-            yield row.where, example, shown, kept
+            yield where, example, shown, kept
         except (ValueError, RecursionError) as error:
-            ledger.bad(number, row.where, str(error))
+            ledger.bad(number, where, str(error))
 
 
 def _digests(example: Example, kept: str | None, last_turn: bool) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Digests: of the example with its kept columns, of the prompts that are trained, and of those inside its own prompt."""
+    """Digests of the example with its kept columns, of the prompts with trained answers, and of prompts in its context."""
     content = list(vars(example).values())
     try:
         return digest_of([*content, kept] if kept else content), *hold_out.prompts_of(example, last_turn)
@@ -237,7 +237,7 @@ def _digests(example: Example, kept: str | None, last_turn: bool) -> tuple[str, 
 
 
 def _expected_rows(pinned: Sequence[PinnedSource]) -> int | None:
-    """How many rows there will be, where that is known without reading."""
+    """Total number of rows, if it is known without reading."""
     counts = [origin_of(source.source).expected(source.source) for source in pinned]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

@@ -1,4 +1,4 @@
-"""Conditions in prompts: a template that puts columns of a row into what a user says, such as the quality of the answer."""
+"""Conditions in prompts: a template that puts columns of a row, such as the quality of the answer, into the user's message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def conditioned(example: Example, template: str, fields: Fields) -> Example:
-    """The example with the first words of its user in the template. Raises ValueError for a row that cannot fill it."""
+    """The example with its first user message in the template. Raises ValueError for a row that lacks a column of it."""
     if not hasattr(example, "prompt"):
         raise ValueError("`prompt_template` needs rows with a prompt; this one is a plain text")
     prompt = example.prompt
@@ -23,14 +23,14 @@ def conditioned(example: Example, template: str, fields: Fields) -> Example:
         return replace(example, prompt=filled(template, prompt, fields))  # type: ignore[type-var]
     if (number := _first_user(prompt)) is not None:
         return replace(example, prompt=_with(prompt, number, template, fields))  # type: ignore[type-var]
-    completion = getattr(example, "completion", None)  # of a conversation that is all in there
+    completion = getattr(example, "completion", None)  # holds the whole conversation of the format `messages`
     if isinstance(completion, list) and (number := _first_user(completion)) is not None:
         return replace(example, completion=_with(completion, number, template, fields))  # type: ignore[type-var]
     raise ValueError("`prompt_template` needs a message of the user, and there is none")
 
 
 def filled(template: str, prompt: str, fields: Fields) -> str:
-    """The template with the words and the columns in it."""
+    """The template filled with the prompt and the columns."""
     text = []
     for literal, name, spec, _ in Formatter().parse(template):
         text.append(literal)

@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 COUNTED_BY_VLLM = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Types of rotary positions of which vLLM takes ``max_position_embeddings`` as it is."""
+"""Types of rotary positions whose factor ``max_position_embeddings`` includes, for vLLM."""
 NOT_SCALED_BY_VLLM = "dynamic"
-"""vLLM would take longer sequences, but its table of positions ends at ``max_position_embeddings``; it reads behind it."""
+"""vLLM accepts longer sequences, but its table of positions ends at ``max_position_embeddings``: it would read past its end."""
 KNOWN = ("default", "linear", "dynamic", "proportional", "mrope", *COUNTED_BY_VLLM)
 
 
 def context_length(model: Path) -> int | None:
-    """As :func:`longest_trained`, of the model in this folder."""
+    """:func:`longest_trained` of the model in this folder."""
     file = model / "config.json"
     return longest_trained(json.loads(file.read_text())) if file.is_file() else None
 
 
 def longest_trained(shape: dict[str, Any]) -> int | None:
-    """The longest sequence, in tokens, that a model with this ``config.json`` is trained on, as far as it says.
+    """Context length, in tokens, of a model with this ``config.json``; None if it has no ``max_position_embeddings``.
 
-    With rotary positions that are scaled, that is what they are scaled to; None, with a warning, for a scaling of a type that
-    is not known, whose model may take more than ``max_position_embeddings``.
+    Scaled rotary positions extend it. None, with a warning, for an unknown type of scaling, because such a model may take more
+    than ``max_position_embeddings``.
     """
-    most = shape.get("max_position_embeddings")
-    if most is None:
+    longest = shape.get("max_position_embeddings")
+    if longest is None:
         return None
     for rope in _scalings(shape):
         kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -43,20 +43,22 @@ def longest_trained(shape: dict[str, Any]) -> int | None:
             return None
         original = rope.get("original_max_position_embeddings") or shape.get("original_max_position_embeddings")
         if kind != "default":
-            most = max(most, int((original or shape["max_position_embeddings"]) * (rope.get("factor") or 1)))
-    return most
+            longest = max(longest, int((original or shape["max_position_embeddings"]) * (rope.get("factor") or 1)))
+    return longest
 
 
 def longest_sampled(shape: dict[str, Any]) -> int | None:
-    """The longest sequence that vLLM can sample with such a model: it multiplies ``max_position_embeddings`` by the factor of
-    those scalings only that do not already count in it."""
-    most = shape.get("max_position_embeddings")
+    """The longest sequence that vLLM can sample with such a model: vLLM multiplies ``max_position_embeddings`` by the factors
+    of scalings that it does not already include."""
+    longest = shape.get("max_position_embeddings")
     factors = [
         rope.get("factor") or 1
         for rope in _scalings(shape)
         if (rope.get("rope_type") or rope.get("type") or "default") not in (*COUNTED_BY_VLLM, NOT_SCALED_BY_VLLM)
     ]
-    return most if most is None or "gemma3" in shape.get("model_type", "") else int(most * max(factors, default=1))
+    if longest is None or "gemma3" in shape.get("model_type", ""):
+        return longest
+    return int(longest * max(factors, default=1))
 
 
 def _scalings(shape: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,19 +66,19 @@ def _scalings(shape: dict[str, Any]) -> list[dict[str, Any]]:
     rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         return []
-    nested = [one for one in rope.values() if isinstance(one, dict)]
+    nested = [parameters for parameters in rope.values() if isinstance(parameters, dict)]
     return nested or [rope]
 
 
-def check_context(rows: Sequence[Sequence[Lengths]], most: int | None, source: Callable[[int], str]) -> None:
-    """Raise DataError that names the first of the ``rows``, by what ``source`` says of its number, that has a sequence of more
-    than ``most`` tokens. A prompt leaves room for one more."""
-    if most is None:
+def check_context(rows: Sequence[Sequence[Lengths]], context: int | None, source: Callable[[int], str]) -> None:
+    """Raise DataError for rows with a sequence of more than ``context`` tokens, with the ``source`` (of a row's number) of the
+    first one. A prompt leaves room for one more token."""
+    if context is None:
         return
     tokens = [max(head + (1 if tail is None else tail) for head, tail in sequences) for sequences in rows]
-    longer = [number for number, count in enumerate(tokens) if count > most]
+    longer = [number for number, count in enumerate(tokens) if count > context]
     if longer:
         raise DataError(
-            f"{source(longer[0])}: the row has {tokens[longer[0]]} tokens, but the model takes at most {most} "
-            f"(max_position_embeddings); {len(longer)} of {len(tokens)} rows are too long: set max_length to {most} or less"
+            f"{source(longer[0])}: the row has {tokens[longer[0]]} tokens, but the model takes at most {context} "
+            f"(max_position_embeddings); {len(longer)} of {len(tokens)} rows are too long: set max_length to {context} or less"
         )

@@ -15,7 +15,7 @@ from alignment_core.data.sharegpt import is_sharegpt, to_message
 _MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
 _ABSENT = object()
 _OTHER_NAMES = {"messages": "conversations"}
-"""A column that is meant where there is none with the name of the role."""
+"""A role's second column name, for rows without a column of its first name."""
 
 
 class ArrowRow(dict[str, Any]):
@@ -63,15 +63,15 @@ class Fields:
             if role not in columns and role not in values and isinstance(values.get(name), list):
                 self._keys[role] = name
         self._padded = isinstance(values, ArrowRow)
-        self._looked_at: set[str] = set()
+        self._read: set[str] = set()
         """Columns that were read so far."""
 
-    def is_meant(self, role: str) -> bool:
-        """Whether the column of a role has the role's name, or the one that the recipe maps it to."""
+    def is_explicit(self, role: str) -> bool:
+        """Whether the recipe maps the role to a column, or a column has the role's name."""
         return role in self._mapped or role in self._values
 
     def holds(self, role: str) -> bool:
-        """Whether the row has the column, be it null."""
+        """Whether the row has the column, with a value or null."""
         return self._get(role) is not _ABSENT
 
     def has(self, role: str) -> bool:
@@ -144,9 +144,9 @@ class Fields:
                 raise ValueError(f"`{name}` is not the JSON text of a list: {short(value)}") from None
         if value is None or value == []:
             return None
-        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        if not isinstance(value, list) or not all(isinstance(schema, dict) for schema in value):
             raise ValueError(f"`{name}` is {kind_of(value)}; a list of schemas of functions is needed")
-        return [without_padding(one) for one in value] if padded else value
+        return [without_padding(schema) for schema in value] if padded else value
 
     def optional_text(self, role: str) -> str | None:
         return self.text(role) if self.has(role) else None
@@ -197,20 +197,20 @@ class Fields:
         return json.dumps(kept, ensure_ascii=False)
 
     def unread(self, names: Sequence[str]) -> list[str]:
-        """Those of the columns ``names`` in which the row has a value and that nothing has read so far."""
-        there = [name for name in names if name in self._values and name not in self._looked_at]
-        return [name for name in there if not _is_blank(self._values[name])]
+        """Those of the columns ``names`` that have a value and were not read so far."""
+        unread = [name for name in names if name in self._values and name not in self._read]
+        return [name for name in unread if not _is_blank(self._values[name])]
 
     def column(self, name: str) -> Any:
         """The value of a column by its own name. Raises ValueError where there is none."""
-        self._looked_at.add(name)
+        self._read.add(name)
         value = _lookup(self._values, name)
         if value is _ABSENT:
             raise self._absent(name)
         return value
 
     def _get(self, role: str) -> Any:
-        self._looked_at.add(self.name(role))
+        self._read.add(self.name(role))
         return _lookup(self._values, self.name(role))
 
     def _needed(self, role: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from alignment_core.data.addresses import RemoteFile
 from alignment_core.data.fields import ArrowRow
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, first_line
 from alignment_core.recipes.paths import COMPRESSIONS, row_suffix
 
 LONGEST_LINE = 64 * 2**20
@@ -26,11 +26,11 @@ LONGEST_LINE = 64 * 2**20
 
 
 RowsFile = Path | RemoteFile
-Found = tuple[int, dict[str, Any] | str]
-"""Line or row number, counted from one, and the row or what is wrong with it."""
+NumberedRow = tuple[int, dict[str, Any] | str]
+"""Line or row number, from 1, and the row, or the reason why it is malformed."""
 
 
-def read_file(path: RowsFile) -> Iterator[Found]:
+def read_file(path: RowsFile) -> Iterator[NumberedRow]:
     """The rows of one file, of a suffix in ``recipes.paths.ROW_SUFFIXES`` or ``TEXT_SUFFIX``.
 
     Raises DataError where it cannot be read at all.
@@ -39,9 +39,9 @@ def read_file(path: RowsFile) -> Iterator[Found]:
     return _unpacked(path, reader) if path.suffix.lower() in COMPRESSIONS else reader(path)
 
 
-def _unpacked(path: RowsFile, reader: Callable[[RowsFile], Iterator[Found]]) -> Iterator[Found]:
+def _unpacked(path: RowsFile, reader: Callable[[RowsFile], Iterator[NumberedRow]]) -> Iterator[NumberedRow]:
     """The rows that a ``reader`` gives of a compressed file."""
-    path.open("rb").close()  # a file that is missing or may not be read is no broken one
+    path.open("rb").close()  # a missing or forbidden file has an error of its own, not that of a broken one
     try:
         yield from reader(path)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -63,7 +63,7 @@ def _open(path: RowsFile) -> BinaryIO:
     return opened
 
 
-def _jsonl(path: RowsFile) -> Iterator[Found]:
+def _jsonl(path: RowsFile) -> Iterator[NumberedRow]:
     with _open(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
@@ -103,7 +103,7 @@ def _not_an_object(value: Any) -> str:
     return f'is {kinds.get(type(value), json.dumps(value))}; a row is an object such as {{"prompt": …}}'
 
 
-def _json(path: RowsFile) -> Iterator[Found]:
+def _json(path: RowsFile) -> Iterator[NumberedRow]:
     """A list of objects, or JSON lines under the name .json, as many data sets have it."""
     with _open(path) as file:
         if not file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
@@ -120,9 +120,9 @@ def _json(path: RowsFile) -> Iterator[Found]:
         yield number, row if isinstance(row, dict) else _not_an_object(row)
 
 
-def _csv(path: RowsFile) -> Iterator[Found]:
+def _csv(path: RowsFile) -> Iterator[NumberedRow]:
     csv.field_size_limit(LONGEST_LINE)  # the module's own limit of 128 KiB is shorter than many documents
-    # Bytes that are no UTF-8 become half characters, which the parser of the row then refuses by column.
+    # Invalid UTF-8 becomes unpaired surrogates, which the parser of the row then refuses by column.
     with io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines = csv.reader(file, strict=True)
         try:
@@ -146,7 +146,7 @@ def _csv(path: RowsFile) -> Iterator[Found]:
                 yield number, f"has {len(fields)} fields, the header has {len(header)}"
 
 
-def _parquet(path: RowsFile) -> Iterator[Found]:
+def _parquet(path: RowsFile) -> Iterator[NumberedRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -157,7 +157,7 @@ def _parquet(path: RowsFile) -> Iterator[Found]:
         raise DataError(f"{path}: is not a readable Parquet file: {first_line(error)}") from None
 
 
-def _arrow(path: RowsFile) -> Iterator[Found]:
+def _arrow(path: RowsFile) -> Iterator[NumberedRow]:
     """An Arrow stream, which is what ``datasets`` writes, or an Arrow file."""
     import pyarrow as pa
 
@@ -173,7 +173,7 @@ def _arrow(path: RowsFile) -> Iterator[Found]:
         raise DataError(f"{path}: is not a readable Arrow file: {first_line(error)}") from None
 
 
-def _txt(path: RowsFile) -> Iterator[Found]:
+def _txt(path: RowsFile) -> Iterator[NumberedRow]:
     """One row ``{"text": …}``, the whole file."""
     with _open(path) as file:
         content = file.read(LONGEST_LINE + 1)
@@ -188,7 +188,7 @@ def _txt(path: RowsFile) -> Iterator[Found]:
         yield content.count(b"\n", 0, start) + 1, _not_utf8(content[start:], error)
 
 
-def _batches(batches: Iterable[Any]) -> Iterator[Found]:
+def _batches(batches: Iterable[Any]) -> Iterator[NumberedRow]:
     number = 0
     for batch in batches:
         for row in batch.to_pylist():
@@ -196,12 +196,7 @@ def _batches(batches: Iterable[Any]) -> Iterator[Found]:
             yield number, ArrowRow(row)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-_READERS: dict[str, Callable[[RowsFile], Iterator[Found]]] = {
+_READERS: dict[str, Callable[[RowsFile], Iterator[NumberedRow]]] = {
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
     ".json": _json,

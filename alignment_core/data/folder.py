@@ -1,4 +1,4 @@
-"""The files of a folder by split, as `datasets.load_dataset(folder)` tells them apart, and the files that it leaves out.
+"""The files of a folder by split, as `datasets.load_dataset(folder)` assigns them, and the files that are left out.
 
 The rules are those of `datasets` 5 (`data_files.py`, `load.py`), written anew because recipes are checked without importing the
 library: the configurations in README.md, else shards `data/SPLIT-00000-of-00001`, else folders named by a split, else files
@@ -31,7 +31,7 @@ KEYWORDS = {
 }
 """Words in names of files and folders that mean a split."""
 HELD_OUT = ".held-out.jsonl"
-"""How a file ends that `align init` has written: rows to measure on, which are among those of the folder already."""
+"""Suffix of held-out rows that `align init` writes; a folder does not read them a second time."""
 _SEPARATOR = "[-._ 0-9]"
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}.*\..*")
 _SETTINGS = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -41,19 +41,19 @@ _NO_ROWS = re.compile(
 )
 """Names of texts about a data set, and of a model's settings."""
 _HIDDEN = (".", "__")
-"""How folders begin that hold no rows."""
+"""Prefixes of folders without rows."""
 _OTHER_ROWS = (".tsv", ".xml", ".zip", ".tar", ".tgz", ".h5", ".hdf5", ".xlsx", ".lance", ".avro", ".orc")
 """Suffixes of other files that hold rows."""
 _TOGETHER = {".jsonl": ".json", ".ndjson": ".json"}
-"""Suffixes whose files are read together with those of another."""
+"""Suffixes that count as another one: their files are read together."""
 _PREFERRED = (".csv", ".json", ".jsonl", ".arrow", ".parquet")
-"""The later one is taken where two suffixes are equally frequent."""
+"""If two suffixes are equally frequent, the later one wins."""
 _LISTED = 5
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What a folder of rows holds."""
+    """The splits of a folder of rows."""
 
     path: Path | str
     splits: dict[str, list[Any]]
@@ -75,7 +75,7 @@ class Folder:
 
 
 def splits_of(folder: Path, subset: str | None = None) -> Folder:
-    """Tell the splits of a folder apart; ``subset`` names a configuration of its README.md.
+    """The splits of a folder; ``subset`` names a configuration of its README.md.
 
     Raises UserError for a folder without rows, and for a configuration that does not exist.
     """
@@ -85,14 +85,13 @@ def splits_of(folder: Path, subset: str | None = None) -> Folder:
         raise UserError(
             f"{folder}: `subset` applies only to data sets with several: there are none in a README.md here"
         )
-    found = splits_by_name(folder, list(_files(folder)))
-    return Folder(
-        folder, {split: [folder / path for path in files] for split, files in found.splits.items()}, found.notes
-    )
+    relative = splits_by_name(folder, list(_files(folder)))
+    splits = {split: [folder / path for path in files] for split, files in relative.splits.items()}
+    return Folder(folder, splits, relative.notes)
 
 
 def splits_by_name(folder: Path | str, every: list[PurePath]) -> Folder:
-    """Tell the splits of a folder, or of what an address stands for, apart by the places of its files within it.
+    """The splits of a folder, local or at an address, by the relative paths of its files.
 
     Raises UserError where none of them holds rows.
     """
@@ -107,7 +106,7 @@ def splits_by_name(folder: Path | str, every: list[PurePath]) -> Folder:
 
 
 def _files(folder: Path) -> Iterator[PurePath]:
-    """The places of all files below the folder, sorted; folders that cannot hold rows are not searched."""
+    """The relative paths of all files below the folder, sorted; hidden folders are not searched."""
     paths = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
@@ -116,7 +115,7 @@ def _files(folder: Path) -> Iterator[PurePath]:
 
 
 def _counts(path: PurePath) -> bool:
-    """Whether the file may belong to the data: it is not hidden, and no settings."""
+    """Whether the file may belong to the data: neither hidden nor a file of settings."""
     hidden = path.name.startswith(".") or any(part.startswith(_HIDDEN) for part in path.parts[:-1])
     return not hidden and path.name not in _SETTINGS and not path.name.endswith(HELD_OUT)
 
@@ -127,7 +126,7 @@ def _is_read(path: PurePath) -> bool:
 
 
 def _by_name(every: list[PurePath]) -> dict[str, list[PurePath]]:
-    """The files of each split by their places in the folder."""
+    """The files of each split, by their relative paths."""
     files = [path for path in every if _is_read(path)]
     files = [path for path in files if row_suffix(path.name) != TEXT_SUFFIX] or files
     of_data = _shards(path for path in files if path.parent == PurePath("data"))
@@ -138,8 +137,10 @@ def _by_name(every: list[PurePath]) -> dict[str, list[PurePath]]:
         return of_folder
     for patterns in (_FOLDERS, _NAMES):
         splits = {}
-        for split, some in patterns.items():
-            matches = dict.fromkeys(path for pattern in some for path in files if pattern.fullmatch(path.as_posix()))
+        for split, of_split in patterns.items():
+            matches = dict.fromkeys(
+                path for pattern in of_split for path in files if pattern.fullmatch(path.as_posix())
+            )
             if matches:
                 splits[split] = list(matches)
         if splits:
@@ -148,7 +149,7 @@ def _by_name(every: list[PurePath]) -> dict[str, list[PurePath]]:
 
 
 def _patterns(pattern: str) -> dict[str, list[re.Pattern[str]]]:
-    """For each split the places of files, relative to the folder, that say that they belong to it."""
+    """For each split, patterns of the relative paths of its files."""
     return {split: [re.compile(pattern.format(word)) for word in words] for split, words in KEYWORDS.items()}
 
 
@@ -157,7 +158,7 @@ _NAMES = _patterns(rf"(.*/)?([^/]*{_SEPARATOR})?{{}}{_SEPARATOR}[^/]*")
 
 
 def _shards(files: Iterable[PurePath]) -> dict[str, list[PurePath]]:
-    """Shards by the split in their names, those that everybody knows first."""
+    """Shards by the split in their names; train, validation and test come first."""
     shards: dict[str, list[PurePath]] = {}
     for path in files:
         if match := _SHARD.fullmatch(path.name):
@@ -166,7 +167,7 @@ def _shards(files: Iterable[PurePath]) -> dict[str, list[PurePath]]:
 
 
 def _endings(names: Iterable[str]) -> dict[str, set[str]]:
-    """What follows the word of a split in names, by split, without numbers: `sft` and `prefs` of `train_sft`, `train_prefs`."""
+    """Suffixes behind the word of a split, by split, without numbers: `sft` and `prefs` of `train_sft` and `train_prefs`."""
     endings: dict[str, set[str]] = {}
     for name in names:
         for split, words in KEYWORDS.items():
@@ -188,7 +189,7 @@ def _is_named(path: PurePath, split: str) -> bool:
 
 
 def _of_one_format(files: list[PurePath]) -> list[PurePath]:
-    """Those with the most frequent suffix."""
+    """The files with the most frequent suffix."""
     counts = Counter(row_suffix(path.name) for path in files)
     first = max(counts, key=lambda suffix: (counts[suffix], _PREFERRED.index(suffix) if suffix in _PREFERRED else -1))
     return [path for path in files if _format(path) == _TOGETHER.get(str(first), first)]
@@ -200,7 +201,7 @@ def _format(path: PurePath) -> str:
 
 
 def _left_out(every: list[PurePath], used: set[PurePath]) -> list[str]:
-    """The other files that seem to hold rows, relative to the folder."""
+    """Relative paths of unused files with names of files of rows."""
     names = (*ROW_SUFFIXES, TEXT_SUFFIX, *_OTHER_ROWS)
     return [
         path.as_posix()
@@ -217,7 +218,7 @@ def _listed(names: list[str]) -> str:
 
 
 def mixed(split: str, files: Sequence[PurePath]) -> list[str]:
-    """A sentence if the files of a split are named as if they were several."""
+    """A note if the files of a split have names of several splits."""
     if len(_endings(map(_stem, files)).get(split, ())) < 2:
         return []
     names = list(dict.fromkeys(map(_stem, files)))
@@ -237,8 +238,8 @@ def configurations(folder: Path) -> dict[str, dict[str, Any]]:
     match = re.match(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", readme.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     try:
         content = yaml.safe_load(match[1]) if match else None
-        given = content.get("configs") or [] if isinstance(content, dict) else []
-        return {str(one["config_name"]): one for one in given}
+        configs = content.get("configs") or [] if isinstance(content, dict) else []
+        return {str(settings["config_name"]): settings for settings in configs}
     except (yaml.YAMLError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise UserError(f"{readme}: `configs` is not readable: {' '.join(str(error).split())}") from None
 
@@ -246,23 +247,23 @@ def configurations(folder: Path) -> dict[str, dict[str, Any]]:
 def _of_configuration(folder: Path, named: dict[str, dict[str, Any]], subset: str | None) -> dict[str, list[Path]]:
     """The files of each split of a configuration: that of the ``subset``, the only one, or the default."""
     readme = folder / "README.md"
-    default = [name for name, one in named.items() if name == "default" or one.get("default")]
+    default = [name for name, settings in named.items() if name == "default" or settings.get("default")]
     name = subset or (default[0] if default else next(iter(named)))
     if name not in named or (subset is None and not default and len(named) > 1):
         problem = f"has no configuration {name!r}" if subset else "has several configurations"
         raise UserError(f"{readme}: {problem}; set `subset` to one of {', '.join(named)}")
-    one = named[name]
-    place = folder / str(one.get("data_dir") or "")
-    given = one.get("data_files")
-    if isinstance(given, dict) or given == []:
+    settings = named[name]
+    place = folder / str(settings.get("data_dir") or "")
+    data_files = settings.get("data_files")
+    if isinstance(data_files, dict) or data_files == []:
         raise UserError(
             f"{readme}: `data_files` of {name!r} must be a path, or a list of paths or of `split` and `path`"
         )
-    if given is None:
+    if data_files is None:
         by_name = _by_name(list(_files(place)))
         splits = {split: [place / path for path in _of_one_format(files)] for split, files in by_name.items()}
     else:
-        items = given if isinstance(given, list) else [given]
+        items = data_files if isinstance(data_files, list) else [data_files]
         by_split = items if isinstance(items[0], dict) else [{"split": "train", "path": items}]
         splits = {str(item.get("split")): _matching(place, item.get("path")) for item in by_split}
     if missing := [split for split, files in splits.items() if not files]:

@@ -1,4 +1,4 @@
-"""Which of its formats a kind of rows is read in, and which columns stand for what."""
+"""The format of a data set, and the columns of its roles."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def check_format(format: str, kind: Kind) -> None:
 
 
 def detect(values: Mapping[str, Any], format: str, columns: Mapping[str, str], kind: Kind) -> str:
-    """The format of a data set, decided by its first row; ``format`` is what the recipe says.
+    """The format of a data set, decided by its first row; ``format`` is the recipe's.
 
-    Raises UserError that lists what was looked for and what was found.
+    Raises UserError that lists the columns required and the columns found.
     """
     row = Fields(values, columns)
-    found = f"the first row has {', '.join(map(str, values)) or 'no columns'}"
+    available = f"the first row has {', '.join(map(str, values)) or 'no columns'}"
     for role, column in columns.items():
         if not row.holds(role):
             near = difflib.get_close_matches(column, list(map(str, values)), n=1, cutoff=0.6)
             raise UserError(
-                f"columns: `{role}` is mapped to column {column!r}, but {found}"
+                f"columns: `{role}` is mapped to column {column!r}, but {available}"
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
     candidates = kind.formats if format == AUTO else {format: kind.formats[format]}
@@ -50,6 +50,6 @@ def detect(values: Mapping[str, Any], format: str, columns: Mapping[str, str], k
     wanted = list(dict.fromkeys(candidate.needs for candidate in candidates.values()))
     looked = ", or ".join(" and ".join(f"`{role}`" for role in needs) for needs in wanted)
     raise UserError(
-        f"cannot read {kind.gives} from these columns: looked for {looked}; {found}. "
+        f"cannot read {kind.gives} from these columns: looked for {looked}; {available}. "
         f"Name the columns with `columns`, such as {{{wanted[0][0]}: {next(iter(values), 'column')}}}"
     )

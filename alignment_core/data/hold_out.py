@@ -14,7 +14,7 @@ from alignment_core.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class RowMeta:
-    """What stays in memory of a row that passed the filters; its columns are on disk."""
+    """The part of a row that stays in memory; its columns are on disk."""
 
     number: int
     """Of the row among all of them."""
@@ -26,7 +26,7 @@ class RowMeta:
     prompts: tuple[str, ...]
     """Digests of the prompts that it trains answers to."""
     context: tuple[str, ...]
-    """Digests of further prompts that are answered in it: a model sees these answers, and is not trained on them."""
+    """Digests of further prompts with answers in the row: a model reads these answers and is not trained on them."""
     sequences: Sequence[Lengths]
 
 
@@ -78,7 +78,7 @@ def hold_out(rows: list[RowMeta], count: int, ledger: Ledger, together: str) -> 
     for row, name in zip(rows, names, strict=True):
         by_group[name].append(row)
     test: list[RowMeta] = []
-    held: set[str] = set()
+    held_out: set[str] = set()
     for name in sorted(by_group):
         distinct, copies = _without_copies(by_group[name])
         missing = count - len(test)
@@ -86,11 +86,11 @@ def hold_out(rows: list[RowMeta], count: int, ledger: Ledger, together: str) -> 
             break
         if len(distinct) - missing > missing:
             continue
-        held.add(name)
+        held_out.add(name)
         test += distinct
         for row in copies:
             ledger.dropped[row.source]["duplicate_of_test"] += 1
-    train = [row for row, name in zip(rows, names, strict=True) if name not in held]
+    train = [row for row, name in zip(rows, names, strict=True) if name not in held_out]
     if not (train and test):
         raise DataError(_nothing_to_split(rows, count, list(by_group.values()), together, bool(test)))
     return train, test
@@ -99,7 +99,7 @@ def hold_out(rows: list[RowMeta], count: int, ledger: Ledger, together: str) -> 
 def _nothing_to_split(
     rows: list[RowMeta], count: int, by_group: list[list[RowMeta]], together: str, all_test: bool
 ) -> str:
-    """Why one side of the split would be empty."""
+    """The error if one side of the split would be empty."""
     largest = max(by_group, key=len)
     if len(by_group) == 1:
         size = f"all {len(rows)} rows are in one group"
@@ -138,7 +138,7 @@ def held_out_sources(rows: list[RowMeta], held_out: set[int], ledger: Ledger) ->
 
 
 def _without_copies(rows: list[RowMeta]) -> tuple[list[RowMeta], list[RowMeta]]:
-    """Rows of different examples, and the copies of these; one example may have several rows."""
+    """The rows of distinct examples, and those of their copies; one example may have several rows."""
     first: dict[str, tuple[int, int]] = {}
     for row in rows:
         first.setdefault(row.digest, (row.source, row.example))
@@ -150,6 +150,6 @@ def _without_copies(rows: list[RowMeta]) -> tuple[list[RowMeta], list[RowMeta]]:
 
 
 def counts(rows: Sequence[RowMeta], sources_in_all: int) -> list[int]:
-    """How many of the rows are of each source."""
+    """Number of rows of each source."""
     per_source = Counter(row.source for row in rows)
     return [per_source[source] for source in range(sources_in_all)]

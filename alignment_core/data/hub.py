@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from alignment_core.errors import UserError
+from alignment_core.errors import UserError, first_line
 from alignment_core.network import through_proxy
 from alignment_core.recipes.paths import BEGINS
 
@@ -18,8 +18,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"], hint: str = "") -> str:
     """The commit that ``revision`` (default: main) of a Hub repository stands for now.
 
-    With ``HF_HUB_OFFLINE`` set, or ``HF_DATASETS_OFFLINE`` for a dataset, what the local Hub cache remembers. Raises
-    UserError in one sentence; ``hint`` names files whose names are near, because a mistyped path is taken for a Hub name.
+    With ``HF_HUB_OFFLINE`` set, or ``HF_DATASETS_OFFLINE`` for a dataset, it is the commit in the local Hub cache. Raises
+    UserError in one sentence; ``hint`` names files with similar names, because a mistyped path is taken for a Hub name.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -39,34 +39,39 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
             "gated ones need HF_TOKEN)"
         ) from None
     except Exception as error:  # the client's transport errors have no common base of their own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{name}: no such file or folder{hint} ({BEGINS}), and the Hub could not be reached to look for a {kind} of this "
-            f"name{through_proxy(constants.ENDPOINT)} ({reason}); set HF_HUB_OFFLINE=1 to use what was downloaded before"
+            f"name{through_proxy(constants.ENDPOINT)} ({first_line(error)}); set HF_HUB_OFFLINE=1 to use earlier "
+            "downloads"
         ) from None
     _remember(_ref(name, wanted, kind), commit)
     return commit
 
 
 def is_offline(kind: str) -> bool:
-    """Whether the user forbids to ask the Hub for a model or a dataset."""
+    """Whether the user's settings forbid requests to the Hub for a model or a dataset."""
     from huggingface_hub import constants
 
     datasets_are = os.environ.get("HF_DATASETS_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
     return constants.is_offline_mode() or (kind == "dataset" and datasets_are)
 
 
-def _ref(name: str, revision: str, kind: str) -> Path:
-    """Where the Hub's own cache notes which commit a revision meant."""
+def cache_folder(name: str, kind: str) -> Path:
+    """The folder of a repository in the Hub's own cache."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind) / "refs" / revision
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
+
+
+def _ref(name: str, revision: str, kind: str) -> Path:
+    """The file in the Hub's own cache that holds the commit of a revision."""
+    return cache_folder(name, kind) / "refs" / revision
 
 
 def _remember(ref: Path, commit: str) -> None:
-    """Note it as the Hub's client does for a download by revision; ours go by commit, and would leave no note."""
-    with contextlib.suppress(OSError):  # a cache that cannot be written is only of no use offline
+    """Store the commit as the Hub's client does for a download by revision; ours are by commit, which stores none."""
+    with contextlib.suppress(OSError):  # a cache that cannot be written only matters offline
         ref.parent.mkdir(parents=True, exist_ok=True)
         partial = ref.with_name(f"{ref.name}.{os.getpid()}")
         partial.write_text(commit)

@@ -1,6 +1,6 @@
-"""Fields of messages beside the role: texts in parts, weights of turns, and fields that a chat template may not show.
+"""Fields of messages: texts in parts, weights of turns, and fields that a chat template may not show.
 
-What a template shows is found by rendering a conversation with and without it.
+A field is shown if rendering a conversation with and without it gives different texts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ WEIGHTS = ("weight", "train", "training", "loss_mask", "loss")
 """Whether an assistant turn is a target: 0 or 1, or false or true. ``weight`` as in OpenAI's format for fine-tuning, ``train``
 and ``training`` as in Axolotl, ``loss_mask`` as in slime and verl, ``loss`` (only as a boolean) as in ms-swift."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The thoughts of an assistant turn: one field under the names by which chat templates know it."""
+"""The reasoning of an assistant turn, under the names that chat templates use."""
 CALLS = ("tool_calls", "function_call")
 MEDIA = ("images", "image", "image_url", "videos", "video", "audios", "audio", "input_audio")
-"""Fields of messages, and columns beside them, of pictures and sounds."""
+"""Fields of messages, and columns, of images, video and audio."""
 CONTEXT = (
     *MEDIA,
     "system",
@@ -35,10 +35,10 @@ CONTEXT = (
     "documents",
     "chat_template_kwargs",
 )
-"""Columns of which other libraries make a part of the prompt. Some kinds of rows read some of them."""
+"""Columns that other libraries put into the prompt. Some kinds of rows read some of them."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _OF_TOOLS = ("name", "tool_call_id")
-"""Say in a message of a tool which call it answers; templates that need them raise an error without them."""
+"""Fields of a tool's message that identify the call it answers; templates that need them raise an error without them."""
 
 
 def in_text(message: Mapping[str, Any], name: str) -> Message:
@@ -61,7 +61,7 @@ def _text(part: str | Mapping[str, Any], name: str) -> str:
 
 
 def is_target(message: Mapping[str, Any], name: str) -> bool | None:
-    """Whether a message is to be trained by its own weight; None where it has none. Raises ValueError for other values."""
+    """Whether a message's own weight makes it a training target; None without a weight. Raises ValueError for other values."""
     weights: dict[str, bool] = {}
     for field in WEIGHTS:
         value = message.get(field)
@@ -82,7 +82,7 @@ def is_target(message: Mapping[str, Any], name: str) -> bool | None:
 
 
 def without_weights(messages: Messages, name: str) -> Messages:
-    """The messages without the weights of turns, which no template shows. Raises ValueError for values that are none."""
+    """The messages without weights of turns, which no template shows. Raises ValueError for invalid weights."""
     unweighted = []
     for number, message in enumerate(messages):
         is_target(message, f"{name}[{number}]")
@@ -93,19 +93,20 @@ def without_weights(messages: Messages, name: str) -> Messages:
 
 def untrained(messages: Messages, name: str) -> list[int]:
     """The places of the assistant turns whose weight is 0."""
-    places = enumerate(messages)
     return [
-        place for place, one in places if one["role"] == "assistant" and is_target(one, f"{name}[{place}]") is False
+        place
+        for place, message in enumerate(messages)
+        if message["role"] == "assistant" and is_target(message, f"{name}[{place}]") is False
     ]
 
 
 def is_silent(message: Mapping[str, Any]) -> bool:
-    """Whether a turn has neither words nor thoughts nor calls."""
+    """Whether a turn has no content, reasoning or calls."""
     return not message["content"].strip() and not any(map(message.get, (*CALLS, *REASONING)))
 
 
 class ShownFields:
-    """What one chat template shows of messages and tools.
+    """The fields of messages and tools that one chat template shows.
 
     ``render`` is called with messages, whether to add a generation prompt, and tools; it raises ValueError for a conversation
     that the template refuses.
@@ -114,18 +115,18 @@ class ShownFields:
     def __init__(self, render: Callable[[Messages, bool, Tools | None], str]) -> None:
         self._render = render
         self._shown: set[tuple[Any, ...]] = set()
-        """Shapes of messages of which the template shows the content, or a field of no known meaning."""
+        """(Role, field, is first message) of fields that the template shows, and (role, *fields beside it) of shown content."""
         self._hidden: set[tuple[Any, ...]] = set()
-        """The same of fields that it does not show."""
+        """(Role, field, is first message) of fields that the template does not show."""
         self._tools_shown = False
         self.unread: Counter[str] = Counter()
-        """How many messages have words, or a field of no known meaning, that the template does not show, by the sentence."""
+        """Number of messages with content or an unknown field that the template does not show, by the sentence about it."""
 
     def fitted(self, messages: Messages, tools: Tools | None = None, whose: str = "the rows have") -> Messages:
-        """The conversation with thoughts under the name, and arguments of calls in the form, that the template reads.
+        """The conversation with reasoning under the field name, and arguments of calls in the form, that the template reads.
 
-        Raises ValueError that names thoughts, calls and words of an assistant that the template does not show, and UserError
-        for a template that shows no tools. Other words and fields that it leaves out are counted in ``unread``.
+        Raises ValueError for reasoning, calls and content of an assistant that the template does not show, and UserError for a
+        template that shows no tools. Other content and fields that it leaves out are counted in ``unread``.
         """
         fitted: Messages = []
         for place, message in enumerate(messages):
@@ -139,11 +140,11 @@ class ShownFields:
         return fitted
 
     def _fitted(self, before: Messages, message: Message, rest: Messages, tools: Tools | None) -> Message:
-        """An assistant's turn, of which the template shows all thoughts, calls and words while it is the last one."""
+        """An assistant turn whose reasoning, calls and content the template shows while it is the last turn."""
         where = f"message {len(before) + 1}"
 
-        def differs(one: Message, other: Message) -> bool:
-            return self._differs([*before, one], [*before, other], rest, tools)
+        def differs(message: Message, changed: Message) -> bool:
+            return self._differs([*before, message], [*before, changed], rest, tools)
 
         message = self._with_readable_arguments(before, message, tools)
         message = _with_shown_thoughts(message, differs, where)
@@ -186,9 +187,9 @@ class ShownFields:
             shape = (role, field, place == 0)
             if _is_empty(value) or _is_known(role, field, value) or shape in self._shown:
                 continue
-            other = {**message, field: f"{value}?"} if field == "content" else _without(message, field)
+            changed = {**message, field: f"{value}?"} if field == "content" else _without(message, field)
             if shape in self._hidden or not self._differs(
-                [*before, message, *rest], [*before, other, *rest], [], tools
+                [*before, message, *rest], [*before, changed, *rest], [], tools
             ):
                 self.unread[f"{role} messages have `{field}`, which the chat template does not show"] += 1
                 self._hidden |= {shape} if field != "content" else set()
@@ -196,11 +197,11 @@ class ShownFields:
                 self._shown.add(shape)
 
     def _check_tools(self, messages: Messages, tools: Tools, whose: str) -> None:
-        """A model would be trained to call tools unseen."""
-        asked = list(messages)
-        while len(asked) > 1 and asked[-1]["role"] == "assistant":
-            asked.pop()
-        if self._render(asked, True, tools) != self._render(asked, True, tools[:-1] or None):
+        """Raise if the template does not show the tools: a model would be trained to call tools that it cannot see."""
+        prompt = list(messages)
+        while len(prompt) > 1 and prompt[-1]["role"] == "assistant":
+            prompt.pop()
+        if self._render(prompt, True, tools) != self._render(prompt, True, tools[:-1] or None):
             self._tools_shown = True
         elif self._tools_shown:
             raise ValueError("the chat template does not show the `tools` in this conversation, as it does in others")
@@ -209,19 +210,19 @@ class ShownFields:
                 f"{whose} `tools`, which the chat template does not show: set `chat_template` to one that does"
             )
 
-    def _differs(self, one: Messages, other: Messages, rest: Sequence[Message], tools: Tools | None) -> bool:
-        """Whether two conversations are rendered differently; if the template refuses the first one, both are followed by
-        ``rest``. A conversation that only the template's second rendering refuses counts as different."""
+    def _differs(self, messages: Messages, changed: Messages, rest: Sequence[Message], tools: Tools | None) -> bool:
+        """Whether two conversations are rendered differently. If the template refuses ``messages``, both are followed by
+        ``rest``. ``changed`` counts as different if the template refuses it."""
         for more in ([], list(rest)):
             try:
-                text = self._render([*one, *more], False, tools)
+                text = self._render([*messages, *more], False, tools)
             except ValueError:
                 continue
             try:
-                return text != self._render([*other, *more], False, tools)
+                return text != self._render([*changed, *more], False, tools)
             except ValueError:
                 return True
-        return True  # a conversation that the template refuses: rendering it says why
+        return True  # refused either way: the rendering of the row itself raises the error
 
 
 def _is_empty(value: Any) -> bool:
@@ -233,14 +234,14 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_known(role: str, field: str, value: Any) -> bool:
-    """Whether the field says what the role says, or was looked at in an assistant's turn."""
+    """Whether the field needs no check: part of the role's form, or checked by ``_fitted`` in an assistant turn."""
     if role == "assistant":
         return field in ("role", "content", *CALLS) or (field in REASONING and isinstance(value, str))
     return field == "role" or (role == "tool" and field in _OF_TOOLS)
 
 
 def _with_shown_thoughts(message: Message, differs: Callable[[Message, Message], bool], where: str) -> Message:
-    """The turn with its thoughts under the first of their names that makes a difference, its own before others."""
+    """The turn with its reasoning under the first field name that the template shows; the row's own name comes first."""
     given = {name: message[name] for name in REASONING if _is_text(message.get(name))}
     if not given:
         return message
@@ -252,13 +253,13 @@ def _with_shown_thoughts(message: Message, differs: Callable[[Message, Message],
         if differs({**bare, name: text}, bare):
             return {**bare, name: text}
     raise ValueError(
-        f"`{next(iter(given))}` of {where} is not shown by the chat template: put the thoughts into `content` as the model "
+        f"`{next(iter(given))}` of {where} is not shown by the chat template: put the reasoning into `content` as the model "
         "writes them, or set `chat_template` to one that shows them"
     )
 
 
 def _with_arguments_in_text(message: Message) -> Message:
-    """The turn with the arguments of its calls as OpenAI writes them."""
+    """The turn with the arguments of its calls as JSON text, OpenAI's form."""
     calls = []
     for call in message["tool_calls"]:
         function = call.get("function", call) if isinstance(call, dict) else None

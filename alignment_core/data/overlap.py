@@ -1,4 +1,4 @@
-"""Prompts by digest: by them rows are held out, and held-out prompts are compared with those that were trained on."""
+"""Digests of prompts, which decide the rows that are held out and find held-out prompts that were trained on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DIGITS = 16
 
 
 def digest_of_prompt(prompt: str | Messages) -> str:
-    """The digest of a prompt in any notation: a string is the same as one user message, and white space around a message does
-    not count, nor do fields that say nothing to a model, such as a weight, a date or the id of a call. Raises TypeError for a
-    message that JSON cannot hold.
+    """The digest of a prompt in any notation: a string equals one user message. White space around a message does not count,
+    nor do fields that no model reads, such as a weight, a date or the id of a call. Raises TypeError for a message that JSON
+    cannot represent.
     """
     return digest_of([_compared(message) for message in as_messages(prompt, "user")])
 
@@ -35,21 +35,22 @@ def _compared(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def digests_before_answers(messages: Messages) -> tuple[str, ...]:
-    """Of what precedes each of the assistant's messages."""
+    """Digests of the messages before each of the assistant's messages."""
     turns = (turn for turn, message in enumerate(messages) if message["role"] == "assistant")
     return tuple(digest_of_prompt(messages[:turn]) for turn in turns)
 
 
 def digest_of_text(text: str) -> str:
-    """Of a text without a prompt, which stands for itself."""
+    """The digest of a text without a prompt, which counts as its own prompt."""
     return digest_of(["text", text])
 
 
 def write_prompts(prompts: Iterable[str], directory: Path) -> None:
-    """Leave the prompts of a training table in its folder."""
-    (directory / FILE).write_text("".join(f"{one}\n" for one in sorted({prompt[:_DIGITS] for prompt in prompts})))
+    """Write the digests of the prompts of a training table to its folder."""
+    digests = sorted({prompt[:_DIGITS] for prompt in prompts})
+    (directory / FILE).write_text("".join(f"{digest}\n" for digest in digests))
 
 
 def read_prompts(directory: Path) -> set[str]:
-    """What :func:`write_prompts` left."""
+    """The digests that :func:`write_prompts` wrote."""
     return set((directory / FILE).read_text().split())

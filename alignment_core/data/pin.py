@@ -1,14 +1,18 @@
-"""Pinning: decide once, before anything is read, which exact content a data source refers to."""
+"""Pinning: resolve, once and before anything is read, the exact content that a data source refers to; and its rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from alignment_core.canonical import derive_seed
 from alignment_core.data import formats
 from alignment_core.data.addresses import RemoteFile
-from alignment_core.data.origins import origin_of
+from alignment_core.data.kinds import Kind
+from alignment_core.data.origins import LocatedRow, origin_of
 from alignment_core.recipes.sections.data import DataSource
 
 
@@ -36,23 +40,29 @@ class PinnedSource(BaseModel):
     """Sentences about files of the folder that are left out; they do not decide the rows."""
 
     def content(self) -> dict[str, Any]:
-        """What this source means, for stage keys."""
+        """The part of a stage key that identifies the rows of this source."""
         source, origin = self.source, origin_of(self.source)
-        named = None if source.path else {source.field: source.origin}
-        kept = {"keep_columns": list(source.keep_columns)} if source.keep_columns else {}
-        held = {"held_out": True} if source.held_out else {}
         return {
-            "made": named,
+            "made": None if source.path else {source.field: source.origin},
             **origin.content(self),
             **source.model_dump(mode="json", include=_MEANING),
-            **kept,
-            **held,
+            **({"keep_columns": list(source.keep_columns)} if source.keep_columns else {}),
+            **({"held_out": True} if source.held_out else {}),
         }
 
     @property
     def name(self) -> str:
-        """How rows and statistics call this source; the same on every machine."""
+        """Name of this source in rows and statistics; the same on every machine."""
         return origin_of(self.source).name(self)
+
+    def read(self, index: int, seed: int, kind: Kind) -> Iterator[LocatedRow]:
+        """The rows of this source, number ``index`` of its data set: at most ``rows``, in the order of the source.
+
+        Raises DataError if a whole file cannot be read or has changed since it was pinned, UserError if the source has no rows
+        of this kind.
+        """
+        rows = origin_of(self.source).read(self, derive_seed(seed, index), kind)
+        return islice(rows, self.source.rows)
 
 
 _MEANING = {"format", "columns", "split", "subset", "rows", "weight", "options"}

@@ -1,4 +1,4 @@
-"""What happened to the rows: how many were read, kept and dropped, why, and how long the kept ones are."""
+"""Statistics of a data set: rows read, kept and dropped by reason, and the lengths of the kept ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LISTED = 5
 
 
 class Ledger:
-    """Keeps the account of every row, and refuses a data set with too many bad ones."""
+    """Counts rows by outcome, and refuses a data set with too many malformed ones."""
 
     def __init__(self, pinned: Sequence[PinnedSource], max_bad_rows: float, kind: Kind) -> None:
         self._names = [source.name for source in pinned]
@@ -32,7 +32,7 @@ class Ledger:
         self.shortened: Counter[int] = Counter()
         self.dropped: list[Counter[str]] = [Counter() for _ in pinned]
         self.unread: Counter[str] = Counter()
-        """How many rows or messages have a field that nothing reads, by the rest of the sentence that says so."""
+        """Number of rows or messages with a field that nothing reads, by the clause of the warning about it."""
 
     def bad(self, source: int, where: str, reason: str) -> None:
         """Note a malformed row. Raises DataError at once where none is allowed and enough were seen to name."""
@@ -105,13 +105,13 @@ class Ledger:
 
 
 def account(summary: Mapping[str, Any]) -> str:
-    """What became of the rows: ``288 of 400: 62 too_long, 50 test; 9 shortened``; ``summary`` is the ledger's.
+    """The outcome of the rows in one line: ``288 of 400: 62 too_long, 50 test; 9 shortened``; ``summary`` is the ledger's.
 
-    Where some gave several: ``512 made of 400, 90 of them split``.
+    If some rows gave several: ``512 made of 400, 90 of them split``.
     """
     rows = summary["rows"]
-    gone = {**summary["dropped"], "test": rows["test"], "not drawn": rows["unused"]}
-    parts = ", ".join(f"{count} {reason}" for reason, count in gone.items() if count)
+    not_trained = {**summary["dropped"], "test": rows["test"], "not drawn": rows["unused"]}
+    parts = ", ".join(f"{count} {reason}" for reason, count in not_trained.items() if count)
     shortened = f"{summary['shortened']} shortened" if summary["shortened"] else ""
     left_out = "; ".join(part for part in (parts, shortened) if part)
     read = f"made of {rows['read']}, {rows['split']} of them split" if rows["split"] else f"of {rows['read']}"

@@ -19,7 +19,7 @@ STEPS = "process_reward_model.json"
 
 @dataclass(frozen=True)
 class StepLayout:
-    """What stands between steps."""
+    """The separator of steps, and the token at which each step is judged."""
 
     separator: str = "\n"
     """Ends a step: an answer is cut at it, and each step is followed by it."""
@@ -38,12 +38,13 @@ class StepLayout:
 
     def ends(self, answer: str) -> list[int]:
         """For each step how many characters of the answer there are up to its end, the separator included."""
-        found, place = [], 0
+        ends = []
+        place = 0
         for part in answer.split(self.separator):
             place = min(place + len(part) + len(self.separator), len(answer))
             if part.strip():
-                found.append(place)
-        return found
+                ends.append(place)
+        return ends
 
     def lay_out(self, renderer: Renderer, prompt: str, steps: Sequence[str]) -> tuple[Ids, Ids, list[int]]:
         """Token ids of the rendered ``prompt`` and of the steps behind it, each with its separator and placeholder, and the
@@ -63,7 +64,9 @@ class StepLayout:
                 )
         parts = [step + self.separator + (self.placeholder or "") for step in steps]
         prompt_ids, ids, ends = renderer.continued(prompt, parts)
-        if mark and any(ids[end - 1 : end] != mark for end in ends):  # it merges with its neighbours
+        if mark and any(
+            ids[end - 1 : end] != mark for end in ends
+        ):  # the tokenizer merged the placeholder with its neighbours
             prompt_ids, answer, ends = renderer.continued(prompt, [step + self.separator for step in steps])
             ids = [token for first, end in pairwise([0, *ends]) for token in [*answer[first:end], *mark]]
             ends = [end + number for number, end in enumerate(ends, start=1)]

@@ -9,19 +9,9 @@ from typing import Any
 BLOCK = 1000
 """Rows per record batch and per Parquet row group: fixed, so that equal rows give equal bytes."""
 
-TYPES = {
-    "ids": "list of int32",
-    "mask": "list of int8",
-    "text": "string",
-    "number": "float32",
-    "numbers": "list of float32",
-    "truth": "bool",
-}
-"""Types that a column may have."""
-
 
 def schema(columns: Mapping[str, str]) -> Any:
-    """The ``pyarrow.Schema`` of columns, given by name and type as ``Kind.columns`` has them."""
+    """The ``pyarrow.Schema`` of columns, given by name and type as ``Kind.columns`` has them; a question mark allows nulls."""
     import pyarrow as pa
 
     types = {

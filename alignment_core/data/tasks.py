@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a task knows of one row: kinds of rows take of it what they need."""
+    """A question with its answer, and draws of other answers: each kind of rows makes its row of it."""
 
     task: str
     prompt: str
@@ -121,7 +121,7 @@ def _highest_so_far(digits: Sequence[str], random: Random, right: bool) -> Steps
 
 
 def _another(digit: str, random: Random) -> str:
-    return random.choice([one for one in DIGITS if one != digit])
+    return random.choice([candidate for candidate in DIGITS if candidate != digit])
 
 
 TASKS: dict[str, Callable[[Random], Question]] = {
@@ -164,14 +164,14 @@ def problems(task: str, split: str, count: int, seed: int, options: dict[str, An
     """
     check(task, split, options)
     correct = (options or {}).get("correct", 1.0)
-    made = draw = 0
-    while made < count:
+    yielded = draw = 0
+    while yielded < count:
         random = Random(derive_seed(seed, "task", task, split, draw))
         draw += 1
         name = random.choice(MIXTURE) if task == MIXED else task
         question = TASKS[name](random)
         if split_of(question.prompt) == split:
-            made += 1
+            yielded += 1
             yield Problem(name, **vars(question), random=random, correct=correct)
 
 
@@ -182,7 +182,7 @@ def split_of(prompt: str) -> str:
 
 
 def verify(task: str, prompt: str, completion: str, label: str | None) -> float:
-    """What :func:`is_label` finds; raises UserError for an unknown task."""
+    """:func:`is_label` for a known task. Raises UserError for an unknown one."""
     check(task)
     return is_label(prompt, completion, label)
 
@@ -197,7 +197,7 @@ def is_label(prompt: str, completion: str, label: str | None) -> float:
     return float(completion.strip() == label.strip())
 
 
-# What can be wrong with an answer. Each takes (answer, alphabet, random) and may, by chance, change nothing.
+# Mistakes: each function takes (answer, alphabet, random) and may, by chance, return the answer unchanged.
 
 
 def _replace_one(answer: str, alphabet: str, random: Random) -> str:
@@ -212,8 +212,8 @@ def _replace_many(answer: str, alphabet: str, random: Random) -> str:
 
 def _swap(answer: str, alphabet: str, random: Random) -> str:
     letters = list(answer)
-    one, other = random.randrange(len(letters)), random.randrange(len(letters))
-    letters[one], letters[other] = letters[other], letters[one]
+    i, j = random.randrange(len(letters)), random.randrange(len(letters))
+    letters[i], letters[j] = letters[j], letters[i]
     return "".join(letters)
 
 

@@ -1,4 +1,4 @@
-"""From examples to token ids: exactly what inference would encode, and which of it is a target."""
+"""From examples to token ids, exactly as inference encodes them, with a mask of the targets."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Ids = list[int]
 Tools = list[dict[str, Any]]
 """JSON schemas of functions."""
 TODAY = datetime(2024, 7, 26)
-"""What a chat template takes for today (`strftime_now`), so that equal recipes and rows give equal data on any day. It is the
+"""The date that chat templates get for today (`strftime_now`), so that equal recipes and rows give equal data on any day: the
 default date of Llama 3.1's template."""
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """A text to train on. ``loss_mask`` is 1 where the token is a target; the prompt is what precedes the first."""
+    """A text to train on. ``loss_mask`` is 1 for targets; the prompt is the part before the first target."""
 
     input_ids: Ids
     loss_mask: Ids
     text: str
     empty: bool = False
-    """An assistant turn that is to be trained says nothing."""
+    """Whether an assistant turn that would be trained has no content."""
 
 
 class Answered(NamedTuple):
@@ -42,9 +42,9 @@ class Answered(NamedTuple):
     prompt_ids: Ids
     prompt: str
     ids: Ids
-    """They end with the token that ends an assistant turn."""
+    """Ids of the answer, up to the token that ends an assistant turn."""
     text: str
-    """Without the end of the turn."""
+    """Text of the answer, without the end of the turn."""
 
 
 class Renderer:
@@ -58,7 +58,7 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None, eos_token_ids: Sequence[int] = ()
     ) -> None:
-        """``eos_token_ids`` are those of the model's generation_config.json, where what samples has to know when to stop."""
+        """``eos_token_ids`` are those of the model's generation_config.json, needed to sample."""
         if not isinstance(tokenizer.added_tokens_decoder, dict):
             raise UserError(
                 f"the tokenizer is a {type(tokenizer).__name__} of another library, which renders no chat template: put the "
@@ -69,7 +69,7 @@ class Renderer:
         self._tokenizer: Any = tokenizer
         self.template = chat_template or tokenizer.chat_template
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        """Five times as fast as the call around it."""
+        """The tokenizer of the library `tokenizers`: encodes five times as fast as the call around it."""
         # A template writes its own beginning of sequence; plain text gets the one that the tokenizer would add.
         bos = tokenizer.bos_token_id
         self.bos = [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else []
@@ -79,7 +79,7 @@ class Renderer:
         self.fields = ShownFields(self._render)
         self._closing = ClosingTokens(tokenizer, self.encode)
         self._rstrip = {number for number, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
-        """Tokens that take the white space behind them in; it may be that of an answer."""
+        """Tokens that include the white space behind them, which may be part of an answer."""
         if self.template:
             self._check_template()
         self.turn_end = turn_end(self._render if self.template else None, tokenizer, self._closing, eos_token_ids)
@@ -87,9 +87,9 @@ class Renderer:
     def answered(
         self, prompt: str | Messages, answer: str | Messages, tools: Tools | None = None, closed: bool = True
     ) -> Answered:
-        """A prompt and an answer to it, as the template continues the prompt with it.
+        """A prompt and an answer, rendered as one conversation.
 
-        The prompt's ids are those that it has alone, up to where the answer changes them. An answer that was truncated is not
+        The prompt's ids are those of the prompt alone, up to the first one that the answer changes. A truncated answer is not
         ``closed``: the end of the turn is left out.
         """
         before, after = self._turn(prompt, answer, tools)
@@ -102,14 +102,14 @@ class Renderer:
         return Answered(ids[:cut], before, ids[cut:], text)
 
     def closed(self, text: str) -> Ids:
-        """Ids of a rendered conversation up to the end of its last turn, which is added where the text does not have it."""
+        """Ids of a rendered conversation up to the end of its last turn, which is added if the text lacks it."""
         content, end = self.split_end(text)
         end = end or self.turn_end.text
         ids = self.encode(content + end)
         return ids if end else [*ids, self._eos_id]
 
     def prompt(self, prompt: str | Messages, tools: Tools | None = None) -> tuple[Ids, str]:
-        """Ids and text of a prompt as a model is asked it, ready for the answer, with tools as the template shows them."""
+        """Ids and text of a prompt with its generation prompt, with tools as the template shows them."""
         if isinstance(prompt, str) and not self.template and not tools:
             return self.plain(prompt), prompt
         messages = self.fields.fitted(as_messages(prompt, "user"), tools)
@@ -117,7 +117,7 @@ class Renderer:
         return self.encode(text), text
 
     def encode_conversation(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
-        """A conversation up to the assistant's next turn, with tools as the template shows them."""
+        """Ids of a conversation up to the assistant's next turn, with tools as the template shows them."""
         messages = self.fields.fitted(messages, tools, whose="the agent offers")
         return self.encode(self._render(messages, add_generation_prompt=True, tools=tools))
 
@@ -131,7 +131,7 @@ class Renderer:
         if ended_by is None:
             return self._encode_behind(ANSWER, tail)
         end = self.turn_end.text
-        if not tail.startswith(end):  # some templates end the last turn otherwise than those before it
+        if not tail.startswith(end):  # some templates end the last turn differently from earlier ones
             end = next(iter(self._closing.runs(tail)), "")
         tail = tail.removeprefix(end)
         ids = self._encode_behind(self._tokenizer.convert_ids_to_tokens(ended_by), tail)
@@ -157,9 +157,9 @@ class Renderer:
         return tail
 
     def encode_opening(self, prompt: str, messages: Messages) -> Ids:
-        """The ids of a rendered ``prompt`` (which waits for an answer) where others speak before it is answered.
+        """Ids of a rendered ``prompt`` with its generation prompt, followed by ``messages`` of others before the answer.
 
-        Raises UserError where the template shows the prompt otherwise then.
+        Raises UserError if the template renders the prompt differently then.
         """
         if not self.template:
             return self.plain(prompt + "".join(message["content"] for message in messages))
@@ -188,7 +188,7 @@ class Renderer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def encode_parts(self, text: str, parts: Sequence[tuple[int, int]]) -> tuple[Ids, list[tuple[int, int]]]:
-        """Ids of a text, and for each part (its first character, the character behind its last) the same of its tokens.
+        """Ids of a text, and the range of tokens of each part, which is a range of characters (first, end).
 
         A token belongs to a part if any of its characters do.
         """
@@ -208,8 +208,8 @@ class Renderer:
         return list(encoding.ids), [(bisect_right(ends, first), behind(last)) for first, last in parts]
 
     def continued(self, prompt: str, parts: Sequence[str]) -> tuple[Ids, Ids, list[int]]:
-        """Ids of a rendered ``prompt``, those of the text of the ``parts`` that continues it, and how many of the latter there
-        are up to the end of each part."""
+        """Ids of a rendered ``prompt``, ids of the ``parts`` that continue it, and the number of these up to the end of each
+        part."""
         ends = list(accumulate(map(len, parts), initial=len(prompt)))
         ids, places = self.encode_parts(prompt + "".join(parts), list(pairwise(ends)))
         cut = places[0][0] if places else len(ids)
@@ -222,7 +222,7 @@ class Renderer:
         return ids[len(before) :] if ids[: len(before)] == before else self.encode(text)
 
     def _turn(self, prompt: str | Messages, answer: str | Messages, tools: Tools | None) -> tuple[str, str]:
-        """Text of the prompt, and of one answer as the template continues the prompt with it."""
+        """Text of the prompt, and of one answer in the template's continuation of the prompt."""
         if isinstance(prompt, str) and isinstance(answer, str):
             if not self.template and not tools:
                 return prompt, answer
@@ -231,7 +231,7 @@ class Renderer:
         return before, after.removeprefix(before)
 
     def around(self, messages: Messages, turn: int, tools: Tools | None = None) -> tuple[str, str]:
-        """What inference sees before assistant turn number ``turn``, and the same with it; the messages are fitted ones."""
+        """The text before assistant turn number ``turn``, as at inference, and the text with it; of fitted messages."""
         before = self._render(messages[:turn], add_generation_prompt=True, tools=tools)
         after = self._render(messages[: turn + 1], add_generation_prompt=False, tools=tools)
         if not after.startswith(before):
@@ -267,21 +267,21 @@ class Renderer:
         return TrainingText(ids, mask, text, empty)
 
     def split_end(self, turn: str) -> tuple[str, str]:
-        """A rendered assistant turn as the answer and the end of the turn, without what follows that end.
+        """A rendered assistant turn as the answer and the end of the turn, without text behind that end.
 
-        The end is empty where the turn has none of its own, so that EOS has to follow the answer.
+        The end is empty if the template writes none, so that EOS has to follow the answer.
         """
         tail = self.turn_end.tail
         if tail and turn.endswith(tail):
             return turn.removesuffix(tail), self.turn_end.text
-        text = turn.rstrip()  # a template may close some turns otherwise, such as those that call tools
+        text = turn.rstrip()  # templates may close some turns, such as calls of tools, differently
         end = self._closing.last(text) if self.turn_end.text else ""
         if not end and text.endswith(self._eos):
             return text.removesuffix(self._eos), ""
         return (text.removesuffix(end), end) if end else (turn, "")
 
     def plain(self, prompt: str) -> Ids:
-        """Ids of a text without a template, behind the BOS that the tokenizer puts before a text."""
+        """Ids of a text without a template, behind the tokenizer's BOS."""
         return self._behind_bos(self.encode(prompt))
 
     def _behind_bos(self, ids: Ids) -> Ids:
@@ -319,11 +319,11 @@ class Renderer:
         except TemplateSyntaxError as error:
             raise UserError(f"chat_template: is not valid Jinja, line {error.lineno}: {error.message}") from None
         except (TemplateError, TypeError, KeyError, AttributeError, IndexError, ValueError):
-            return  # it may insist on a system message, say: the rows themselves will tell
+            return  # a template may require a system message, for example: each row is rendered anyway
 
 
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How many items two sequences begin with in common."""
+    """Length of the common prefix of two sequences."""
     return next(
         (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
     )

@@ -1,4 +1,4 @@
-"""How an assistant turn of a model ends: the token that the chat template closes it with, and where sampling stops."""
+"""The end of an assistant turn: the token with which the chat template closes it, and the tokens at which sampling stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from alignment_core.data.messages import Messages, assistant, user
 
 QUESTION, ANSWER = "probe question", "probe answer"
-"""Of the conversation that is rendered to see how a template closes an assistant turn."""
+"""Contents of the conversation that is rendered to find how a template closes an assistant turn."""
 TEMPLATE = "chat_template.jinja"
 _BEFORE: tuple[Messages, ...] = (user(QUESTION), [{"role": "system", "content": "probe"}, *user(QUESTION)])
 """Some templates insist on a system message."""
@@ -25,21 +25,21 @@ class TurnEnd:
     """The end of an assistant turn.
 
     ``text`` is the template's text behind the answer, up to and including the special token that closes the turn:
-    ``"<|im_end|>"`` of ChatML, ``" </s>"`` of Llama 2. It is empty without a template, and where a template closes a turn with
-    no special token; then the turn ends with EOS directly behind the answer.
+    ``"<|im_end|>"`` of ChatML, ``" </s>"`` of Llama 2. It is empty without a template, and if the template closes a turn
+    with no special token; then the turn ends with EOS directly behind the answer.
     """
 
     token_id: int
     """The last token of a turn: the last of ``text``, or EOS."""
     text: str
     tail: str
-    """All that the template writes behind an answer: ``text`` and, for example, a newline, which no model writes."""
+    """The whole text of the template behind an answer: ``text`` and, for example, a newline, which no model writes."""
     stop_ids: tuple[int, ...]
     """Tokens at which sampling stops: ``token_id``, EOS and those of the model's generation_config.json, ascending."""
     space_before: str = ""
     """White space that the template writes between the generation prompt and an answer, as Llama 2's does."""
     space_behind: str = ""
-    """The same between an answer and the token that ends its turn."""
+    """White space that the template writes between an answer and the token that ends its turn."""
 
 
 class ClosingTokens:
@@ -57,7 +57,7 @@ class ClosingTokens:
         self._patterns = [_any_of(self.special), _any_of(self.ids)]
 
     def runs(self, text: str) -> list[str]:
-        """A text up to the first of them, and up to each of those that follow it directly; nothing if it has none."""
+        """A text up to the first closing token, and up to each one directly behind it; empty without any."""
         for pattern in self._patterns:
             if match := re.search(f"({pattern})+", text):
                 tokens = re.findall(pattern, match.group())
@@ -65,25 +65,25 @@ class ClosingTokens:
         return []
 
     def last(self, text: str) -> str:
-        """The special one that a text ends with; empty if there is none."""
+        """The special token at the end of a text; empty if there is none."""
         return max((token for token in self.special if text.endswith(token)), key=len, default="")
 
 
 def _any_of(tokens: Iterable[str]) -> str:
-    """A pattern that matches the longest of them."""
+    """A pattern that matches the longest of the tokens."""
     return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)"
 
 
 def turn_end(
     render: Callable[[Messages, bool], str] | None, tokenizer: Any, closing: ClosingTokens, eos_token_ids: Iterable[int]
 ) -> TurnEnd:
-    """How turns end that ``render`` renders (a conversation, with or without a generation prompt; None: no template).
+    """The end of turns that ``render`` renders (a conversation, with or without a generation prompt; None: no template).
 
     ``eos_token_ids`` are those of the model's generation_config.json.
     """
     lead, tail, middle = _around_answer(render) if render else ("", "", "")
     runs = closing.runs(tail)
-    # Where a conversation ends, some templates write another token (gpt-oss), and some one more (Phi-4-mini).
+    # At the end of a conversation, some templates write another token (gpt-oss), and some an additional one (Phi-4-mini).
     text = next((run for run in reversed(runs) if middle.startswith(run)), runs[-1] if runs else "")
     token = max((token for token in closing.ids if text.endswith(token)), key=len, default=tokenizer.eos_token)
     token_id: int = closing.ids.get(token, tokenizer.eos_token_id)

@@ -59,8 +59,8 @@ class Pace:
     def due(self, waits: bool = False) -> bool:
         """Whether a line is due now, which postpones the next one. A stage that ``waits`` is not expected to report."""
         now = self._clock()
-        most = SILENT_SECONDS if self._silent and not waits else MOST_SECONDS
-        if now < self._last_line + min(most, max(FIRST_SECONDS, self._last_line - self._began)):
+        longest = SILENT_SECONDS if self._silent and not waits else MOST_SECONDS
+        if now < self._last_line + min(longest, max(FIRST_SECONDS, self._last_line - self._began)):
             return False
         self._last_line = now
         self._silent = True

@@ -8,7 +8,7 @@ W + (lora_alpha / r) B A is scaled to a trained length m [out], initially that o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,7 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER)
     for name in whole:
-        if any(is_quantised(one) for one in model.get_submodule(name).modules()):
+        if any(is_quantised(module) for module in model.get_submodule(name).modules()):
             raise UserError(
                 f"training.lora.modules_to_save: {name} is in 4 bits (`load_in_4bit`) and cannot be trained whole; embeddings "
                 "and the head can"
@@ -67,18 +67,25 @@ def _options(config: LoraConfig) -> dict[str, Any]:
 def _trained_whole(model: nn.Module, config: LoraConfig) -> list[str]:
     """Full names of the modules that ``config`` names to be trained whole, and of those tied to them."""
     modules = dict(model.named_modules())
-    matches = {one: [name for name in modules if f".{name}".endswith(f".{one}")] for one in config.modules_to_save}
-    if unknown := [one for one, names in matches.items() if not names]:
-        kinds = sorted(
-            {name.rpartition(".")[2] for name, one in modules.items() if next(one.parameters(False), None) is not None}
-        )
+    matches = _by_suffix(config.modules_to_save, modules)
+    if unknown := [suffix for suffix, names in matches.items() if not names]:
+        with_weights = (name for name, module in modules.items() if next(module.parameters(False), None) is not None)
+        kinds = sorted({name.rpartition(".")[2] for name in with_weights})
         raise UserError(
             f"training.lora.modules_to_save: this model has no module {unknown[0]!r}; it has {', '.join(kinds)}"
         )
     named = {name for names in matches.values() for name in names}
     trained = {id(weight) for name in named for weight in modules[name].parameters()}
-    tied = {name for name, one in modules.items() if any(id(weight) in trained for weight in one.parameters(False))}
-    return sorted(named | {name for name in tied if not any(name.startswith(f"{one}.") for one in named)})
+    tied = {
+        name for name, module in modules.items() if any(id(weight) in trained for weight in module.parameters(False))
+    }
+    return sorted(named | {name for name in tied if not any(name.startswith(f"{parent}.") for parent in named)})
+
+
+def _by_suffix(suffixes: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
+    """For each suffix the dotted names that end with it, as ``q_proj`` of ``layers.0.self_attn.q_proj``."""
+    names = list(names)
+    return {suffix: [name for name in names if f".{name}".endswith(f".{suffix}")] for suffix in suffixes}
 
 
 def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Sequence[str]) -> list[str]:
@@ -87,15 +94,15 @@ def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Seque
 
     linear = [
         name
-        for name, one in model.named_modules()
-        if isinstance(one, nn.Linear)
-        and one is not head
-        and not any(f"{name}.".startswith(f"{other}.") for other in whole)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and not any(f"{name}.".startswith(f"{parent}.") for parent in whole)
     ]
     kinds = sorted({name.rpartition(".")[2] for name in linear})
     wanted = kinds if config.target_modules == "all-linear" else config.target_modules
-    matches = {one: [name for name in linear if f".{name}".endswith(f".{one}")] for one in wanted}
-    if unknown := [one for one, names in matches.items() if not names]:
+    matches = _by_suffix(wanted, linear)
+    if unknown := [suffix for suffix, names in matches.items() if not names]:
         raise UserError(
             f"training.lora.target_modules: apart from its head, this model has no linear layer {unknown[0]!r}; it has "
             f"{', '.join(kinds)}"
@@ -110,7 +117,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     """In this context a forward pass is that of the model without adapters."""
     from peft.tuners.lora import LoraLayer
 
-    layers = [one for one in model.modules() if isinstance(one, LoraLayer)]
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer._disable_adapters = True  # PEFT's own method changes `requires_grad`, on which DeepSpeed relies
     try:
@@ -128,8 +135,8 @@ def plain_names(model: nn.Module) -> list[str]:
 def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
     """Names of the adapter parameters of the layers whose parameters are named; none without LoRA."""
     known = {name for name, _ in model.named_parameters() if _is_adapter(name)}
-    beside = [one for name in names if name.endswith(f"{BASE}weight") for one in _names(name.rpartition(BASE)[0])]
-    return [name for name in beside if name in known]
+    layers = [name.rpartition(BASE)[0] for name in names if name.endswith(f"{BASE}weight")]
+    return [name for layer in layers for name in _names(layer) if name in known]
 
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -149,7 +156,7 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
         if name.endswith(".weight") and is_quantised(owner):
             tensor = plain_weight(owner)
         if base and kind == "weight" and _names(layer)[0] in weights:
-            a, b, *lengths = (weights[one].detach().float() for one in _names(layer) if one in weights)
+            a, b, *lengths = (weights[part].detach().float() for part in _names(layer) if part in weights)
             scaling: Any = model.get_submodule(layer).scaling
             whole = tensor.detach().float().addmm(b, a, alpha=scaling[ADAPTER])
             for length in lengths:
@@ -174,7 +181,7 @@ def save_adapter(
     tensors = {_in_file(name): tensor for name, tensor in weights.items() if _is_adapter(name)}
     layers = sorted(name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight"))
     whole = sorted({*_trained_whole(model, config), *([head] if head else [])})
-    tensors |= {name: weights[name] for name in weights if any(name.startswith(f"{one}.") for one in whole)}
+    tensors |= {name: weights[name] for name in weights if any(name.startswith(f"{parent}.") for parent in whole)}
     file = {f"base_model.model.{name}": tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(file, directory / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -71,7 +71,7 @@ class TreeAttention(torch.autograd.Function):
         output = _accumulator(query)
         sums = output.new_empty(query.shape[:3])  # log-sum-exps
         for block in _own_blocks(nodes):
-            block_output, block_sums = _forward(*(block.of(one) for one in (query, key, value)), 0.0, True, scale=scale)
+            block_output, block_sums = _forward(*map(block.of, (query, key, value)), 0.0, True, scale=scale)
             block.put(output, block_output)
             block.put(sums, block_sums)
         for node, below in _with_descendants(nodes):
@@ -92,23 +92,23 @@ class TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, sums = ctx.saved_tensors
         gradient = _contiguous_rows(gradient)
-        wholes = [_accumulator(one) for one in (query, key, value)]
+        wholes = [_accumulator(tensor) for tensor in (query, key, value)]
         for block in _own_blocks(ctx.nodes):
-            given = [block.of(one) for one in (query, key, value, output, sums)]
-            parts = _backward(block.of(gradient, fill=0.0), *given, 0.0, True, scale=ctx.scale)
+            saved = map(block.of, (query, key, value, output, sums))
+            parts = _backward(block.of(gradient, fill=0.0), *saved, 0.0, True, scale=ctx.scale)
             for whole, part in zip(wholes, parts, strict=True):
                 block.put(whole, part)
         for node, below in _with_descendants(ctx.nodes):
-            given = [query[:, :, below], key[:, :, node], value[:, :, node], output[:, :, below], sums[:, :, below]]
-            parts = _backward(gradient[:, :, below], *given, 0.0, False, scale=ctx.scale)
+            saved = query[:, :, below], key[:, :, node], value[:, :, node], output[:, :, below], sums[:, :, below]
+            parts = _backward(gradient[:, :, below], *saved, 0.0, False, scale=ctx.scale)
             for whole, at, part in zip(wholes, (below, node, node), parts, strict=True):
                 whole[:, :, at] += part
         return (*(whole.to(query.dtype) for whole in wholes), None, None)
 
 
-def _contiguous_rows(one: Tensor) -> Tensor:
-    """A tensor as the kernel reads it, which ignores the stride of the last dimension."""
-    return one if one.stride(-1) == 1 else one.contiguous()
+def _contiguous_rows(tensor: Tensor) -> Tensor:
+    """The tensor with stride 1 in its last dimension: the flash kernel ignores that stride and would read other numbers."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _accumulator(like: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def use_trees(model: Any, head: Head, device: str, dropout: bool = False) -> boo
     if not can:
         _warn_once(model.config.model_type)
     elif device != "cpu":
-        can = all(flex_trees.works(device, model.dtype, *one) for one in heads)
+        can = all(flex_trees.works(device, model.dtype, *shape) for shape in heads)
     if can:
         model.config._attn_implementation = NAME
     return can
@@ -364,7 +364,7 @@ def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share_prefi
         layout = lay_out(sequences)
         ids, positions, places, more = layout.ids, layout.positions, layout.places[-1], {"nodes": layout.nodes}
     else:
-        ids, positions = np.concatenate(sequences), np.concatenate([np.arange(len(one)) for one in sequences])
+        ids, positions = np.concatenate(sequences), np.concatenate([np.arange(len(ids)) for ids in sequences])
         places, more = np.arange(len(ids) - len(sequences[-1]), len(ids)), {}
     with over_trees() if share_prefixes else nullcontext():
         output = (model if head == "lm" else model.base_model)(
@@ -377,7 +377,7 @@ def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share_prefi
     return states
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(result: Tensor, expected: Tensor) -> bool:
     """Whether two tensors agree in half of the digits of their type."""
-    difference = (one.float() - other.float()).norm()
-    return bool(difference <= torch.finfo(one.dtype).eps ** 0.5 * other.float().norm())
+    difference = (result.float() - expected.float()).norm()
+    return bool(difference <= torch.finfo(result.dtype).eps ** 0.5 * expected.float().norm())

@@ -65,7 +65,8 @@ def block_mask(nodes: tuple[TreeNode, ...], device: torch.device) -> BlockMask:
 def _listed(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
     """Of each row of [R, C]: how many columns are chosen [1, 1, R], and all columns, chosen ones first [1, 1, R, C]."""
     columns = np.argsort(~chosen, axis=1, kind="stable")
-    return tuple(torch.from_numpy(one.astype(np.int32)).to(device)[None, None] for one in (chosen.sum(1), columns))  # type: ignore[return-value]
+    counts = chosen.sum(1)
+    return tuple(torch.from_numpy(part.astype(np.int32)).to(device)[None, None] for part in (counts, columns))  # type: ignore[return-value]
 
 
 @functools.cache
@@ -95,7 +96,7 @@ def _difference(device: str, dtype: torch.dtype, heads: int, groups: int, size: 
     ids = [np.concatenate([np.zeros(prompt, int), np.full(answer, n)]) for prompt in (150, 30) for n in (1, 2, 3)]
     layout, generator = lay_out(ids), torch.Generator().manual_seed(0)
     tokens = len(layout.ids)
-    query, key, value = given = tuple(
+    query, key, value = inputs = tuple(
         torch.randn(1, count, tokens, size, generator=generator).to(device, dtype).requires_grad_()
         for count in (heads, groups, groups)
     )
@@ -108,6 +109,7 @@ def _difference(device: str, dtype: torch.dtype, heads: int, groups: int, size: 
     with torch.no_grad():
         frozen = attend(module.eval(), query, key, value, layout.nodes, None).transpose(1, 2)
     direction = torch.randn(expected.shape, generator=generator).to(expected)
-    gradients = [torch.autograd.grad(one, given, direction) for one in (output, expected)]
+    gradients = [torch.autograd.grad(result, inputs, direction) for result in (output, expected)]
     pairs = [(output, expected), (frozen, expected), *zip(*gradients, strict=True)]
-    return torch.stack([(one - other).float().norm() / other.float().norm() for one, other in pairs]).detach().max()
+    errors = [(result - reference).float().norm() / reference.float().norm() for result, reference in pairs]
+    return torch.stack(errors).detach().max()

@@ -26,20 +26,21 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def slerp(base: Tensor, first: Tensor, second: Tensor, share: float) -> Tensor:
-    """``base`` W plus what the models changed of it, on the arc from the change δ_1 to δ_2, at ``share`` t of its angle θ:
+    """``base`` W plus a change of it, on the arc from the change δ_1 to δ_2, at ``share`` t of its angle θ:
     ``W + (sin((1 - t)θ) δ_1 + sin(tθ) δ_2) / sin θ``.
 
     Ramé et al. 2024, "WARP", section 3.2, which interpolates task vectors; the arc is that of Shoemake 1985, "Animating
     rotation with quaternion curves". Where the changes are nearly parallel, or one is zero, it is the weighted mean.
     """
     start = base.double()
-    one, other = first.double() - start, second.double() - start
-    norms = float(one.norm() * other.norm())
-    cosine = float((one * other).sum()) / norms if norms else 1.0
+    delta_1 = first.double() - start
+    delta_2 = second.double() - start
+    norms = float(delta_1.norm() * delta_2.norm())
+    cosine = float((delta_1 * delta_2).sum()) / norms if norms else 1.0
     if abs(cosine) > NEARLY_PARALLEL:
         return linear([first, second], [1 - share, share])
     angle = math.acos(cosine)
-    merged = one * math.sin((1 - share) * angle) + other * math.sin(share * angle)
+    merged = delta_1 * math.sin((1 - share) * angle) + delta_2 * math.sin(share * angle)
     return (start + merged / math.sin(angle)).float()
 
 

@@ -198,7 +198,7 @@ def _linear_in_fp32(layer: nn.Linear, states: Tensor) -> Tensor:
 
 def _checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     """The layers whose activations gradient checkpointing recomputes."""
-    return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+    return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 
 def _apart(input_ids: Tensor, position_ids: Tensor, multiplicity: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -209,7 +209,8 @@ def _apart(input_ids: Tensor, position_ids: Tensor, multiplicity: Tensor) -> tup
     sequence_N = (is_used_N & (position_N == 0)).cumsum(0) - 1
     count, width = int(sequence_N[-1]) + 1, int(position_N[is_used_N].max()) + 1
     place_N = torch.where(is_used_N, sequence_N * width + position_N, 0)
-    ids, used = (torch.zeros(count * width, dtype=one.dtype, device=one.device) for one in (input_ids, multiplicity))
+    ids = input_ids.new_zeros(count * width)
+    used = multiplicity.new_zeros(count * width)
     ids[place_N[is_used_N]] = input_ids.flatten()[is_used_N]
     used[place_N[is_used_N]] = 1
     positions = torch.arange(width, device=ids.device).expand(count, width)

@@ -57,9 +57,9 @@ def by_prefix(sequences: Sequence[np.ndarray]) -> list[int]:
 
 
 def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
-    """The layout of these sequences, of which none is empty."""
+    """The layout of these non-empty sequences."""
     order = by_prefix(sequences)
-    shared = [shared_tokens(sequences[one], sequences[other]) for one, other in pairwise(order)]
+    shared = [shared_tokens(sequences[left], sequences[right]) for left, right in pairwise(order)]
 
     def children(first: int, end: int, depth: int, parent: int) -> list[tuple[int, int, int, int]]:
         """The sequences ``first`` to ``end`` of the order, grouped by their common prefix beyond ``depth`` tokens."""
@@ -96,6 +96,6 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
         ids=np.concatenate(parts).astype(np.int64),
         positions=np.concatenate(positions),
         multiplicity=np.concatenate(multiplicity),
-        nodes=tuple(TreeNode(*one) for one in zip(starts[:-1], starts[1:], last, strict=True)),
-        places=tuple(np.concatenate(one) for one in places),
+        nodes=tuple(map(TreeNode, starts[:-1], starts[1:], last)),
+        places=tuple(map(np.concatenate, places)),
     )

@@ -56,7 +56,7 @@ def round_to_4_bits(model: Any, head: nn.Module, dtype: torch.dtype) -> None:
 def _layers(model: nn.Module, head: nn.Module) -> list[str]:
     from torch import nn
 
-    layers = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head]
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
     if not layers:
         raise UserError(f"{FIELD}: this model has no linear layer apart from its head; train all of its weights")
     return layers

@@ -24,7 +24,7 @@ class RopeLengths:
         self.context = context
         self.lengths: Tensor | None = None
         """[L, W], length of each token's sequence in the next forward pass; None: as ``transformers`` does."""
-        modules = [one for one in model.modules() if any(map(_depends_on_length, _types(one).values()))]
+        modules = [module for module in model.modules() if any(map(_depends_on_length, _types(module).values()))]
         for module in modules:
             module.forward = functools.partial(self._forward, module)
         self.needed = bool(modules)
@@ -57,9 +57,9 @@ class RopeLengths:
                 [position_ids * mine, position_ids.new_full((len(position_ids), 1), length - 1)], dim=1
             )
             output = type(module).forward(module, states, positions, **more)
-            outputs = [one[:, :-1] for one in ((output,) if isinstance(output, Tensor) else output)]
+            parts = [part[:, :-1] for part in ((output,) if isinstance(output, Tensor) else output)]
             result = tuple(
-                torch.where(mine[..., None], one, other) for one, other in zip(outputs, result or outputs, strict=True)
+                torch.where(mine[..., None], part, before) for part, before in zip(parts, result or parts, strict=True)
             )
         return result[0] if isinstance(output, Tensor) else result
 

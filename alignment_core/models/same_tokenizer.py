@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.errors import UserError
+from alignment_core.errors import UserError, first_line
 
 FILES = ("tokenizer.json", "tokenizer.model")
 """If these files are equal, the tokenizers are."""
@@ -33,16 +33,16 @@ def other_token(ours: Any, theirs: Any) -> str | None:
     return None
 
 
-def difference(one: Path, other: Path) -> str | None:
+def difference(first: Path, second: Path) -> str | None:
     """A clause about how the tokenizers in two folders differ; None if they have the same tokens with the same ids and encode
     :data:`TEXTS` alike, even if their files differ."""
-    equal, _, _ = filecmp.cmpfiles(one, other, FILES, shallow=False)
-    if equal == [name for name in FILES if (one / name).is_file() or (other / name).is_file()] != []:
+    equal, _, _ = filecmp.cmpfiles(first, second, FILES, shallow=False)
+    if equal == [name for name in FILES if (first / name).is_file() or (second / name).is_file()] != []:
         return None
     try:
-        ours, theirs = _load(one), _load(other)
+        ours, theirs = _load(first), _load(second)
     except Exception as error:  # parsers of broken files raise all kinds
-        return f"one of them cannot be read: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"
+        return f"one of them cannot be read: {first_line(error)}"
     if clause := other_token(ours, theirs) or other_token(theirs, ours):
         return clause
     for text in TEXTS:
@@ -55,11 +55,11 @@ def difference(one: Path, other: Path) -> str | None:
 def check_same_tokenizer(store: Store, base: Reference, policy: Reference, what: str, cure: str) -> None:
     """Raise UserError if the tokenizers of ``base``, which prepared the data, and ``policy`` differ. ``what`` names the policy
     in the sentence, ``cure`` says what to do."""
-    ours, theirs = ({e.path: e.sha256 for e in store.manifest(one).files} for one in (base, policy))
+    ours, theirs = ({e.path: e.sha256 for e in store.manifest(model).files} for model in (base, policy))
     if all(ours.get(name) == theirs.get(name) for name in FILES):
         return
-    with ExitStack() as held:
-        clause = difference(store.fetch(base, held), store.fetch(policy, held))
+    with ExitStack() as uses:  # keeps both in the cache while they are read
+        clause = difference(store.fetch(base, uses), store.fetch(policy, uses))
     if clause:
         raise UserError(
             f"{what} ({policy.short}) has another tokenizer than the recipe's model ({base.short}): {clause}; {cure}"

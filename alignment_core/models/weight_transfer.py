@@ -132,8 +132,9 @@ def _part(whole: Bucket, number: int, parts: int) -> Bucket:
     before = 0
     pieces = []
     for piece in whole:
-        size, most = piece.numbers.itemsize, len(piece.numbers)
-        first, last = (min(max(-(-(place - before) // size), 0), most) for place in (begin, end))
+        size = piece.numbers.itemsize
+        count = len(piece.numbers)
+        first, last = (min(max(-(-(place - before) // size), 0), count) for place in (begin, end))  # rounded up
         if first < last or parts == 1:
             pieces.append(piece._replace(first=first, numbers=piece.numbers[first:last]))
         before += piece.numbers.nbytes

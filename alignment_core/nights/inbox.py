@@ -14,7 +14,7 @@ from alignment_core.artifacts import Store
 from alignment_core.canonical import digest_of, digest_of_file
 from alignment_core.data import formats
 from alignment_core.data.fields import Fields
-from alignment_core.data.files import Found, read_file
+from alignment_core.data.files import NumberedRow, read_file
 from alignment_core.data.kinds.preferences import KIND
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
@@ -105,7 +105,7 @@ def _read(content: dict[str, Any] | str, where: str, source: DataSource, known: 
     return InboxRow(digest, where, {name: value for name, value in pair.items() if value is not None})
 
 
-def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) -> Iterator[Found]:
+def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) -> Iterator[NumberedRow]:
     """The rows of a file, without a last line that somebody may be writing still; then the file is ``unfinished``.
 
     A JSON object ends with its bracket. A row of CSV that is cut short may look whole: only its newline says that it is.
@@ -113,7 +113,7 @@ def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) ->
     if not _has_rows(path):
         malformed.append(f"{name}: rows are read from {', '.join(ROW_SUFFIXES)} files")
         return
-    last: Found | None = None
+    last: NumberedRow | None = None
     end = _end(path)
     try:
         for row in read_file(path):

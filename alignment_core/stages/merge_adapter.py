@@ -10,7 +10,7 @@ from pydantic import Field
 
 from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import RemoteFile, download, pinned_folder
-from alignment_core.errors import AlignmentError, UserError
+from alignment_core.errors import AlignmentError, UserError, first_line
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.adapters import NF4, QUANTISATION
 from alignment_core.models.padding import set_padding
@@ -102,7 +102,7 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         tensors = peft.load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # the parsers of peft raise many types for a broken file
         raise UserError(
-            f"model.adapter: {config.adapter} cannot be read ({_first_line(error)}); copy it again"
+            f"model.adapter: {config.adapter} cannot be read ({first_line(error)}); copy it again"
         ) from None
     if not isinstance(adapter, peft.LoraConfig):
         raise UserError(f"model.adapter: {config.adapter} is of the kind {adapter.peft_type}; only LoRA's are merged")
@@ -118,7 +118,7 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         adapted = peft.get_peft_model(model, adapter)
         result = peft.set_peft_model_state_dict(adapted, tensors)
     except (RuntimeError, ValueError) as error:
-        raise UserError(_not_beside(config, source.reference.short, _first_line(error))) from None
+        raise UserError(_not_beside(config, source.reference.short, first_line(error))) from None
     known = adapted.state_dict(keep_vars=True)
     absent = [name for name in result.missing_keys if name in known and ("lora_" in name or "modules_to_save" in name)]
     if wrong := [*result.unexpected_keys, *absent]:
@@ -234,10 +234,6 @@ def _plain(folder: Path) -> Path:
 
 def _not_beside(config: MergeAdapterConfig, model: str, why: str) -> str:
     return f"model.adapter: {config.adapter} was not trained beside {model} ({why}); name the model that its {CONFIG} names"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 SHOWS = {"parameters": "parameters"}

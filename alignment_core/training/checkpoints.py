@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from alignment_core.files import sync
+
 CURVE = "metrics.jsonl"
 """File with the metrics of the steps up to a checkpoint, in its folder."""
 
@@ -17,7 +19,7 @@ def complete(checkpoint: Path, described: dict[str, Any]) -> None:
     _sync_tree(checkpoint)
     (checkpoint / "complete.json").write_text(json.dumps(described))
     _sync_tree(checkpoint)
-    _sync(checkpoint.parent)  # the entry of its own name
+    sync(checkpoint.parent)  # the entry of its own name
 
 
 def put_in_place(partial: Path, folder: Path) -> None:
@@ -25,7 +27,7 @@ def put_in_place(partial: Path, folder: Path) -> None:
     _sync_tree(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def link_tree(folder: Path, target: Path) -> None:
@@ -88,13 +90,4 @@ def newest_progress(directory: Path, layout: dict[str, Any] | None = None) -> Pa
 def _sync_tree(directory: Path) -> None:
     """Sync the files below ``directory`` to the disk, then the folder entries."""
     for path in [*sorted(directory.rglob("*"), reverse=True), directory]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    """Sync one file, or the entries of one folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path)

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfApi
 
-from alignment_core.data import addresses, kinds, sources
+from alignment_core.data import addresses, kinds
+from alignment_core.data.origins import LocatedRow
 from alignment_core.data.pin import PinnedSource, pin
-from alignment_core.data.sources import Row
 from alignment_core.errors import DataError, EnvironmentFault, Unavailable, UserError
 from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.sections.data import DataSource
@@ -44,13 +44,13 @@ def parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
 
 
 def rows_of(pinned: PinnedSource) -> list[dict[str, Any]]:
-    return [row.values for row in read(pinned)]
+    return [row for _, row in read(pinned)]
 
 
-def read(pinned: PinnedSource) -> list[Row]:
-    read_rows = list(sources.read(pinned, 0, 0, kinds.load("demonstrations")))
-    assert all(isinstance(row, Row) for row in read_rows)
-    return [row for row in read_rows if isinstance(row, Row)]
+def read(pinned: PinnedSource) -> list[LocatedRow]:
+    located = list(pinned.read(0, 0, kinds.load("demonstrations")))
+    assert all(isinstance(row, dict) for _, row in located)
+    return located
 
 
 def at(path: str, **fields: Any) -> PinnedSource:
@@ -106,7 +106,7 @@ def test_glob_and_folder_give_their_files_in_the_order_of_names(put: Put) -> Non
     put("many/a/train-1.jsonl", lines(ROWS))
     put("many/a/test-1.jsonl", lines(MORE))
     put("many/a/README.md", b"about the rows")
-    assert [row.where for row in read(at("s3://bucket/many/*/train-*"))] == [
+    assert [where for where, _ in read(at("s3://bucket/many/*/train-*"))] == [
         "a/train-1.jsonl:1",
         "a/train-1.jsonl:2",
         "b/train-1.parquet:1",
@@ -114,13 +114,13 @@ def test_glob_and_folder_give_their_files_in_the_order_of_names(put: Put) -> Non
         "b/train-2.jsonl:1",
     ]
     folder = at("s3://bucket/many/a/")
-    assert [row.where for row in read(folder)] == ["train-1.jsonl:1", "train-1.jsonl:2"]
+    assert [where for where, _ in read(folder)] == ["train-1.jsonl:1", "train-1.jsonl:2"]
     assert rows_of(at("s3://bucket/many/a", split="test")) == MORE
     with pytest.raises(UserError, match="has no split 'dev'; it has train, test"):
         at("s3://bucket/many/a/", split="dev")
 
 
-def test_rows_are_refused_when_the_object_changed_after_it_was_pinned(put: Put) -> None:
+def test_rows_of_an_object_that_changed_after_pinning_are_refused(put: Put) -> None:
     put("changed/rows.jsonl", lines(ROWS))
     pinned = at("s3://bucket/changed/rows.jsonl")
     put("changed/rows.jsonl", lines(MORE))
@@ -130,20 +130,20 @@ def test_rows_are_refused_when_the_object_changed_after_it_was_pinned(put: Put) 
         read(pinned)
 
 
-def test_first_rows_of_an_object_that_changes_while_they_are_read_are_refused(put: Put) -> None:
+def test_first_rows_of_an_object_that_changes_while_being_read_are_refused(put: Put) -> None:
     put("first/rows.jsonl", lines(ROWS * 10))
-    rows = sources.read(at("s3://bucket/first/rows.jsonl", rows=3), 0, 0, kinds.load("demonstrations"))
+    rows = at("s3://bucket/first/rows.jsonl", rows=3).read(0, 0, kinds.load("demonstrations"))
     next(rows)
     put("first/rows.jsonl", lines(MORE * 10))
     with pytest.raises(DataError, match="has changed since this run started"):
         list(rows)
 
 
-def test_object_that_changes_while_it_is_read_is_refused(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_that_changes_while_being_read_is_refused(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "BLOCK", 1 << 16)
     many = [{"prompt": f"{number}", "completion": "1"} for number in range(100_000)]
     put("changing/rows.jsonl", lines(many))
-    rows = sources.read(at("s3://bucket/changing/rows.jsonl"), 0, 0, kinds.load("demonstrations"))
+    rows = at("s3://bucket/changing/rows.jsonl").read(0, 0, kinds.load("demonstrations"))
     next(rows)
     put("changing/rows.jsonl", lines(many[::-1]))
     with pytest.raises(DataError, match="has changed since this run started"):
@@ -242,7 +242,7 @@ def test_file_without_rows_is_refused_before_anything_is_read(put: Put) -> None:
 
 @pytest.mark.parametrize("marks", ["etag", "date", "nothing"])
 @pytest.mark.parametrize("ranges", [True, False])
-def test_file_of_a_web_server_is_read_and_refused_once_it_changed(web: FileServer, marks: str, ranges: bool) -> None:
+def test_file_of_a_web_server_is_read_and_refused_after_a_change(web: FileServer, marks: str, ranges: bool) -> None:
     web.marks, web.ranges = marks, ranges
     web.files["/data/rows.jsonl"] = lines(ROWS)
     pinned = at(f"{web.url}/data/rows.jsonl")
@@ -355,13 +355,13 @@ def test_rows_wanted_alone_are_fetched(web: FileServer, monkeypatch: pytest.Monk
 
 READ = """
 import json, sys
-from alignment_core.data import kinds, sources
+from alignment_core.data import kinds
 from alignment_core.data.pin import pin
 from alignment_core.recipes import DataSource
 
 pinned = pin(DataSource.model_validate(json.loads(sys.argv[1])))
-rows = sources.read(pinned, 0, 0, kinds.load("demonstrations"))
-print(json.dumps({"rows": [[row.where, row.values] for row in rows], "content": pinned.content()}))
+rows = pinned.read(0, 0, kinds.load("demonstrations"))
+print(json.dumps({"rows": list(rows), "content": pinned.content()}))
 """
 
 

@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.data import files, kinds, sources
+from alignment_core.data import files, kinds
+from alignment_core.data.origins import LocatedRow
 from alignment_core.data.pin import PinnedSource, pin
-from alignment_core.data.sources import BadRow, Row
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataSource
 
 ROWS = [{"prompt": "a", "completion": "1"}, {"prompt": "b", "completion": "2"}]
 
 
-def read(path: Path, **fields: Any) -> list[Row | BadRow]:
-    return list(sources.read(pin(DataSource(path=str(path), **fields)), 0, 0, kinds.load("demonstrations")))
+def read(path: Path, **fields: Any) -> list[LocatedRow]:
+    return list(pin(DataSource(path=str(path), **fields)).read(0, 0, kinds.load("demonstrations")))
 
 
 def refused(path: Path) -> list[str]:
-    return [f"{row.where}: {row.reason}" for row in read(path) if isinstance(row, BadRow)]
+    return [f"{where}: {row}" for where, row in read(path) if isinstance(row, str)]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -47,9 +47,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".arrow"])
 def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     rows = read(write(tmp_path / f"train{suffix}", ROWS))
-    assert [row.values for row in rows if isinstance(row, Row)] == ROWS
+    assert [row for _, row in rows] == ROWS
     first = 2 if suffix == ".csv" else 1  # line 1 of a CSV file is its header
-    assert [row.where for row in rows] == [f"train{suffix}:{first}", f"train{suffix}:{first + 1}"]
+    assert [where for where, _ in rows] == [f"train{suffix}:{first}", f"train{suffix}:{first + 1}"]
 
 
 def test_data_set_saved_to_disk_is_read_with_or_without_splits(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_data_set_saved_to_disk_is_read_with_or_without_splits(tmp_path: Path) -
     data = datasets.Dataset.from_list(ROWS)
     data.save_to_disk(tmp_path / "one", num_shards=2)
     datasets.DatasetDict({"train": data, "test": data.select([1])}).save_to_disk(tmp_path / "dict")
-    assert [row.values for row in read(tmp_path / "one") if isinstance(row, Row)] == ROWS
-    assert [row.values for row in read(tmp_path / "dict", split="test") if isinstance(row, Row)] == ROWS[1:]
+    assert [row for _, row in read(tmp_path / "one")] == ROWS
+    assert [row for _, row in read(tmp_path / "dict", split="test")] == ROWS[1:]
     with pytest.raises(UserError, match="has no split 'dev'; it has test, train"):
         pin(DataSource(path=str(tmp_path / "dict"), split="dev"))
 
@@ -68,28 +68,28 @@ def test_folder_gives_the_files_of_the_split_or_all_files_without_split_names(tm
     for name in ("train-00", "train-01", "test"):
         write(tmp_path / f"{name}.jsonl", ROWS)
     (tmp_path / "LICENSE").write_text("not data")
-    assert {row.where for row in read(tmp_path)} == {f"train-0{n}.jsonl:{line}" for n in (0, 1) for line in (1, 2)}
-    assert {row.where for row in read(tmp_path, split="test")} == {"test.jsonl:1", "test.jsonl:2"}
+    assert {where for where, _ in read(tmp_path)} == {f"train-0{n}.jsonl:{line}" for n in (0, 1) for line in (1, 2)}
+    assert {where for where, _ in read(tmp_path, split="test")} == {"test.jsonl:1", "test.jsonl:2"}
     with pytest.raises(UserError, match="has no split 'dev'; it has train, test"):
         pin(DataSource(path=str(tmp_path), split="dev"))
     other = tmp_path / "other"
     other.mkdir()
     write(other / "trainings.jsonl", ROWS)
     write(other / "b.jsonl", ROWS)
-    assert {row.where.split(":")[0] for row in read(other)} == {"trainings.jsonl", "b.jsonl"}
+    assert {where.split(":")[0] for where, _ in read(other)} == {"trainings.jsonl", "b.jsonl"}
 
 
 def test_json_lines_under_the_name_json_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text('{"text": "a"}\n{"text": "b"}\n')
-    assert [row.where for row in read(path)] == ["rows.json:1", "rows.json:2"]
+    assert [where for where, _ in read(path)] == ["rows.json:1", "rows.json:2"]
 
 
 def test_byte_order_marks_and_blank_lines_are_no_rows(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.json", "a.csv"):
         write(tmp_path / name, ROWS)
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (tmp_path / name).read_bytes() + b"\n\n")
-        assert [row.values for row in read(tmp_path / name) if isinstance(row, Row)] == ROWS
+        assert [row for _, row in read(tmp_path / name)] == ROWS
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_bad_line_is_named_with_its_reason_and_the_next_is_read(tmp_path: Path, 
     path.write_bytes(b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n')
     (bad,) = refused(path)
     assert bad.startswith(f"a.jsonl:2: {reason}")
-    assert [row.where for row in read(path) if isinstance(row, Row)] == ["a.jsonl:1", "a.jsonl:3"]
+    assert [where for where, row in read(path) if isinstance(row, dict)] == ["a.jsonl:1", "a.jsonl:3"]
 
 
 def test_huge_line_is_refused_without_being_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_ragged_lines_of_csv_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('prompt,completion\n"a\nb",1\nc\nd,2,3\ne,4\n')
     assert refused(path) == ["a.csv:4: has 1 fields, the header has 2", "a.csv:5: has 3 fields, the header has 2"]
-    assert [row.where for row in read(path) if isinstance(row, Row)] == ["a.csv:2", "a.csv:6"]
+    assert [where for where, row in read(path) if isinstance(row, dict)] == ["a.csv:2", "a.csv:6"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_file_that_changes_after_pinning_is_refused(tmp_path: Path) -> None:
     pinned = pin(DataSource(path=str(write(tmp_path / "a.jsonl", ROWS))))
     write(tmp_path / "a.jsonl", ROWS[::-1])  # as long as before
     with pytest.raises(DataError, match="has changed since this run started"):
-        list(sources.read(pinned, 0, 0, kinds.load("demonstrations")))
+        list(pinned.read(0, 0, kinds.load("demonstrations")))
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ def test_hub_name_is_pinned_and_read_from_the_local_cache_when_offline(offline_h
     pinned = pin(DataSource(path="org/name"))
     assert pinned.hub_commit == offline_hub
     assert pinned.content()["hub"] == f"org/name@{offline_hub}"
-    rows = list(sources.read(pinned, 0, 0, kinds.load("demonstrations")))
-    assert [(row.where, row.values) for row in rows if isinstance(row, Row)] == [
+    rows = list(pinned.read(0, 0, kinds.load("demonstrations")))
+    assert rows == [
         ("org/name:1", ROWS[0]),
         ("org/name:2", ROWS[1]),
     ]
@@ -253,7 +253,7 @@ def test_hub_that_does_not_answer_gets_a_sentence(tmp_path: Path, monkeypatch: p
 
 def test_split_that_a_hub_data_set_lacks_gets_a_sentence(offline_hub: str) -> None:
     with pytest.raises(UserError, match="cannot load split 'dev'"):
-        list(sources.read(pin(DataSource(path="org/name", split="dev")), 0, 0, kinds.load("demonstrations")))
+        list(pin(DataSource(path="org/name", split="dev")).read(0, 0, kinds.load("demonstrations")))
 
 
 def test_commit_needs_no_question_to_the_hub() -> None:
@@ -264,7 +264,7 @@ def test_commit_needs_no_question_to_the_hub() -> None:
 
 def test_flow_process_stays_light() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'pyarrow', 'numpy'}"
-    modules = ("pin", "tasks", "sources", "formats", "template", "limits", "mixing", "tables", "statistics", "build")
+    modules = ("pin", "tasks", "formats", "template", "limits", "mixing", "tables", "statistics", "build")
     imports = "; ".join(f"import alignment_core.data.{module}" for module in modules)
     imports += "; from alignment_core.recipes.row_plugins import formats; formats()"
     code = f"import sys; {imports}; import alignment_core.models.tokenizer; sys.exit(str({heavy} & set(sys.modules)))"

@@ -64,8 +64,8 @@ class Kind(ABC):
     gives: ClassVar[str]
     """Name of its rows in messages, such as ``preference pairs``."""
     columns: ClassVar[Mapping[str, str]]
-    """Columns of the table and the type of each, one of :data:`alignment_core.data.tables.TYPES`; a question mark allows
-    nulls. ``source`` says where a row was read; ``task`` names the built-in task that made it, none for other rows."""
+    """Columns of the table and the type of each, which :func:`alignment_core.data.tables.schema` reads; a question mark
+    allows nulls. ``source`` says where a row was read; ``task`` names the built-in task that made it, none for other rows."""
     formats: ClassVar[Mapping[str, Format]]
     """Formats that it can be read from, in the order in which ``auto`` tries them."""
     native: ClassVar[str]
@@ -90,8 +90,8 @@ class Kind(ABC):
 
 def load(name: str) -> Kind:
     """The kind of this name. Raises UserError if there is none."""
-    found: Kind = KINDS.load(name)
-    return found
+    kind: Kind = KINDS.load(name)
+    return kind
 
 
 def stream(name: str) -> str:

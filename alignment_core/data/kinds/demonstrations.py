@@ -98,7 +98,7 @@ def _of_messages(row: Fields) -> Demonstration:
 def _is_conversation(row: Fields) -> bool:
     """False for ShareGPT's column beside a completion or a pair: there it is the prompt, or not read."""
     others = (("prompt", "completion"), ("chosen", "rejected"))
-    return row.is_meant("messages") or not any(all(map(row.holds, roles)) for roles in others)
+    return row.is_explicit("messages") or not any(all(map(row.holds, roles)) for roles in others)
 
 
 def _of_prompt_and_completion(row: Fields) -> Demonstration:

@@ -75,16 +75,17 @@ class Documents(Texts):
 
     def of_problem(self, problem: Problem) -> dict[str, Any]:
         """The problem and others of its task and split, each with an answer, one below the other."""
-        return {"text": "\n".join(one.prompt + one.attempt() for one in _and_others(problem))}
+        return {"text": "\n".join(each.prompt + each.attempt() for each in _and_others(problem))}
 
 
 def _and_others(problem: Problem) -> Iterator[Problem]:
     yield problem
-    split, made = split_of(problem.prompt), 1
-    while made < PROBLEMS:
+    split = split_of(problem.prompt)
+    count = 1
+    while count < PROBLEMS:
         question = TASKS[problem.task](problem.random)
         if split_of(question.prompt) == split:
-            made += 1
+            count += 1
             yield Problem(problem.task, **vars(question), random=problem.random, correct=problem.correct)
 
 

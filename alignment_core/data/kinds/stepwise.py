@@ -72,7 +72,7 @@ def _of_steps(row: Fields) -> Stepwise:
         raise ValueError(
             f"`{row.name('completions')}` has {len(steps)} steps and `{row.name('labels')}` {len(labels)} labels"
         )
-    labels = [_label(one, f"{row.name('labels')}[{number}]") for number, one in enumerate(labels)]
+    labels = [_label(label, f"{row.name('labels')}[{number}]") for number, label in enumerate(labels)]
     return Stepwise(prompt, steps, labels, tools=row.tools())
 
 
@@ -97,10 +97,10 @@ def _of_math_shepherd(row: Fields) -> Stepwise:
             )
         labels.append(_WORDS[sign])
         rest = rest[len(part) + 1 :]
-    prompt, found, first = (parts[0] if parts else "").partition("Step 1:")
-    if not found or not prompt.strip():
+    prompt, beginning, first = (parts[0] if parts else "").partition("Step 1:")
+    if not beginning or not prompt.strip():
         raise ValueError(f"`{row.name('input')}` needs a question, and 'Step 1:' where its answer begins")
-    steps = [(found + first).strip(), *(part.strip() for part in parts[1:])]
+    steps = [(beginning + first).strip(), *(part.strip() for part in parts[1:])]
     return Stepwise(prompt.strip() + "\n", steps, labels, tools=row.tools())
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 DEFAULT_ROWS = 1000
 """Rows of a source without an end, where the recipe does not say how many."""
 
-Found = tuple[str, dict[str, Any] | str]
-"""The place that a message can name, and the row or what is wrong with it."""
+LocatedRow = tuple[str, dict[str, Any] | str]
+"""File and line, or another place that an error can name, and the row, or the reason why it is malformed."""
 
 
 class Pinned(Protocol):
@@ -73,7 +73,7 @@ class Origin(ABC):
         """The part of the stage key that identifies the rows, beside the settings of the source."""
 
     @abstractmethod
-    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[Found]:
+    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[LocatedRow]:
         """The rows in their order. ``rows`` may be ignored, but must not change the first rows. Raises UserError if there are
         none for this kind."""
 
@@ -93,14 +93,14 @@ class Library(Origin):
     def prompts(self, source: DataSource, seed: int) -> Iterable[dict[str, Any]]:
         """Rows with ``prompt`` and ``label``."""
 
-    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[Found]:
+    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[LocatedRow]:
         field = pinned.source.field
         if "prompts" not in kind.formats:
             raise UserError(f"{pinned.name}: `{field}` provides only prompts, not {kind.gives}")
         yield from located(pinned.name, self.prompts(pinned.source, seed))
 
 
-def located(name: str, rows: Iterable[dict[str, Any] | str]) -> Iterator[Found]:
+def located(name: str, rows: Iterable[dict[str, Any] | str]) -> Iterator[LocatedRow]:
     """Rows with their places, such as ``task:reverse/train:1``."""
     for number, row in enumerate(rows, start=1):
         yield f"{name}:{number}", row
@@ -108,5 +108,5 @@ def located(name: str, rows: Iterable[dict[str, Any] | str]) -> Iterator[Found]:
 
 def origin_of(source: DataSource) -> Origin:
     """The origin that a source names."""
-    found: Origin = ORIGINS.load(source.field)
-    return found
+    origin: Origin = ORIGINS.load(source.field)
+    return origin

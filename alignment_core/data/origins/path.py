@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import is_glob, is_of_address, is_same, name_within, pinned_files
 from alignment_core.data.fields import ArrowRow
-from alignment_core.data.files import first_line, read_file
+from alignment_core.data.files import read_file
 from alignment_core.data.folder import mixed, splits_by_name, splits_of
-from alignment_core.data.hub import commit_of, is_offline
-from alignment_core.data.origins import Found, Origin, Pinned, located
-from alignment_core.errors import AlignmentError, DataError, UserError
+from alignment_core.data.hub import cache_folder, commit_of, is_offline
+from alignment_core.data.origins import LocatedRow, Origin, Pinned, located
+from alignment_core.errors import AlignmentError, DataError, UserError, first_line
 from alignment_core.recipes.paths import (
     BEGINS,
     COMPRESSIONS,
@@ -52,14 +52,14 @@ class FilesAndHub(Origin):
         if is_address(given):
             return _at_address(given, source)
         path = Path(given).expanduser()
-        if may_be_hub_name(given):  # whatever lies in the working folder
+        if may_be_hub_name(given):  # a file of that name in the working folder is written as ./org/name
             return {"hub_commit": commit_of(given, source.revision, "dataset", _nearest(path))}
         notes: list[str] = []
         if path.is_dir():
-            found, notes = _folder(path, source.split, source.subset)
+            files, notes = _folder(path, source.split, source.subset)
         elif path.exists():
             check_readable(path, given)
-            found = [path]
+            files = [path]
         else:
             raise UserError(f"{given}: no such file or folder{_nearest(path)} ({BEGINS})")
         for name in ("revision",) if path.is_dir() else ("subset", "revision"):
@@ -67,7 +67,7 @@ class FilesAndHub(Origin):
                 raise UserError(
                     f"{given}: `{name}` applies only to Hub data sets, but this is a file or folder; leave it out"
                 )
-        return {"files": tuple(_pinned_file(file) for file in found), "notes": tuple(notes)}
+        return {"files": tuple(_pinned_file(file) for file in files), "notes": tuple(notes)}
 
     def name(self, pinned: Pinned) -> str:
         path = str(pinned.source.path)
@@ -95,7 +95,7 @@ class FilesAndHub(Origin):
             "hub": f"{pinned.source.path}@{pinned.hub_commit}" if pinned.hub_commit else None,
         }
 
-    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[Found]:
+    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[LocatedRow]:
         if pinned.hub_commit:
             yield from located(str(pinned.source.path), _hub(pinned))
         for file in pinned.files:
@@ -110,7 +110,7 @@ class FilesAndHub(Origin):
             name = name_within(str(pinned.source.path), remote)
             for number, row in read_file(remote):
                 count += 1
-                if count == pinned.source.rows:  # no more will be asked for
+                if count == pinned.source.rows:  # the reader stops here, before the check behind the last row
                     remote.check()
                 yield f"{name}:{number}", row
             remote.check()
@@ -156,7 +156,7 @@ def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:
     import datasets
 
     source = pinned.source
-    snapshot = cache_folder(str(source.path)) / "snapshots" / str(pinned.hub_commit)
+    snapshot = cache_folder(str(source.path), "dataset") / "snapshots" / str(pinned.hub_commit)
     # Offline, `datasets` finds only what it has prepared before; the files of the snapshot itself are just as good.
     local = is_offline("dataset") and snapshot.is_dir()
     origin: dict[str, Any] = {"path": str(snapshot)} if local else {"path": source.path, "revision": pinned.hub_commit}
@@ -197,9 +197,9 @@ def _folder(folder: Path, split: str, subset: str | None) -> tuple[list[Path], l
             raise UserError(f"{folder.parent}: has no split {split!r}; it has {', '.join(known) or 'none'}")
     if (folder / "state.json").exists():
         return _saved_to_disk(folder), []
-    found = splits_of(folder, subset)
-    files = found.of(split)
-    return files, [*found.notes, *mixed(split, files)]
+    splits = splits_of(folder, subset)
+    files = splits.of(split)
+    return files, [*splits.notes, *mixed(split, files)]
 
 
 def _saved_to_disk(folder: Path) -> list[Path]:
@@ -225,10 +225,3 @@ def _nearest(path: Path) -> str:
         return f"; the folder {parent} does not exist either, {existing} does"
     near = difflib.get_close_matches(path.name, sorted(os.listdir(parent)), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(str(parent / name) for name in near)}?" if near else ""
-
-
-def cache_folder(name: str) -> Path:
-    """Where the Hub's own cache keeps a data set."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"

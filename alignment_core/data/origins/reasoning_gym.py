@@ -1,4 +1,4 @@
-"""Prompts of `reasoning-gym`, a library of procedural tasks (the extra `environments`), and what its labels hold."""
+"""Prompts of `reasoning-gym`, a library of procedural tasks (the extra `environments`), and the content of its labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FIELD = "reasoning_gym"
 BLOCK = 1000
-"""Rows that are made with one seed; tasks with fewer different ones repeat themselves."""
+"""Rows generated with one seed; tasks with fewer distinct rows repeat them."""
 
 
 def library() -> Any:
@@ -32,7 +32,7 @@ def library() -> Any:
 
 
 def version() -> str:
-    """Of the package, which decides what rows and scores are; raises what :func:`library` raises."""
+    """Version of the package, which determines rows and scores. Raises as :func:`library` does."""
     library()
     return importlib.metadata.version("reasoning-gym")
 
@@ -57,13 +57,14 @@ def rows(name: str, split: str, count: int, seed: int, options: dict[str, Any]) 
 
 def _rows_of_split(name: str, split: str, seed: int, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for block in numbers():
-        dataset, made = _dataset(name, options, derive_seed(seed, FIELD, name, split, block) % 2**31), 0
+        dataset = _dataset(name, options, derive_seed(seed, FIELD, name, split, block) % 2**31)
+        is_empty = True
         for number in range(BLOCK):
             entry = dataset[number]
             if split_of(entry["question"]) == split:
-                made += 1
+                is_empty = False
                 yield {"prompt": entry["question"], "label": to_label(name, options, entry)}
-        if not made:
+        if is_empty:
             raise UserError(f"{FIELD}: none of {BLOCK} prompts of {name!r} belongs to the split {split!r}")
 
 
@@ -72,20 +73,20 @@ def _dataset(name: str, options: dict[str, Any], seed: int) -> Any:
         return library().create_dataset(name, seed=seed, size=BLOCK, **options)
     except UserError:
         raise
-    except Exception as error:  # it asserts, and raises whatever its tasks raise
+    except Exception as error:  # assertions, and any error of a task
         raise UserError(f"{FIELD}: {name!r} with the options {options}: {type(error).__name__}: {error}") from None
 
 
 def to_label(name: str, options: dict[str, Any], entry: dict[str, Any]) -> str:
-    """All that scoring needs, as JSON."""
+    """The JSON text of everything that the scorer needs."""
     return json.dumps({"task": name, "options": options, "entry": _marked(entry)}, ensure_ascii=False)
 
 
 def from_label(label: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Task, options and entry. Raises ValueError for a label of anything else."""
     try:
-        found = json.loads(label, object_hook=_unmarked)
-        return found["task"], found["options"], found["entry"]
+        fields = json.loads(label, object_hook=_unmarked)
+        return fields["task"], fields["options"], fields["entry"]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ValueError(f"{label[:60]!r} is not the label of a `reasoning_gym` row") from None
 
@@ -94,11 +95,11 @@ TUPLE = "(tuple)"
 
 
 def _marked(value: Any) -> Any:
-    """JSON has no tuples, which some tasks compare their answers with."""
+    """Mark tuples, which JSON does not have: some tasks compare answers with tuples."""
     if isinstance(value, dict):
-        return {key: _marked(one) for key, one in value.items()}
+        return {key: _marked(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        parts = [_marked(one) for one in value]
+        parts = [_marked(item) for item in value]
         return {TUPLE: parts} if isinstance(value, tuple) else parts
     return value
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.data import tasks
-from alignment_core.data.origins import DEFAULT_ROWS, Found, Origin, Pinned, located
+from alignment_core.data.origins import DEFAULT_ROWS, LocatedRow, Origin, Pinned, located
 
 if TYPE_CHECKING:
     from alignment_core.data.kinds import Kind
@@ -29,7 +29,7 @@ class Task(Origin):
     def content(self, pinned: Pinned) -> dict[str, Any]:
         return {}
 
-    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[Found]:
+    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[LocatedRow]:
         source = pinned.source
         count = source.rows or DEFAULT_ROWS
         problems = tasks.problems(str(source.task), source.split, count, seed, source.options)

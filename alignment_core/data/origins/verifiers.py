@@ -1,4 +1,4 @@
-"""Prompts of the tasksets of `verifiers`, a library of environments (the extra `environments`), and what decides them."""
+"""Prompts of the tasksets of `verifiers`, a library of environments (extra `environments`), and their part of stage keys."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def loaders(field: str = FIELD) -> Any:
 
 
 def content(taskset: str, environment: str = "", field: str = FIELD) -> dict[str, Any]:
-    """What decides tasks and rewards beside the options, for stage keys: the package's version and the Python sources of
-    the module or package that has the taskset, and of that which has the environment, if it is named.
+    """The part of stage keys that identifies tasks and rewards, beside the options: the package's version and a digest of
+    the Python sources of the taskset's module or package, and of the environment's, if it is named.
 
     Raises UserError if there is no such module.
     """
@@ -48,8 +48,9 @@ def content(taskset: str, environment: str = "", field: str = FIELD) -> dict[str
 def _sources(module: Any) -> str:
     file = Path(str(module.__file__))
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    digests = [digest_of_source(one.read_bytes()) for one in files]
-    return digest_of([[one.relative_to(file.parent).as_posix(), it] for one, it in zip(files, digests, strict=True)])
+    return digest_of(
+        [[path.relative_to(file.parent).as_posix(), digest_of_source(path.read_bytes())] for path in files]
+    )
 
 
 def check(name: str, split: str, options: dict[str, Any]) -> None:
@@ -64,12 +65,12 @@ def check(name: str, split: str, options: dict[str, Any]) -> None:
 
 
 def rows(name: str, count: int | None, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each of the first ``count`` tasks, or for all, ``DEFAULT_ROWS`` where there is no end to them: the text of
-    its prompt, and as the label its number in the taskset, from 0. Raises UserError for a task that cannot be made.
+    """A row for each of the first ``count`` tasks, by default all (of an endless taskset ``DEFAULT_ROWS``): the text of its
+    prompt, and as the label its number in the taskset, from 0. Raises UserError for a task that cannot be made.
     """
     taskset = load(name, options)
-    most = count or (None if taskset.bounded else DEFAULT_ROWS)
-    for number, task in enumerate(islice(_tasks(name, taskset), most)):
+    limit = count or (None if taskset.bounded else DEFAULT_ROWS)
+    for number, task in enumerate(islice(_tasks(name, taskset), limit)):
         yield {"prompt": task.data.prompt_text or f"{name}: task {number}", "label": str(number)}
 
 
@@ -77,9 +78,8 @@ def load(name: str, options: dict[str, Any]) -> Any:
     """A taskset of `verifiers`. Raises UserError if there is none of this name, or none with these options."""
     library, options = loaders(), resolved(options, "options")
     try:
-        config = library.taskset_config_type(name).model_validate(
-            {**copy.deepcopy(options), "id": name}
-        )  # it fills them in
+        # A copy, because the validation fills in defaults.
+        config = library.taskset_config_type(name).model_validate({**copy.deepcopy(options), "id": name})
         return library.load_taskset(config)
     except Exception as error:  # an installed package's code runs here
         raise problem(FIELD, name, error) from None
