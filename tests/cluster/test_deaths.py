@@ -61,7 +61,7 @@ def test_a_kill_for_the_memory_of_the_run_itself_is_an_ordinary_death(monkeypatc
     assert str(error).endswith("this run used 14.0 GiB, other processes 8.5 GiB")
 
 
-def test_other_deaths_name_the_actor_its_process_and_what_ray_saw_of_its_end() -> None:
+def test_other_deaths_name_the_actor_its_process_and_the_cause_that_ray_gives() -> None:
     error = death("engines", ["engines[0]"], "generate", Exception(DIED))
     assert type(error) is InfrastructureError
     assert str(error) == (

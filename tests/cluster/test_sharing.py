@@ -59,7 +59,7 @@ ray.shutdown()
 
 
 @pytest.mark.slow
-def test_waiting_for_gpus_ending_actors_and_their_last_words(short_folder: Path, tmp_path: Path) -> None:
+def test_waiting_for_gpus_ending_actors_and_their_last_output(short_folder: Path, tmp_path: Path) -> None:
     """One Ray for three questions, because it takes seconds to start. The GPUs are numbers, no driver is asked."""
     log, answers = tmp_path / "run.log", tmp_path / "answers.json"
     with log.open("wb") as output:

@@ -152,7 +152,7 @@ def test_prompts_are_told_apart_across_sources_and_formats(built: Build, jsonl: 
     assert not answers["train"] & answers["test"]
 
 
-def test_a_conversation_with_one_trained_answer_is_held_out_by_what_precedes_it(built: Build, jsonl: Write) -> None:
+def test_a_conversation_with_one_trained_answer_is_held_out_by_the_messages_before(built: Build, jsonl: Write) -> None:
     def chat(number: int, end: str) -> dict[str, Any]:
         turns = [("user", "hi"), ("assistant", "yes?"), ("user", f"q{number}"), ("assistant", end)]
         return {"messages": [{"role": role, "content": content} for role, content in turns]}
@@ -167,9 +167,7 @@ def test_a_conversation_with_one_trained_answer_is_held_out_by_what_precedes_it(
     assert not questions["train"] & questions["test"]
 
 
-def test_the_size_of_the_test_set_is_as_near_to_what_was_asked_as_whole_prompts_come(
-    built: Build, jsonl: Write
-) -> None:
+def test_the_size_of_the_test_set_is_the_nearest_that_whole_prompts_allow(built: Build, jsonl: Write) -> None:
     rows = [{"prompt": f"p{i}", "completion": f"{i}.{j}"} for i in range(10) for j in range(4)]
     assert [built(jsonl(rows), "demonstrations", test_rows=count).test.num_rows for count in (6, 7, 9, 10, 12)] == [
         8,
@@ -242,7 +240,9 @@ def test_overlong_prompts_are_cut_from_the_left_and_completions_from_the_right(b
     assert max(map(len, column(data, "input_ids"))) == 16
 
 
-def test_pairs_share_the_cut_prompt_and_are_dropped_if_truncation_makes_them_equal(built: Build, jsonl: Write) -> None:
+def test_pairs_share_the_truncated_prompt_and_equal_answers_after_truncation_are_dropped(
+    built: Build, jsonl: Write
+) -> None:
     rows = [
         {"prompt": "p", "chosen": "same start A", "rejected": "same start B"},
         {"prompt": "p", "chosen": "A differs early", "rejected": "B"},
@@ -332,7 +332,7 @@ def test_messages_without_any_template_are_refused(built: Build, jsonl: Write, p
         built(path, "prompts", tokenizer=plain_tokenizer)
 
 
-def test_nothing_left_says_how_many_were_read_and_why_they_fell(built: Build, jsonl: Write) -> None:
+def test_error_without_rows_left_counts_rows_read_and_dropped_by_reason(built: Build, jsonl: Write) -> None:
     with pytest.raises(DataError) as caught:
         built(jsonl([*PAIRS[:3], {"prompt": "p", "completion": ""}]), "demonstrations", max_length=5)
     assert str(caught.value) == (

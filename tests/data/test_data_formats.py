@@ -68,12 +68,12 @@ def test_hh_neighbours_of_one_speaker_become_one_turn() -> None:
     assert pair == Preference([USER], [{**HELLO, "content": "a\n\nb"}], [{**HELLO, "content": "c"}])
 
 
-def test_columns_rename_columns_and_reach_into_them() -> None:
+def test_columns_rename_columns_and_select_values_inside_columns() -> None:
     values = {"turns": ["one", "two"], "meta": {"answer": "three"}}
     assert parse(values, "prompts", {"prompt": "turns.1", "label": "meta.answer"}, "prompts") == Prompt("two", "three")
 
 
-def test_fields_of_a_message_that_are_null_are_absent_as_parquet_cannot_leave_them_out() -> None:
+def test_null_fields_of_a_message_in_parquet_are_absent() -> None:
     (message,) = parse({"messages": [{**USER, "name": None}, HELLO]}, "messages", {}, "prompts").prompt  # type: ignore[union-attr,misc,str-unpack]
     assert message == USER
 
@@ -143,7 +143,7 @@ def test_malformed_row_gets_its_sentence(values: dict[str, Any], format: str, ki
     assert sentence in str(caught.value)
 
 
-def test_unknown_columns_are_answered_with_what_was_looked_for_and_found() -> None:
+def test_error_for_unknown_columns_lists_the_columns_required_and_found() -> None:
     with pytest.raises(UserError) as caught:
         detect({"question": "a", "answer": "b"}, "auto", {}, kinds.load("demonstrations"))
     assert "looked for `messages`, or `prompt` and `completion`, or `text`" in str(caught.value)

@@ -53,7 +53,7 @@ def test_rows_follow_from_the_seed_and_a_shorter_call_has_the_first() -> None:
     assert not train & test
 
 
-def test_a_data_set_is_made_of_it() -> None:
+def test_a_data_set_is_built_from_a_reasoning_gym_task() -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
     pinned = pin(DataSource(reasoning_gym="leg_counting", rows=3))
     found = [row for row in sources.read(pinned, 0, 7, kinds.load("prompts")) if isinstance(row, sources.Row)]
@@ -95,7 +95,7 @@ def test_what_is_no_label_of_a_row_is_a_failure() -> None:
         ({"reasoning_gym": "list_functions"}, "gives different rows each time"),
     ],
 )
-def test_what_cannot_be_made_is_refused_when_it_is_pinned(source: dict, problem: str) -> None:
+def test_an_invalid_source_is_refused_when_pinned(source: dict, problem: str) -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
     with pytest.raises(UserError, match=problem):
         pin(DataSource.model_validate(source))

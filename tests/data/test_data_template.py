@@ -60,7 +60,7 @@ def test_a_newline_that_the_template_puts_behind_eos_is_no_target(tokenizer: Any
     assert text.input_ids[-1] == tokenizer.eos_token_id
 
 
-def test_eos_is_added_as_a_target_where_the_template_leaves_it_out(tokenizer: Any) -> None:
+def test_eos_is_added_as_a_target_if_the_template_writes_none(tokenizer: Any) -> None:
     (text,) = Demonstration("hi", "yo").render(Renderer(tokenizer, NO_EOS))
     assert text.text == "user: hi\nassistant: yo<eos>", "behind the answer: the newline belongs to the next message"
     assert targets(tokenizer, text) == "yo<eos>"
@@ -94,7 +94,7 @@ def test_eos_that_is_there_already_is_not_doubled(tokenizer: Any) -> None:
     assert text.input_ids == [*b"once", 257]
 
 
-def test_strings_without_a_template_are_joined_as_they_are(plain_tokenizer: Any) -> None:
+def test_strings_without_a_template_are_concatenated(plain_tokenizer: Any) -> None:
     (text,) = Demonstration("1+1=", "2").render(Renderer(plain_tokenizer))
     assert (text.text, text.input_ids, text.loss_mask) == ("1+1=2<eos>", [*b"1+1=2", 257], [0, 0, 0, 0, 1, 1])
 
@@ -113,12 +113,12 @@ def test_template_with_a_syntax_error_is_refused_with_its_line(tokenizer: Any) -
         Renderer(tokenizer, "ok\n{% for %}")
 
 
-def test_conversation_that_the_template_refuses_is_refused_with_its_words(tokenizer: Any) -> None:
+def test_conversation_that_the_template_refuses_is_refused_with_the_error_of_the_template(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="no system messages here"):
         Renderer(tokenizer, REFUSES_SYSTEM).prompt([message("system", "s"), message("user", "u")])
 
 
-def test_template_that_prompts_otherwise_than_it_renders_is_refused(tokenizer: Any) -> None:
+def test_template_whose_generation_prompt_differs_from_its_rendering_is_refused(tokenizer: Any) -> None:
     thinks_ahead = NO_EOS.replace("assistant: {% endif %}", "assistant: <think>{% endif %}")
     with pytest.raises(ValueError, match="differently from its generation prompt"):
         Demonstration("hi", "yo").render(Renderer(tokenizer, thinks_ahead))

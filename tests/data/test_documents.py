@@ -72,7 +72,7 @@ def test_overlap_gives_context_that_is_no_target_again(tokenizer: Any, jsonl: Wr
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("overlap", [1, 3])
 @pytest.mark.parametrize("tokens", [2, 7, 8, 9, 50])
-def test_blocks_hold_every_target_once_and_no_more_tokens_than_they_may(tokens: int, overlap: int, first: int) -> None:
+def test_blocks_hold_every_target_once_within_the_token_limit(tokens: int, overlap: int, first: int) -> None:
     cuts = list(blocks(tokens, 8, overlap, first))
     assert [token for _, start, end in cuts for token in range(start, end)] == list(range(first, tokens))
     assert all(end - begin <= 8 for begin, _, end in cuts)

@@ -185,7 +185,7 @@ def test_a_configuration_of_another_form_is_named(tmp_path: Path, files: str) ->
         pinned(folder)
 
 
-def test_shards_with_splits_of_their_own_are_told_apart_beside_data_too(tmp_path: Path) -> None:
+def test_shards_beside_the_data_folder_are_separate_splits_too(tmp_path: Path) -> None:
     """`datasets` tells them apart in ``data/`` alone; of the folder ``data`` itself it would mix them."""
     names = [f"{split}-00000-of-00001.parquet" for split in ("train_sft", "train_prefs", "test_sft", "test_prefs")]
     folder = write(tmp_path, *names)
@@ -227,7 +227,7 @@ def test_a_compressed_file_of_many_members_is_read_to_its_end(tmp_path: Path) ->
         assert texts(tmp_path / f"rows.jsonl{suffix}") == ["0", "1", "2"]
 
 
-def test_a_folder_without_rows_names_what_it_has_instead(tmp_path: Path) -> None:
+def test_error_for_a_folder_without_rows_lists_its_files(tmp_path: Path) -> None:
     for name in ("a.tsv", "b.zip", "README.md", "script.py", "model/tokenizer_config.json.bak"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -238,13 +238,13 @@ def test_a_folder_without_rows_names_what_it_has_instead(tmp_path: Path) -> None
         pinned(tmp_path)
 
 
-def test_rows_of_a_folder_say_their_folder(tmp_path: Path) -> None:
+def test_rows_of_a_folder_name_their_subfolder(tmp_path: Path) -> None:
     folder = write(tmp_path, "train/x/a.jsonl", "train/y/a.jsonl")
     found = sources.read(pinned(folder), 0, 0, kinds.load("demonstrations"))
     assert [row.where for row in found] == [f"train/{one}/a.jsonl:{line}" for one in "xy" for line in (1, 2)]
 
 
-def test_the_place_of_a_file_in_its_folder_is_in_the_key_as_it_is_in_the_rows(tmp_path: Path) -> None:
+def test_the_relative_path_of_a_file_is_in_the_key_and_in_the_rows(tmp_path: Path) -> None:
     """Rows say in `source` where they were read, so that equal files at other places give another data set."""
     for folder, name in (("one", "train/a.jsonl"), ("other", "train/b/a.jsonl"), ("flat", "a.jsonl")):
         path = tmp_path / folder / name

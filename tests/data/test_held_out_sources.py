@@ -30,7 +30,7 @@ def prompts(table: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("fields", [{}, {"weight": 1.0}])
-def test_all_rows_of_such_a_source_are_the_test_set_and_no_prompt_of_it_is_trained_on(
+def test_all_rows_of_a_held_out_source_are_the_test_set_and_none_of_its_prompts_is_trained_on(
     built: Build, jsonl: Write, fields: dict[str, Any]
 ) -> None:
     train = jsonl(rows(*range(20)) + rows(3, end=" again"))
@@ -74,7 +74,7 @@ def test_two_test_sets_or_none_to_train_on_get_one_sentence(content: dict[str, A
         DataConfig.model_validate(content)
 
 
-def test_a_source_that_is_not_held_out_has_the_key_that_it_had(jsonl: Write) -> None:
+def test_the_key_of_a_source_that_is_not_held_out_is_unchanged(jsonl: Write) -> None:
     path = str(jsonl(rows(1)))
     plain, held = (pin(DataSource(path=path, held_out=held)).content() for held in (False, True))
     assert held == {**plain, "held_out": True}

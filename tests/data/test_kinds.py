@@ -60,14 +60,14 @@ def test_our_kinds_and_their_formats_are_collected() -> None:
     assert {kinds.load(name).native for name in OURS} < known
 
 
-def test_without_it_its_name_and_its_format_are_unknown(built: Build, jsonl: Write) -> None:
+def test_without_the_plug_in_its_name_and_format_are_unknown(built: Build, jsonl: Write) -> None:
     with pytest.raises(UserError, match="there is no kind of rows 'labelled'"):
         built(jsonl(ROWS), "labelled")
     with pytest.raises(ValueError, match=r"Input should be 'auto', 'messages', .* or 'unpaired'"):
         DataSource.model_validate({"path": "rows.jsonl", "format": "labelled"})
 
 
-def test_the_run_form_offers_its_format(site: Path) -> None:
+def test_the_run_form_offers_the_format_of_the_plug_in(site: Path) -> None:
     assert "'labelled'" in str(DataSource.model_json_schema())
 
 
@@ -97,7 +97,7 @@ def test_its_rows_are_cut_and_refused(site: Path, built: Build, jsonl: Write) ->
         built(jsonl([{"text": "a"}]), "labelled")
 
 
-def test_a_built_in_task_makes_them(site: Path, built: Build) -> None:
+def test_a_built_in_task_generates_rows_of_the_plug_in(site: Path, built: Build) -> None:
     data = built({"task": "reverse", "rows": 200, "options": {"correct": 0.5}}, "labelled")
     for row in data.train.to_pylist():
         word = row["prompt"].split("reverse: ")[1][:4]
@@ -105,7 +105,7 @@ def test_a_built_in_task_makes_them(site: Path, built: Build) -> None:
     assert 70 <= sum(data.train["desirable"].to_pylist()) <= 130  # 100 expected, standard deviation 7
 
 
-def test_align_check_looks_at_them_in_its_own_process(
+def test_align_check_reads_rows_of_the_plug_in_in_its_own_process(
     site: Path, jsonl: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(site))
@@ -115,7 +115,7 @@ def test_align_check_looks_at_them_in_its_own_process(
     assert "the row has 104 tokens, but the model takes at most 64" in str(answer.problem)
 
 
-def test_their_texts_are_shown_as_what_they_are(site: Path, built: Build, jsonl: Write, tmp_path: Path) -> None:
+def test_samples_show_the_texts_of_rows_of_the_plug_in(site: Path, built: Build, jsonl: Write, tmp_path: Path) -> None:
     write(built(jsonl(ROWS[:1]), "labelled"), tmp_path / "out")
     (row,) = of_data(tmp_path / "out/train.parquet")
     assert row == {"prompt": "<user>p0<assistant>", "completion": "c0", "desirable": False}
@@ -124,7 +124,7 @@ def test_their_texts_are_shown_as_what_they_are(site: Path, built: Build, jsonl:
 @pytest.mark.parametrize(
     ("kind", "shown"), [("demonstrations", ["text"]), ("preferences", ["prompt", "chosen", "rejected"])]
 )
-def test_our_rows_are_shown_without_their_ids(built: Build, tmp_path: Path, kind: str, shown: list[str]) -> None:
+def test_samples_show_rows_without_token_ids(built: Build, tmp_path: Path, kind: str, shown: list[str]) -> None:
     write(built({"task": "max", "rows": 3}, kind), tmp_path)
     assert list(of_data(tmp_path / "train.parquet")[0]) == shown
 

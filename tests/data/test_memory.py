@@ -54,7 +54,7 @@ def test_five_times_the_texts_take_hardly_more_memory(tmp_path: Path) -> None:
     )
 
 
-def test_a_spool_gives_back_what_it_took(tmp_path: Path) -> None:
+def test_a_disk_list_returns_its_items(tmp_path: Path) -> None:
     def values() -> Iterator[dict[str, object]]:
         yield from ({"number": number, "text": "ä" * number} for number in range(300))
 

@@ -99,7 +99,7 @@ def test_thoughts_are_trained_under_the_name_that_the_template_reads(
     assert targets(data, tokenizer) == ["<think>two and two</think>4<eos>"]
 
 
-def test_each_turn_is_trained_with_its_thoughts_although_later_turns_do_not_see_them(
+def test_each_turn_is_trained_with_its_reasoning_although_later_turns_hide_it(
     built: Build, jsonl: Write, tokenizer: Any
 ) -> None:
     chat = [USER, {**FOUR, "reasoning": "one"}, OTHER, {**SIX, "reasoning": "two"}]
@@ -116,7 +116,7 @@ def test_each_turn_is_trained_with_its_thoughts_although_later_turns_do_not_see_
     assert prompt.train["prompt"][0].as_py() == "<user>2+2?<assistant>4<eos><user>3+3?<assistant>"
 
 
-def test_answers_that_are_compared_or_labelled_have_their_thoughts(built: Build, jsonl: Write) -> None:
+def test_compared_and_labelled_answers_keep_their_reasoning(built: Build, jsonl: Write) -> None:
     answer, other = {**FOUR, "reasoning": "one"}, {**SIX, "thinking": "two"}
     pairs = built(
         jsonl([{"prompt": [USER], "chosen": [answer], "rejected": [other]}]),

@@ -42,7 +42,7 @@ def test_a_prompt_that_no_template_changed_or_that_was_cut_is_its_text_alone(
     assert as_given(cut) == [None]
 
 
-def test_columns_to_keep_are_kept_as_they_are(built: Build, jsonl: Write) -> None:
+def test_kept_columns_are_unchanged(built: Build, jsonl: Write) -> None:
     path = str(jsonl([PROBLEM, {**PROBLEM, "solution": None}]))
     kept = built({"path": path, "keep_columns": ["solution", "difficulty"], "shuffle": False}, "prompts")
     assert [json.loads(one) for one in column(kept, "columns")] == [
@@ -62,7 +62,9 @@ def test_rows_that_differ_in_a_kept_column_are_no_copies_of_each_other(built: Bu
     assert copies() == {"duplicate_of_test": 4}
 
 
-def test_a_row_without_the_column_or_with_what_json_cannot_hold_is_malformed(built: Build, jsonl: Write) -> None:
+def test_a_row_without_the_column_or_with_a_value_that_json_cannot_represent_is_malformed(
+    built: Build, jsonl: Write
+) -> None:
     path = str(jsonl([PROBLEM, {"prompt": "1+1="}]))
     with pytest.raises(DataError, match=r"train\.jsonl:2: there is no `solution`; the row has prompt"):
         built({"path": path, "keep_columns": ["solution"]}, "prompts")

@@ -122,7 +122,7 @@ def test_a_message_that_means_nothing_is_named(built: Build, jsonl: Write, messa
         built(jsonl([{"conversations": [SHAREGPT[1], message]}]), "demonstrations")
 
 
-def test_init_reads_them(jsonl: Write) -> None:
+def test_init_reads_sharegpt_rows(jsonl: Write) -> None:
     path = jsonl([{"id": str(number), "conversations": SHAREGPT} for number in range(5)])
     found = starting_rows.find(str(path))
     read = guess_columns(found.first, "demonstrations", (), {})

@@ -59,7 +59,7 @@ def test_labels_are_truths_signs_or_probabilities(label: Any, built: Build, json
     assert row["labels"] == [0.25, 0.5], "soft ones"
 
 
-def test_math_shepherd_is_read_as_it_is(built: Build, jsonl: Write) -> None:
+def test_math_shepherd_is_read_without_conversion(built: Build, jsonl: Write) -> None:
     text = "Ann has 2 pens. How many? Step 1: Two. ки\nStep 2: The answer is: 3 ки"
     labelled = "Ann has 2 pens. How many? Step 1: Two. +\nStep 2: The answer is: 3 -"
     (row,) = built(jsonl([{"input": text, "label": labelled, "task": "GSM8K"}]), "stepwise").train.to_pylist()
@@ -110,7 +110,7 @@ def test_steps_that_do_not_fit_are_cut_off_whole(built: Build, jsonl: Write) -> 
     assert data.statistics["shortened"] == 1
 
 
-def test_a_task_with_steps_labels_them_and_one_without_says_so(built: Build) -> None:
+def test_a_task_with_steps_labels_each_and_a_task_without_is_refused(built: Build) -> None:
     data = built({"task": "highest", "rows": 200, "options": {"correct": 0.5}}, "stepwise").train.to_pylist()
     right = 0
     for row in data:

@@ -88,7 +88,7 @@ def test_tools_that_a_template_does_not_show_are_refused(built: Build, jsonl: Wr
         built(jsonl([{"prompt": "a", "tools": TOOLS}]), "prompts", tokenizer=plain_tokenizer)
 
 
-def test_prompts_and_completions_keep_the_tools_for_whoever_renders_the_messages_again(
+def test_prompts_and_completions_keep_the_tools_for_a_second_rendering(
     built: Build, jsonl: Write, tokenizer: Any
 ) -> None:
     rows = [{"prompt": PROMPT, "tools": TOOLS}, {"prompt": "a"}]

@@ -86,7 +86,7 @@ def test_tools_that_a_template_does_not_show_are_refused(built: Build, jsonl: Wr
         (["square"], "`tools` is a list of 1; a list of schemas"),
     ],
 )
-def test_tools_that_are_none_are_named_with_their_row(built: Build, jsonl: Write, tools: Any, sentence: str) -> None:
+def test_invalid_tools_are_named_with_their_row(built: Build, jsonl: Write, tools: Any, sentence: str) -> None:
     with pytest.raises(DataError, match=rf"train\.jsonl:1: {sentence}"):
         built(jsonl([{"prompt": "a", "completion": "b", "tools": tools}]), "demonstrations", chat_template=TEMPLATE)
 

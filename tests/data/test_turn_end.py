@@ -42,7 +42,7 @@ def targets(tokenizer: Any, text: TrainingText) -> str:
     return str(tokenizer.decode([i for i, t in zip(text.input_ids, text.loss_mask, strict=True) if t]))
 
 
-def test_a_turn_ends_with_the_end_of_the_template_and_no_eos_follows_it(tokenizer: Any) -> None:
+def test_a_turn_ends_with_the_end_of_the_template_and_no_eos_follows(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer, CHATML)
     (text,) = Demonstration([], TWO_TURNS).render(renderer)
     assert (
@@ -63,7 +63,7 @@ def test_sampling_stops_at_the_end_of_the_template_at_eos_and_at_those_of_the_mo
     assert Renderer(tokenizer).turn_end.stop_ids == (eos,), "no template"
 
 
-def test_eos_of_a_model_is_one_id_or_several_as_generate_takes_it(tmp_path: Path) -> None:
+def test_eos_of_a_model_is_one_id_or_several_as_in_generate(tmp_path: Path) -> None:
     assert eos_token_ids(tmp_path) == ()
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
     assert eos_token_ids(tmp_path) == (2,)
@@ -88,7 +88,7 @@ def test_a_special_token_spelled_out_in_an_answer_takes_no_target_away(tokenizer
     ],
     ids=["the template's end", "another stop token", "truncated"],
 )
-def test_what_follows_a_turn_closes_it_only_if_it_is_open(tokenizer: Any, ended_by: str | None, begins: str) -> None:
+def test_a_reply_closes_the_turn_before_only_if_that_is_open(tokenizer: Any, ended_by: str | None, begins: str) -> None:
     end = None if ended_by is None else tokenizer.convert_tokens_to_ids(ended_by)
     ids = Renderer(tokenizer, CHATML).encode_reply(user("no"), end)
     assert tokenizer.decode(ids) == begins + "<|im_start|>assistant\n"
@@ -114,7 +114,7 @@ def test_an_answer_that_spells_a_special_token_out_at_its_end_is_ended_all_the_s
     assert tokenizer.decode(Renderer(tokenizer, CHATML).answered("hi", answer).ids) == f"{answer}<|im_end|>"
 
 
-def test_the_last_turn_may_end_otherwise_than_those_before_it(tokenizer: Any) -> None:
+def test_the_last_turn_may_end_otherwise_than_earlier_turns(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer, LAST_TURN_ENDS_OTHERWISE)
     first, second = Demonstration([], TWO_TURNS).render(renderer)
     assert [targets(tokenizer, text) for text in (first, second)] == ["b<|return|>", "d<|return|>"]

@@ -185,7 +185,7 @@ def test_the_source_of_a_taskset_decides_a_result(sums: Path) -> None:
         ({"verifiers": SUMS, "split": "test"}, "has no splits"),
     ],
 )
-def test_what_cannot_be_made_is_refused_when_it_is_pinned(source: dict, problem: str, sums: Path) -> None:
+def test_an_invalid_source_is_refused_when_pinned(source: dict, problem: str, sums: Path) -> None:
     with pytest.raises(UserError, match=rf"^verifiers: .*{problem}"):
         pin(DataSource.model_validate(source))
 

@@ -19,7 +19,7 @@ from tests.processes import processes_of
 pytestmark = pytest.mark.slow
 
 
-def test_a_wait_that_passes_its_deadline_ends_the_host_and_says_which_wait(
+def test_a_wait_past_its_deadline_ends_the_host_and_is_named(
     tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"

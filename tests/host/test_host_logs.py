@@ -83,7 +83,7 @@ def test_lines_beyond_the_rate_limit_are_counted_and_later_ones_forwarded(log: P
     assert lines[-1] == f"… {left_out} lines left out, see {log}"
 
 
-def test_the_last_words_are_heard_without_a_line_end_and_whatever_their_bytes(log: Path) -> None:
+def test_the_last_output_is_forwarded_without_a_line_end_and_with_any_bytes(log: Path) -> None:
     log.write_bytes(b"\xff broken\n\nFatal")
     heard: Lines = []
     LogTail(log, 0, lambda *line: heard.append(line)).close()

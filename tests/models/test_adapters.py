@@ -95,7 +95,7 @@ def test_buckets_hold_the_merged_weights_for_every_size(tied: bool, config: Lora
 @pytest.mark.parametrize(
     "config", [CONFIG, LoraConfig(r=4, lora_alpha=3, use_rslora=True), DORA], ids=["LoRA", "rsLoRA", "DoRA"]
 )
-def test_peft_loads_what_is_saved_and_computes_what_is_merged(
+def test_peft_loads_saved_adapters_and_computes_as_the_merged_model(
     config: LoraConfig, tiny_model: Any, tmp_path: Path
 ) -> None:
     model = adapted(tiny_model("qwen2"), config)

@@ -107,7 +107,7 @@ def test_models_with_plain_attention_share_prefixes(architecture: str) -> None:
     ],
     ids=["mistral", "gemma3", "qwen2", "phimoe"],
 )
-def test_models_with_windows_keep_what_transformers_does(architecture: str, more: dict[str, Any]) -> None:
+def test_models_with_windows_keep_the_attention_of_transformers(architecture: str, more: dict[str, Any]) -> None:
     model = model_of(architecture, **more)
     check_that_packed_is_alone(model, share_prefixes=False)
     assert model.config._attn_implementation == "sdpa"

@@ -39,7 +39,7 @@ def test_each_token_sees_the_earlier_tokens_of_its_sequences(sequences: list[np.
 
 
 @given(sequences())
-def test_two_sequences_share_their_common_prefix_if_it_is_long_enough(
+def test_two_sequences_share_a_long_enough_common_prefix(
     sequences: list[np.ndarray],
 ) -> None:
     layout = lay_out(sequences)

@@ -64,7 +64,7 @@ def test_all_paths_compute_with_the_same_numbers(dtype: torch.dtype, tiny_model:
 
 @pytest.mark.parametrize("config", [{}, {"use_dora": True}, {"target_modules": ("q_proj",)}], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_merged_weights_are_what_was_trained(name: str, config: dict[str, Any], tiny_model: Any) -> None:
+def test_merged_weights_equal_the_trained_model(name: str, config: dict[str, Any], tiny_model: Any) -> None:
     path = tiny_model(name)
     small = load(path)
     adapted(small, small.lm_head, **config)

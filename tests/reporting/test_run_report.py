@@ -57,7 +57,7 @@ def made(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float
     return result(label, **metrics).model_copy(update={"outputs": {"model": reference}, "key": draft.key})
 
 
-def test_a_report_has_curves_of_this_run_and_of_those_that_made_what_was_cached(store: Store, tmp_path: Path) -> None:
+def test_a_report_has_curves_of_this_run_and_of_the_runs_of_cached_stages(store: Store, tmp_path: Path) -> None:
     first = made(store, tmp_path, "sft", EARLIER, loss=0.3)
     cached = first.model_copy(update={"state": "cached"})
     second = made(store, tmp_path, "again", NOW, **{"loss": 0.25, "loss.first": 1.0, "warnings": ["it is odd"]})  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def test_a_result_that_was_made_in_another_home_has_its_curve(store: Store, tmp_
     assert ">loss<" in run_report(store, "small", NOW, [cached], {}).pictures["curves-sft.svg"]
 
 
-def test_the_head_says_when_and_how_long_and_what_with(store: Store) -> None:
+def test_the_head_has_date_duration_model_and_data(store: Store) -> None:
     """From 2026-11-25 10:00:00 to 11:02:03 it took 1 h 2 min."""
     recipe = recipe_with(
         {}, sft={"data": {"sources": [{"task": "reverse"}, {"path": "org/name<br>"}]}}, model="org/small"
@@ -101,7 +101,7 @@ def test_the_head_says_when_and_how_long_and_what_with(store: Store) -> None:
     assert head(EARLIER) == []
 
 
-def test_policies_stay_in_the_order_in_which_they_came_to_be(store: Store, tmp_path: Path) -> None:
+def test_policies_stay_in_the_order_of_their_creation(store: Store, tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "report.md").write_text("# Run small\n\n| policy |\n|---|\n")
     policies = {"round-1": {"accuracy": 0.5}, "sft": {"accuracy": 0.25, "accuracy.low": 0.2, "accuracy.high": 0.3}}
@@ -133,7 +133,7 @@ def test_what_a_promotion_was_compared_with_is_shown_where_there_is_such_a_table
     assert ">production<" in report.pictures["policies.svg"]
 
 
-def test_a_table_says_with_what_each_win_rate_compares() -> None:
+def test_a_table_names_the_opponent_of_each_win_rate() -> None:
     metrics = {"confidence": 0.95, "win_rate": 0.5}
     content: dict[str, Any] = {
         "title": "Run small",
@@ -168,7 +168,7 @@ def test_text_of_a_model_stays_text() -> None:
     assert "reward: 0.1235" in report.html
 
 
-def test_a_server_that_refuses_what_people_are_to_see_fails_no_run(
+def test_a_server_that_refuses_artifacts_of_the_ui_fails_no_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -183,7 +183,7 @@ def test_a_server_that_refuses_what_people_are_to_see_fails_no_run(
     assert "the run's tables: not on the run's page: PrefectHTTPStatusError" in caplog.text
 
 
-def test_a_run_that_failed_leaves_what_came_of_it_and_how_it_goes_on(store: Store, tmp_path: Path) -> None:
+def test_report_of_a_failed_run_has_its_results_and_how_to_resume(store: Store, tmp_path: Path) -> None:
     """``sft`` is done, ``again`` was cached, ``rl`` failed at its third step, and ``report`` never began."""
     for label, run_id in (("sft", NOW), ("again", EARLIER)):
         made(store, tmp_path, label, run_id, loss=0.3)
@@ -259,7 +259,7 @@ def test_a_report_says_why_a_run_is_not_complete(
     ],
     ids=["failed", "stopped", "interrupted", "cancelled"],
 )
-def test_the_journal_says_how_a_run_ended_before_its_report_is_made(
+def test_the_journal_has_the_outcome_of_a_run_before_its_report_is_written(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException, cancelled: bool, status: str
 ) -> None:
     """Whoever ended it may kill it meanwhile."""
@@ -283,9 +283,7 @@ def test_the_journal_says_how_a_run_ended_before_its_report_is_made(
     assert read(NOW).status == status
 
 
-def test_a_section_that_a_stage_has_written_is_shown_as_the_last_stage_of_its_kind_has_it(
-    store: Store, tmp_path: Path
-) -> None:
+def test_the_section_of_the_last_stage_of_a_kind_is_shown(store: Store, tmp_path: Path) -> None:
     results = []
     for number in (1, 2):
         folder = tmp_path / f"round-{number}"

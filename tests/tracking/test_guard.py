@@ -62,7 +62,7 @@ def run(listeners: Any) -> None:
 WHOLE = [("started", "sft"), ("progress", 5), ("progress", 5), ("finished", "sft"), ("ended", True)]
 
 
-def test_a_tracker_hears_a_stage_from_its_start_to_the_end_of_the_run() -> None:
+def test_a_tracker_receives_a_stage_from_its_start_to_the_end_of_the_run() -> None:
     heard, said = Heard(), []
     with listening({"one": lambda: heard}, said.append) as listeners:
         run(listeners)
@@ -86,7 +86,7 @@ def test_a_failing_tracker_is_reported_once_and_disabled_while_others_receive_al
     assert heard.events == WHOLE
 
 
-def test_a_tracker_that_cannot_be_opened_is_named_by_the_kind_of_its_error_if_that_has_no_words() -> None:
+def test_a_tracker_that_cannot_be_opened_is_reported_by_the_type_of_an_error_without_text() -> None:
     def opening() -> Any:
         raise MemoryError
 

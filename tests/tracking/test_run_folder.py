@@ -39,7 +39,7 @@ def test_a_killed_run_gives_its_folder_to_the_next_and_only_then() -> None:
         assert again == first
 
 
-def test_a_failed_run_goes_on_in_its_folder_and_a_run_after_success_has_another(home: Path) -> None:
+def test_a_failed_run_continues_in_its_folder_and_a_run_after_success_has_another(home: Path) -> None:
     with pytest.raises(RuntimeError), run_folder(recipe_with({})) as failed:
         raise RuntimeError
     with run_folder(recipe_with({})) as succeeded:
