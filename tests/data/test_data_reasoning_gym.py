@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from alignment_core.data import kinds, sources
+from alignment_core.data import kinds
 from alignment_core.data.build import build
 from alignment_core.data.origins import reasoning_gym
 from alignment_core.data.pin import pin
@@ -56,15 +57,15 @@ def test_rows_follow_from_the_seed_and_a_shorter_call_has_the_first() -> None:
 def test_a_data_set_is_built_from_a_reasoning_gym_task() -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
     pinned = pin(DataSource(reasoning_gym="leg_counting", rows=3))
-    found = [row for row in sources.read(pinned, 0, 7, kinds.load("prompts")) if isinstance(row, sources.Row)]
-    assert [row.where for row in found] == [f"reasoning_gym:leg_counting/train:{number}" for number in (1, 2, 3)]
+    located: list[Any] = list(pinned.read(0, 7, kinds.load("prompts")))
+    assert [where for where, _ in located] == [f"reasoning_gym:leg_counting/train:{number}" for number in (1, 2, 3)]
     config = DataConfig(sources=(pinned.source,), shuffle=False)
     table = build(config, [pinned], byte_tokenizer(), "prompts", 7).train.to_pylist()
-    assert [row["label"] for row in table] == [row.values["label"] for row in found]
+    assert [row["label"] for row in table] == [row["label"] for _, row in located]
     content = pinned.content()
     assert (content["made"], content["version"]) == ({"reasoning_gym": "leg_counting"}, reasoning_gym.version())
     with pytest.raises(UserError, match="provides only prompts"):
-        list(sources.read(pinned, 0, 7, kinds.load("demonstrations")))
+        list(pinned.read(0, 7, kinds.load("demonstrations")))
 
 
 @pytest.mark.parametrize("name", ["leg_counting", "arc_agi", "countdown"])

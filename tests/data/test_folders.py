@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.data import kinds, sources
+from alignment_core.data import kinds
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataSource
@@ -63,8 +63,8 @@ def pinned(folder: Path, **fields: Any) -> PinnedSource:
 
 
 def texts(folder: Path, **fields: Any) -> list[str]:
-    found = sources.read(pinned(folder, **fields), 0, 0, kinds.load("demonstrations"))
-    return [row.values["text"] for row in found if isinstance(row, sources.Row)]
+    located = pinned(folder, **fields).read(0, 0, kinds.load("demonstrations"))
+    return [row["text"] for _, row in located if isinstance(row, dict)]
 
 
 LAYOUTS = {
@@ -240,8 +240,8 @@ def test_error_for_a_folder_without_rows_lists_its_files(tmp_path: Path) -> None
 
 def test_rows_of_a_folder_name_their_subfolder(tmp_path: Path) -> None:
     folder = write(tmp_path, "train/x/a.jsonl", "train/y/a.jsonl")
-    found = sources.read(pinned(folder), 0, 0, kinds.load("demonstrations"))
-    assert [row.where for row in found] == [f"train/{one}/a.jsonl:{line}" for one in "xy" for line in (1, 2)]
+    located = pinned(folder).read(0, 0, kinds.load("demonstrations"))
+    assert [where for where, _ in located] == [f"train/{name}/a.jsonl:{line}" for name in "xy" for line in (1, 2)]
 
 
 def test_the_relative_path_of_a_file_is_in_the_key_and_in_the_rows(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alignment_core.data import kinds, sources
+from alignment_core.data import kinds
 from alignment_core.data.pin import pin
 from alignment_core.environments.environments import Environments, environment_content
 from alignment_core.environments.episode import Episode
@@ -149,15 +149,15 @@ def test_an_environment_of_many_conversations_is_no_episode_to_learn_from(enviro
 
 def test_prompts_are_those_of_the_tasks_and_labels_their_numbers(sums: Path) -> None:
     pinned = pin(DataSource(verifiers=SUMS, options={"largest": 5}))
-    found = [row for row in sources.read(pinned, 0, 7, kinds.load("prompts")) if isinstance(row, sources.Row)]
-    assert [row.values for row in found] == [
+    located = list(pinned.read(0, 7, kinds.load("prompts")))
+    assert [row for _, row in located] == [
         {"prompt": f"{number}+{number}", "label": str(number)} for number in range(6)
     ]
-    assert found[0].where == f"verifiers:{SUMS}:1"
+    assert located[0][0] == f"verifiers:{SUMS}:1"
     fewer = pin(DataSource(verifiers=SUMS, rows=2))
-    assert len(list(sources.read(fewer, 0, 7, kinds.load("prompts")))) == 2
+    assert len(list(fewer.read(0, 7, kinds.load("prompts")))) == 2
     with pytest.raises(UserError, match="`verifiers` provides only prompts"):
-        list(sources.read(pinned, 0, 7, kinds.load("demonstrations")))
+        list(pinned.read(0, 7, kinds.load("demonstrations")))
 
 
 def test_the_source_of_a_taskset_decides_a_result(sums: Path) -> None:
