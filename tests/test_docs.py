@@ -41,19 +41,19 @@ def code(page: Path) -> Iterator[str]:
 def commands(page: Path) -> Iterator[list[str]]:
     """The words after ``align`` of every command of a page, as far as its comment."""
     for line in code(page):
-        for said in re.findall(r"(?:^|[\s(/])align (?=[a-z])([^#;|)]*)", line):
-            yield said.replace("…", " ").split()
+        for arguments in re.findall(r"(?:^|[\s(/])align (?=[a-z])([^#;|)]*)", line):
+            yield arguments.replace("…", " ").split()
 
 
 @pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
 def test_every_command_and_option_exists(page):
     align = typer.main.get_command(app)
     for words in commands(page):
-        found, path, rest = align, "align", [word.strip("\"',") for word in words]
-        while (inner := getattr(found, "commands", None)) and rest:
+        command, path, rest = align, "align", [word.strip("\"',") for word in words]
+        while (inner := getattr(command, "commands", None)) and rest:
             assert rest[0] in inner, f"{path} {rest[0]}, in {words}"
-            found, path = inner[rest[0]], f"{path} {rest.pop(0)}"
-        known = {option for parameter in found.params for option in parameter.opts}
+            command, path = inner[rest[0]], f"{path} {rest.pop(0)}"
+        known = {option for parameter in command.params for option in parameter.opts}
         given = {word.split("=")[0] for word in rest if word.startswith("-")}
         assert given <= known, f"{path} has no {given - known}"
 
@@ -68,25 +68,25 @@ def is_field(path: str) -> bool:
 def test_every_field_exists(page):
     """Written from the top of a recipe, or from one of the sections that several methods have."""
     sections = ("sft", "dpo", "iterative_dpo", "rejection_sampling", "rl")
-    for said in code(page):
-        for path in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z_0-9]+)+(?![\w./:-])", said):
+    for text in code(page):
+        for path in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z_0-9]+)+(?![\w./:-])", text):
             if path.endswith((".yaml", ".jsonl", ".sig")):
                 continue
-            above = [f"{one}." for one in sections if is_field(f"{one}.{path.partition('.')[0]}")]
+            prefixes = [f"{section}." for section in sections if is_field(f"{section}.{path.partition('.')[0]}")]
             if is_field(path.partition(".")[0]):
-                above.append("")
-            assert not above or any(is_field(one + path) for one in above), path
+                prefixes.append("")
+            assert not prefixes or any(is_field(prefix + path) for prefix in prefixes), path
 
 
 def paths_of(value: object, path: str = "") -> Iterator[str]:
     """Every field of a piece of a recipe; what is in `options`, `columns` and `verdicts` is not ours to name."""
     if isinstance(value, list):
-        for one in value:
-            yield from paths_of(one, path)
+        for item in value:
+            yield from paths_of(item, path)
     elif isinstance(value, dict) and not path.endswith((".options", ".columns", ".verdicts")):
-        for name, one in value.items():
+        for name, item in value.items():
             yield f"{path}.{name}"
-            yield from paths_of(one, f"{path}.{name}")
+            yield from paths_of(item, f"{path}.{name}")
 
 
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.name)
@@ -108,21 +108,21 @@ def test_every_piece_of_a_recipe_has_fields_that_exist(page):
 @pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
 def test_every_target_of_make_and_every_option_of_a_measurement_exists(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for said in code(page):
-        assert set(re.findall(r"^make ([\w-]+)", said)) <= set(targets), said
-        for name, part, options in re.findall(r"python -m tests\.(\w+)(?: (\w+))?(.*)", said):
-            assert not part or (ROOT / "tests" / name / f"{part}.py").exists(), said
+    for text in code(page):
+        assert set(re.findall(r"^make ([\w-]+)", text)) <= set(targets), text
+        for name, part, options in re.findall(r"python -m tests\.(\w+)(?: (\w+))?(.*)", text):
+            assert not part or (ROOT / "tests" / name / f"{part}.py").exists(), text
             entry = (ROOT / "tests" / name / "__main__.py").read_text()
-            assert all(f'"{option}"' in entry for option in re.findall(r"--[a-z-]+", options)), said
+            assert all(f'"{option}"' in entry for option in re.findall(r"--[a-z-]+", options)), text
 
 
 @pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
 def test_every_file_and_module_exists(page):
-    for said in code(page):
-        for name in re.findall(r"(?<![\w/.-])[\w/-]+\.(?:py|txt)(?=$|[\s:,)])", said):
+    for text in code(page):
+        for name in re.findall(r"(?<![\w/.-])[\w/-]+\.(?:py|txt)(?=$|[\s:,)])", text):
             shown = f"**`{name}`**" in TEXT[page]  # with its text
             assert shown or name in OF_A_USER or any(str(file).endswith(f"/{name}") for file in FILES), name
-        for name in re.findall(r"(?<![\w.])(?:alignment_core|flows|tasks)(?:\.\w+)+|(?<=python -m )tests\.\w+", said):
+        for name in re.findall(r"(?<![\w.])(?:alignment_core|flows|tasks)(?:\.\w+)+|(?<=python -m )tests\.\w+", text):
             assert find_spec(name) is not None, name
 
 
@@ -143,8 +143,8 @@ def test_every_link_leads_somewhere(page):
 
 def test_the_tour_names_every_part_of_the_library():
     tour = TEXT[ROOT / "docs" / "design.md"].split("```")[1]
-    there = {
+    folders = {
         folder.parent.name for place in ("alignment_core", "flows") for folder in (ROOT / place).glob("*/__init__.py")
     }
-    said = set(re.findall(r"^  (\w+)/ ", tour, re.MULTILINE))
-    assert said == there
+    named = set(re.findall(r"^  (\w+)/ ", tour, re.MULTILINE))
+    assert named == folders

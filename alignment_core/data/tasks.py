@@ -6,7 +6,7 @@ import difflib
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -34,6 +34,7 @@ Steps = list[tuple[str, bool]]
 class Question:
     prompt: str
     answer: str
+    """The right one."""
     alphabet: str
     """Characters that a plausible wrong answer is made of."""
     draw_steps: Callable[[Random, bool], Steps] | None = None
@@ -41,18 +42,13 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A question with its answer, and draws of other answers: each kind of rows makes its row of it."""
+class Problem(Question):
+    """A question with draws of other answers: each kind of rows makes its row of it."""
 
-    task: str
-    prompt: str
-    answer: str
-    """The right one."""
-    alphabet: str
-    random: Random
-    correct: float
+    task: str = field(kw_only=True)
+    random: Random = field(kw_only=True)
+    correct: float = field(kw_only=True)
     """Share of attempts that are right."""
-    draw_steps: Callable[[Random, bool], Steps] | None = None
 
     def mistake(self) -> str:
         """Draw a plausible wrong answer: never the right one, never empty."""
@@ -172,7 +168,7 @@ def problems(task: str, split: str, count: int, seed: int, options: dict[str, An
         question = TASKS[name](random)
         if split_of(question.prompt) == split:
             yielded += 1
-            yield Problem(name, **vars(question), random=random, correct=correct)
+            yield Problem(**vars(question), task=name, random=random, correct=correct)
 
 
 def split_of(prompt: str) -> str:

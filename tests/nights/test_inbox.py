@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.data.files import Found, read_file
+from alignment_core.data.files import NumberedRow, read_file
 from alignment_core.errors import UserError
 from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.recipes import DataSource
@@ -105,7 +105,7 @@ def test_a_row_of_csv_counts_only_with_its_newline(read, inbox):
 
 
 def test_a_file_that_grows_while_it_is_read_keeps_its_last_row_for_the_next_time(read, inbox, monkeypatch):
-    def read_and_grow(path: Path) -> Iterator[Found]:
+    def read_and_grow(path: Path) -> Iterator[NumberedRow]:
         yield from read_file(path)
         with path.open("a") as file:  # the rest of the line comes after it was read, before anybody looks again
             file.write("hing\n")

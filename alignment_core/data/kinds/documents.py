@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from alignment_core.data.kinds import Format
@@ -86,7 +86,7 @@ def _and_others(problem: Problem) -> Iterator[Problem]:
         question = TASKS[problem.task](problem.random)
         if split_of(question.prompt) == split:
             count += 1
-            yield Problem(problem.task, **vars(question), random=problem.random, correct=problem.correct)
+            yield replace(problem, **vars(question))
 
 
 KIND = Documents()
