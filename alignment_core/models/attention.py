@@ -94,12 +94,12 @@ class TreeAttention(torch.autograd.Function):
         gradient = _contiguous_rows(gradient)
         wholes = [_accumulator(tensor) for tensor in (query, key, value)]
         for block in _own_blocks(ctx.nodes):
-            saved = map(block.of, (query, key, value, output, sums))
+            saved = tuple(map(block.of, (query, key, value, output, sums)))
             parts = _backward(block.of(gradient, fill=0.0), *saved, 0.0, True, scale=ctx.scale)
             for whole, part in zip(wholes, parts, strict=True):
                 block.put(whole, part)
         for node, below in _with_descendants(ctx.nodes):
-            saved = query[:, :, below], key[:, :, node], value[:, :, node], output[:, :, below], sums[:, :, below]
+            saved = (query[:, :, below], key[:, :, node], value[:, :, node], output[:, :, below], sums[:, :, below])
             parts = _backward(gradient[:, :, below], *saved, 0.0, False, scale=ctx.scale)
             for whole, at, part in zip(wholes, (below, node, node), parts, strict=True):
                 whole[:, :, at] += part

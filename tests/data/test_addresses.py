@@ -21,7 +21,6 @@ import pytest
 from huggingface_hub import HfApi
 
 from alignment_core.data import addresses, kinds
-from alignment_core.data.origins import LocatedRow
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.errors import DataError, EnvironmentFault, Unavailable, UserError
 from alignment_core.recipes import ModelConfig
@@ -47,10 +46,12 @@ def rows_of(pinned: PinnedSource) -> list[dict[str, Any]]:
     return [row for _, row in read(pinned)]
 
 
-def read(pinned: PinnedSource) -> list[LocatedRow]:
-    located = list(pinned.read(0, 0, kinds.load("demonstrations")))
-    assert all(isinstance(row, dict) for _, row in located)
-    return located
+def read(pinned: PinnedSource) -> list[tuple[str, dict[str, Any]]]:
+    rows = []
+    for where, row in pinned.read(0, 0, kinds.load("demonstrations")):
+        assert isinstance(row, dict)
+        rows.append((where, row))
+    return rows
 
 
 def at(path: str, **fields: Any) -> PinnedSource:
