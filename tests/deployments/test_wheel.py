@@ -31,6 +31,7 @@ FEW_STEPS = (
     "iterative_dpo.rounds=1",
     "iterative_dpo.prompts_per_round=300",
     "promotion=null",
+    "resources={trainers: 1, engines: 1}",
 )
 OURS = ("alignment", "alignment_core")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -135,7 +136,7 @@ def test_its_services_run_its_deployments(installed: Environment) -> None:
     try:
         installed.run("align", "up", "--port", str(free_port()))
         assert installed.align("status")["services"]["problems"] == {}
-        overrides = json.dumps([*FEW_STEPS, "seed=2"])
+        overrides = json.dumps([*FEW_STEPS, "iterative_dpo.loss.beta=0.2"])  # one stage and what depends on it
         run = f"prefect deployment run alignment/quickstart --param 'overrides={overrides}' --watch"
         script = f'eval "$({installed.bin}/align env)" && {installed.python} -m {run}'
         installed.run("-c", "import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))", script)
@@ -151,5 +152,6 @@ def test_a_plug_in_works_with_it(installed: Environment, tmp_path: Path) -> None
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / name).write_text(text)
     installed.install(build(tmp_path, tmp_path / "source"))
-    outcome = installed.align("run", "unlikelihood-tiny", "--set", "unlikelihood.training.max_steps=3")
+    few = ("--set", "unlikelihood.training.max_steps=3", "--set", "resources={trainers: 1, engines: 1}")
+    outcome = installed.align("run", "unlikelihood-tiny", *few)
     assert {"unlikelihood", "report"} <= {stage["label"] for stage in outcome["stages"]}

@@ -94,7 +94,12 @@ def test_policies_stand_in_one_table_with_lengths_and_a_branch_that_changes_runs
         "dpo": {"method": "dpo", "dpo": {"data": TASK, **small}},
         "kto": {"method": "kto", "kto": {"data": TASK, **small}},
     }
-    recipe = {**RECIPE, "sft": {"data": TASK, **small}, "branches": branches}
+    recipe = {
+        **RECIPE,
+        "sft": {"data": TASK, **small},
+        "branches": branches,
+        "resources": {"trainers": 1, "engines": 1},
+    }
     del recipe["reward_model"]
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(recipe))

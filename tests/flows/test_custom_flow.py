@@ -22,11 +22,12 @@ from alignment.flows.outcome import Outcome
 from alignment.flows.shipped_recipes import file_of
 from alignment_core.errors import UserError
 from alignment_core.public import MODULE_OF
-from tests.align import run_align, states
+from tests.align import Align, run_align, states
 from tests.pages import DOCS, files_of
 from tests.processes import processes_of, wait_until
 
 FILES = files_of(DOCS / "flows.md")
+SMALL = ("--set", "settings.resources={trainers: 1, engines: 1}")
 
 
 @pytest.fixture
@@ -118,15 +119,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(home: Path) -> dict[str, Any]:
+def first(home: Path, prefect_api: dict[str, str]) -> dict[str, Any]:
     """The outcome of a run that was killed while it trained, and resumed from another folder."""
-    command = [sys.executable, "-m", "alignment.flows.cli.main", "run", "two_betas.py", "--json"]
-    run = subprocess.Popen(command, cwd=home, env={**os.environ, "ALIGN_HOME": str(home)}, stdout=subprocess.PIPE)
+    command = [sys.executable, "-m", "alignment.flows.cli.main", "run", "two_betas.py", *SMALL, "--json"]
+    environment = {**os.environ, **prefect_api, "ALIGN_HOME": str(home)}
+    run = subprocess.Popen(command, cwd=home, env=environment, stdout=subprocess.PIPE)
     assert wait_until(lambda: bool(tags(home)) or run.poll() is not None, 300)
     run.send_signal(signal.SIGKILL)
     run.communicate()
     assert wait_until(lambda: not processes_of(home), 60)
-    return run_align(home, "resume", "last")
+    return run_align(home, "resume", "last", **prefect_api)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -153,10 +155,10 @@ def test_it_branches_evaluates_and_promotes_the_better_one(first: dict[str, Any]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_more_branch_runs_and_a_stage_that_is_asked_for_with_what_depends_on_it(
-    home: Path, first: dict[str, Any]
+    align: Align, home: Path, first: dict[str, Any]
 ) -> None:
-    more = ("--set", "betas=[0.05, 0.5, 1.0]", "--from-stage", "beta-0.5/dpo")
-    again = run_align(home, "run", str(home / "two_betas.py"), *more)
+    more = (*SMALL, "--set", "betas=[0.05, 0.5, 1.0]", "--from-stage", "beta-0.5/dpo")
+    again = align(home, "run", str(home / "two_betas.py"), *more)
     ran = [label for label, state in states(again).items() if state == "run"]
     parts = ("dpo", "evaluation/generate", "evaluation/score", "evaluation")
     assert ran == [*(f"beta-0.5/{part}" for part in parts), *(f"beta-1.0/{part}" for part in parts), "report"]

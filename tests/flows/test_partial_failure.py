@@ -24,7 +24,7 @@ from alignment_core.errors import NumericError, Stopped
 from alignment_core.recipes import parse_recipe
 from alignment_core.stages.variants import FailedVariant, Variant, VariantsConfig, table
 from alignment_core.stages.variants import run as rank
-from tests.align import run_align, states
+from tests.align import Align, states
 from tests.tracking.watched import result
 
 DIVERGES = NumericError("sft: the gradient is not finite at step 1")
@@ -163,10 +163,10 @@ COMPARISON: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_variants_of_a_sweep_that_do_not_diverge_are_ranked_and_cached(tmp_path: Path) -> None:
+def test_the_variants_of_a_sweep_that_do_not_diverge_are_ranked_and_cached(align: Align, tmp_path: Path) -> None:
     file = tmp_path / "rates.json"
     file.write_text(json.dumps(RECIPE))
-    outcome = run_align(tmp_path / "home", "run", str(file), expect=PARTLY_FAILED)
+    outcome = align(tmp_path / "home", "run", str(file), expect=PARTLY_FAILED)
     assert outcome["status"] == "partly failed"
     assert [*outcome["failed"]] == ["learning_rate=1e+30/sft"]
     assert "not finite" in outcome["failed"]["learning_rate=1e+30/sft"]
@@ -177,16 +177,16 @@ def test_the_variants_of_a_sweep_that_do_not_diverge_are_ranked_and_cached(tmp_p
     report = Path(outcome["report"]).read_text()
     assert "## Failed" in report
     assert "## Variants, best first" in report
-    again = run_align(tmp_path / "home", "run", str(file), expect=PARTLY_FAILED)
+    again = align(tmp_path / "home", "run", str(file), expect=PARTLY_FAILED)
     assert set(states(again).values()) == {"cached"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_branches_of_a_comparison_that_do_not_diverge_are_compared(tmp_path: Path) -> None:
+def test_the_branches_of_a_comparison_that_do_not_diverge_are_compared(align: Align, tmp_path: Path) -> None:
     file = tmp_path / "compared.json"
     file.write_text(json.dumps(COMPARISON))
-    outcome = run_align(tmp_path / "home", "run", str(file), expect=PARTLY_FAILED)
+    outcome = align(tmp_path / "home", "run", str(file), expect=PARTLY_FAILED)
     assert [*outcome["failed"]] == ["diverges/dpo"]
     assert [*outcome["metrics"]["policies"]] == ["start", "sound"]
     assert "policy" not in outcome["outputs"], "that of the branch that failed would be the run's"

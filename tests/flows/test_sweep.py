@@ -16,7 +16,7 @@ from alignment_core.methods.sweep import SweepRecipe
 from alignment_core.recipes import load_recipe, parse_recipe
 from alignment_core.stages.variants import Variant, VariantsConfig, table
 from alignment_core.stages.variants import run as rank
-from tests.align import run_align, states
+from tests.align import Align, states
 
 TASK = {"task": "first", "rows": 64}
 PROMPTS = {"task": "first", "split": "test", "rows": 8}
@@ -174,10 +174,10 @@ def test_the_best_comes_first_and_an_interval_that_overlaps_is_said(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_sweep_runs_shared_stages_once_and_promotes_the_best(file: Path, tmp_path: Path) -> None:
+def test_a_sweep_runs_shared_stages_once_and_promotes_the_best(align: Align, file: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     file.write_text(json.dumps({**RECIPE, "promotion": {"gates": [{"metric": "accuracy", "min": 0}]}}))
-    outcome = run_align(home, "run", str(file), "--sweep", "dpo.loss.beta=0.05,0.5")
+    outcome = align(home, "run", str(file), "--sweep", "dpo.loss.beta=0.05,0.5")
     ran = states(outcome)
     assert [label for label in ran if label.endswith(("sft", "dpo"))] == ["sft", "beta=0.05/dpo", "beta=0.5/dpo"]
     assert all(state == "run" for state in ran.values())
@@ -189,10 +189,10 @@ def test_a_sweep_runs_shared_stages_once_and_promotes_the_best(file: Path, tmp_p
     assert outcome["promotion"]["policy"] in made[f"{outcome['metrics']['best']}/dpo"].values()
     assert "## Variants, best first" in Path(outcome["report"]).read_text()
 
-    wider = run_align(home, "run", str(file), "--sweep", "dpo.loss.beta=0.05,0.5,1.0")
+    wider = align(home, "run", str(file), "--sweep", "dpo.loss.beta=0.05,0.5,1.0")
     new = [label for label, state in states(wider).items() if state == "run"]
     parts = ("dpo", "dpo/evaluation/generate", "dpo/evaluation/score", "dpo/evaluation", "report")
     assert new == [*(f"beta=1.0/{part}" for part in parts), "variants"]
-    assert set(states(run_align(home, "resume", "last")).values()) == {"cached"}
-    alone = run_align(home, "run", str(file), "--set", "dpo.loss.beta=1.0")
+    assert set(states(align(home, "resume", "last")).values()) == {"cached"}
+    alone = align(home, "run", str(file), "--set", "dpo.loss.beta=1.0")
     assert set(states(alone).values()) == {"cached"}, "a variant is its recipe alone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,5 +20,7 @@ def test_every_tutorial_runs_something_on_files_that_it_shows(page: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_command_of_the_shortest_tutorial_runs(tmp_path: Path) -> None:
+def test_every_command_of_the_shortest_tutorial_runs(tmp_path: Path, migrated: Path) -> None:
+    (tmp_path / "home" / "prefect").mkdir(parents=True)
+    shutil.copyfile(migrated, tmp_path / "home" / "prefect" / "prefect.db")
     run_page(DOCS / "tutorials" / "from-trl.md", tmp_path, 800)
