@@ -86,7 +86,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]
     ("name", "content"),
     [
         ("rows.jsonl", lines(ROWS)),
-        ("rows.jsonl.gz", gzip.compress(lines(ROWS))),
+        ("rows.jsonl.gz", gzip.compress(lines(ROWS), mtime=0)),
         ("rows.json", json.dumps(ROWS).encode()),
         ("rows.csv", b"prompt,completion\na,1\nb,2\n"),
         ("rows.parquet", parquet(ROWS)),
