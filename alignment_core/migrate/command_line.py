@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from alignment_core.errors import UserError
@@ -23,9 +21,16 @@ _PROGRAMS = (
 _PROCESSES = ("num_processes", "nproc_per_node", "num_gpus")
 """The number of processes for accelerate, torchrun and deepspeed; for the last two it is that of each machine."""
 _MACHINES = ("nnodes", "num_nodes")
-_NEWLINE = "\ue000"
-"""Stands for a newline in quotes while a script is read line by line."""
-_ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=(?!\()(.*)", re.DOTALL)
+_TOKEN = re.compile(
+    r"""(?P<end>\n) | (?P<comment>\#[^\n]*) | (?P<redirection>[12&]?[<>][<>&|]*) | (?P<separator>[;&|]+)
+    | (?P<word>(?:'[^']*' | "(?:[^"\\]|\\.)*" | \$'(?:[^'\\]|\\.)*' | \\. | [^\s;&|<>'"\\])+)
+    | (?P<unclosed>['"\\][^\n]*)""",
+    re.VERBOSE | re.DOTALL,
+)
+"""Parts of a shell script; a # within a word begins no comment, and quotes may contain newlines."""
+_QUOTED = re.compile(r"""\$'((?:[^'\\]|\\.)*)'|'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _USED = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
 
 
@@ -90,30 +95,27 @@ def read(text: str) -> CommandLine:
 
 def _commands(text: str) -> Iterator[CommandLine]:
     variables: dict[str, str] = {}
-    lines = _lines(_without_blocks(text, variables))
-    for line in lines:
-        if assigned := _ASSIGNED.fullmatch(line):
-            words = _words(assigned[3])
-            if len(words) <= 1:  # else a variable in front of a command
-                before = variables.get(assigned[1], "") if assigned[2] else ""
-                variables[assigned[1]] = before + _expanded(words[0] if words else "", variables)
-                continue
-        if line.split()[0] not in ("echo", "printf", "pip", "read"):
-            yield from _command(_words(_expanded(line, variables)))
+    for statement in _statements(_without_blocks(text, variables)):
+        assigned = [_ASSIGNED.fullmatch(word) for word in statement if word not in ("export", "local")]
+        if all(assigned):  # else variables in front of a command
+            for name, more, value in (match.groups() for match in assigned if match):
+                before = variables.get(name, "") if more else ""
+                variables[name] = before + _unquoted(_expanded(value, variables))
+        elif statement[0] not in ("echo", "printf", "pip", "read"):
+            words = _words(_expanded(" ".join(statement), variables))
+            yield from _command([_unquoted(word) for word in words])
 
 
 def _without_blocks(text: str, variables: dict[str, str]) -> str:
-    """The text without here-documents and arrays that are assigned to variables; these get their words."""
-    text = text.replace("\\\r\n", "\\\n")
+    """The text without comment lines, and here-documents and arrays that are assigned to variables; these get their words."""
+    text = re.sub(r"^[ \t]*#[^\n]*\n?", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\\[ \t\r]*(?:\n|\Z)", " ", text)
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)  # an array in quotes is several words, too
-    text = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda quoted: shlex.quote(_unescaped(quoted[1])), text)
 
     def keep(block: re.Match[str]) -> str:
-        name, body, before = block["name"], block["body"], ""
-        if block.groupdict().get("more"):
-            before = f"{variables.get(name, '')} "
-        lines = body.replace("\\\n", "\n").splitlines()
-        variables[name] = before + " ".join(_uncommented(line).strip() for line in lines)
+        parts = block.groupdict("")
+        before = f"{variables.get(parts['name'], '')} " if parts.get("more") else ""
+        variables[parts["name"]] = before + " ".join(_words(parts["body"]))
         return ""
 
     text = re.sub(
@@ -130,45 +132,42 @@ def _without_blocks(text: str, variables: dict[str, str]) -> str:
     )
 
 
-def _uncommented(line: str) -> str:
-    """A line without its comment. A # in quotes begins none, and quotes in a comment do not count."""
-    quote = ""
-    for number, character in enumerate(line):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character == "#" and (number == 0 or line[number - 1].isspace()):
-            return line[:number]
-    return line
+def _statements(text: str) -> Iterator[list[str]]:
+    """The words of each statement, in their quotes and without redirections. Raises UserError for a quote without an end."""
+    words: list[str] = []
+    is_target = False
+    for token in _TOKEN.finditer(f"{text}\n"):
+        kind = token.lastgroup
+        if kind == "word" and not is_target:
+            words.append(token[0])
+        elif kind == "unclosed":
+            line = " ".join((*words, token[0]))
+            if any(name in line for name in ("openrlhf", "trl", "train_")):
+                raise UserError(f"the command cannot be read: no closing quotation: {line[:60]} …")
+            words = []
+        elif kind in ("end", "separator") and words:
+            yield words
+            words = []
+        is_target = kind == "redirection"
 
 
-def _unescaped(text: str) -> str:
-    escapes = {"n": _NEWLINE, "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-    return re.sub(r"\\(.)", lambda match: escapes.get(match[1], match[0]), text)
+def _words(text: str) -> list[str]:
+    """All words of a text, in their quotes."""
+    return [token[0] for token in _TOKEN.finditer(text) if token.lastgroup == "word"]
 
 
-def _lines(text: str) -> list[str]:
-    """Lines, joined after a backslash at the end, without empty ones and comments."""
-    kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(kept))
-    return [*_with_quotes([line.strip() for line in joined.splitlines() if line.strip()])]
+def _unquoted(word: str) -> str:
+    """A word without its quotes and escapes."""
 
+    def content(part: re.Match[str]) -> str:
+        ansi, single, double, escaped = part.groups()
+        if ansi is not None:
+            return re.sub(r"\\(.)", lambda escape: _ESCAPES.get(escape[1], escape[0]), ansi)
+        if double is not None:
+            return re.sub(r'\\(["\\])', r"\1", double)
+        return escaped if single is None else single
 
-def _with_quotes(lines: list[str]) -> Iterator[str]:
-    """The lines, joined from an opening quote to its end if that is among the next ones."""
-    while lines:
-        ends = (end for end in range(1, min(len(lines), 40) + 1) if _closed("\n".join(lines[:end])))
-        end = next(ends, 1)
-        yield "\n".join(lines[:end])
-        lines = lines[end:]
-
-
-def _closed(text: str) -> bool:
-    with suppress(ValueError):
-        shlex.split(_uncommented(text))
-        return True
-    return False
+    return _QUOTED.sub(content, word)
 
 
 def _expanded(text: str, variables: Mapping[str, str], depth: int = 8) -> str:
@@ -181,33 +180,6 @@ def _expanded(text: str, variables: Mapping[str, str], depth: int = 8) -> str:
     return new if new == text or not depth else _expanded(new, variables, depth - 1)
 
 
-def _words(line: str) -> list[str]:
-    """The words of a line of the shell up to a pipe or redirection. Raises UserError for a quote without an end."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    words: list[str] = []
-    try:
-        for word in lexer:
-            if word.startswith("#"):
-                break
-            if word and set(word) <= set(";&|<>"):
-                if words and words[-1] in ("1", "2") and word[0] == ">":
-                    words.pop()
-                if set(word) & set(";|") or word == "&&":  # the words before it are another command, as in `cd x &&`
-                    if any(_program(words, number) for number in range(len(words))):
-                        break
-                    words = []
-                    continue
-                break
-            words.append(word.replace(_NEWLINE, "\n"))
-    except ValueError as error:
-        if any(name in line for name in ("openrlhf", "trl", "train_")):
-            raise UserError(f"the command cannot be read: {str(error).lower()}: {line[:60]} …") from None
-        return []
-    return words
-
-
 def _program(words: Sequence[str], number: int) -> tuple[str, str, int] | None:
     """Framework and program that word ``number`` names, and the position of the first flag."""
     word = words[number]
@@ -215,9 +187,10 @@ def _program(words: Sequence[str], number: int) -> tuple[str, str, int] | None:
         return TRL, words[number + 1], number + 2
     for framework, pattern in _PROGRAMS:
         named = pattern.fullmatch(word)
-        if named and (
+        is_file_or_module = (
             number == 0 or "." in word.rpartition("/")[2]
-        ):  # elsewhere a bare name is that of a folder or job
+        )  # a bare name later on is that of a folder or job
+        if named and is_file_or_module:
             return framework, named[1], number + 1
     return None
 

@@ -27,14 +27,7 @@ POSITIONS = {
 }
 """Parameters of trainers in their order, as far as scripts give them by position."""
 ORDER = (
-    "model",
-    "args",
-    "reward_funcs",
-    "train_dataset",
-    "eval_dataset",
-    "peft_config",
-    "ref_model",
-    "processing_class",
+    *("model", "args", "reward_funcs", "train_dataset", "eval_dataset", "peft_config", "ref_model", "processing_class"),
 )
 """In which they are read: rewards need the settings' weights, other models the name of the first."""
 ROUTINE = {
@@ -260,25 +253,20 @@ class _Reader:
     def _note_changes(self, trainer: ast.Call) -> None:
         """Note settings from the command line, and statements that change the trainer or its arguments."""
         source = self.source
-        names = set(source.used)
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Assign) and node.value is trainer:
-                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        for node in ast.walk(source.tree):
+        nodes = [*ast.walk(source.tree)]
+        assigned = [node.targets for node in nodes if isinstance(node, ast.Assign) and node.value is trainer]
+        names = source.used | {target.id for targets in assigned for target in targets if isinstance(target, ast.Name)}
+        for node in nodes:
             is_set = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
             if is_set and root(node) in names | {"os"}:
                 cure = ": set it before `align run`, too" if root(node) == "os" else ""
                 source.note(node, f"`{shown(node)}` is set, which the recipe does not do{cure}")
-            if isinstance(node, ast.Call) and source.called(node) in PARSERS:
+            called = source.called(node) if isinstance(node, ast.Call) else ""
+            if called in PARSERS:
                 source.note(
                     node, "settings come from the command line: give `align migrate` a command of TRL with them"
                 )
-            if (
-                isinstance(node, ast.Call)
-                and source.called(node) == "setattr"
-                and node.args
-                and root(node.args[0]) in names
-            ):
+            if called == "setattr" and isinstance(node, ast.Call) and node.args and root(node.args[0]) in names:
                 source.note(node, f"`{shown(node.args[0])}` is changed by setattr, which the recipe does not do")
             method = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
             if isinstance(method, ast.Attribute) and method.attr not in ROUTINE and root(method) in names:

@@ -18,12 +18,7 @@ CURES = {
 }
 """What to do instead of methods that change a data set."""
 WITHOUT_EFFECT = {
-    "shuffle",
-    "with_format",
-    "remove_columns",
-    "select_columns",
-    "flatten_indices",
-    "to_iterable_dataset",
+    *("shuffle", "with_format", "remove_columns", "select_columns", "flatten_indices", "to_iterable_dataset"),
 }
 """Methods without a counterpart: rows are shuffled, and unused columns are not read."""
 UNUSED = {"streaming", "num_proc", "cache_dir", "token", "keep_in_memory", "verification_mode", "features"}

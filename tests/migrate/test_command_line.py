@@ -97,6 +97,22 @@ def test_redirections_and_pipes_are_not_part_of_the_command():
         assert read(f"trl sft --max_steps 3 {tail}").flags == {"max_steps": ["3"]}
 
 
+def test_a_value_before_a_redirection_and_flags_after_it_are_part_of_the_command():
+    """As in bash: only a number that touches the redirection names a file descriptor."""
+    line = read("trl sft --max_steps 2 > log.txt --seed 1 2>errors.txt")
+    assert line.flags == {"max_steps": ["2"], "seed": ["1"]}
+
+
+def test_a_second_command_behind_a_semicolon_is_a_command():
+    with pytest.raises(UserError, match=r"2 commands in it \(sft, dpo\)"):
+        read("trl sft --max_steps 3; trl dpo --max_steps 4")
+
+
+def test_a_variable_with_a_newline_and_an_apostrophe_in_a_comment_are_read():
+    line = read("T=$'Q: {}\\nA: '  # the model's own\ntrl sft --run_name \"$T\" --max_steps 3")
+    assert line.flags == {"run_name": ["Q: {}\nA: "], "max_steps": ["3"]}
+
+
 def test_a_script_with_variables_is_read_as_the_shell_would():
     line = read(
         """#!/bin/bash
