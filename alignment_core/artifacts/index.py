@@ -9,14 +9,15 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from alignment_core.artifacts.backend import Backend
-from alignment_core.artifacts.index_file import Connection, connect, in_memory, remove_unusable, transaction
+from alignment_core.artifacts.index_file import Connection, connect, in_memory, remove_unusable
 from alignment_core.artifacts.manifest import Manifest, parse_manifest
-from alignment_core.artifacts.paths import MANIFESTS, STAGES, TAGS, parse_tag_path
+from alignment_core.artifacts.paths import MANIFESTS, STAGES, parse_tag_path
 from alignment_core.artifacts.provenance import Provenance, parse_record
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.tag_history import TagMove, parse_move
@@ -33,8 +34,9 @@ _ATTEMPTS = 5  # other processes write what they have listed into the same file
 
 Listing = dict[str, dict[str, str]]
 """Versions of objects by path, by prefix."""
-Facts = list[tuple[str, str, str]]
-"""What an object says, as the index can search it: kind of fact, value, and a note as JSON."""
+Facts = dict[tuple[str, str], str]
+"""What an object says, as the index can search it: a note as JSON by kind of fact and value. The fact ``problem`` says why an
+object cannot be read, which then has no other."""
 T = TypeVar("T")
 
 
@@ -76,7 +78,7 @@ class Index:
 
     def view(self, *prefixes: str) -> View:
         """The store below the prefixes as it is now."""
-        with ThreadPoolExecutor(max(1, len(prefixes))) as pool:
+        with ThreadPoolExecutor(len(prefixes)) as pool:
             listings = pool.map(
                 lambda prefix: {stored.path: stored.version for stored in self.backend.list(prefix)}, prefixes
             )
@@ -105,7 +107,7 @@ class View:
     def records(self, *stages: str) -> Iterator[Provenance]:
         """All stage records, or those of some stages, in order of the keys. Unreadable ones are logged and left out."""
         self._log_problems(STAGES)
-        yield from self._parsed(parse_record, STAGES, "stage" if stages else None, *stages)
+        yield from self._parsed(parse_record, STAGES, "stage", *stages)
 
     def by_key(self, keys: Collection[str]) -> dict[str, Provenance]:
         """The records that exist for these keys."""
@@ -127,10 +129,9 @@ class View:
     def moves(self) -> Iterator[TagMove]:
         """Every listed move of a tag; per tag, oldest first. Raises Corrupt for one that cannot be read."""
         for prefix in self._listed:
-            if prefix.startswith(TAGS):
-                for (problem,) in self._rows(_PROBLEMS, *_between(prefix)):
-                    raise Corrupt(problem)
-                yield from self._parsed(parse_move, prefix, "tag")
+            for problem in self._problems(prefix):
+                raise Corrupt(problem)
+            yield from self._parsed(parse_move, prefix, "tag")
 
     def contents(self) -> Iterator[tuple[str, bytes]]:
         """Path and bytes of every listed object that can be read."""
@@ -141,40 +142,43 @@ class View:
         """Every artifact, in order of the digests; ``pruned`` are the digests of those whose bytes were dropped."""
         for prefix in (STAGES, MANIFESTS):
             self._log_problems(prefix)
-        makers = defaultdict(list)
-        for reference, note in self._rows(_FACTS, "output"):
-            makers[reference].append(json.loads(note))
+        notes = "SELECT value, note FROM facts WHERE fact = ?"
+        runs = defaultdict(list)
+        for output, note in self._rows(notes, "output"):
+            runs[output].append(json.loads(note))
         summaries = []
-        for text, note in self._rows(_FACTS, "artifact"):
-            reference, (files, size) = Reference.parse(text), json.loads(note)
-            runs = sorted(makers[text], key=lambda run: run[0])
-            labels = tuple(label for _, _, label in runs)
-            made_at = max((finished_at for _, finished_at, _ in runs), default="")
+        for artifact, note in self._rows(notes, "artifact"):
+            reference, (files, size), made = Reference.parse(artifact), json.loads(note), sorted(runs[artifact])
+            labels = tuple(label for *_, labels in made for label in labels)
+            made_at = max((finished_at for _, _, finished_at, _ in made), default="")
             summaries.append(Summary(reference, files, size, labels, made_at, reference.digest in pruned))
-        return summaries
+        return sorted(summaries, key=lambda summary: summary.reference.digest)
 
-    def _parsed(
-        self, parse: Callable[[str, str, bytes], T], prefix: str, fact: str | None = None, *values: str
-    ) -> Iterator[T]:
+    def _parsed(self, parse: Callable[[str, str, bytes], T], prefix: str, fact: str = "", *values: str) -> Iterator[T]:
         """The readable objects below a prefix, or those with a fact (with one of these values), in order of their paths."""
         after, end = _between(prefix)
-        wanted = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
-        where = f" AND id IN (SELECT id FROM facts WHERE fact = ?{wanted})" if fact else ""
+        among = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
+        having = f"IN (SELECT id FROM facts WHERE fact = '{fact}'{among})"
+        readable = having if fact else "NOT IN (SELECT id FROM facts WHERE fact = 'problem')"
         while True:
             rows = self._rows(
-                f"SELECT path, data, sum FROM objects WHERE path > ? AND path < ? AND problem IS NULL{where}"
+                f"SELECT path, data, sum FROM objects WHERE id {readable} AND path > ? AND path < ?"
                 f" ORDER BY path LIMIT {_SHOWN_AT_ONCE}",
-                *(after, end, *([fact] if fact else []), *values),
+                *(*values, after, end),
                 intact=lambda row: zlib.crc32(row[1]) == row[2],
             )
-            for path, data, _ in rows:
-                yield parse(self._backend.uri, path, data)
+            for after, data, _ in rows:
+                yield parse(self._backend.uri, after, data)
             if len(rows) < _SHOWN_AT_ONCE:
                 return
-            after = rows[-1][0]
+
+    def _problems(self, prefix: str) -> list[str]:
+        """Why objects below a prefix cannot be read, in order of their paths."""
+        problems = "SELECT value FROM facts JOIN objects USING (id) WHERE fact = 'problem' AND path > ? AND path < ?"
+        return [problem for (problem,) in self._rows(f"{problems} ORDER BY path", *_between(prefix))]
 
     def _log_problems(self, prefix: str) -> None:
-        for (problem,) in self._rows(_PROBLEMS, *_between(prefix)):
+        for problem in self._problems(prefix):
             log.warning("%s", problem)
 
     def _rows(self, query: str, *values: Any, intact: Callable[[Any], bool] = lambda _: True) -> list[Any]:
@@ -186,26 +190,29 @@ class View:
             raise sqlite3.DatabaseError("bytes in it have changed")
         except sqlite3.Error as error:
             self._db.close()
-            self._db = self._open() if remove_unusable(self._path, error) else self._filled(in_memory())
+            self._db = self._open(error)
             return self._db.execute(query, values).fetchall()
 
-    def _open(self) -> Connection:
-        """A connection that sees the listed objects and nothing else, until it is closed."""
-        for _ in range(2):
+    def _open(self, error: Exception | None = None) -> Connection:
+        """A connection that sees the listed objects and nothing else, until it is closed. ``error``: why the file is opened
+        again."""
+        for _ in range(_ATTEMPTS):
+            if error is not None and not remove_unusable(self._path, error):
+                break
             try:
                 return self._filled(connect(self._path))
-            except (sqlite3.Error, OSError) as error:
-                if not remove_unusable(self._path, error):
-                    break
+            except (sqlite3.Error, OSError) as problem:
+                error = problem
         return self._filled(in_memory())
 
     def _filled(self, db: Connection) -> Connection:
         try:
             for _ in range(_ATTEMPTS):
-                db.execute("BEGIN")  # stays open, so that later writes of other processes are not seen
+                # The transaction stays open as long as the view: it hides what other processes write into the file meanwhile.
+                db.execute("BEGIN")
                 if all(_versions(db, prefix) == versions for prefix, versions in self._listed.items()):
                     return db
-                db.execute("ROLLBACK")
+                db.rollback()
                 for prefix, versions in self._listed.items():
                     self._fill(db, prefix, versions)
             raise TimeoutError("other processes write into it all the time")
@@ -217,54 +224,47 @@ class View:
         """Read new objects and drop deleted ones. The store is read outside of transactions, so that a slow or killed process
         blocks no other; the next one continues from here."""
         known = _versions(db, prefix)
-        with transaction(db):
+        with db:
             db.executemany("DELETE FROM objects WHERE path = ? AND version = ?", known.items() - versions.items())
         new = [path for path, version in versions.items() if known.get(path) != version]
         with ThreadPoolExecutor(_THREADS) as pool:
             for start in range(0, len(new), _READ_AT_ONCE):
                 paths = new[start : start + _READ_AT_ONCE]
                 contents = list(pool.map(self._read, paths))
-                with transaction(db):
-                    for path, content in zip(paths, contents, strict=True):
-                        if content is None:
+                with db:
+                    for path, data in zip(paths, contents, strict=True):
+                        if data is None:
                             del versions[path]
                         else:
-                            _insert(db, path, versions[path], *content)
+                            _insert(db, path, versions[path], data, _facts(self._backend.uri, path, data))
 
-    def _read(self, path: str) -> tuple[bytes, str | None, Facts] | None:
-        """Bytes of an object, why it cannot be read, and its facts; None where it is gone since it was listed."""
-        try:
-            data = self._backend.read(path)
-        except NotFound:
-            return None
-        try:
-            return data, None, _facts(self._backend.uri, path, data)
-        except Corrupt as error:
-            return data, str(error), []
+    def _read(self, path: str) -> bytes | None:
+        """Bytes of an object; None where it is gone since it was listed."""
+        with suppress(NotFound):
+            return self._backend.read(path)
+        return None
 
 
 def _facts(uri: str, path: str, data: bytes) -> Facts:
-    """Raises Corrupt."""
-    if path.startswith(STAGES):
-        record = parse_record(uri, path, data)
-        ends = record.started_at, record.finished_at
-        shown = [(reference, record.labels_of(reference)) for reference in dict.fromkeys(record.outputs.values())]
-        return [
-            ("key", record.key, ""),
-            ("stage", str(record.key_parts.get("stage")), ""),
-            *(("input", str(reference), role) for role, reference in record.inputs.items()),
-            *(("output", str(one), json.dumps([*ends, label])) for one, labels in shown for label in labels),
-        ]
-    if path.startswith(MANIFESTS):
-        manifest = parse_manifest(uri, path, data)
-        return [("artifact", str(manifest.reference), json.dumps([len(manifest.files), manifest.size]))]
-    if parse_tag_path(path) is not None:
-        return [("tag", parse_move(uri, path, data).name, "")]
-    return []
-
-
-_FACTS = "SELECT value, note FROM facts JOIN objects USING (id) WHERE fact = ? ORDER BY path, position"
-_PROBLEMS = "SELECT problem FROM objects WHERE path > ? AND path < ? AND problem IS NOT NULL ORDER BY path"
+    try:
+        if path.startswith(STAGES):
+            record = parse_record(uri, path, data)
+            run = record.started_at, record.key, record.finished_at
+            return {
+                ("key", record.key): "",
+                ("stage", str(record.key_parts.get("stage"))): "",
+                **{("input", str(used)): "" for used in record.inputs.values()},
+                **{
+                    ("output", str(made)): json.dumps([*run, record.labels_of(made)])
+                    for made in record.outputs.values()
+                },
+            }
+        if path.startswith(MANIFESTS):
+            manifest = parse_manifest(uri, path, data)
+            return {("artifact", str(manifest.reference)): json.dumps([len(manifest.files), manifest.size])}
+        return {("tag", parse_move(uri, path, data).name): ""} if parse_tag_path(path) else {}
+    except Corrupt as error:
+        return {("problem", str(error)): ""}
 
 
 def _versions(db: Connection, prefix: str) -> dict[str, str]:
@@ -276,11 +276,10 @@ def _between(prefix: str) -> tuple[str, str]:
     return prefix, prefix[:-1] + chr(ord("/") + 1)
 
 
-def _insert(db: Connection, path: str, version: str, data: bytes, problem: str | None, facts: Facts) -> None:
+def _insert(db: Connection, path: str, version: str, data: bytes, facts: Facts) -> None:
     db.execute("DELETE FROM objects WHERE path = ?", (path,))
     number = db.execute(
-        "INSERT INTO objects (path, version, problem, data, sum) VALUES (?, ?, ?, ?, ?)",
-        (path, version, problem, data, zlib.crc32(data)),
+        "INSERT INTO objects (path, version, data, sum) VALUES (?, ?, ?, ?)",
+        (path, version, data, zlib.crc32(data)),
     ).lastrowid
-    rows = [(number, position, *fact) for position, fact in enumerate(facts)]
-    db.executemany("INSERT INTO facts VALUES (?, ?, ?, ?, ?)", rows)
+    db.executemany("INSERT INTO facts VALUES (?, ?, ?, ?)", [(*fact, number, note) for fact, note in facts.items()])

@@ -7,7 +7,6 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 from alignment_core.artifacts.permissions import make_like_parent
@@ -15,16 +14,19 @@ from alignment_core.artifacts.workspace import open_lock
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Of the tables; a file with others is made anew."""
 _BUSY_SECONDS = 10.0
-_TABLES = """
-CREATE TABLE objects (id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, version TEXT NOT NULL, problem TEXT,
+_TABLES = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS objects (id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, version TEXT NOT NULL,
     data BLOB NOT NULL, sum INTEGER NOT NULL);
-CREATE TABLE facts (id INTEGER NOT NULL REFERENCES objects ON DELETE CASCADE, position INTEGER NOT NULL,
-    fact TEXT NOT NULL, value TEXT NOT NULL, note TEXT NOT NULL, PRIMARY KEY (id, position)) WITHOUT ROWID;
-CREATE INDEX listings ON objects (path, version, problem);
-CREATE INDEX searches ON facts (fact, value);
+CREATE TABLE IF NOT EXISTS facts (fact TEXT NOT NULL, value TEXT NOT NULL, id INTEGER NOT NULL REFERENCES objects
+    ON DELETE CASCADE, note TEXT NOT NULL, PRIMARY KEY (fact, value, id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS listings ON objects (path, version);
+CREATE INDEX IF NOT EXISTS objects_of_facts ON facts (id);
+PRAGMA user_version = {VERSION};
+COMMIT;
 """
 _NOT_DAMAGE = {
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY),
@@ -99,45 +101,19 @@ def _create_file(path: Path) -> None:
 
 def _opened(path: str) -> Connection:
     connection = sqlite3.connect(
-        path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, factory=Connection
+        path, timeout=_BUSY_SECONDS, isolation_level="IMMEDIATE", check_same_thread=False, factory=Connection
     )
     try:
         with contextlib.suppress(sqlite3.OperationalError):  # another process sets it at this moment
-            connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA journal_mode = WAL")  # so that views stay open while other processes write
+        connection.execute("PRAGMA synchronous = NORMAL")  # a power cut costs new rows at most, which are read again
         connection.execute("PRAGMA foreign_keys = ON")
-        _make_tables(connection)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, VERSION):
+            raise sqlite3.DatabaseError(f"it has version {version} instead of {VERSION}")
+        if version == 0:
+            connection.executescript(_TABLES)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _make_tables(connection: Connection) -> None:
-    if _version(connection) == VERSION:
-        return
-    with transaction(connection):
-        version = _version(connection)  # another process may have made them
-        if version not in (0, VERSION):
-            raise sqlite3.DatabaseError(f"it has version {version} instead of {VERSION}")
-        if version == 0:
-            for statement in filter(str.strip, _TABLES.split(";")):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-
-
-@contextlib.contextmanager
-def transaction(connection: Connection) -> Iterator[None]:
-    """All changes within the ``with``, or none."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # on a full disk SQLite has rolled back already
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _version(connection: Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])

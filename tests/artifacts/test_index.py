@@ -253,7 +253,7 @@ def test_another_users_file_is_not_believed(
     make(folder, "model")
     told(folder)
     with sqlite3.connect(folder.index.path) as db:
-        db.execute("""UPDATE facts SET note = '["", "", "a lie"]' WHERE fact = 'output'""")
+        db.execute("""UPDATE facts SET note = '["", "", "", ["a lie"]]' WHERE fact = 'output'""")
     db.close()
     assert folder.summaries()[0].made_by == ("a lie",)
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
