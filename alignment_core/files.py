@@ -14,7 +14,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     with partial.open("wb") as file:
         write(file)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # before the rename, which the file system may write to the disk earlier than the bytes
     os.replace(partial, path)
 
 

@@ -223,7 +223,8 @@ class Journal:
 
 
 def _replace(path: Path, content: str) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file, whole or not at all. Without fsync, unlike ``write_whole``: progress is written twice a second, and no
+    result depends on the journal."""
     partial = path.with_suffix(".partial")
     partial.write_text(content)
     os.replace(partial, path)
@@ -368,7 +369,8 @@ def is_alive(record: RunRecord) -> bool:
 def end_process(record: RunRecord, grace: float) -> bool:
     """Make sure that the run's process is dead; True if it had to be ended. Raises EnvironmentFault if it cannot be.
 
-    SIGTERM comes first and leaves ``grace`` seconds to save its work, then SIGKILL.
+    SIGTERM comes first and leaves ``grace`` seconds to save its work, then SIGKILL. The process is looked up again for each
+    signal, so that none reaches another process that got the same id.
     """
     if not is_alive(record):
         return False

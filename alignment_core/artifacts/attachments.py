@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
+from alignment_core.artifacts.backend import overwrite
 from alignment_core.artifacts.paths import attachment_path, attachments_path
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.store import Store
-from alignment_core.errors import NotFound, StoreError
-
-_ATTEMPTS = 5
+from alignment_core.errors import NotFound
 
 
 def attach(store: Store, reference: Reference, files: Mapping[str, bytes]) -> None:
@@ -22,7 +20,7 @@ def attach(store: Store, reference: Reference, files: Mapping[str, bytes]) -> No
     store.manifest(reference)
     paths = [attachment_path(reference.digest, name) for name in files]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda path, data: _put(store, path, data), paths, files.values()))
+        list(pool.map(lambda path, data: overwrite(store.backend, path, data), paths, files.values()))
 
 
 def attachments(store: Store, reference: Reference) -> dict[str, bytes]:
@@ -37,14 +35,3 @@ def attachment(store: Store, reference: Reference, name: str) -> bytes | None:
         return store.backend.read(attachment_path(reference.digest, name))
     except NotFound:
         return None
-
-
-def _put(store: Store, path: str, data: bytes) -> None:
-    for _ in range(_ATTEMPTS):
-        existing = store.backend.stat(path)
-        with suppress(NotFound):  # deleted since the look
-            if existing and store.backend.read(path) == data:
-                return
-            if store.backend.put(path, data, replaces=existing.version if existing else None):
-                return
-    raise StoreError(f"{path} in {store.uri} changes faster than it can be written")

@@ -7,8 +7,13 @@ checks, and all times are the storage's own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from alignment_core.errors import NotFound, StoreError
+
+_ATTEMPTS = 5  # a writer loses only to another writer of the same object
 
 
 class Object(NamedTuple):
@@ -74,3 +79,15 @@ class Backend(Protocol):
 
     def drop(self, upload: Object) -> None:
         """Give up one of the ``unfinished`` uploads."""
+
+
+def overwrite(backend: Backend, path: str, data: bytes) -> None:
+    """Create an object, or replace whatever other bytes are there. Raises StoreError where others replace it all the time."""
+    for _ in range(_ATTEMPTS):
+        if backend.put(path, data):
+            return
+        existing = backend.stat(path)
+        with suppress(NotFound):  # deleted since `stat`
+            if existing and (backend.read(path) == data or backend.put(path, data, existing.version)):
+                return
+    raise StoreError(f"{path} in {backend.uri} changes faster than it can be written")

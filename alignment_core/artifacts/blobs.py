@@ -58,7 +58,7 @@ class Blobs:
     ) -> dict[FileEntry, bool]:
         """Store files of a directory, several at a time; which of them are new. ``hashed`` has their states by path."""
         with ThreadPoolExecutor(_THREADS) as pool:
-            new = list(pool.map(lambda one: self.put(one, directory / one.path, hashed[one.path]), entries))
+            new = list(pool.map(lambda entry: self.put(entry, directory / entry.path, hashed[entry.path]), entries))
         is_new = dict(zip(entries, new, strict=True))
         self.trust(entry for entry in is_new if is_new[entry])
         return is_new

@@ -18,7 +18,7 @@ from pathlib import Path
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.group_access import is_shared
 from alignment_core.artifacts.os_errors import check_room, explained
-from alignment_core.artifacts.paths import LOCK, TEMPORARY, check_path
+from alignment_core.artifacts.paths import LOCK, TEMPORARY, inside
 from alignment_core.artifacts.permissions import make_like_parent
 from alignment_core.artifacts.workspace import names, open_lock
 from alignment_core.errors import EnvironmentFault, NotFound, StoreError
@@ -34,7 +34,7 @@ _IMPOSSIBLE = (
     errno.EPERM,
 )
 _CHUNK = 1 << 20
-_CLOCK_OF_FILES = 5
+CLOCK_OF_FILES = 5
 """CLOCK_REALTIME_COARSE (linux/time.h), the kernel's clock for file times; some milliseconds behind the others."""
 
 
@@ -60,10 +60,11 @@ class FolderBackend:
         with explained("write", target):
             self._make_directory(target.parent)
             if replaces is None and os.path.lexists(target):
-                _sync_directory(
-                    target.parent
-                )  # its writer may have been killed before this fsync; callers now rely on the name
+                # Its writer may have been killed before this fsync, and the caller now relies on the name.
+                _sync_directory(target.parent)
                 return None
+            # fsync of the bytes, then the name, then fsync of the name: after a power cut there is no name without its bytes,
+            # and no acknowledged object without its name.
             with self._temporary() as temporary:
                 _write(temporary, source)
                 moved = (
@@ -157,12 +158,12 @@ class FolderBackend:
     def now(self) -> float:
         """The time that the file system gives to a new file; this machine's, where nothing can be written."""
         if not (self.root / TEMPORARY).is_dir():
-            return time.clock_gettime(_CLOCK_OF_FILES)
+            return time.clock_gettime(CLOCK_OF_FILES)
         try:
             with explained("create a temporary file in", self.root), self._temporary() as temporary:
                 return temporary.stat().st_mtime
         except EnvironmentFault:
-            return time.clock_gettime(_CLOCK_OF_FILES)
+            return time.clock_gettime(CLOCK_OF_FILES)
 
     def unfinished(self) -> Iterator[Object]:
         """None: killed writers leave locked files in ``tmp/``, which are collected as temporary files."""
@@ -187,7 +188,7 @@ class FolderBackend:
             with path.open("xb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX)
-                    if names(path, file.fileno()):  # else a collector removed it before it was locked
+                    if names(path, file.fileno()):  # otherwise a collector removed it before it was locked
                         yield path
                         return
                 finally:
@@ -212,10 +213,7 @@ class FolderBackend:
             return
 
     def _locate(self, path: str) -> Path:
-        try:
-            target = self.root / check_path(path)
-        except ValueError as error:
-            raise StoreError(f"the store at {self.root} refuses the path: {error}") from error
+        target = self.root / inside(self.uri, path)
         if not Path(os.path.realpath(target.parent)).is_relative_to(self.root):
             raise StoreError(f"{target} leads out of the store at {self.root} through a symbolic link")
         return target

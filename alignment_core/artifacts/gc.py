@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts.backend import Object
+from alignment_core.artifacts.folder import CLOCK_OF_FILES
 from alignment_core.artifacts.leases import HeldLease
 from alignment_core.artifacts.manifest import manifest_at
 from alignment_core.artifacts.paths import (
@@ -32,9 +33,6 @@ from alignment_core.artifacts.stored_progress import files_of
 from alignment_core.artifacts.workspace import abandoned, entries, is_mine, key_of_progress, time_and_size
 from alignment_core.errors import Corrupt, EnvironmentFault, NotFound, UserError
 
-_CLOCK_OF_FILES = 5
-"""CLOCK_REALTIME_COARSE (linux/time.h), the kernel's clock for file times; some milliseconds behind the others."""
-
 _TREES = ("cache", "progress", "temporary")
 
 
@@ -52,12 +50,12 @@ class Garbage(BaseModel):
 
 
 class GcReport(BaseModel):
-    """What a collection found, or deleted."""
+    """The garbage of a collection."""
 
     model_config = ConfigDict(frozen=True)
 
     deleted: bool = Field(description="whether the garbage was deleted; otherwise this was a dry run")
-    garbage: tuple[Garbage, ...] = Field(description="what was found, or deleted")
+    garbage: tuple[Garbage, ...] = Field(description="the garbage")
     kept: int = Field(description="number of artifacts that stay")
 
     @property
@@ -126,7 +124,7 @@ class _Collection:
         self.store = store
         self.lease = lease
         self.before = math.nextafter(store.backend.now() - older_than, 0.0)
-        self.before_here = math.nextafter(time.clock_gettime(_CLOCK_OF_FILES) - older_than, 0.0)
+        self.before_here = math.nextafter(time.clock_gettime(CLOCK_OF_FILES) - older_than, 0.0)
         self.leased, self.leases_over = store.leases.protected(self.before)
         self.garbage: list[Garbage] = []
         self.kept = 0
@@ -216,12 +214,12 @@ class _Collection:
             return False
 
     def _collect(self, what: str, stored: Object) -> bool:
-        """Delete an object that nothing refers to; False where it is too young."""
+        """Collect an object that nothing refers to; False if it is too young."""
         if stored.modified > self.before:
             return False
         self._note(what, stored)
         if self.lease is not None:
-            self.lease.check()
+            self.lease.check()  # without the lease a publisher may begin to rely on the object right now
             self.store.backend.delete(stored.path)
         return True
 

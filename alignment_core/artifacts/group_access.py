@@ -41,14 +41,15 @@ def is_shared(directory: os.stat_result) -> bool:
 
 
 def open_directory_to_group(directory: int) -> None:
-    """Let the group of an open directory list it, enter it and write into it; what is made in it belongs to the group, too."""
+    """Give the group of an open directory read, write and search permission; new entries inherit the group."""
     os.fchmod(directory, stat.S_IMODE(os.fstat(directory).st_mode) | _DIRECTORY)
 
 
 def open_lock_to_others(lock: int, directory: Path) -> None:
-    """Let other users take a lock file that this user owns: all may read it, and the group of a shared directory may write."""
+    """Let other users lock a file that this user owns: everyone may read it, and the group of a shared directory may write."""
     status = os.fstat(lock)
     wanted = 0o644 | (_LOCK if is_shared(directory.stat()) else 0)
+    # A member of the group could link another file of this user here, whose mode must not change: hence one link only.
     if status.st_mode & wanted != wanted and status.st_nlink == 1 and os.geteuid() in (status.st_uid, 0):
         with suppress(OSError):  # such as a read-only file system
             os.fchmod(lock, stat.S_IMODE(status.st_mode) | wanted)
@@ -81,7 +82,7 @@ class _Walk(NamedTuple):
     closed: list[Closed]
 
     def open_below(self, descriptor: int, directory: Path) -> None:
-        """Open what lies in a directory, given as opened and by its path, and below it."""
+        """Give access to the entries of an open directory and, recursively, of those below; ``directory`` is its path."""
         for entry in sorted(os.scandir(descriptor), key=lambda entry: entry.name):
             path = directory / entry.name
             with suppress(OSError):  # gone, replaced by a link, or closed, which is listed then
@@ -97,7 +98,7 @@ class _Walk(NamedTuple):
                         os.close(opened)
 
     def _wanted(self, path: Path, status: os.stat_result) -> int:
-        """The bits that the group needs; 0 where that is not looked at."""
+        """The mode bits that the group needs; 0 for entries that are skipped."""
         if stat.S_ISDIR(status.st_mode):
             return _DIRECTORY
         if not stat.S_ISREG(status.st_mode):
@@ -117,7 +118,7 @@ class _Walk(NamedTuple):
             try:
                 status = os.fstat(opened)
                 if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                    return  # it may be a link to a file elsewhere
+                    return  # it may be a hard link to a file elsewhere
                 if status.st_gid != self.group:
                     os.fchown(opened, -1, self.group)
                 os.fchmod(opened, stat.S_IMODE(status.st_mode) | wanted)
@@ -135,7 +136,7 @@ def warn_of_closed(root: Path) -> None:
     closed = open_to_group(root)
     if closed and root not in _warned:
         _warned.add(root)
-        owners = ", ".join(sorted({one.owner for one in closed}))
+        owners = ", ".join(sorted({part.owner for part in closed}))
         log.warning(
             "%s in %s %s closed to the group, so that commands fail; any command of the owner (%s) on this store opens them, "
             "such as `%s`, which also lists them",

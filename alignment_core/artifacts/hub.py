@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,19 +17,17 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from alignment_core.artifacts.backend import Object
+from alignment_core.artifacts.downloads import download_parts
 from alignment_core.artifacts.hub_commits import Large, commits_of, is_file, version_of
 from alignment_core.artifacts.hub_requests import HubRepo, NoRepo, endpoint, token, translate_errors
-from alignment_core.artifacts.os_errors import check_room, explained
-from alignment_core.artifacts.paths import check_path, digest_of_blob
+from alignment_core.artifacts.os_errors import explained
+from alignment_core.artifacts.paths import digest_of_blob, inside
 from alignment_core.errors import NotFound, StoreError
 
-PART = 16 << 20
-"""Bytes of a large object that one thread fetches in one request."""
-_THREADS = 4
 _TEXT = 1 << 16
-"""Text up to so many bytes goes into the commit itself; of other files the Hub is asked how it wants them."""
+"""Text up to so many bytes goes into the commit itself; the Hub decides how other files are uploaded."""
 _IN_MEMORY = 1 << 20
-_OF_THE_HUB = ".gitattributes"  # it comes with every repo
+_GIT_ATTRIBUTES = ".gitattributes"  # the Hub creates it in every repo
 
 logging.getLogger("huggingface_hub._commit_api").addFilter(
     lambda record: "not supported by Xet" not in record.getMessage()  # Xet keeps a cache of its own; LFS does not
@@ -66,29 +62,15 @@ class HubBackend:
 
     def download(self, path: str, destination: Path) -> None:
         commit, size = self.repo.locate(self._check(path))
-        check_room(destination.parent, size, destination.name)
-        with explained("write", destination):
-            file = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                os.truncate(file, size)
-
-                def fetch(start: int) -> None:
-                    at = start
-                    for chunk in self.repo.pieces(path, commit, start, min(start + PART, size)):
-                        at += os.pwrite(file, chunk, at)
-
-                with ThreadPoolExecutor(_THREADS) as pool:
-                    list(pool.map(fetch, range(0, size, PART)))
-                os.fchmod(file, 0o444)
-            finally:
-                os.close(file)
+        # At one commit: the file may be replaced while its parts are on their way.
+        download_parts(destination, size, lambda start, end: self.repo.pieces(path, commit, start, end))
 
     def stat(self, path: str) -> Object | None:
         try:
-            found = self.repo.entries("main", [self._check(path)], expand=True)
+            entries = self.repo.entries("main", [self._check(path)], expand=True)
         except NoRepo:
             return None
-        return next((_object(entry) for entry in found if is_file(entry)), None)
+        return next((_object(entry) for entry in entries if is_file(entry)), None)
 
     def list(self, prefix: str) -> Iterator[Object]:
         folder = self._check(prefix.removesuffix("/")) if prefix else ""
@@ -97,7 +79,7 @@ class HubBackend:
         except NotFound:
             return
         for file in sorted(files, key=lambda file: str(file["path"])):
-            if file["path"] != _OF_THE_HUB:
+            if file["path"] != _GIT_ATTRIBUTES:
                 yield _object(file)
 
     def delete(self, path: str, version: str | None = None) -> None:
@@ -152,12 +134,12 @@ class HubBackend:
         """Send a file by LFS, in parts; None if the Hub does not want that, but the bytes in the commit."""
         with translate_errors(f"write {self.uri}/{addition.path_in_repo}"):
             self._api.preupload_lfs_files(self.repo.name, [addition], repo_type="dataset")
-        if addition.path_or_fileobj == b"":  # let go of, as it was sent
+        if addition.path_or_fileobj == b"":  # the client drops the content once it is sent
             return Large(addition.upload_info.sha256.hex(), addition.upload_info.size)
         return None
 
     def _in_repo(self, work: Callable[[], str | None]) -> str | None:
-        """Do what needs the repo; it is created where it is missing, and then nobody else may see it."""
+        """Do what needs the repo; a missing one is created, as a private one."""
         try:
             return work()
         except NoRepo:
@@ -170,10 +152,7 @@ class HubBackend:
         return HfApi(endpoint=endpoint(), token=token())
 
     def _check(self, path: str) -> str:
-        try:
-            return check_path(path)
-        except ValueError as error:
-            raise StoreError(f"the store at {self.uri} refuses the path: {error}") from error
+        return inside(self.uri, path)
 
 
 def _object(entry: dict[str, Any]) -> Object:

@@ -23,15 +23,15 @@ from alignment_core.artifacts.hub_requests import TRIES, HubRepo, Moved, endpoin
 from alignment_core.errors import InfrastructureError
 
 _MOST_CHANGES, _MOST_BYTES = 100, 32 << 20  # of one commit
-_LEAST_PATIENCE, _MOST_PATIENCE = 0.2, 60.0
-"""Seconds that a change waits for those that are on their way: as long as its own content took, within these bounds."""
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 60.0
+"""Bounds of the seconds that a change waits for those of other threads: as long as sending its own content took."""
 _ROUNDS = 200
 """Attempts to commit on top of the head. In each round some writer wins, so with fewer writers than rounds all succeed."""
 
 
 @dataclass(frozen=True)
 class Large:
-    """A file whose bytes lie on the Hub already, under their SHA-256."""
+    """A file whose bytes were uploaded to the Hub before, by LFS, under their SHA-256."""
 
     sha256: str
     size: int
@@ -39,13 +39,13 @@ class Large:
 
 @dataclass(eq=False)
 class Change:
-    """A change by one caller: ``path`` gets this content (None: to be gone), if its version is ``replaces`` (None: if
-    there is no such file). A deletion without ``replaces`` has no condition."""
+    """A change by one caller: write ``content`` to ``path`` (None: delete it) if its version is ``replaces`` (None: if there is
+    no such file). A deletion without ``replaces`` has no condition."""
 
     path: str
     content: bytes | Large | None
     replaces: str | None
-    until: float  # waits for changes on their way until this time of the monotonic clock
+    deadline: float  # waits for the changes of other threads until this time of the monotonic clock
     version: str | None = field(default=None, init=False)  # the new version; None if the condition did not hold
     failure: Exception | None = field(default=None, init=False)
     done: bool = field(default=False, init=False)
@@ -56,42 +56,43 @@ class Commits:
 
     def __init__(self, repo: HubRepo) -> None:
         self.repo = repo
-        self._waiting, self._coming = list[Change](), 0
-        self._news = threading.Condition()
-        self._turn = threading.Lock()
+        self._waiting = list[Change]()
+        self._preparing = 0  # changes whose content is still being sent
+        self._queued = threading.Condition()
+        self._committing = threading.Lock()
 
     def make(self, path: str, content: Callable[[], bytes | Large | None], replaces: str | None = None) -> str | None:
         """The new version; None when the condition does not hold. ``content`` may send a large file first.
 
-        The first thread commits the batch for all waiting threads; it waits briefly for changes whose content is on its way.
+        The first thread commits the batch for all waiting threads; it waits briefly for threads that still send content.
         """
-        change = self._arrived(path, content, replaces)
+        change = self._enqueue(path, content, replaces)
         while not change.done:
-            with self._turn:
+            with self._committing:
                 if not change.done:
-                    self._lead()
+                    self._commit_next()
         if change.failure is not None:
-            raise copy.copy(change.failure) from change.failure
+            raise copy.copy(change.failure) from change.failure  # several threads raise it, each with its own traceback
         return change.version
 
-    def _arrived(self, path: str, content: Callable[[], bytes | Large | None], replaces: str | None) -> Change:
+    def _enqueue(self, path: str, content: Callable[[], bytes | Large | None], replaces: str | None) -> Change:
         began = time.monotonic()
-        with self._news:
-            self._coming += 1
+        with self._queued:
+            self._preparing += 1
         try:
             ready = content()
-            with self._news:
+            with self._queued:
                 now = time.monotonic()
-                patience = min(max(now - began, _LEAST_PATIENCE), _MOST_PATIENCE)
-                change = Change(path, ready, replaces, now + patience)
+                wait = min(max(now - began, _SHORTEST_WAIT), _LONGEST_WAIT)
+                change = Change(path, ready, replaces, now + wait)
                 self._waiting.append(change)
             return change
         finally:
-            with self._news:
-                self._coming -= 1
-                self._news.notify_all()
+            with self._queued:
+                self._preparing -= 1
+                self._queued.notify_all()
 
-    def _lead(self) -> None:
+    def _commit_next(self) -> None:
         batch, failure = list[Change](), None
         try:
             self._wait_for_others()
@@ -107,15 +108,16 @@ class Commits:
                 change.failure, change.done = failure, True
 
     def _wait_for_others(self) -> None:
-        with self._news:
-            while self._coming and len(self._waiting) < _MOST_CHANGES:
-                left = min(change.until for change in self._waiting) - time.monotonic()
+        """Wait while other threads still send content, so that their changes share the commit: commits are rationed."""
+        with self._queued:
+            while self._preparing and len(self._waiting) < _MOST_CHANGES:
+                left = min(change.deadline for change in self._waiting) - time.monotonic()
                 if left <= 0:
                     return
-                self._news.wait(left)
+                self._queued.wait(left)
 
     def _next_batch(self) -> list[Change]:
-        with self._news:
+        with self._queued:
             size, count = 0, 0
             for change in self._waiting[:_MOST_CHANGES]:
                 size += len(change.content) if isinstance(change.content, bytes) else 0
@@ -127,20 +129,21 @@ class Commits:
             return batch
 
     def _commit(self, batch: list[Change], head: str) -> None:
-        """Make the changes of a batch whose conditions hold, and note for each what came of it.
+        """Make the changes of a batch whose conditions hold, and set the result of each.
 
-        Whether a try without an answer succeeded is found out by reading: then the commit after ``tried`` has this
-        writer's name. While the head is ``tried``, the try may still succeed, and the next one is the same commit.
+        If an answer is lost, reading tells whether the commit was made: the commit after ``tried`` then has this writer's
+        name. While the head is ``tried``, the commit may still be made, so that the next attempt sends the same one.
         """
-        writer, tried, silent = uuid.uuid4().hex, None, 0
+        writer, tried, unanswered = uuid.uuid4().hex, None, 0
         for attempt in range(_ROUNDS):
             if attempt:
+                # Full jitter: writers that collided at this head must not collide again at the next one.
                 time.sleep(random.uniform(0, min(2.0, 0.02 * 2 ** min(attempt, 10))))
                 head, _ = self.repo.head()
             if tried is not None and tried != head:
                 if writer in self.repo.following(tried):
                     return
-                silent = 0
+                unanswered = 0
             writes = self._judge(batch, head)
             if not writes:
                 return
@@ -151,10 +154,10 @@ class Commits:
             except Moved:
                 continue
             except InfrastructureError:
-                silent += 1
-                if silent == TRIES:
+                unanswered += 1
+                if unanswered == TRIES:
                     raise
-        raise InfrastructureError(f"others write to {self.repo.uri} faster than this process can")
+        raise InfrastructureError(f"other writers change {self.repo.uri} faster than this process can commit")
 
     def _judge(self, batch: list[Change], head: str) -> dict[str, bytes | Large | None]:
         """Decide in order which changes hold at a commit; returns the contents to write."""

@@ -1,4 +1,4 @@
-"""Requests to one dataset repo of the Hugging Face Hub: tried again where that helps, and refusals as sentences."""
+"""Requests to one dataset repo of the Hugging Face Hub: retries, and refusals as the project's errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from alignment_core.network import through_proxy
 
 TRIES = 6
 """Of a request without an answer; the pauses between them double from a fifth of a second."""
-PATIENCE = 120
-"""Seconds that a request waits at most where the Hub says when to come again."""
+LONGEST_WAIT = 120
+"""Seconds that a request waits at most where the Hub says when to retry."""
 _CHUNK = 1 << 20
 _FULL = re.compile(r"quota|storage|payment|too large", re.IGNORECASE)
 _MAKE_ROOM = "free space (docs/stores.md, The Hub) or raise the quota"
@@ -46,7 +46,7 @@ class Moved(InfrastructureError):
 
 
 class HubRepo:
-    """The dataset repo ``name``, which is ``organisation/name``. What it raises says what could not be done."""
+    """The dataset repo ``name``, which is ``organisation/name``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,20 +54,20 @@ class HubRepo:
 
     def head(self) -> tuple[str, float]:
         """The newest commit, and the Hub's time in seconds since the epoch."""
-        answer = self.ask("GET", self._api(), f"look at {self.uri}", params={"expand": "sha"})
+        answer = self.request("GET", self._api(), f"look at {self.uri}", params={"expand": "sha"})
         return answer.json()["sha"], parsedate_to_datetime(answer.headers["Date"]).timestamp()
 
     def entries(self, revision: str, paths: list[str], expand: bool) -> list[dict[str, Any]]:
         """The Hub's entries of those ``paths`` that exist, with the last commit of each if ``expand``."""
         query = {"paths": paths, "expand": str(expand).lower()}
-        answer = self.ask("POST", self._api("paths-info", revision), f"look at {self.uri}/{paths[0]}", data=query)
+        answer = self.request("POST", self._api("paths-info", revision), f"look at {self.uri}/{paths[0]}", data=query)
         return list(answer.json())
 
     def below(self, revision: str, folder: str) -> Iterator[dict[str, Any]]:
         """The Hub's entries of everything below a folder, with their last commits."""
         url = self._api("tree", revision, *([folder] if folder else [])) + "?recursive=true&expand=true"
         while url:
-            answer = self.ask("GET", url, f"list {self.uri}/{folder}")
+            answer = self.request("GET", url, f"list {self.uri}/{folder}")
             yield from answer.json()
             url = answer.links.get("next", {}).get("url", "")
 
@@ -75,7 +75,7 @@ class HubRepo:
         """Title and message of the commit that came after ``commit``; empty if there is none."""
         url, after = self._api("commits", "main"), ""
         while url:
-            answer = self.ask("GET", url, f"look at the commits of {self.uri}")
+            answer = self.request("GET", url, f"look at the commits of {self.uri}")
             for commit_entry in answer.json():
                 if commit_entry["id"] == commit:
                     return after
@@ -86,22 +86,24 @@ class HubRepo:
     def commit(self, lines: bytes) -> None:
         """Send a commit once. Raises Moved, or Unavailable when it is unknown whether it was made."""
         kind = {"Content-Type": "application/x-ndjson"}
-        self.ask("POST", self._api("commit", "main"), f"write to {self.uri}", once=True, content=lines, headers=kind)
+        self.request(
+            "POST", self._api("commit", "main"), f"write to {self.uri}", once=True, content=lines, headers=kind
+        )
 
     def locate(self, path: str) -> tuple[str, int]:
         """The commit that has ``path`` now, and the size of the file. Raises NotFound."""
-        answer = self._ask_for(path, "main", "HEAD")
+        answer = self._resolve(path, "main", "HEAD")
         commit, size = answer.headers["X-Repo-Commit"], answer.headers.get("X-Linked-Size")
         if size is None and answer.next_request and str(answer.next_request.url).startswith(endpoint()):
-            answer = self.ask("HEAD", str(answer.next_request.url), f"look at {self.uri}/{path}")
+            answer = self.request("HEAD", str(answer.next_request.url), f"look at {self.uri}/{path}")
         return commit, int(size or answer.headers["Content-Length"])
 
     def pieces(self, path: str, revision: str = "main", start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The bytes from ``start`` to ``end`` (None: to the end) at one commit; what breaks off is taken up where it was."""
+        """The bytes from ``start`` to ``end`` (None: to the end) at one commit; resumes after a broken connection."""
         broken = 0
         while end is None or start < end:
-            wanted = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
-            answer = self._ask_for(path, revision, "GET", wanted, stream=True)
+            headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+            answer = self._resolve(path, revision, "GET", headers, stream=True)
             try:
                 for response in (*answer.history, answer):  # the storage of large files, where it ends, tells no commit
                     revision = response.headers.get("X-Repo-Commit", revision)
@@ -123,17 +125,18 @@ class HubRepo:
             finally:
                 answer.close()
 
-    def ask(
-        self, method: str, url: str, doing: str, once: bool = False, stream: bool = False, **request: Any
+    def request(
+        self, method: str, url: str, doing: str, once: bool = False, stream: bool = False, **options: Any
     ) -> httpx2.Response:
-        """An answer that is no refusal. A busy Hub, and unless ``once`` a silent one, is asked again."""
-        deadline, pause = time.monotonic() + PATIENCE, 0.2
-        request["headers"] = {**_authorization(), "Accept-Encoding": "identity", **request.get("headers", {})}
+        """A successful response. Throttled requests are retried; unless ``once``, unanswered ones and server errors
+        are retried too. Raises what :func:`refusal` returns."""
+        deadline, pause = time.monotonic() + LONGEST_WAIT, 0.2
+        options["headers"] = {**_authorization(), "Accept-Encoding": "identity", **options.get("headers", {})}
         follow = method != "HEAD"
         for attempt in range(1, TRIES + 1):
             with translate_errors(doing):
                 try:
-                    sent = _client().build_request(method, url, **request)
+                    sent = _client().build_request(method, url, **options)
                     answer = _client().send(sent, stream=stream, follow_redirects=follow)
                 except httpx2.TransportError:
                     if once or attempt == TRIES:
@@ -148,16 +151,16 @@ class HubRepo:
                     if not again or attempt == TRIES or time.monotonic() + wait > deadline:
                         raise refusal(answer, doing)
                     pause = max(pause, wait)
-            time.sleep(pause * random.uniform(0.75, 1.25))
+            time.sleep(pause * random.uniform(0.75, 1.25))  # jitter: throttled processes must not return together
             pause *= 2
         raise AssertionError("the last try returns or raises")
 
-    def _ask_for(
+    def _resolve(
         self, path: str, revision: str, method: str, headers: dict[str, str] | None = None, stream: bool = False
     ) -> httpx2.Response:
         url = f"{endpoint()}/datasets/{self.name}/resolve/{quote(revision, safe='')}/{quote(path)}"
         try:
-            return self.ask(method, url, f"read {self.uri}/{path}", stream=stream, headers=headers or {})
+            return self.request(method, url, f"read {self.uri}/{path}", stream=stream, headers=headers or {})
         except NoRepo:
             raise
         except NotFound:
@@ -181,7 +184,7 @@ def token() -> str:
 
 
 def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
-    """What an answer of 400 or more means, and who has to act."""
+    """The error for a response of 400 or more, with what the user can do about it."""
     status, message = answer.status_code, answer.headers.get("X-Error-Message") or answer.reason_phrase
     sentence = f"cannot {doing}: "
     if status in (402, 413, 507) or (status == 403 and _FULL.search(message)):
@@ -201,8 +204,8 @@ def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
     if status in (409, 412):
         return Moved(f"{sentence}{message}")
     if status == 429:
-        when = f"; it can be tried again in {_wait_of(answer):.0f} seconds" if _wait_of(answer) else ""
-        return Unavailable(f"{sentence}the Hub takes no more requests of this account now ({message}){when}")
+        when = f"; retry in {_wait_of(answer):.0f} seconds" if _wait_of(answer) else ""
+        return Unavailable(f"{sentence}the Hub throttles this account ({message}){when}")
     if status == 408 or status >= 500:
         return Unavailable(f"{sentence}the Hub answers {status}, {message}")
     return StoreError(f"{sentence}the Hub answers {status}, {message}")
@@ -210,7 +213,7 @@ def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
 
 @contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
-    """Turn what the client or the connection raises into EnvironmentFault, Unavailable, NotFound or StoreError."""
+    """Raise errors of the client and the connection as EnvironmentFault, Unavailable, NotFound or StoreError."""
     try:
         yield
     except (HfHubHTTPError, httpx2.TransportError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
@@ -235,7 +238,7 @@ def _authorization() -> dict[str, str]:
 
 
 def _wait_of(answer: httpx2.Response) -> float:
-    """Seconds after which the Hub wants to be asked again."""
+    """Seconds after which the Hub allows a retry; 0 where it does not say."""
     retry_after = answer.headers.get("Retry-After", "")
     limit = re.search(r"\br=0\b.*\bt=(\d+)", answer.headers.get("RateLimit", ""))
     return float(retry_after) if retry_after.isdigit() else float(limit[1]) if limit else 0.0

@@ -40,11 +40,11 @@ class Lease(BaseModel):
     process: ProcessId = Field(description="the process that renews it")
     seconds: float = Field(gt=0, description="time to live from the last renewal, by the store's clock")
     protects: tuple[str, ...] = Field(default=(), description="digests that the collector leaves alone")
-    renewals: int = Field(default=0, ge=0, description="how often it was renewed")
+    renewals: int = Field(default=0, ge=0, description="number of renewals")
     token: str = Field(default="", description="differs from lease to lease, so that their versions do, too")
     ended: bool = Field(
         default=False,
-        description="whether its holder is done; the collector still spares what it protects while the lease is young",
+        description="whether its holder is done; the collector keeps what it protects while the lease is young",
     )
 
 
@@ -82,7 +82,7 @@ class HeldLease:
         self._thread.join()
 
     def release(self, remove: bool = True) -> None:
-        """Stop renewing, and delete the lease; without ``remove`` it is left to the collector, which spares what it protects
+        """Stop renewing, and delete the lease; without ``remove`` the collector deletes it later, and keeps what it protects
         while it is young."""
         self.stop()
         if not remove:
@@ -91,17 +91,16 @@ class HeldLease:
             self.backend.delete(self.path, self._version)  # conditional: a process that took the lease over keeps it
 
     def _renew_often(self) -> None:
+        # Several renewals fit into the time to live, so that one failed or slow request does not lose the lease.
         while not self._lost and not self._over.wait(self.lease.seconds / 6):
             try:
                 self._write()
-            except (
-                Exception
-            ) as error:  # the thread must survive an outage; `check` fails when no renewal succeeds in time
+            except Exception as error:  # survive an outage: `check` raises when no renewal succeeds in time
                 log.warning("a lease could not be renewed: %s", error)
 
     def _write(self, ended: bool = False) -> None:
         lease = self.lease.model_copy(update={"renewals": self.lease.renewals + 1, "ended": ended})
-        for _ in range(2):
+        for _ in range(2):  # again if only the known version was wrong, after a renewal whose answer was lost
             began, self._knows_version = time.monotonic(), False
             version = self.backend.put(self.path, lease.model_dump_json().encode(), replaces=self._version)
             if version is not None:
@@ -145,6 +144,7 @@ class Leases:
             if stored is None or self._lives(stored):
                 return None
             began = time.monotonic()
+            # Conditional on the dead holder's version: of several processes that replace the lease one wins.
             version = self.backend.put(path, data, replaces=stored.version)
         return None if version is None else HeldLease(self.backend, path, lease, version, began)
 
@@ -197,7 +197,7 @@ class Leases:
             with contextlib.ExitStack() as quiet:
                 if not done:  # the error that ended the publication is the one to raise
                     quiet.enter_context(contextlib.suppress(UserError, InfrastructureError))
-                if done and self.backend.few_writes:
+                if done and self.backend.few_writes:  # a deletion would cost one of the few commits
                     lease.stop()
                 else:
                     lease.release(remove=not (done and lasting))

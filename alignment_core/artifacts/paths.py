@@ -66,6 +66,14 @@ def check_path(path: str) -> str:
     return path
 
 
+def inside(store: str, path: str) -> str:
+    """``path``, if it may name an object of the store with this URI; StoreError otherwise."""
+    try:
+        return check_path(path)
+    except ValueError as error:
+        raise StoreError(f"the store at {store} refuses the path: {error}") from error
+
+
 def check_key(key: str) -> str:
     """``key``, if it is a stage key; UserError otherwise."""
     if not DIGEST.fullmatch(key):

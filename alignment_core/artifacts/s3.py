@@ -6,7 +6,6 @@ never from a URI. Uploads carry their SHA-256, which the server checks; download
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
@@ -15,9 +14,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from alignment_core.artifacts import s3_requests
+from alignment_core.artifacts import downloads, s3_requests
 from alignment_core.artifacts.backend import Object
-from alignment_core.artifacts.os_errors import check_room, explained
+from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.s3_client import ABSENT, AGAIN, ATTEMPTS, LOST, code_of, status_of
 from alignment_core.artifacts.s3_requests import S3Requests
 from alignment_core.artifacts.s3_uploads import S3Uploads, checksum_of
@@ -50,7 +49,7 @@ class S3Backend:
         if isinstance(source, Path):
             with explained("read", source):
                 size = source.stat().st_size
-            if size > s3_requests.PART:
+            if size > downloads.PART:
                 return self.uploads.put(path, source, size, replaces)
             if size > _UNCHECKED and replaces is None and self.stat(path) is not None:
                 return None
@@ -75,26 +74,14 @@ class S3Backend:
             yield from self.requests.pieces(path, 0, int(answer["ContentLength"]), answer["ETag"], answer)
 
     def download(self, path: str, destination: Path) -> None:
-        with explained("write", destination), self.requests.translate_errors("read", path):
-            first = self.requests.get(path, 0, s3_requests.PART, None)
-            size = _whole_size(first)
-            check_room(destination.parent, size, destination.name)
-            file = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                os.truncate(file, size)
+        with self.requests.translate_errors("read", path):
+            first = self.requests.get(path, 0, downloads.PART, None)
 
-                def fetch(start: int) -> None:
-                    at = start
-                    answer = None if start else first
-                    for chunk in self.requests.pieces(
-                        path, start, min(start + s3_requests.PART, size), first["ETag"], answer
-                    ):
-                        at += os.pwrite(file, chunk, at)
+            def pieces(start: int, end: int) -> Iterator[bytes]:
+                # Of one version: the object may be replaced while its parts are on their way.
+                return self.requests.pieces(path, start, end, first["ETag"], None if start else first)
 
-                s3_requests.all_of(fetch, range(0, size, s3_requests.PART))
-                os.fchmod(file, 0o444)
-            finally:
-                os.close(file)
+            downloads.download_parts(destination, _whole_size(first), pieces)
 
     def stat(self, path: str) -> Object | None:
         with self.requests.translate_errors("look at", path):
@@ -123,7 +110,9 @@ class S3Backend:
                     if code in AGAIN and attempt + 1 < ATTEMPTS:
                         s3_requests.pause_before(attempt)
                         continue
-                    if condition and status_of(error) in _REFUSED:
+                    if (
+                        condition and status_of(error) in _REFUSED
+                    ):  # conditional deletion is not part of every S3 server
                         self.delete(path)
                     elif code not in ABSENT | LOST:
                         raise

@@ -6,15 +6,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from alignment_core.artifacts.paths import check_path
+from alignment_core.artifacts.paths import inside
 from alignment_core.artifacts.s3_client import (
     ABSENT,
     AGAIN,
@@ -27,19 +26,14 @@ from alignment_core.artifacts.s3_client import (
     status_of,
     translate_errors,
 )
-from alignment_core.errors import StoreError, Unavailable
+from alignment_core.errors import Unavailable
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
 
-PART = 16 << 20
-"""Bytes of a part of a large object; a killed upload costs each thread at most so many."""
-_THREADS = 4  # of one large object; the publisher works on several objects at once
 _IN_MEMORY = 8  # parts of all the objects that are being sent, at once
 _CHUNK = 1 << 20
 _NO_BYTES = {"InvalidRange", "416"}  # answers to a range of an empty object
-
-T = TypeVar("T")
 
 
 class S3Requests:
@@ -62,7 +56,7 @@ class S3Requests:
         return self.connection().client
 
     def connection(self) -> Connection:
-        """That of this process: a forked child must not use its parent's sockets and locks."""
+        """The connection of this process: a forked child must not use its parent's sockets and locks."""
         connection = self._connection
         if connection is None or connection.process != os.getpid():
             with _guard:
@@ -76,10 +70,7 @@ class S3Requests:
         return translate_errors(action, self.uri, path)
 
     def key(self, path: str) -> str:
-        try:
-            return self.prefix + check_path(path)
-        except ValueError as error:
-            raise StoreError(f"the store at {self.uri} refuses the path: {error}") from error
+        return self.prefix + inside(self.uri, path)
 
     def head(self, path: str) -> dict[str, Any] | None:
         try:
@@ -136,7 +127,7 @@ class S3Requests:
                 return str(getattr(self.client, call)(Bucket=self.bucket, **request, **condition)["ETag"])
             except (ClientError, BotoCoreError) as error:
                 code = code_of(error)
-                if code in AGAIN and attempt + 1 < ATTEMPTS:
+                if code in AGAIN and attempt + 1 < ATTEMPTS:  # it met another conditional write, and neither was judged
                     pause_before(attempt)
                     continue
                 if code in ABSENT and replaces is not None:
@@ -175,13 +166,5 @@ os.register_at_fork(after_in_child=_new_guard)
 
 
 def pause_before(attempt: int) -> None:
-    """Random, so that writers that met once do not meet again at the next attempt."""
+    """Jittered exponential backoff, so that writers that collided once do not collide again at the next attempt."""
     time.sleep(random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2**attempt))
-
-
-def all_of(work: Callable[[int], T], items: Sequence[int]) -> list[T]:
-    """The results of ``work``, in order, with several threads where there is more than one item."""
-    if len(items) == 1:
-        return [work(items[0])]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(work, items))

@@ -11,7 +11,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from alignment_core.artifacts import s3_requests
+from alignment_core.artifacts import downloads
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.s3_client import ATTEMPTS, NO_UPLOAD, code_of
@@ -42,7 +42,7 @@ class S3Uploads:
     def _put_parts(self, path: str, source: Path, size: int, replaces: str | None) -> str | None:
         """Send parts, several at a time; parts that a killed upload left are not sent again if their bytes are equal."""
         key = self.requests.key(path)
-        length = max(s3_requests.PART, -(-size // _PARTS))
+        length = max(downloads.PART, -(-size // _PARTS))
         with explained("read", source), source.open("rb") as file:
             upload, there = self._upload(path)
 
@@ -58,7 +58,7 @@ class S3Uploads:
                     )
                     return part | {"ETag": answer["ETag"]}
 
-            parts = s3_requests.all_of(send, range(0, size, length))
+            parts = downloads.in_threads(send, range(0, size, length))
         request = {"Key": key, "UploadId": upload, "MultipartUpload": {"Parts": parts}}
         return self.requests.put_if("complete_multipart_upload", path, request, replaces, _etag_of(parts))
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.backend import Backend, overwrite
 from alignment_core.artifacts.blobs import Blobs
 from alignment_core.artifacts.cache import Cache
 from alignment_core.artifacts.index import Index, Summary
@@ -26,9 +26,8 @@ from alignment_core.artifacts.tags import Tags
 from alignment_core.artifacts.uses import is_pruned, note_use
 from alignment_core.artifacts.workspace import Workspace, files_below
 from alignment_core.canonical import canonical_json
-from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, NotFound, StoreError, UnknownName, UserError
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, NotFound, UnknownName, UserError
 
-_ATTEMPTS = 5  # a writer loses only to another writer of the same bytes
 _THREADS = 8
 _PREFIX = re.compile(r"(?:(?P<kind>[a-z][a-z0-9_-]*)@sha256:)?(?P<digest>[0-9a-f]{4,64})")
 
@@ -125,7 +124,7 @@ class Store:
         mark = pruned_path(manifest.digest)
         if pruned:
             self.backend.put(mark, b"pruned")  # before the manifest, so that no reader takes the artifact for whole
-        self._put_manifest(manifest)
+        overwrite(self.backend, manifest_path(manifest.digest), canonical_json(manifest))
         if not pruned:
             for entry in manifest.files:
                 if not self.blobs.is_intact(entry):
@@ -230,21 +229,10 @@ class Store:
                 self.blobs.put_files([entry], files.directory, files.before)
 
         new = self.blobs.put_files(manifest.files, files.directory, files.before)
-        self._put_manifest(manifest)
+        overwrite(self.backend, manifest_path(manifest.digest), canonical_json(manifest))
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(put_again, (entry for entry in new if not new[entry])))
         if manifest.kind in PRUNABLE:
             note_use(self.backend, manifest.reference)
         self.backend.delete(pruned_path(manifest.digest))  # last: a reader that sees no mark finds all of the blobs
         return manifest.reference
-
-    def _put_manifest(self, manifest: Manifest) -> None:
-        path, data = manifest_path(manifest.digest), canonical_json(manifest)
-        for _ in range(_ATTEMPTS):
-            if self.backend.put(path, data):
-                return
-            existing = self.backend.stat(path)
-            with suppress(NotFound):  # deleted since `stat`
-                if existing and (self.backend.read(path) == data or self.backend.put(path, data, existing.version)):
-                    return
-        raise StoreError(f"{path} in {self.uri} changes faster than it can be written")

@@ -38,7 +38,7 @@ PLAIN = frozenset(
     }
 )
 """Suffixes of files that nothing unpickles."""
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _THREADS = 8
 
 
@@ -95,7 +95,7 @@ class StoredProgress:
             with self.store.leases.publication(digests, lasting=False):
                 there = self.store.backend.stat(self.path)
                 known = self._there if there is not None and there.version == self._version else set()
-                self.store.blobs.put_files([one for one in entries if one not in known], folder, files)
+                self.store.blobs.put_files([entry for entry in entries if entry not in known], folder, files)
                 if settled(folder).keys() != files.keys():
                     return False
                 stored = self._write(ProgressFiles(files=entries))
@@ -131,7 +131,7 @@ class StoredProgress:
 
     def _follow(self, folder: Path, seconds: float, over: threading.Event) -> None:
         last, checkpoint = time.monotonic(), ""
-        while not over.wait(min(_LOOK_SECONDS, seconds)):
+        while not over.wait(min(_POLL_SECONDS, seconds)):
             newest = max((path.parent.name for path in folder.glob(f"{_CHECKPOINT}*/{_COMPLETE}")), default="")
             if (newest != checkpoint or time.monotonic() - last > seconds) and self._try(folder):
                 last, checkpoint = time.monotonic(), newest
@@ -148,7 +148,7 @@ class StoredProgress:
         identities = {path: (path, status.st_ino, status.st_mtime_ns) for path, status in files.items()}
         new = [path for path, identity in identities.items() if identity not in self._entries]
         hashed = {entry.path: entry for entry in entries_of(folder, new)}
-        self._entries = {one: self._entries.get(one) or hashed[path] for path, one in identities.items()}
+        self._entries = {identity: self._entries.get(identity) or hashed[path] for path, identity in identities.items()}
         return tuple(self._entries[identities[path]] for path in sorted(files))
 
     def _write(self, snapshot: ProgressFiles) -> Object | None:

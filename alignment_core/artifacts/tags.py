@@ -72,6 +72,7 @@ class Tags:
                 at=datetime.now(UTC).isoformat(timespec="milliseconds"),
                 back_to=back_to,
             )
+            # Creating the object of the next number is the compare-and-set: of several writers one creates it.
             if self.backend.put(tag_path(name, entry.number), seal(entry)):
                 return entry
             current = self.get(name)

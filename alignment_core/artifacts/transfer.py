@@ -24,7 +24,7 @@ class Copied(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     artifacts: tuple[Reference, ...] = Field(
-        description="the artifacts that are in the target now, the asked one first"
+        description="the artifacts that are in the target now, the requested one first"
     )
     records: int = Field(description="stage records that were put")
     sent: int = Field(description="files that were sent")
@@ -38,7 +38,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     manifests: tuple[Manifest, ...]
-    """The artifacts, the asked one first."""
+    """The artifacts, the requested one first."""
     pruned: frozenset[Reference]
     """Those of them whose bytes went by retention: they are recorded as pruned in the target."""
     records: tuple[Provenance, ...]
@@ -54,7 +54,7 @@ class Plan(BaseModel):
 def plan(source: Store, target: Store, reference: Reference, ancestors: bool) -> Plan:
     """Plan the copy of an artifact, and with ``ancestors`` of all that it was made from, without the parts that the target has.
 
-    Raises NotFound if the source has not got it, or not its bytes any more, UserError if both are the same store.
+    Raises NotFound if the source does not have it, or its bytes were pruned, UserError if both are the same store.
     """
     if source.uri == target.uri:
         raise UserError(f"{source.uri} is both the source and the target: name two stores")
@@ -79,8 +79,8 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
         for entry in manifest.files
     }
     with ThreadPoolExecutor(4 * _THREADS) as pool:
-        there = list(pool.map(target.blobs.is_intact, files.values()))
-    missing = tuple(entry for entry, intact in zip(files.values(), there, strict=True) if not intact)
+        present = list(pool.map(target.blobs.is_intact, files.values()))
+    missing = tuple(entry for entry, intact in zip(files.values(), present, strict=True) if not intact)
     return Plan(manifests=tuple(manifests.values()), pruned=gone, records=tuple(records.values()), missing=missing)
 
 
@@ -115,10 +115,12 @@ def copy(source: Store, target: Store, what: Plan, on_arrival: Callable[[FileEnt
         for record in what.records:
             target.records.put(record)
         for manifest in what.manifests:
-            there = attachments(target, manifest.reference)
-            beside = attachments(source, manifest.reference).items()
-            attach(target, manifest.reference, {name: data for name, data in beside if name not in there})
-    files = {entry.sha256 for one in what.manifests if one.reference not in what.pruned for entry in one.files}
+            kept = attachments(target, manifest.reference)
+            sent = attachments(source, manifest.reference).items()
+            attach(target, manifest.reference, {name: data for name, data in sent if name not in kept})
+    files = {
+        entry.sha256 for manifest in what.manifests if manifest.reference not in what.pruned for entry in manifest.files
+    }
     return Copied(
         artifacts=tuple(manifest.reference for manifest in what.manifests),
         records=len(what.records),
@@ -131,10 +133,10 @@ def copy(source: Store, target: Store, what: Plan, on_arrival: Callable[[FileEnt
 def _other_outputs(source: Store, target: Store, what: Plan) -> Iterator[Manifest]:
     """Other outputs of the copied stages that are neither copied nor in the target."""
     copied = {manifest.reference for manifest in what.manifests}
-    for one in {output for record in what.records for output in record.outputs.values()} - copied:
-        if not _has(target, one):
+    for output in {output for record in what.records for output in record.outputs.values()} - copied:
+        if not _has(target, output):
             with contextlib.suppress(NotFound):
-                yield source.manifest(one)
+                yield source.manifest(output)
 
 
 def _has(store: Store, reference: Reference) -> bool:

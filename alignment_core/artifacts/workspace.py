@@ -199,7 +199,7 @@ def adopt_tree(fresh: Path, final: Path) -> None:
             if final.is_dir():
                 return
             raise
-        final.chmod(0o555)
+        final.chmod(0o555)  # after the rename, which needs write permission on the directory
 
 
 def remove_tree(tree: Path) -> None:

@@ -53,8 +53,8 @@ class Ancestry:
 
     def on_hub(self, data: bool) -> tuple[tuple[str, str], ...]:
         """Names and commits of what was read from the Hub for it, data sets or models, the nearest first."""
-        found = (one for ancestor in self.all if ancestor.reads_data == data for one in ancestor.sources)
-        return tuple(dict.fromkeys((source.path, source.commit) for source in found if source.commit))
+        sources = (source for ancestor in self.all if ancestor.reads_data == data for source in ancestor.sources)
+        return tuple(dict.fromkeys((source.path, source.commit) for source in sources if source.commit))
 
 
 def ancestry_of(store: Store, reference: Reference) -> Ancestry:
@@ -67,9 +67,9 @@ def ancestry_of(store: Store, reference: Reference) -> Ancestry:
 def _walk(graph: Graph, reference: Reference) -> Iterator[Ancestor]:
     waiting, seen = deque([(reference, "")]), {reference}
     while waiting:
-        found, way = waiting.popleft()
-        record = _latest(graph.made_by(found))
-        yield Ancestor(found, way, record)
+        ancestor, way = waiting.popleft()
+        record = _latest(graph.made_by(ancestor))
+        yield Ancestor(ancestor, way, record)
         for role, used in sorted(record.inputs.items()) if record else ():
             if used not in seen:
                 seen.add(used)

@@ -34,10 +34,10 @@ class Explanation(BaseModel):
 def explain(lines: Iterable[StageLine], records: Iterable[Provenance], run_id: str) -> list[Explanation]:
     """One explanation per stage, in the run's order. ``records`` are the store's of these stages."""
     known = list(records)
-    return [_one(line, known, run_id) for line in lines]
+    return [_explanation(line, known, run_id) for line in lines]
 
 
-def _one(line: StageLine, records: list[Provenance], run_id: str) -> Explanation:
+def _explanation(line: StageLine, records: list[Provenance], run_id: str) -> Explanation:
     shared = line.model_dump(include={"label", "state", "key", "seconds", "reference"})
     if line.state == "cached":
         maker = next((record for record in records if record.key == line.key), None)

@@ -80,11 +80,11 @@ class Graph:
         """Whether ``reference`` was made from ``ancestor``, directly or not."""
         waiting, seen = [reference], {reference}
         while waiting:
-            found = {parent for _, parent in self.parents(waiting.pop())}
-            if ancestor in found:
+            parents = {parent for _, parent in self.parents(waiting.pop())}
+            if ancestor in parents:
                 return True
-            waiting += found - seen
-            seen |= found
+            waiting += parents - seen
+            seen |= parents
         return False
 
     def up(self, reference: Reference) -> Node:

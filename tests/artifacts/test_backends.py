@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from alignment_core.artifacts import Backend, open_store
+from alignment_core.artifacts.downloads import PART
 from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.hub import HubBackend
 from alignment_core.artifacts.s3 import S3Backend
-from alignment_core.artifacts.s3_requests import PART
 from alignment_core.errors import EnvironmentFault, NotFound, StoreError
 from tests.processes import ended, in_child
 from tests.servers.s3 import S3Server
@@ -260,7 +260,7 @@ def test_an_upload_that_was_killed_goes_on_with_the_parts_that_are_there(
         backend.put("large", source)
         (tmp_path / "sent").write_text(str(len(sent)))
 
-    monkeypatch.setattr("alignment_core.artifacts.s3_requests._THREADS", 1)
+    monkeypatch.setattr("alignment_core.artifacts.downloads._THREADS", 1)
     assert ended(in_child(lambda: upload(4))) == -signal.SIGKILL
     assert backend.stat("large") is None
     (unfinished,) = backend.unfinished()

@@ -17,7 +17,8 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 
 from alignment_core.artifacts import ProvenanceDraft, collect, open_store
-from alignment_core.artifacts.hub import PART, HubBackend
+from alignment_core.artifacts.downloads import PART
+from alignment_core.artifacts.hub import HubBackend
 from alignment_core.artifacts.hub_requests import HubRepo
 from alignment_core.errors import AlignmentError, EnvironmentFault, InfrastructureError, UserError
 from tests.artifacts.conftest import KEY

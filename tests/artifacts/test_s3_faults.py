@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import open_store
+from alignment_core.artifacts.downloads import PART
 from alignment_core.artifacts.leases import HeldLease, Leases
 from alignment_core.artifacts.s3 import S3Backend
 from alignment_core.artifacts.s3_client import pause
-from alignment_core.artifacts.s3_requests import PART
 from alignment_core.errors import Corrupt, EnvironmentFault, InfrastructureError
 from tests.servers.faulty import Fault, Faulty, at_random
 from tests.servers.s3 import S3Server
@@ -88,7 +88,7 @@ def test_whichever_request_fails_once_the_outcome_is_that_of_no_failure(
         return  # only conditional writes are answered so
     if fault == "TooManyRequests" and call == "HeadObject":
         return  # the answer to HEAD has no place for a code
-    monkeypatch.setattr("alignment_core.artifacts.s3_requests.PART", 1 << 16)
+    monkeypatch.setattr("alignment_core.artifacts.downloads.PART", 1 << 16)
     source = large(tmp_path, 100_000)
     method, part = CALLS[call]
     proxy.rule = first(FAULTS[fault], method, part)

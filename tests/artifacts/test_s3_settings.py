@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from alignment_core.artifacts import open_store
+from alignment_core.artifacts.downloads import PART
 from alignment_core.artifacts.s3 import S3Backend
 from alignment_core.artifacts.s3_client import encryption, new_client
-from alignment_core.artifacts.s3_requests import PART
 from alignment_core.errors import EnvironmentFault, UserError
 from tests.servers.faulty import Fault, Faulty
 from tests.servers.s3 import S3Server

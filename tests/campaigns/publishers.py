@@ -33,7 +33,7 @@ _OF_ONE_STORE = 25
 def run(place: Place, count: int, seed: int) -> Outcome:
     rng, kills, partial, wrong_at_the_end = random.Random(seed), 0, 0, 0
     client = new_client() if place.kind == "s3" else None
-    with patch("alignment_core.artifacts.s3_requests.PART", _PART):
+    with patch("alignment_core.artifacts.downloads.PART", _PART):
         while kills < count:
             backend = place.backend()
             directories = [place.write(_files(rng)) for _ in range(3)]

@@ -9,8 +9,8 @@ import signal
 import time
 from unittest.mock import patch
 
+from alignment_core.artifacts.downloads import _THREADS, PART
 from alignment_core.artifacts.s3 import S3Backend
-from alignment_core.artifacts.s3_requests import _THREADS, PART
 from tests.campaigns.places import Outcome, Place
 from tests.processes import ended, in_child
 from tests.servers.faulty import Faulty
