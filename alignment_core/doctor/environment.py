@@ -7,13 +7,12 @@ import socket
 import time
 import urllib.error
 import urllib.request
-import uuid
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from alignment_core.artifacts import open_store
-from alignment_core.artifacts.paths import TEMPORARY
 from alignment_core.doctor.machine import SECONDS, Answer, Check
+from alignment_core.doctor.storage import promises_of
 
 
 def loopback() -> Answer:
@@ -55,19 +54,9 @@ def store_probe(uri: str | None) -> Answer:
     """Write conditionally, read back and delete, in the store itself."""
     store = open_store(uri)
     began = time.monotonic()
-    path = f"{TEMPORARY}doctor-{uuid.uuid4().hex}"
-    content = os.urandom(1024)
-    try:
-        if not store.backend.put(path, content):
-            return "failed", f"{store.uri} reports a new object as existing: it cannot hold a store"
-        if store.backend.put(path, b"second"):
-            return "failed", f"{store.uri} let a second writer overwrite the first: choose another place"
-        if store.backend.read(path) != content:
-            return "failed", f"{store.uri} returned different bytes than were written: choose another place"
-    finally:
-        store.backend.delete(path)
-    if store.backend.stat(path) is not None:
-        return "failed", f"{store.uri} still has a deleted object: choose another place"
+    broken = [promise.name for promise in promises_of(store.backend) if not promise.kept]
+    if broken:
+        return "failed", f"{store.uri} cannot hold a store, which needs storage that {' and '.join(broken)}"
     return "ok", f"{store.uri} wrote, refused to overwrite, read and deleted in {time.monotonic() - began:.2f} s"
 
 

@@ -7,12 +7,13 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from alignment_core.artifacts import FolderBackend, Store
+from alignment_core.artifacts import Backend, FolderBackend, Store
 from alignment_core.artifacts.paths import TEMPORARY
 
 _CALLS = 10
@@ -53,53 +54,66 @@ class StorageReport(BaseModel):
 def examine_storage(store: Store, size: int = _BYTES) -> StorageReport:
     """Try the operations of a store in its folder for temporary objects, and remove all traces. ``size``: bytes of the file for
     throughput."""
-    with tempfile.TemporaryDirectory() as folder:
-        return _Trial(store, Path(folder)).report(size)
+    with tempfile.TemporaryDirectory() as folder, _temporary(store.backend) as prefix:
+        return _Trial(store, Path(folder), prefix).report(size)
+
+
+@contextmanager
+def _temporary(backend: Backend) -> Iterator[str]:
+    """A prefix for temporary objects, which are deleted at the end; in a folder store its directory goes as well."""
+    prefix = f"{TEMPORARY}doctor-{uuid.uuid4().hex}/"
+    try:
+        yield prefix
+    finally:
+        for entry in list(backend.list(prefix)):
+            backend.delete(entry.path)
+        if isinstance(backend, FolderBackend):
+            with suppress(OSError):
+                (backend.root / prefix).rmdir()
+
+
+def promises_of(backend: Backend) -> tuple[Promise, ...]:
+    """Try the conditional writes and the consistency of a store's storage, and leave nothing behind."""
+    kept = {}
+    with _temporary(backend) as prefix:
+        path = f"{prefix}conditions"
+        first = backend.put(path, b"first")
+        kept["creates an object that is absent"] = first is not None
+        kept["refuses to create one that exists"] = backend.put(path, b"second") is None
+        refused = backend.put(path, b"second", replaces="another version") is None
+        kept["refuses to replace another version than the one that was read"] = refused
+        replaced = first is not None and backend.put(path, b"third", replaces=first) is not None
+        kept["replaces the version that was read"] = replaced
+        kept["reads what was just written"] = backend.read(path) == b"third"
+        kept["lists what was just written"] = [entry.path for entry in backend.list(prefix)] == [path]
+        backend.delete(path)
+        gone = backend.stat(path) is None and not list(backend.list(prefix))
+        kept["has nothing left of what was just deleted"] = gone
+    return tuple(Promise(name=name, kept=is_kept) for name, is_kept in kept.items())
 
 
 class _Trial:
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(self, store: Store, folder: Path, prefix: str) -> None:
         self.backend = store.backend
         self.uri = store.uri
         self.folder = folder
-        self.prefix = f"{TEMPORARY}doctor-{uuid.uuid4().hex}/"
+        self.prefix = prefix
         self.large = f"{self.prefix}large"
         self.latency: dict[str, list[float]] = {}
 
     def report(self, size: int) -> StorageReport:
-        try:
-            promises = self._promises()
-            self._calls()
-            mib_per_second = self._throughput(size)
-            folder = self.backend if isinstance(self.backend, FolderBackend) else None
-            return StorageReport(
-                store=self.uri,
-                promises=tuple(promises),
-                latency_ms={kind: round(1000 * statistics.median(taken), 2) for kind, taken in self.latency.items()},
-                mib_per_second=mib_per_second,
-                second_copy=folder.why_copied(self.large) if folder else "",
-                clock_seconds=round(self.backend.now() - time.time(), 1),
-            )
-        finally:
-            for entry in list(self.backend.list(self.prefix)):
-                self.backend.delete(entry.path)
-
-    def _promises(self) -> list[Promise]:
-        backend = self.backend
-        path = f"{self.prefix}conditions"
-        first = backend.put(path, b"first")
-        promises = [Promise(name="creates an object that is absent", kept=first is not None)]
-        promises.append(Promise(name="refuses to create one that exists", kept=backend.put(path, b"second") is None))
-        refused = backend.put(path, b"second", replaces="another version") is None
-        promises.append(Promise(name="refuses to replace another version than the one that was read", kept=refused))
-        replaced = first is not None and backend.put(path, b"third", replaces=first) is not None
-        promises.append(Promise(name="replaces the version that was read", kept=replaced))
-        promises.append(Promise(name="reads what was just written", kept=backend.read(path) == b"third"))
-        listed = [entry.path for entry in backend.list(self.prefix)]
-        promises.append(Promise(name="lists what was just written", kept=listed == [path]))
-        backend.delete(path)
-        gone = backend.stat(path) is None and not list(backend.list(self.prefix))
-        return [*promises, Promise(name="has nothing left of what was just deleted", kept=gone)]
+        promises = promises_of(self.backend)
+        self._calls()
+        mib_per_second = self._throughput(size)
+        folder = self.backend if isinstance(self.backend, FolderBackend) else None
+        return StorageReport(
+            store=self.uri,
+            promises=promises,
+            latency_ms={kind: round(1000 * statistics.median(seconds), 2) for kind, seconds in self.latency.items()},
+            mib_per_second=mib_per_second,
+            second_copy=folder.why_copied(self.large) if folder else "",
+            clock_seconds=round(self.backend.now() - time.time(), 1),
+        )
 
     def _calls(self) -> None:
         for number in range(_CALLS):

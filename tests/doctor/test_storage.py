@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import Store, open_store
+from alignment_core.doctor.environment import store_probe
 from alignment_core.doctor.storage import examine_storage
 from tests.align import align_here
 
@@ -23,7 +24,8 @@ def test_a_sound_store_keeps_its_promises_and_nothing_of_the_trial_stays(
     assert set(report.latency_ms) == {"write", "read", "look", "list"}
     assert min(report.mib_per_second.values()) > 0
     assert abs(report.clock_seconds) < 60
-    assert [found.path for found in store.backend.list("")] == ["format.json"]
+    assert [stored.path for stored in store.backend.list("")] == ["format.json"]
+    assert kind == "s3" or not any((tmp_path / "store" / "tmp").iterdir())
 
 
 def test_storage_that_overwrites_is_found(store: Store, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
@@ -68,3 +70,10 @@ def test_a_store_that_cannot_be_used_is_not_chosen(home: Path, tmp_path: Path) -
     assert refused.returncode == 2
     assert "a store is a folder" in refused.stdout + refused.stderr
     assert not (home / "default-store").exists()
+
+
+def test_the_store_check_names_what_the_storage_does_not_do(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(store.backend), "list", lambda backend, prefix: iter(()))
+    state, sentence = store_probe(store.uri)
+    assert state == "failed"
+    assert sentence == f"{store.uri} cannot hold a store, which needs storage that lists what was just written"
