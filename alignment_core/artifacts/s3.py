@@ -110,9 +110,8 @@ class S3Backend:
                     if code in AGAIN and attempt + 1 < ATTEMPTS:
                         s3_requests.pause_before(attempt)
                         continue
-                    if (
-                        condition and status_of(error) in _REFUSED
-                    ):  # conditional deletion is not part of every S3 server
+                    # Not every S3 server knows conditional deletion.
+                    if condition and status_of(error) in _REFUSED:
                         self.delete(path)
                     elif code not in ABSENT | LOST:
                         raise
