@@ -22,7 +22,7 @@ down: $(VENV)/.run
 	$(BIN)/align down
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(PYTEST)
 
 # Learning with three seeds, runs that are killed at random, and fifty runs in a row; alone on the machine, for each takes all cores.
 test-long: $(VENV)/.test

@@ -62,7 +62,7 @@ def test_a_run_from_the_hub_is_pinned_cached_and_goes_on_offline(
         assert "nor a model on the Hub" in missing["error"]
 
     unreachable = align(home, "run", str(recipe), expect=2)
-    assert "set HF_HUB_OFFLINE=1 to use what was downloaded before" in unreachable["error"]
+    assert "set HF_HUB_OFFLINE=1 to use earlier downloads" in unreachable["error"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     offline = align(home, "run", str(recipe), "--set", "dpo.training.batch_size=4")
     states = {stage["label"]: stage["state"] for stage in offline["stages"]}
