@@ -32,9 +32,8 @@ def lazy(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             value = getattr(importlib.import_module(module_of[name]), name)
-        except (
-            AttributeError
-        ) as error:  # Python would take it for a missing name, and hide why the module does not load
+        except AttributeError as error:
+            # Python would take it for a missing name, and hide why the module does not load.
             raise ImportError(f"{module_of[name]} does not load: AttributeError: {error}") from error
         setattr(sys.modules[package], name, value)
         return value

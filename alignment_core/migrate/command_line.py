@@ -22,12 +22,20 @@ _PROCESSES = ("num_processes", "nproc_per_node", "num_gpus")
 """The number of processes for accelerate, torchrun and deepspeed; for the last two it is that of each machine."""
 _MACHINES = ("nnodes", "num_nodes")
 _TOKEN = re.compile(
-    r"""(?P<end>\n) | (?P<comment>\#[^\n]*) | (?P<redirection>[12&]?[<>][<>&|]*) | (?P<separator>[;&|]+)
-    | (?P<word>(?:'[^']*' | "(?:[^"\\]|\\.)*" | \$'(?:[^'\\]|\\.)*' | \\. | [^\s;&|<>'"\\])+)
+    r"""(?P<end>\n) | (?P<comment>\#[^\n]*) | (?P<process>[<>]\([^()]*\)) | (?P<redirection>[12&]?[<>][<>&|]*)
+    | (?P<separator>[;&|]+)
+    | (?P<word>(?:'[^']*' | "(?:[^"\\]|\\.)*" | \$'(?:[^'\\]|\\.)*' | \\.
+        | \$\((?:[^()\n]|\([^()\n]*\))*\) | `[^`\n]*` | [^\s;&|<>'"\\])+)
     | (?P<unclosed>['"\\][^\n]*)""",
     re.VERBOSE | re.DOTALL,
 )
-"""Parts of a shell script; a # within a word begins no comment, and quotes may contain newlines."""
+"""Parts of a shell script; a # within a word begins no comment, quotes may contain newlines, and a command whose output is
+substituted is part of a word."""
+_HERE_DOCUMENT = re.compile(
+    r"""(?<!<)<<-?[ \t]*(?P<quote>['"]?)(?P<end>[A-Za-z_]\w*)(?P=quote)(?P<rest>[^\n]*)\n"""
+    r"""(?P<body>.*?)^[ \t]*(?P=end)[ \t]*$""",
+    re.DOTALL | re.MULTILINE,
+)
 _QUOTED = re.compile(r"""\$'((?:[^'\\]|\\.)*)'|'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -133,7 +141,16 @@ def _without_blocks(text: str, variables: dict[str, str]) -> str:
 
 
 def _statements(text: str) -> Iterator[list[str]]:
-    """The words of each statement, in their quotes and without redirections. Raises UserError for a quote without an end."""
+    """The words of each statement, in their quotes and without redirections; here-documents, which may be scripts, come last.
+
+    Raises UserError for a quote without an end.
+    """
+    # each by itself: an apostrophe in the text of a here-document begins no quote in the script around it
+    for part in (_HERE_DOCUMENT.sub(r"\g<rest>", text), *(block["body"] for block in _HERE_DOCUMENT.finditer(text))):
+        yield from _statements_of_part(part)
+
+
+def _statements_of_part(text: str) -> Iterator[list[str]]:
     words: list[str] = []
     is_target = False
     for token in _TOKEN.finditer(f"{text}\n"):
@@ -187,9 +204,8 @@ def _program(words: Sequence[str], number: int) -> tuple[str, str, int] | None:
         return TRL, words[number + 1], number + 2
     for framework, pattern in _PROGRAMS:
         named = pattern.fullmatch(word)
-        is_file_or_module = (
-            number == 0 or "." in word.rpartition("/")[2]
-        )  # a bare name later on is that of a folder or job
+        # a bare name after the first word is that of a folder or job
+        is_file_or_module = number == 0 or "." in word.rpartition("/")[2]
         if named and is_file_or_module:
             return framework, named[1], number + 1
     return None
@@ -203,7 +219,8 @@ def _command(words: Sequence[str]) -> Iterator[CommandLine]:
             before = words[:number]
             variables = [word.partition("=")[0] for word in before if re.match(r"[A-Za-z_]\w*=", word)]
             launcher = [word for word in before if not re.match(r"[A-Za-z_]\w*=", word)]
-            return (yield CommandLine(framework, program, flags, launcher, variables, stray, repeated))
+            yield CommandLine(framework, program, flags, launcher, variables, stray, repeated)
+            return
 
 
 def _flags(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str], list[str]]:

@@ -103,6 +103,35 @@ def test_a_value_before_a_redirection_and_flags_after_it_are_part_of_the_command
     assert line.flags == {"max_steps": ["2"], "seed": ["1"]}
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "cat <<EOF\ndon't worry\nEOF\n",
+        "cat > notes.txt <<-'END'\nit's said once\n  END\n",
+        'tee notes.txt <<< "don\'t"\n',
+        "echo done  # don't\n",
+    ],
+    ids=["here-document", "quoted here-document", "here-string", "comment"],
+)
+def test_an_apostrophe_before_the_command_begins_no_quote_in_it(before: str) -> None:
+    """As in bash, which starts ``trl`` with these words."""
+    assert read(f"{before}trl sft --run_name 'a b' --max_steps 3").flags == {"run_name": ["a b"], "max_steps": ["3"]}
+
+
+def test_a_command_in_a_here_document_is_read() -> None:
+    assert read("cat > job.sh <<EOF\ntrl sft --max_steps 3\nEOF\nsbatch job.sh\n").flags == {"max_steps": ["3"]}
+
+
+@pytest.mark.parametrize("substituted", ["$(nvidia-smi -L | wc -l)", "`nvidia-smi -L | wc -l`", "$((4 << 2))"])
+def test_a_substituted_output_is_one_value_and_no_pipe_or_redirection_of_the_command(substituted: str) -> None:
+    for script in (f"N={substituted}\ntrl sft --n $N --seed 1", f"trl sft --n {substituted} --seed 1"):
+        assert read(script).flags == {"n": [substituted], "seed": ["1"]}
+
+
+def test_a_process_that_gets_the_output_is_not_part_of_the_command() -> None:
+    assert read("trl sft --max_steps 3 > >(tee log.txt) 2>&1").flags == {"max_steps": ["3"]}
+
+
 def test_a_second_command_behind_a_semicolon_is_a_command():
     with pytest.raises(UserError, match=r"2 commands in it \(sft, dpo\)"):
         read("trl sft --max_steps 3; trl dpo --max_steps 4")
