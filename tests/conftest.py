@@ -184,7 +184,7 @@ def align(prefect_api: dict[str, str]) -> Align:
     """``align(home, "run", …, "--json")`` as a user says it, over the shared server; what needs no Prefect, in this process."""
 
     def run(home: Path, *arguments: str, expect: int = 0, **options: Any) -> dict[str, Any]:
-        if arguments[0] in ("run", "resume"):
+        if arguments[0] in ("run", "resume", "generate"):
             return run_align(home, *arguments, expect=expect, **{**prefect_api, **options})
         done = align_here(home, *arguments, "--json")
         assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

@@ -96,8 +96,11 @@ class Environment:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
-    return Environment(tmp_path_factory.mktemp("user"), wheel)
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path, migrated: Path) -> Environment:
+    environment = Environment(tmp_path_factory.mktemp("user"), wheel)
+    (environment.home / "prefect").mkdir(parents=True)
+    shutil.copyfile(migrated, environment.home / "prefect" / "prefect.db")
+    return environment
 
 
 def test_it_holds_one_public_name_the_recipes_and_no_tests(wheel: Path) -> None:

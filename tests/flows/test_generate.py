@@ -17,50 +17,51 @@ from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.load import parse_recipe
 from tests.align import Align, align_here
 
-MODEL = "{scratch: {hidden_size: 64, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2}}"
+MODEL = (
+    "{scratch: {hidden_size: 64, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, "
+    "max_position_embeddings: 2048}}"
+)
+PROMPTS = ("aaa", "b" * 1500, "c" * 2040, "d")
+"""The template puts 2 tokens around the bytes of a prompt, so that the third does not leave 16 of 2,048 for an answer."""
 
 
-@pytest.mark.slow
-def test_prompts_are_answered_in_their_order_and_again_alike(align: Align, tmp_path: Path) -> None:
-    rows = [{"prompt": f"prompt {number}", "label": str(number)} for number in range(3)]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
-    for file in files:
-        asked = (
-            "generate",
-            "replaced",
-            str(tmp_path / "prompts.jsonl"),
-            "-o",
-            str(file),
-            "-n",
-            "2",
-            "--max-tokens",
-            "5",
-        )
-        outcome = align(tmp_path / "home", *asked, "--set", f"model={MODEL}")
-        assert (outcome["rows"], outcome["file"]) == (6, str(file))
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert [stage["state"] for stage in outcome["stages"] if stage["label"] == "generate"] == ["cached"]
-    found = [json.loads(line) for line in files[0].read_text().splitlines()]
-    assert [(one["prompt"], one["label"], one["sample"]) for one in found] == [
-        (f"prompt {number}", str(number), sample) for number in range(3) for sample in range(2)
+@pytest.fixture(scope="module")
+def generated(align: Align, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, dict[str, Any]]]:
+    """The files of two equal runs, and their outcomes."""
+    folder = tmp_path_factory.mktemp("generated")
+    rows = [{"prompt": prompt, "label": str(number)} for number, prompt in enumerate(PROMPTS)]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("-n", "2", "--max-tokens", "16", "--set", f"model={MODEL}", "--set", "resources.engines=1")
+    files = (folder / "first.jsonl", folder / "second.jsonl")
+    return [
+        (file, align(folder / "home", "generate", "replaced", str(prompts), "-o", str(file), *options))
+        for file in files
     ]
-    assert {one["source"] for one in found} == {f"prompts.jsonl:{line}" for line in (1, 2, 3)}
-    assert all(isinstance(one["completion"], str) and one["finish_reason"] in ("stop", "length") for one in found)
 
 
 @pytest.mark.slow
-def test_prompts_that_do_not_fit_into_the_model_are_said(align: Align, tmp_path: Path) -> None:
-    """The template puts 2 tokens around the bytes of a prompt: one of 1,500 fits into 2,048 tokens, one of 2,040 does not
-    leave 16 for an answer."""
-    rows = [{"prompt": letter * length} for letter, length in (("a", 3), ("b", 1500), ("c", 2040))]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = MODEL.replace("hidden_size: 64,", "hidden_size: 64, max_position_embeddings: 2048,", 1)
-    asked = ("generate", "replaced", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out.jsonl"))
-    outcome = align(tmp_path / "home", *asked, "--max-tokens", "16", "--set", f"model={model}")
-    assert (outcome["rows"], outcome["prompts_left_out"]) == (2, {"prompt_too_long": 1})
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [len(one["prompt"]) for one in found] == [3, 1500]
+def test_answers_have_the_order_of_their_prompts_and_are_equal_in_a_second_run(
+    generated: list[tuple[Path, dict[str, Any]]],
+) -> None:
+    (first, outcome), (second, again) = generated
+    assert [(one["rows"], one["file"]) for one in (outcome, again)] == [(6, str(first)), (6, str(second))]
+    assert first.read_bytes() == second.read_bytes()
+    assert [stage["state"] for stage in again["stages"] if stage["label"] == "generate"] == ["cached"]
+    answers = [json.loads(line) for line in first.read_text().splitlines()]
+    assert [(answer["prompt"], answer["label"], answer["sample"]) for answer in answers] == [
+        (PROMPTS[number], str(number), sample) for number in (0, 1, 3) for sample in range(2)
+    ]
+    assert [answer["source"] for answer in answers[::2]] == [f"prompts.jsonl:{line}" for line in (1, 2, 4)]
+    assert all(isinstance(answer["completion"], str) for answer in answers)
+    assert {answer["finish_reason"] for answer in answers} <= {"stop", "length"}
+
+
+@pytest.mark.slow
+def test_prompts_too_long_for_the_model_are_left_out_and_counted(
+    generated: list[tuple[Path, dict[str, Any]]],
+) -> None:
+    assert [outcome["prompts_left_out"] for _, outcome in generated] == [{"prompt_too_long": 1}] * 2
 
 
 def recipe(**prompts: Any) -> Any:

@@ -38,7 +38,7 @@ HH = {
 
 def run(align: Align, home: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     path = home / f"{recipe['name']}.yaml"
-    path.write_text(yaml.safe_dump({"model": MODEL, **recipe}))
+    path.write_text(yaml.safe_dump({"model": MODEL, "resources": {"trainers": 1, "engines": 1}, **recipe}))
     return align(home / "home", "run", str(path))
 
 

@@ -176,7 +176,8 @@ def test_the_best_comes_first_and_an_interval_that_overlaps_is_said(tmp_path: Pa
 @pytest.mark.timeout(900)
 def test_a_sweep_runs_shared_stages_once_and_promotes_the_best(align: Align, file: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    file.write_text(json.dumps({**RECIPE, "promotion": {"gates": [{"metric": "accuracy", "min": 0}]}}))
+    more = {"promotion": {"gates": [{"metric": "accuracy", "min": 0}]}, "resources": {"trainers": 1, "engines": 1}}
+    file.write_text(json.dumps({**RECIPE, **more}))
     outcome = align(home, "run", str(file), "--sweep", "dpo.loss.beta=0.05,0.5")
     ran = states(outcome)
     assert [label for label in ran if label.endswith(("sft", "dpo"))] == ["sft", "beta=0.05/dpo", "beta=0.5/dpo"]

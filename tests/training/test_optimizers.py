@@ -97,9 +97,12 @@ def test_a_resumed_job_ends_in_the_same_bytes_whatever_the_ranks(
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
     before = load_file(job.model.path / "model.safetensors")
     after = load_file(tmp_path / "whole" / "model.safetensors")
-    assert greatest_difference({name: before[name] for name in after}, after) > 1e-3, "it did train"
+    change = greatest_difference({name: before[name] for name in after}, after)
+    assert change > 1e-3, "it did train"
     two = trained(machines(2), job, tmp_path / "two", steps=6, zero_stage=0)
-    assert greatest_difference(after, two) < 1e-4
+    # Adafactor computes in fp32. Muon's Newton-Schulz steps are in bf16: where the sum over two ranks rounds a gradient to
+    # another number of 8 bits, five of these steps enlarge the difference, to 2 or 3 % of the change by the kernels of the CPU.
+    assert greatest_difference(after, two) < (0.1 * change if name == "muon" else 1e-6)
     with machines(2).trainers() as group, pytest.raises(UserError, match=r"set resources\.zero_stage to 0"):
         open_job(group, machines(2), job, tmp_path / "sharded")
 
