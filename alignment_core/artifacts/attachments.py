@@ -1,4 +1,4 @@
-"""Small files beside an artifact, such as its signature: no part of its content or digest, and gone when it goes."""
+"""Small files beside an artifact, such as its signature: not part of its content or digest, and deleted with it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from alignment_core.errors import NotFound
 
 
 def attach(store: Store, reference: Reference, files: Mapping[str, bytes]) -> None:
-    """Put files beside an artifact, by name; a file that is there under the name is replaced.
+    """Put files beside an artifact, by name; an existing file of that name is replaced.
 
-    Raises NotFound where there is no such artifact, StoreError for a name that is none.
+    Raises NotFound if there is no such artifact, StoreError for an invalid name.
     """
     store.manifest(reference)
     paths = [attachment_path(reference.digest, name) for name in files]
@@ -24,13 +24,13 @@ def attach(store: Store, reference: Reference, files: Mapping[str, bytes]) -> No
 
 
 def attachments(store: Store, reference: Reference) -> dict[str, bytes]:
-    """The files beside an artifact, by name; none where nobody put any."""
+    """The files beside an artifact, by name."""
     prefix = attachments_path(reference.digest)
     return {stored.path.removeprefix(prefix): store.backend.read(stored.path) for stored in store.backend.list(prefix)}
 
 
 def attachment(store: Store, reference: Reference, name: str) -> bytes | None:
-    """One of the files beside an artifact; None where nobody put it."""
+    """One of the files beside an artifact; None if there is none of this name."""
     try:
         return store.backend.read(attachment_path(reference.digest, name))
     except NotFound:

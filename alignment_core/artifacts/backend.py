@@ -1,6 +1,6 @@
-"""What storage must offer to hold a store: the few primitives that a new backend module implements.
+"""The primitives that storage must offer to hold a store, and that a new backend module implements.
 
-Nothing in it needs a shared file system: an object is created or replaced whole, on a condition that the storage itself
+None of them needs a shared file system: an object is created or replaced whole, on a condition that the storage itself
 checks, and all times are the storage's own.
 """
 
@@ -39,12 +39,12 @@ class Backend(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """The address of the server that keeps the objects; empty where none does."""
+        """The address of the server that keeps the objects; empty if there is no server."""
 
     @property
     def few_writes(self) -> bool:
-        """Whether the storage takes only so many writes an hour: then leases are renewed rarely, and are left to the
-        collector where nothing waits for their end; and only a new store is probed."""
+        """Whether the storage limits writes per hour: then leases are renewed rarely and left to the collector when
+        nothing waits for their end, and only a new store is probed."""
 
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         """Create ``path`` atomically and durably if it does not exist, or replace it if it has the version ``replaces``.
@@ -72,7 +72,7 @@ class Backend(Protocol):
         """Delete an object, with ``version`` only if it still has that version. A missing object is not an error."""
 
     def now(self) -> float:
-        """The storage's clock, in seconds since the epoch, as ``Object.modified`` tells it."""
+        """The storage's clock, in seconds since the epoch, which ``Object.modified`` uses, too."""
 
     def unfinished(self) -> Iterator[Object]:
         """Unfinished uploads of all writers. They use space until they finish or are dropped."""
@@ -82,7 +82,7 @@ class Backend(Protocol):
 
 
 def overwrite(backend: Backend, path: str, data: bytes) -> None:
-    """Create an object, or replace whatever other bytes are there. Raises StoreError where others replace it all the time."""
+    """Create an object or replace its bytes. Raises StoreError if other writers keep replacing it."""
     for _ in range(_ATTEMPTS):
         if backend.put(path, data):
             return

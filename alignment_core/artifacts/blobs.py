@@ -27,7 +27,7 @@ _STREAMED = 1 << 20
 class Blobs:
     """Blobs by digest.
 
-    A reader that finds a blob corrupt marks it as suspect instead of deleting it: then ``is_intact`` says no, the
+    A reader that finds a blob corrupt marks it as suspect instead of deleting it: then ``is_intact`` is False, the
     stage that made it runs again, and ``put`` compares the bytes and replaces them.
     """
 
@@ -70,32 +70,32 @@ class Blobs:
             if suspect.path.removeprefix(SUSPECTS) in digests:
                 self.backend.delete(suspect.path)
 
-    def get(self, what: str, entry: FileEntry, to: Path) -> None:
-        """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob, file and ``what`` it
-        belongs to."""
+    def get(self, owner: str, entry: FileEntry, to: Path) -> None:
+        """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, which name the blob, the file and its
+        ``owner``, such as an artifact."""
 
-        def look(path: str) -> str | None:
+        def read(path: str) -> str | None:
             to.unlink(missing_ok=True)
             if self.backend.endpoint and entry.size <= _STREAMED:
                 return self._stream(entry, to)
             self.backend.download(path, to)
             return self.problem(entry, to)
 
-        self._checked(what, entry, look)
+        self._checked(owner, entry, read)
 
-    def verify(self, what: str, entry: FileEntry) -> None:
+    def verify(self, owner: str, entry: FileEntry) -> None:
         """Read a blob where it lies. Raises as :meth:`get` does."""
-        self._checked(what, entry, lambda _: self._damage(entry))
+        self._checked(owner, entry, lambda _: self._damage(entry))
 
-    def _checked(self, what: str, entry: FileEntry, look: Callable[[str], str | None]) -> None:
-        name = f"blob sha256:{entry.sha256} (file {entry.path} of {what})"
+    def _checked(self, owner: str, entry: FileEntry, read: Callable[[str], str | None]) -> None:
+        name = f"blob sha256:{entry.sha256} (file {entry.path} of {owner})"
         try:
             # Verified twice: the bytes may have been damaged on their way here and be intact in the store.
-            problem = look(blob_path(entry.sha256)) and look(blob_path(entry.sha256))
+            problem = read(blob_path(entry.sha256)) and read(blob_path(entry.sha256))
         except NotFound as error:
             raise NotFound(f"{self.backend.uri} has lost {name}; {MAKE_IT_AGAIN}") from error
         if problem:
-            with contextlib.suppress(EnvironmentFault):  # a full disk takes no mark
+            with contextlib.suppress(EnvironmentFault):  # a full disk has no room for the mark
                 self.backend.put(suspect_path(entry.sha256), b"corrupt")
             raise Corrupt(f"{name} in {self.backend.uri} {problem}; {MAKE_IT_AGAIN}")
 
@@ -107,7 +107,7 @@ class Blobs:
         )
 
     def problem(self, entry: FileEntry, file: Path) -> str | None:
-        """What is wrong with a local file that should be ``entry``; None when every byte is right."""
+        """The problem of a local file that should be ``entry``; None when every byte is right."""
         status = file.lstat()
         if not stat.S_ISREG(status.st_mode):
             return "is not a regular file"
@@ -136,7 +136,7 @@ class Blobs:
         return False
 
     def _stream(self, entry: FileEntry, to: Path) -> str | None:
-        """Write a blob into the new read-only file ``to`` and hash it on the way; what is wrong with it."""
+        """Write a blob into the new read-only file ``to`` and hash it on the way; returns the problem, if there is one."""
         try:
             with explained("write", to), to.open("xb") as file:
                 problem = self._damage(entry, file.write)
@@ -149,7 +149,7 @@ class Blobs:
         return problem
 
     def _damage(self, entry: FileEntry, consume: Callable[[bytes], object] = lambda _: None) -> str | None:
-        """What is wrong with a blob; None when every byte is right. ``consume`` gets the bytes in pieces. Raises NotFound."""
+        """The problem of a blob; None when every byte is right. ``consume`` gets the bytes in pieces. Raises NotFound."""
         digest, size = hashlib.sha256(), 0
         for chunk in self.backend.stream(blob_path(entry.sha256)):
             consume(chunk)

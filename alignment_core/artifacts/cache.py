@@ -58,9 +58,8 @@ class Cache:
 
     def hold(self, digest: str, until: ExitStack) -> None:
         """Keep the artifact from eviction until that is closed, or this process ends; it need not be there yet."""
-        with contextlib.suppress(
-            EnvironmentFault, OSError
-        ):  # a cache that this user may not write to is not evicted by this user either
+        # A user who may not write to this cache cannot evict from it either, and needs no lock.
+        with contextlib.suppress(EnvironmentFault, OSError):
             while True:
                 lock = self._open(digest)
                 fcntl.flock(lock, fcntl.LOCK_SH)
@@ -76,15 +75,15 @@ class Cache:
             if folder.is_dir():
                 if self._is_whole(manifest, folder):
                     self._copy_writable_links(manifest)
-                    with contextlib.suppress(OSError):  # whoever may only read this cache does not collect it either
-                        os.utime(folder)  # for the collector and for evictions
+                    with contextlib.suppress(OSError):  # users who may only read the cache cannot evict from it
+                        os.utime(folder)  # the collector and evictions go by this time
                     return folder
                 self.workspace.discard(folder)
             self._materialise(manifest, folder)
         raise StoreError(f"{folder} changed while it was read: is something else writing to the cache?")
 
     def make_room(self, size: int) -> None:
-        """Evict until so many bytes more fit into the bound and onto the disk, or nothing is left that may go."""
+        """Evict until ``size`` more bytes fit into the bound and onto the disk, or nothing more can be evicted."""
         if not self.bounded:
             return
         copies = []
@@ -111,7 +110,7 @@ class Cache:
 
     def evict(self, digest: str) -> bool:
         """Remove an artifact from the cache; False, without effect, while a process holds it."""
-        with contextlib.suppress(BlockingIOError, FileNotFoundError), self._alone(digest):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), self._exclusive(digest):
             self.workspace.discard(self.folder(digest))
             self._path(digest).unlink()
             return True
@@ -140,7 +139,7 @@ class Cache:
             return not any(list(pool.map(lambda e: self.blobs.problem(e, folder / e.path), manifest.files)))
 
     def _copy_writable_links(self, manifest: Manifest) -> None:
-        """Make copies of files in the cache through which this user could write into the store; on a full disk they stay."""
+        """Replace hard links through which this user could write into the store by copies; on a full disk they stay."""
         links = self.writable_links(manifest.digest)
         for entry in manifest.files:
             if entry.path in links:
@@ -166,8 +165,8 @@ class Cache:
             os.close(opened)
 
     @contextmanager
-    def _alone(self, digest: str) -> Iterator[None]:
-        """Raises BlockingIOError if it is held."""
+    def _exclusive(self, digest: str) -> Iterator[None]:
+        """Lock an artifact of the cache. Raises BlockingIOError if a process uses it."""
         with self._open(digest) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not names(self._path(digest), lock.fileno()):
@@ -186,8 +185,8 @@ class Cache:
 
 def warn_of_copy(backend: FolderBackend, manifest: Manifest) -> None:
     """Warn, once in a process, that a large artifact takes its disk space twice, and why."""
-    why = backend.why_copied(blob_path(max(manifest.files, key=lambda entry: entry.size).sha256))
-    if why and backend.uri not in _warned:
+    reason = backend.why_copied(blob_path(max(manifest.files, key=lambda entry: entry.size).sha256))
+    if reason and backend.uri not in _warned:
         _warned.add(backend.uri)
         log.warning(
             "%s takes %.2f GiB a second time in %s, for the copy that is used: %s; `align artifacts gc --delete "
@@ -195,12 +194,12 @@ def warn_of_copy(backend: FolderBackend, manifest: Manifest) -> None:
             manifest.reference.short,
             manifest.size / 2**30,
             backend.uri,
-            why,
+            reason,
         )
 
 
 def bound(disk: int) -> float:
-    """Bytes that the cache may take: ``$ALIGN_CACHE_GIB``, or half of a disk of this size. Raises UserError for no number."""
+    """Bytes that the cache may take: ``$ALIGN_CACHE_GIB``, or half of ``disk``. Raises UserError if that is not a number."""
     text = os.environ.get(BOUND)
     if not text:
         return disk / 2

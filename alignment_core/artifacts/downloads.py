@@ -11,8 +11,8 @@ from typing import TypeVar
 from alignment_core.artifacts.os_errors import check_room, explained
 
 PART = 16 << 20
-"""Bytes of a part of a large object; a killed upload costs each thread at most so many."""
-_THREADS = 4  # of one large object; the publisher works on several objects at once
+"""Bytes of a part of a large object. A killed upload loses at most one part per thread."""
+_THREADS = 4  # per large object; the publisher transfers several objects at once
 
 T = TypeVar("T")
 

@@ -81,7 +81,7 @@ class FolderBackend:
         return _version(temporary.lstat())
 
     def _replace(self, temporary: Path, target: Path, version: str) -> str | None:
-        with self._alone():
+        with self._exclusive():
             try:
                 if _version(target.lstat()) != version:
                     return None
@@ -103,8 +103,8 @@ class FolderBackend:
                 yield chunk
 
     def download(self, path: str, destination: Path) -> None:
-        """By reflink (copy on write) where the file system can; by hard link for a user whom the mode keeps from writing
-        into it, as it keeps no root; else by copy."""
+        """By reflink (copy on write) if the file system supports it; by hard link if the file's mode keeps this user, unlike
+        root, from writing into it; otherwise by copy."""
         source = self._locate(path)
         with explained("materialise", destination):
             if not _clone(source, destination):
@@ -115,7 +115,7 @@ class FolderBackend:
             destination.chmod(0o444)
 
     def why_copied(self, path: str) -> str:
-        """Why an object takes its room a second time when it is fetched into this folder; empty where it does not."""
+        """Why an object takes its space a second time when it is fetched into this folder; empty if it does not."""
         source = self._locate(path)
         with explained("link", source), self._temporary() as temporary:
             if _clone(source, temporary):
@@ -150,13 +150,13 @@ class FolderBackend:
         with explained("delete", target):
             if not os.path.lexists(target):
                 return
-            with self._alone(), contextlib.suppress(FileNotFoundError):
+            with self._exclusive(), contextlib.suppress(FileNotFoundError):
                 if version in (None, _version(target.lstat())):
                     target.unlink()
                     _sync_directory(target.parent)
 
     def now(self) -> float:
-        """The time that the file system gives to a new file; this machine's, where nothing can be written."""
+        """The time that the file system gives to a new file; this machine's time if nothing can be written."""
         if not (self.root / TEMPORARY).is_dir():
             return time.clock_gettime(CLOCK_OF_FILES)
         try:
@@ -173,8 +173,8 @@ class FolderBackend:
         raise StoreError(f"{self.uri} has no upload {upload.path}")
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Excludes other replacements and deletions: POSIX has no compare-and-rename."""
+    def _exclusive(self) -> Iterator[None]:
+        """Exclude other replacements and deletions: POSIX has no compare-and-rename."""
         with open_lock(self.root / LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -195,7 +195,7 @@ class FolderBackend:
                     path.unlink(missing_ok=True)
 
     def _walk(self, directory: Path) -> Iterator[Object]:
-        """Files are looked up relative to the open directory, which is faster for ten thousand of them."""
+        """The objects of a directory. Files are opened relative to it, which is faster for ten thousand of them."""
         try:
             with explained("list", directory), _open_directory(directory) as opened, os.scandir(opened) as scan:
                 entries = sorted(scan, key=attrgetter("name"))
@@ -227,7 +227,7 @@ class FolderBackend:
             temporary = self.root / TEMPORARY
             if directory != temporary and not directory.is_dir() and is_shared(directory.parent.stat()):
                 self._make_directory(temporary)
-                with self._alone():
+                with self._exclusive():
                     make_like_parent(directory, scratch=temporary)
             else:
                 make_like_parent(directory)
@@ -280,7 +280,7 @@ def _reflink(source: Path, destination: Path) -> None:
 
 
 def _possible(work: Callable[[], None]) -> bool:
-    """Do work that a file system may not support; whether it did."""
+    """Do work that a file system may not support; False if it does not."""
     try:
         work()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Garbage collection: find, and on request delete, what no tag and no stage record reaches."""
+"""Garbage collection: find, and optionally delete, objects that no tag and no stage record reaches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Garbage(BaseModel):
         description="blob, manifest, suspicion, mark, use, attachment, upload, snapshot, cache, progress, temporary, or a "
         "pruned kind"
     )
-    path: str = Field(description="path inside the store, or inside its local side; of what is pruned, the reference")
+    path: str = Field(description="path inside the store or its workspace; the reference of a pruned artifact")
     size: int = Field(description="bytes that deleting it frees")
 
 
@@ -64,7 +64,7 @@ class GcReport(BaseModel):
         return sum(item.size for item in self.garbage)
 
     def of(self, what: str) -> list[str]:
-        """The paths of one sort of garbage."""
+        """The paths of one kind of garbage."""
         return [item.path for item in self.garbage if item.what == what]
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> G
     Roots are the stage records (their outputs and inputs), every move of every tag, snapshots of the progress of stages that
     are not finished, and leases of publications, which protect objects of any age. Publishers may continue, but one that
     begins during a deletion waits for its end. The next collection finishes an interrupted one. Raises Corrupt, and
-    deletes nothing, when a root or the manifest of a root cannot be read: what it keeps alive is then unknown.
+    deletes nothing, when a root or the manifest of a root cannot be read: the objects that it protects are then unknown.
     """
     if not delete or store.backend.stat(FORMAT) is None:  # a missing store is not created for a collection
         return _Collection(store, None, older_than).run(delete)
@@ -104,8 +104,8 @@ def collector(store: Store, older_than: float = 3600.0) -> Iterator[tuple[HeldLe
 
 
 def _make_room(store: Store, older_than: float) -> list[Garbage]:
-    """Delete garbage, one object after the other, until there is room for a lease. Until then no publisher has room for a lease
-    either, so that none can begin to rely on a deleted object."""
+    """Delete garbage, one object after the other, until a lease fits onto the disk. Until then publishers cannot write a lease
+    either, so none of them can begin to rely on a deleted object."""
     collection = _Collection(store, None, older_than)
     collection.run(delete=True)
     trees = [item for item in collection.garbage if item.what in _TREES]
@@ -125,7 +125,7 @@ class _Collection:
         self.lease = lease
         self.before = math.nextafter(store.backend.now() - older_than, 0.0)
         self.before_here = math.nextafter(time.clock_gettime(CLOCK_OF_FILES) - older_than, 0.0)
-        self.leased, self.leases_over = store.leases.protected(self.before)
+        self.leased, self.expired_leases = store.leases.protected(self.before)
         self.garbage: list[Garbage] = []
         self.kept = 0
         self.kept_digests: set[str] = set()
@@ -156,8 +156,8 @@ class _Collection:
                 kept_blobs |= {blob_path(entry.sha256) for entry in files_of(self.store, stored.path)}
         present = {stored.path for stored in blobs}
         for stored in blobs:
-            spared = stored.path in kept_blobs or Path(stored.path).name in self.leased
-            if not spared and self._collect("blob", stored):
+            is_needed = stored.path in kept_blobs or Path(stored.path).name in self.leased
+            if not is_needed and self._collect("blob", stored):
                 present.remove(stored.path)
         for stored in suspects:
             if blob_path(Path(stored.path).name) not in present:
@@ -166,7 +166,7 @@ class _Collection:
             for stored in listed:
                 if Path(stored.path).parts[1] not in self.kept_digests | self.leased:
                     self._collect(what, stored)
-        for stored in self.leases_over if self.lease is not None else ():
+        for stored in self.expired_leases if self.lease is not None else ():
             backend.delete(stored.path, stored.version)  # expired leases are not reported as garbage
         for stored in backend.unfinished():
             if stored.modified <= self.before and Path(stored.path).name not in self.leased:
@@ -206,15 +206,15 @@ class _Collection:
             if must_read:
                 raise
 
-    def _is_finished(self, name: str) -> bool:
+    def _is_finished(self, key: str) -> bool:
         try:
-            record = self.store.records.find(name) if self.store.backend.stat(stage_path(name)) is not None else None
+            record = self.store.records.find(key) if self.store.backend.stat(stage_path(key)) is not None else None
             return record is not None and not any(map(self.store.is_pruned, record.outputs.values()))
         except UserError:
             return False
 
     def _collect(self, what: str, stored: Object) -> bool:
-        """Collect an object that nothing refers to; False if it is too young."""
+        """Collect an unreferenced object; False if it is too young."""
         if stored.modified > self.before:
             return False
         self._note(what, stored)
@@ -229,7 +229,7 @@ class _Collection:
     def _collect_tree(
         self, what: str, tree: Path, delete: bool, remove: Callable[[Path], bool | None] | None = None
     ) -> None:
-        """``remove`` returns False where the tree is in use."""
+        """Collect a directory of the workspace, unless ``remove`` returns False because the tree is in use."""
         try:
             if not is_mine(tree):
                 return

@@ -1,7 +1,7 @@
 """The Hub backend: a store in a private dataset repo of the Hugging Face Hub, by commits that name their parent.
 
-Credentials come from where ``huggingface_hub`` looks for them (``HF_TOKEN``, the file of ``hf auth login``). Nothing is
-kept in that client's cache. What comes back is checked by ``Content``.
+``huggingface_hub`` finds the credentials (``HF_TOKEN``, the file of ``hf auth login``). Nothing is kept in that client's
+cache. Downloads are checked by ``Blobs``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from alignment_core.artifacts.paths import digest_of_blob, inside
 from alignment_core.errors import NotFound, StoreError
 
 _TEXT = 1 << 16
-"""Text up to so many bytes goes into the commit itself; the Hub decides how other files are uploaded."""
+"""Bytes up to which text goes into the commit itself; the Hub decides how other files are uploaded."""
 _IN_MEMORY = 1 << 20
 _GIT_ATTRIBUTES = ".gitattributes"  # the Hub creates it in every repo
 
@@ -89,11 +89,11 @@ class HubBackend:
             return
 
     def now(self) -> float:
-        """The time of an answer, as HTTP tells it: whole seconds, as those of commits are."""
+        """The Date of an HTTP response: whole seconds, as in the times of commits."""
         try:
             return self.repo.head()[1]
         except NoRepo:
-            return time.time()  # nothing has a time yet
+            return time.time()  # there is no object yet to compare it with
 
     def unfinished(self) -> Iterator[Object]:
         """Nothing: the Hub does not list uploads that are in no commit."""
@@ -112,7 +112,7 @@ class HubBackend:
             if source.stat().st_size <= _IN_MEMORY:
                 data = source.read_bytes()
                 return commits.make(path, lambda: self._send(path, data), replaces)
-            existing = self.stat(path)  # before all of it is sent in vain
+            existing = self.stat(path)  # checked before gigabytes are sent
             if (existing.version if existing else None) != replaces:
                 return None
             return commits.make(path, lambda: self._send_file(path, source), replaces)
@@ -131,7 +131,7 @@ class HubBackend:
             return self._sent(addition) or source.read_bytes()
 
     def _sent(self, addition: CommitOperationAdd) -> Large | None:
-        """Send a file by LFS, in parts; None if the Hub does not want that, but the bytes in the commit."""
+        """Send a file by LFS, in parts; None if the Hub wants the bytes in the commit instead."""
         with translate_errors(f"write {self.uri}/{addition.path_in_repo}"):
             self._api.preupload_lfs_files(self.repo.name, [addition], repo_type="dataset")
         if addition.path_or_fileobj == b"":  # the client drops the content once it is sent
@@ -139,7 +139,7 @@ class HubBackend:
         return None
 
     def _in_repo(self, work: Callable[[], str | None]) -> str | None:
-        """Do what needs the repo; a missing one is created, as a private one."""
+        """Do work that needs the repo; a missing one is created as a private repo."""
         try:
             return work()
         except NoRepo:

@@ -1,7 +1,7 @@
-"""Changes of a dataset repo in few commits: concurrent changes of a process's threads are batched into one.
+"""Changes of a dataset repo in few commits: concurrent changes of a process's threads share a commit.
 
-The Hub takes only so many commits an hour. A commit names its parent, so that it is made only while that is the head: all
-conditions are judged at one commit, and hold when the next one is made.
+The Hub limits commits per hour. A commit names its parent, so that it is made only while that is the head: all conditions
+are evaluated at one commit, and hold when the next one is made.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from alignment_core.errors import InfrastructureError
 
 _MOST_CHANGES, _MOST_BYTES = 100, 32 << 20  # of one commit
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 60.0
-"""Bounds of the seconds that a change waits for those of other threads: as long as sending its own content took."""
+"""Bounds, in seconds, of the wait for changes of other threads, which lasts as long as sending the own content did."""
 _ROUNDS = 200
 """Attempts to commit on top of the head. In each round some writer wins, so with fewer writers than rounds all succeed."""
 
 
 @dataclass(frozen=True)
 class Large:
-    """A file whose bytes were uploaded to the Hub before, by LFS, under their SHA-256."""
+    """A file whose bytes are already on the Hub, uploaded by LFS under their SHA-256."""
 
     sha256: str
     size: int
@@ -144,7 +144,7 @@ class Commits:
                 if writer in self.repo.following(tried):
                     return
                 unanswered = 0
-            writes = self._judge(batch, head)
+            writes = self._evaluate(batch, head)
             if not writes:
                 return
             tried = head
@@ -159,7 +159,7 @@ class Commits:
                     raise
         raise InfrastructureError(f"other writers change {self.repo.uri} faster than this process can commit")
 
-    def _judge(self, batch: list[Change], head: str) -> dict[str, bytes | Large | None]:
+    def _evaluate(self, batch: list[Change], head: str) -> dict[str, bytes | Large | None]:
         """Decide in order which changes hold at a commit; returns the contents to write."""
         paths = list(dict.fromkeys(change.path for change in batch))
         versions = {
@@ -200,7 +200,7 @@ def _version(content: bytes | Large | None) -> str | None:
 
 
 def _lines(writes: dict[str, bytes | Large | None], parent: str, writer: str) -> bytes:
-    """A commit as the Hub takes it: one JSON object a line."""
+    """A commit in the Hub's format: one JSON object a line."""
     first, *others = writes
     title = first + (f" and {len(others)} more" if others else "")
     operations: list[tuple[str, dict[str, Any]]] = [

@@ -27,9 +27,9 @@ from alignment_core.errors import (
 from alignment_core.network import through_proxy
 
 TRIES = 6
-"""Of a request without an answer; the pauses between them double from a fifth of a second."""
+"""Attempts of a request without an answer; the pauses between them double from a fifth of a second."""
 LONGEST_WAIT = 120
-"""Seconds that a request waits at most where the Hub says when to retry."""
+"""Longest wait of a throttled request, in seconds, if the Hub says when to retry."""
 _CHUNK = 1 << 20
 _FULL = re.compile(r"quota|storage|payment|too large", re.IGNORECASE)
 _MAKE_ROOM = "free space (docs/stores.md, The Hub) or raise the quota"
@@ -105,7 +105,10 @@ class HubRepo:
             headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
             answer = self._resolve(path, revision, "GET", headers, stream=True)
             try:
-                for response in (*answer.history, answer):  # the storage of large files, where it ends, tells no commit
+                for response in (
+                    *answer.history,
+                    answer,
+                ):  # storage of large files, the last one, names no commit
                     revision = response.headers.get("X-Repo-Commit", revision)
                 at = start if answer.status_code == 206 else 0  # a server may ignore ranges
                 if end is None and "Content-Length" in answer.headers:
@@ -121,12 +124,12 @@ class HubRepo:
             except httpx2.TransportError as error:
                 broken += 1
                 if broken == TRIES:
-                    raise Unavailable(f"cannot read {self.uri}/{path}: it breaks off again and again") from error
+                    raise Unavailable(f"cannot read {self.uri}/{path}: the connection keeps breaking") from error
             finally:
                 answer.close()
 
     def request(
-        self, method: str, url: str, doing: str, once: bool = False, stream: bool = False, **options: Any
+        self, method: str, url: str, action: str, once: bool = False, stream: bool = False, **options: Any
     ) -> httpx2.Response:
         """A successful response. Throttled requests are retried; unless ``once``, unanswered ones and server errors
         are retried too. Raises what :func:`refusal` returns."""
@@ -134,7 +137,7 @@ class HubRepo:
         options["headers"] = {**_authorization(), "Accept-Encoding": "identity", **options.get("headers", {})}
         follow = method != "HEAD"
         for attempt in range(1, TRIES + 1):
-            with translate_errors(doing):
+            with translate_errors(action):
                 try:
                     sent = _client().build_request(method, url, **options)
                     answer = _client().send(sent, stream=stream, follow_redirects=follow)
@@ -149,7 +152,7 @@ class HubRepo:
                     wait = _wait_of(answer) if busy else 0.0
                     again = busy or (answer.status_code >= 500 and not once)
                     if not again or attempt == TRIES or time.monotonic() + wait > deadline:
-                        raise refusal(answer, doing)
+                        raise refusal(answer, action)
                     pause = max(pause, wait)
             time.sleep(pause * random.uniform(0.75, 1.25))  # jitter: throttled processes must not return together
             pause *= 2
@@ -171,22 +174,22 @@ class HubRepo:
 
 
 def endpoint() -> str:
-    """Where the Hub is: ``HF_ENDPOINT``, or huggingface.co."""
+    """The address of the Hub: ``HF_ENDPOINT``, or huggingface.co."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or str(constants.ENDPOINT)
 
 
 def token() -> str:
-    """From ``HF_TOKEN`` or the file of ``hf auth login``."""
+    """The token in ``HF_TOKEN`` or the file of ``hf auth login``."""
     known = get_token()
     if known is None:
         raise EnvironmentFault("there is no token for the Hub: set HF_TOKEN, or log in with `hf auth login`")
     return known
 
 
-def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
-    """The error for a response of 400 or more, with what the user can do about it."""
+def refusal(answer: httpx2.Response, action: str) -> AlignmentError:
+    """The error for a response of 400 or more, with the remedy."""
     status, message = answer.status_code, answer.headers.get("X-Error-Message") or answer.reason_phrase
-    sentence = f"cannot {doing}: "
+    sentence = f"cannot {action}: "
     if status in (402, 413, 507) or (status == 403 and _FULL.search(message)):
         return EnvironmentFault(f"{sentence}{message}; {_MAKE_ROOM}")
     if status in (404, 401) and answer.headers.get("X-Error-Code") == "RepoNotFound":
@@ -212,23 +215,23 @@ def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
 
 
 @contextmanager
-def translate_errors(doing: str) -> Iterator[None]:
+def translate_errors(action: str) -> Iterator[None]:
     """Raise errors of the client and the connection as EnvironmentFault, Unavailable, NotFound or StoreError."""
     try:
         yield
     except (HfHubHTTPError, httpx2.TransportError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         if isinstance(cause, HfHubHTTPError):
-            raise refusal(cause.response, doing) from error
+            raise refusal(cause.response, action) from error
         if isinstance(cause, OfflineModeIsEnabled):
-            raise EnvironmentFault(f"cannot {doing}: HF_HUB_OFFLINE is set; unset it") from error
+            raise EnvironmentFault(f"cannot {action}: HF_HUB_OFFLINE is set; unset it") from error
         if isinstance(cause, httpx2.TransportError):
             raise Unavailable(
-                f"cannot {doing}: {endpoint()} does not answer{through_proxy(endpoint())} ({cause})"
+                f"cannot {action}: {endpoint()} does not answer{through_proxy(endpoint())} ({cause})"
             ) from error
-        if _FULL.search(str(cause)):  # what the client makes of an LFS object that is refused
-            raise EnvironmentFault(f"cannot {doing}: {cause}; {_MAKE_ROOM}") from error
-        raise StoreError(f"cannot {doing}: {cause}") from error
+        if _FULL.search(str(cause)):  # the client's error for a refused LFS object
+            raise EnvironmentFault(f"cannot {action}: {cause}; {_MAKE_ROOM}") from error
+        raise StoreError(f"cannot {action}: {cause}") from error
 
 
 def _authorization() -> dict[str, str]:
@@ -238,7 +241,7 @@ def _authorization() -> dict[str, str]:
 
 
 def _wait_of(answer: httpx2.Response) -> float:
-    """Seconds after which the Hub allows a retry; 0 where it does not say."""
+    """Seconds after which the Hub allows a retry; 0 if it does not say."""
     retry_after = answer.headers.get("Retry-After", "")
     limit = re.search(r"\br=0\b.*\bt=(\d+)", answer.headers.get("RateLimit", ""))
     return float(retry_after) if retry_after.isdigit() else float(limit[1]) if limit else 0.0

@@ -1,4 +1,4 @@
-"""An index of a store on this machine: copies of its small objects and one table of their facts. The store stays the truth."""
+"""An index of a store on this machine: copies of its small objects and a table of facts. The store itself is authoritative."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 _THREADS = 16
 _READ_AT_ONCE = 512  # objects; so many are written in one transaction
-_SHOWN_AT_ONCE = 512
-_ATTEMPTS = 5  # other processes write what they have listed into the same file
+_ROWS_AT_ONCE = 512
+_ATTEMPTS = 5  # other processes fill the same file from their own listings
 
 Listing = dict[str, dict[str, str]]
 """Versions of objects by path, by prefix."""
 Facts = dict[tuple[str, str], str]
-"""What an object says, as the index can search it: a note as JSON by kind of fact and value. The fact ``problem`` says why an
-object cannot be read, which then has no other."""
+"""Searchable facts of an object: a note as JSON by kind of fact and value. An object that cannot be read has one fact,
+``problem``, whose value is the reason."""
 T = TypeVar("T")
 
 
@@ -49,11 +49,11 @@ class Summary:
     size: int
     """Bytes of all files together."""
     made_by: tuple[str, ...]
-    """Labels of the stages that made it, with the output's name where a stage made several."""
+    """Labels of the stages that made it, with the output's name if a stage has several."""
     made_at: str
     """End of the latest of them, ISO 8601 in UTC; empty for an import."""
     pruned: bool
-    """Whether its bytes were dropped on purpose."""
+    """Whether retention deleted its bytes."""
 
     @classmethod
     def of(cls, manifest: Manifest, records: Sequence[Provenance], pruned: bool) -> Summary:
@@ -139,7 +139,7 @@ class View:
             yield from self._parsed(lambda _, path, data: (path, data), prefix)
 
     def summaries(self, pruned: Collection[str]) -> list[Summary]:
-        """Every artifact, in order of the digests; ``pruned`` are the digests of those whose bytes were dropped."""
+        """Every artifact, in order of the digests; ``pruned`` are the digests of those whose bytes were deleted."""
         for prefix in (STAGES, MANIFESTS):
             self._log_problems(prefix)
         notes = "SELECT value, note FROM facts WHERE fact = ?"
@@ -148,9 +148,11 @@ class View:
             runs[output].append(json.loads(note))
         summaries = []
         for artifact, note in self._rows(notes, "artifact"):
-            reference, (files, size), made = Reference.parse(artifact), json.loads(note), sorted(runs[artifact])
-            labels = tuple(label for *_, labels in made for label in labels)
-            made_at = max((finished_at for _, _, finished_at, _ in made), default="")
+            reference = Reference.parse(artifact)
+            files, size = json.loads(note)
+            makers = sorted(runs[artifact])
+            labels = tuple(label for *_, labels in makers for label in labels)
+            made_at = max((finished_at for _, _, finished_at, _ in makers), default="")
             summaries.append(Summary(reference, files, size, labels, made_at, reference.digest in pruned))
         return sorted(summaries, key=lambda summary: summary.reference.digest)
 
@@ -163,13 +165,13 @@ class View:
         while True:
             rows = self._rows(
                 f"SELECT path, data, sum FROM objects WHERE id {readable} AND path > ? AND path < ?"
-                f" ORDER BY path LIMIT {_SHOWN_AT_ONCE}",
+                f" ORDER BY path LIMIT {_ROWS_AT_ONCE}",
                 *(*values, after, end),
                 intact=lambda row: zlib.crc32(row[1]) == row[2],
             )
             for after, data, _ in rows:
                 yield parse(self._backend.uri, after, data)
-            if len(rows) < _SHOWN_AT_ONCE:
+            if len(rows) < _ROWS_AT_ONCE:
                 return
 
     def _problems(self, prefix: str) -> list[str]:
@@ -182,7 +184,7 @@ class View:
             log.warning("%s", problem)
 
     def _rows(self, query: str, *values: Any, intact: Callable[[Any], bool] = lambda _: True) -> list[Any]:
-        """The answer to a query; the file is made anew where it turns out to be damaged."""
+        """The rows of a query; a file that turns out to be damaged is rebuilt."""
         try:
             rows = self._db.execute(query, values).fetchall()
             if all(map(intact, rows)):
@@ -215,7 +217,7 @@ class View:
                 db.rollback()
                 for prefix, versions in self._listed.items():
                     self._fill(db, prefix, versions)
-            raise TimeoutError("other processes write into it all the time")
+            raise TimeoutError("other processes keep changing it")
         except BaseException:
             db.close()
             raise
@@ -239,7 +241,7 @@ class View:
                             _insert(db, path, versions[path], data, _facts(self._backend.uri, path, data))
 
     def _read(self, path: str) -> bytes | None:
-        """Bytes of an object; None where it is gone since it was listed."""
+        """Bytes of an object; None if it was deleted since the listing."""
         with suppress(NotFound):
             return self._backend.read(path)
         return None
@@ -253,10 +255,10 @@ def _facts(uri: str, path: str, data: bytes) -> Facts:
             return {
                 ("key", record.key): "",
                 ("stage", str(record.key_parts.get("stage"))): "",
-                **{("input", str(used)): "" for used in record.inputs.values()},
+                **{("input", str(reference)): "" for reference in record.inputs.values()},
                 **{
-                    ("output", str(made)): json.dumps([*run, record.labels_of(made)])
-                    for made in record.outputs.values()
+                    ("output", str(reference)): json.dumps([*run, record.labels_of(reference)])
+                    for reference in record.outputs.values()
                 },
             }
         if path.startswith(MANIFESTS):

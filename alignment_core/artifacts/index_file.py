@@ -1,4 +1,4 @@
-"""The SQLite file of an index: opened, made anew where it cannot be used, and replaced by memory where there can be none."""
+"""The SQLite file of an index: rebuilt if it is unusable, and replaced by a database in memory if no file can be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignment_core.artifacts.workspace import open_lock
 log = logging.getLogger(__name__)
 
 VERSION = 3
-"""Of the tables; a file with others is made anew."""
+"""Version of the tables; a file with another one is rebuilt."""
 _BUSY_SECONDS = 10.0
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -46,7 +46,7 @@ class Connection(sqlite3.Connection):
 
 
 def connect(path: Path) -> Connection:
-    """Open an index, made if there is none. Raises sqlite3.Error or OSError where it cannot be used."""
+    """Open an index, and create it if there is none. Raises sqlite3.Error or OSError if it cannot be used."""
     make_like_parent(path.parent)
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(open_lock(path.with_suffix(".lock")))
@@ -60,12 +60,12 @@ def connect(path: Path) -> Connection:
 
 
 def in_memory() -> Connection:
-    """An index that goes with the connection."""
+    """An index in memory, which ends with its connection."""
     return _opened(":memory:")
 
 
 def remove_unusable(path: Path, error: Exception) -> bool:
-    """Remove an index that is damaged or has other tables. False where that would not help, or others have it open."""
+    """Remove an index that is damaged or has other tables. False if that would not help, or other processes have it open."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # the upper bits are detail
     if not isinstance(error, sqlite3.Error) or code in _NOT_DAMAGE:
         _warn(path, str(error))
@@ -78,23 +78,23 @@ def remove_unusable(path: Path, error: Exception) -> bool:
     except OSError as problem:
         _warn(path, str(problem))
         return False
-    log.info("the index %s is made anew: %s", path, error)
+    log.info("the index %s is rebuilt: %s", path, error)
     return True
 
 
-def _warn(path: Path, why: str) -> None:
+def _warn(path: Path, reason: str) -> None:
     if path not in _warned:  # once in a process
         _warned.add(path)
-        log.warning("the store is read without an index, which takes longer: %s: %s", path, why)
+        log.warning("the store is read without an index, which takes longer: %s: %s", path, reason)
 
 
 def _create_file(path: Path) -> None:
-    """The file belongs to the owner of its folder, also where root is the first to use it."""
+    """Create the file for the owner of its folder, also when root is the first to use it."""
     owner = path.parent.stat()
     with contextlib.suppress(FileExistsError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         if os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # such as on a network file system, where root is nobody
+            with contextlib.suppress(OSError):  # network file systems may map root to nobody
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
         os.close(descriptor)
 

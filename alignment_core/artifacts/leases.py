@@ -1,6 +1,6 @@
 """Leases: locks between machines, kept as objects of the store and timed by the store's own clock.
 
-A holder renews its lease while it works. The kernel tells at once whether a holder on this machine is alive; a holder on
+A holder renews its lease while it works. A holder on this machine is alive as long as the kernel has its process; a holder on
 another machine counts as dead when its lease is older than its time to live. Clocks of machines are never compared.
 """
 
@@ -37,11 +37,11 @@ class Lease(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     owner: str = Field(description="name of the holder, for people")
-    process: ProcessId = Field(description="the process that renews it")
+    process: ProcessId = Field(description="the process that renews the lease")
     seconds: float = Field(gt=0, description="time to live from the last renewal, by the store's clock")
-    protects: tuple[str, ...] = Field(default=(), description="digests that the collector leaves alone")
+    protects: tuple[str, ...] = Field(default=(), description="digests that the collector must not delete")
     renewals: int = Field(default=0, ge=0, description="number of renewals")
-    token: str = Field(default="", description="differs from lease to lease, so that their versions do, too")
+    token: str = Field(default="", description="unique, so that two leases never have the same version")
     ended: bool = Field(
         default=False,
         description="whether its holder is done; the collector keeps what it protects while the lease is young",
@@ -58,8 +58,8 @@ class HeldLease:
         self._version = version
         # before the request, so that this process counts its lease as lost no later than others do
         self._renewed = began
-        self._knows_version = True
-        self._over = threading.Event()
+        self._version_is_known = True
+        self._stopping = threading.Event()
         self._lost = False
         self._thread = threading.Thread(target=self._renew_often, name=f"lease {path}", daemon=True)
         self._thread.start()
@@ -69,16 +69,16 @@ class HeldLease:
         return self._lost or time.monotonic() - self._renewed > self.lease.seconds * 2 / 3
 
     def check(self) -> None:
-        """Raise Conflict if the lease is lost: what it was for must stop."""
+        """Raise Conflict if the lease is lost: the work under it must stop."""
         if self.is_lost():
             raise Conflict(
-                f"{self.path} in {self.backend.uri} was not renewed in time, so that others may have gone on without "
-                f"this process: was it stopped, or the store away, for {self.lease.seconds:.0f} seconds? Start it again"
+                f"{self.path} in {self.backend.uri} was not renewed in time, so that others may have taken over from "
+                f"this process: was it stopped, or the store unavailable, for {self.lease.seconds:.0f} seconds? Start it again"
             )
 
     def stop(self) -> None:
         """Stop renewing. The lease protects until this process has ended and the lease has expired."""
-        self._over.set()
+        self._stopping.set()
         self._thread.join()
 
     def release(self, remove: bool = True) -> None:
@@ -87,12 +87,12 @@ class HeldLease:
         self.stop()
         if not remove:
             self._write(ended=True)
-        elif not self._lost and (self._knows_version or self._finds_version()):
+        elif not self._lost and (self._version_is_known or self._find_version()):
             self.backend.delete(self.path, self._version)  # conditional: a process that took the lease over keeps it
 
     def _renew_often(self) -> None:
         # Several renewals fit into the time to live, so that one failed or slow request does not lose the lease.
-        while not self._lost and not self._over.wait(self.lease.seconds / 6):
+        while not self._lost and not self._stopping.wait(self.lease.seconds / 6):
             try:
                 self._write()
             except Exception as error:  # survive an outage: `check` raises when no renewal succeeds in time
@@ -101,22 +101,27 @@ class HeldLease:
     def _write(self, ended: bool = False) -> None:
         lease = self.lease.model_copy(update={"renewals": self.lease.renewals + 1, "ended": ended})
         for _ in range(2):  # again if only the known version was wrong, after a renewal whose answer was lost
-            began, self._knows_version = time.monotonic(), False
+            began = time.monotonic()
+            self._version_is_known = False
             version = self.backend.put(self.path, lease.model_dump_json().encode(), replaces=self._version)
             if version is not None:
-                self._version, self._renewed, self.lease, self._knows_version = version, began, lease, True
+                self._version = version
+                self._version_is_known = True
+                self._renewed = began
+                self.lease = lease
                 return
-            if not self._finds_version():
+            if not self._find_version():
                 self._lost = True
                 return
 
-    def _finds_version(self) -> bool:
-        """Whether the stored lease is this one, in any version: a renewal without an answer may have reached the store."""
+    def _find_version(self) -> bool:
+        """Take the version of the stored lease; False if that is another lease. A renewal whose answer was lost changed it."""
         stored = self.backend.stat(self.path)
         lease = Leases(self.backend).read(stored) if stored is not None else None
         if stored is None or lease is None or lease.token != self.lease.token:
             return False
-        self._version, self._knows_version = stored.version, True
+        self._version = stored.version
+        self._version_is_known = True
         return True
 
 
@@ -141,7 +146,7 @@ class Leases:
         version = self.backend.put(path, data)
         if version is None:
             stored = self.backend.stat(path)
-            if stored is None or self._lives(stored):
+            if stored is None or self._is_alive(stored):
                 return None
             began = time.monotonic()
             # Conditional on the dead holder's version: of several processes that replace the lease one wins.
@@ -170,7 +175,7 @@ class Leases:
     def holder(self, path: str) -> Lease | None:
         """The lease at ``path``, if its holder is alive."""
         stored = self.backend.stat(path)
-        return self.read(stored) if stored is not None and self._lives(stored) else None
+        return self.read(stored) if stored is not None and self._is_alive(stored) else None
 
     def read(self, stored: Object) -> Lease | None:
         """The lease in an object; None when the object is gone or holds no lease."""
@@ -203,23 +208,24 @@ class Leases:
                     lease.release(remove=not (done and lasting))
 
     def protected(self, before: float) -> tuple[set[str], list[Object]]:
-        """The digests protected by publications that are alive or younger than ``before``; and the other leases."""
-        digests, over = set[str](), []
+        """The digests protected by publications that are alive or younger than ``before``; and the expired leases."""
+        digests = set[str]()
+        expired = []
         for stored in self.backend.list(LEASES):
             if stored.path == COLLECTOR:
                 continue
             lease = self.read(stored)
-            if lease is not None and (stored.modified > before or self._lives(stored, lease)):
+            if lease is not None and (stored.modified > before or self._is_alive(stored, lease)):
                 digests |= set(lease.protects)
             else:
-                over.append(stored)
-        return digests, over
+                expired.append(stored)
+        return digests, expired
 
-    def _lives(self, stored: Object, lease: Lease | None = None) -> bool:
+    def _is_alive(self, stored: Object, lease: Lease | None = None) -> bool:
         lease = lease or self.read(stored)
         if lease is None or lease.ended:
             return False
-        lives = lease.process.lives()
+        lives = lease.process.lives()  # None for a process of another machine
         return self.backend.now() - stored.modified <= lease.seconds if lives is None else lives
 
 

@@ -31,11 +31,11 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What an artifact consists of. The same files have the same manifest, whatever their order on the disk."""
+    """The files of an artifact. The same files have the same manifest, whatever their order on the disk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: str = Field(pattern=f"^{KIND.pattern}$", description="what the artifact is, such as model or dataset")
+    kind: str = Field(pattern=f"^{KIND.pattern}$", description="kind of artifact, such as model or dataset")
     files: tuple[FileEntry, ...] = Field(min_length=1, description="the files, sorted by path")
 
     @field_validator("files")
@@ -104,7 +104,7 @@ def read_manifest(backend: Backend, reference: Reference) -> Manifest:
 
 
 def manifest_at(backend: Backend, digest: str) -> Manifest:
-    """The manifest with a digest, of whatever kind the artifact is. Raises NotFound or Corrupt."""
+    """The manifest with a digest, of any kind of artifact. Raises NotFound or Corrupt."""
     path = manifest_path(digest)
     try:
         data = backend.read(path)

@@ -25,7 +25,7 @@ from alignment_core.home import align_home
 
 FORMAT_VERSION = 1
 _PROBE_SECONDS = 3600.0
-"""For so long a server is believed to keep conditions, once it has shown that it does."""
+"""Seconds for which a server that passed the probe of conditional writes is not probed again."""
 _CHOSEN = "default-store"
 """File below ALIGN_HOME that names a store."""
 
@@ -35,8 +35,8 @@ def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
 
     None: the :func:`default_store`.
 
-    It is created when it is missing, and a write shows that it can be used. Without ``writes`` nothing is written, so that
-    one may look at a store on a full disk, and free room there: a missing one is empty.
+    A missing store is created, and a write shows that it can be used. Without ``writes`` nothing is written, so that a store
+    on a full disk can be read, and space can be freed there: a missing store is empty.
 
     Raises UserError for a path that is not a store or of an unsupported kind, EnvironmentFault when it
     cannot hold a store.
@@ -63,19 +63,19 @@ def folder_of(uri: str | Path | None = None) -> Path | None:
 
 
 def default_store() -> str | Path:
-    """The one that ``$ALIGN_STORE`` names, that was chosen (:func:`choose_store`), or ``$ALIGN_HOME/store``."""
+    """``$ALIGN_STORE``, the chosen store (:func:`choose_store`), or ``$ALIGN_HOME/store``."""
     return os.environ.get("ALIGN_STORE") or chosen_store() or align_home() / "store"
 
 
 def chosen_store() -> str | None:
-    """The store that this ALIGN_HOME was told to use; None if it was not."""
+    """The store that was chosen for this ALIGN_HOME; None if there is none."""
     with suppress(FileNotFoundError):
         return (align_home() / _CHOSEN).read_text().strip() or None
     return None
 
 
 def choose_store(uri: str | None) -> None:
-    """Use a store from now on where nothing else names one; None: that of ``$ALIGN_HOME``."""
+    """Make a store the default of this ALIGN_HOME; None: ``$ALIGN_HOME/store``."""
     path = align_home() / _CHOSEN
     with explained("write", path):
         if uri is None:
@@ -129,7 +129,7 @@ def _takes_copies(root: Path) -> bool:
 
 
 def _workspace_of(backend: Backend) -> Workspace:
-    """Where this machine keeps what belongs to a store that is not on its file system, or that this user may only read."""
+    """This machine's files of a store that is not on its file system, or that this user may only read."""
     return Workspace(align_home() / "stores" / local_name(backend.uri))
 
 
@@ -141,7 +141,7 @@ _OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {
 
 
 def check_backend(backend: Backend, writes: bool = True) -> None:
-    """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
+    """Refuse a place that holds other files or a store of another format, or that ignores conditional writes."""
     new, content = False, b""
     try:
         content = backend.read(FORMAT)
@@ -175,7 +175,7 @@ def _check_format(uri: str, content: bytes) -> None:
 
 
 def _probed_lately(backend: Backend) -> bool:
-    """Whether a server has shown this ``ALIGN_HOME`` within an hour that it keeps conditions; a folder shows it every time."""
+    """Whether a server passed the probe of this ``ALIGN_HOME`` within an hour. Folders are probed each time, which is cheap."""
     try:
         return bool(backend.endpoint) and 0 <= time.time() - _mark_of(backend).stat().st_mtime < _PROBE_SECONDS
     except OSError:

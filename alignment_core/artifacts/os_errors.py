@@ -20,7 +20,7 @@ _MACHINE = {
     errno.EOPNOTSUPP: "the file system lacks hard links, which the store needs; choose another one",
 }
 _DISK_FULL = ("No space left on device", "os error 28")
-_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EBUSY}
+_TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EBUSY}
 
 
 def machine_fault(error: BaseException) -> EnvironmentFault | None:
@@ -50,6 +50,6 @@ def explained(action: str, path: Path) -> Iterator[None]:
         sentence = f"cannot {action} {path}: "
         if error.errno in _MACHINE:
             raise EnvironmentFault(sentence + _MACHINE[error.errno]) from error
-        if error.errno in _PASSING:
+        if error.errno in _TRANSIENT:
             raise Unavailable(f"{sentence}{error.strerror}") from error
         raise StoreError(f"{sentence}{error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Where each object of a store lives, and what a path, a key and a tag name may look like."""
+"""The paths of a store's objects, and the rules for paths, keys and tag names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ BLOBS = "blobs/"
 MANIFESTS = "manifests/"
 STAGES = "stages/"
 TAGS = "tags/"
-SUSPECTS = "suspects/"  # blobs that a reader found corrupt: find() distrusts them, publish() heals them
-PRUNED = "pruned/"  # artifacts whose bytes went by a retention policy: their manifests and records stay
+SUSPECTS = "suspects/"  # blobs that a reader found corrupt: find() counts them as missing, publish() replaces them
+PRUNED = "pruned/"  # artifacts whose bytes retention deleted; their manifests and records stay
 PROGRESS = "progress/"
-SNAPSHOTS = "snapshots/"  # what the progress of stages that are not finished consists of: artifacts/stored_progress.py
+SNAPSHOTS = "snapshots/"  # lists of the progress files of unfinished stages: artifacts/stored_progress.py
 CACHE = "cache/"
-HOLDS = "holds/"  # locks of those who use what is in the cache: artifacts/cache.py
+HOLDS = "holds/"  # locks on cached artifacts in use: artifacts/cache.py
 TEMPORARY = "tmp/"
-LEASES = "leases/"  # who publishes, collects or claims something right now: artifacts/leases.py
+LEASES = "leases/"  # of publishers, the collector, running stages and nights: artifacts/leases.py
 PUBLICATIONS = f"{LEASES}publications/"
 RUNNING = f"{LEASES}stages/"
 NIGHTS = f"{LEASES}nights/"
 COLLECTOR = f"{LEASES}collector.json"
-USES = "uses/"  # when something that may be pruned was last wanted
-ATTACHMENTS = "attachments/"  # what lies beside an artifact, such as its signature: artifacts/attachments.py
+USES = "uses/"  # times of the last use of prunable artifacts
+ATTACHMENTS = "attachments/"  # files beside an artifact, such as its signature: artifacts/attachments.py
 LOCK = "lock"  # of the folder backend: held while an object of a known version is replaced or deleted
 LAYOUT = (
     FORMAT,
@@ -130,12 +130,12 @@ def attachment_path(digest: str, name: str) -> str:
 
 
 def running_path(key: str) -> str:
-    """The lease of whoever runs a stage."""
+    """The lease of the process that runs a stage."""
     return f"{RUNNING}{check_key(key)}.json"
 
 
 def night_path(digest: str) -> str:
-    """The lease of the night that works with a batch of rows."""
+    """The lease of the night that processes a batch of rows."""
     return f"{NIGHTS}{digest}.json"
 
 

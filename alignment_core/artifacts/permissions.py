@@ -1,4 +1,4 @@
-"""Files that code is read from, such as pickled checkpoints: read only if a user that we trust wrote them.
+"""Files that can run code when they are read, such as pickled checkpoints: read only if a trusted user wrote them.
 
 Trusted are this user, root and, by root alone, the owner of the store: a container may run as root over a user's folder.
 """
@@ -19,15 +19,15 @@ from alignment_core.errors import EnvironmentFault
 
 
 def make_private(directory: Path) -> Path:
-    """Create a directory that nobody else can enter, or make an existing one so; the directory.
+    """Create a directory that no other user can enter, or restrict an existing one; returns it.
 
-    Raises EnvironmentFault if it belongs to somebody else.
+    Raises EnvironmentFault if it belongs to another user.
     """
     with explained("create", directory):
         make_like_parent(directory.parent)
         while True:
             directory.mkdir(mode=0o700, exist_ok=True)
-            with suppress(FileNotFoundError):  # somebody who had it before has removed it just now
+            with suppress(FileNotFoundError):  # its previous user has removed it just now
                 status = directory.lstat()
                 _check(directory, directory, status.st_uid)
                 if status.st_mode & 0o077 and os.geteuid() in (status.st_uid, 0):
@@ -36,11 +36,11 @@ def make_private(directory: Path) -> Path:
 
 
 def make_like_parent(directory: Path, scratch: Path | None = None) -> Path:
-    """Create a directory, if it is missing, that belongs to the owner of its parent, also where root does it first, and that
-    the group may use if the parent was given to one (``chmod g+ws``), whatever the umask.
+    """Create a missing directory. It belongs to the owner of its parent, even if root creates it, and the group may use it if
+    the parent is shared with a group (``chmod g+ws``), whatever the umask.
 
-    With ``scratch``, a folder of the same file system, it is complete when it gets its name, so that no other user meets it
-    before it is open to the group. Callers with one exclude each other.
+    With ``scratch``, a folder of the same file system, it is renamed into place once its mode is set, so that no other user
+    meets it before it is open to the group. Callers with ``scratch`` must exclude each other.
     """
     if directory.is_dir():
         return directory
@@ -55,7 +55,7 @@ def make_like_parent(directory: Path, scratch: Path | None = None) -> Path:
             if is_shared(parent):
                 open_directory_to_group(descriptor)
             if os.geteuid() == 0:
-                with suppress(OSError):  # such as on a network file system, where root is nobody
+                with suppress(OSError):  # network file systems may map root to nobody
                     os.fchown(descriptor, parent.st_uid, parent.st_gid)
         finally:
             os.close(descriptor)
@@ -72,7 +72,7 @@ def belongs_to_another(tree: Path) -> bool:
 
 
 def check_ours(tree: Path) -> Path:
-    """The tree, if all that is in it was written by trusted users. Raises EnvironmentFault that names what was not."""
+    """The tree, if trusted users own all of it. Otherwise raises EnvironmentFault, which names a file of another user."""
     with explained("access", tree):
         owners = {path.lstat().st_uid: path for path in (tree, *tree.rglob("*"))}
     for owner, path in owners.items():
@@ -91,7 +91,7 @@ def _check(path: Path, tree: Path, owner: int) -> None:
 def _trusted(tree: Path) -> Iterator[int]:
     yield os.geteuid()
     yield 0
-    if os.geteuid() == 0:  # the outermost one: a stranger could put a store of his own into what he owns
+    if os.geteuid() == 0:  # the outermost store: other users could create one of theirs inside their own folders
         yield from [root.stat().st_uid for root in reversed(tree.parents) if (root / FORMAT).is_file()][:1]
     with suppress(OSError), tempfile.TemporaryFile(dir=tree.parent) as mine:
-        yield os.fstat(mine.fileno()).st_uid  # this user as the file system has it: NFS calls root nobody
+        yield os.fstat(mine.fileno()).st_uid  # this user as the file system sees it: NFS maps root to nobody

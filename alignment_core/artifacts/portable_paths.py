@@ -33,8 +33,8 @@ _held = contextlib.ExitStack()
 
 
 class Placed(PosixPath):
-    """A path in the workspace of a store, and so are all paths that are made from it. On the machine that it comes from, and
-    where machines share the store's folder, it arrives as it is."""
+    """A path in the workspace of a store, as are all paths that are derived from it. It is unpickled unchanged on the machine
+    that it comes from, and wherever machines share the store's folder."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class Placed(PosixPath):
 
 
 def placed(store: Store, path: Path) -> Placed:
-    """The same path, which must lie in the store's workspace, as one that can be sent to other machines."""
+    """A path in the store's workspace as a path that can be sent to other machines."""
     _uris[store.workspace.root] = store.uri
     _stores.setdefault(store.uri, store)
     return Placed(path)
@@ -52,7 +52,7 @@ def placed(store: Store, path: Path) -> Placed:
 
 @cache
 def home_id() -> str:
-    """Names this machine since its last boot and its ``ALIGN_HOME``: where they are equal, paths mean the same."""
+    """Id of this machine since its last boot and of its ``ALIGN_HOME``: with equal ids, equal paths are the same files."""
     with explained("access", align_home()):
         status = align_home().stat()
     return f"{boot_id()}-{status.st_dev:x}-{status.st_ino:x}"
@@ -71,7 +71,7 @@ def is_artifact(path: Path) -> bool:
 def send(folder: Path, home: str) -> tuple[FileEntry, ...] | None:
     """Move the files of a folder of this machine into the store, for the machine with this ``home_id``.
 
-    Returns the entries for :func:`receive`, whose bytes the collector spares for a while; None where that machine shares the
+    Returns the entries for :func:`receive`, whose bytes the collector keeps for a while; None if that machine shares the
     folder.
     """
     if is_here(folder, home):
@@ -81,7 +81,7 @@ def send(folder: Path, home: str) -> tuple[FileEntry, ...] | None:
     entries = _put_files(_store_of(folder), folder)
     remove_tree(folder)
     with contextlib.suppress(OSError):
-        for parent in folder.parents:  # made when the path arrived; the first one that holds something ends this
+        for parent in folder.parents:  # created when the path arrived; stops at the first that is not empty
             parent.rmdir()
     return entries
 
@@ -111,26 +111,26 @@ def receive(folder: Path, entries: Iterable[FileEntry], home: str | None = None)
     get_files(_store_of(folder), folder, entries, folder.name)
 
 
-def get_files(store: Store, folder: Path, entries: Iterable[FileEntry], what: str) -> None:
-    """Bring files from the store into a folder, in the place of those of these names; ``what`` they belong to is for errors."""
+def get_files(store: Store, folder: Path, entries: Iterable[FileEntry], owner: str) -> None:
+    """Fetch files from the store into a folder, in place of files of these names; errors name the ``owner`` of the files."""
 
-    def bring(entry: FileEntry) -> None:
+    def fetch(entry: FileEntry) -> None:
         target = folder / entry.path
         with contextlib.suppress(FileNotFoundError):
             if store.blobs.problem(entry, target) is None:
                 return
             target.unlink()
-        store.blobs.get(what, entry, target)
+        store.blobs.get(owner, entry, target)
 
     with explained("write", folder):
         for entry in entries:
             (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(bring, entries))
+        list(pool.map(fetch, entries))
 
 
 def clear(folder: Path, home: str) -> None:
-    """Remove the leftovers of an earlier attempt from a folder that only this machine has."""
+    """Remove the files of an earlier attempt from a folder that only this machine has."""
     if not is_here(folder, home):
         remove_tree(folder)
 
@@ -144,7 +144,7 @@ def _store_of(path: Path) -> Store:
 
 
 def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
-    """The path here. Raises what ``open_store`` and ``Store.fetch`` do."""
+    """The same path on this machine. Raises the errors of ``open_store`` and ``Store.fetch``."""
     if home == home_id():
         _uris[Path(root)] = uri
         return Placed(root, relative)

@@ -11,9 +11,9 @@ from alignment_core.errors import MAKE_IT_AGAIN, NotFound, StoreError, UnknownNa
 def promote(store: Store, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
     """Move a tag from ``expected`` (None: the tag is new) to the whole artifact ``to``.
 
-    Returns the tag's last move, without a new one, where the tag names ``to`` already and ``expected`` is that. Raises
-    Conflict when the tag names something else by now, UserError when ``to`` is of another kind than what the tag
-    names, StoreError when its bytes are not whole.
+    Makes no move, and returns the last one, if the tag already points to ``to`` and that is ``expected``. Raises Conflict
+    when the tag points to another artifact by now, UserError when ``to`` is of another kind than the tag's artifact,
+    StoreError when its bytes are not whole.
     """
     moves = store.tags.history(name)
     if moves and moves[-1].to.kind != to.kind:
@@ -28,7 +28,7 @@ def promote(store: Store, name: str, to: Reference, expected: Reference | None, 
 
 
 def rollback(store: Store, name: str, number: int | None = None, reason: str = "") -> TagMove:
-    """Move a tag back to what it named before its present artifact, or to what move ``number`` named.
+    """Move a tag back to the artifact before its present one, or to the artifact of move ``number``.
 
     The history only grows: the rollback is a new move, which notes the one that it repeats (:func:`before` says
     how several in a row go further back). Raises UnknownName for an unknown tag, UserError when there is nothing to go
@@ -55,12 +55,12 @@ def rollback(store: Store, name: str, number: int | None = None, reason: str = "
             f"move {number} of the tag {name} points to {present.short}, as the tag does now: nothing to do"
         )
     _check_whole(store, target.to)
-    why = f"rolled back to move {target.number}" + (f": {reason}" if reason else "")
-    return store.tags.move(name, target.to, present, why, back_to=target.number)
+    summary = f"rolled back to move {target.number}" + (f": {reason}" if reason else "")
+    return store.tags.move(name, target.to, present, summary, back_to=target.number)
 
 
 def _check_whole(store: Store, reference: Reference) -> None:
-    """Raise NotFound for what is not there or was pruned, StoreError for what is damaged; every byte is read."""
+    """Read every byte. Raises NotFound if the artifact is missing or was pruned, StoreError if it is damaged."""
     store.manifest(reference)
     if store.is_pruned(reference):
         raise NotFound(f"the bytes of {reference.short} were pruned; {MAKE_IT_AGAIN}")

@@ -1,4 +1,4 @@
-"""Provenance: who made an artifact, from what, with which configuration, at what cost."""
+"""Provenance: the stage that made an artifact, with its inputs, configuration and cost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ProvenanceDraft(BaseModel):
 
 
 class Provenance(ProvenanceDraft):
-    """One run of a stage, and what it made. Lives beside the artifacts, never inside their digests."""
+    """One run of a stage and its outputs, kept beside the artifacts and never part of their digests."""
 
     model_config = ConfigDict(extra="ignore")  # a later version may have written more fields
 
@@ -57,11 +57,11 @@ class Provenance(ProvenanceDraft):
     @model_validator(mode="before")
     @classmethod
     def _from_one_output(cls, values: Any) -> Any:
-        """Records of earlier versions have one output without a name; here it has that of its kind."""
+        """Records of earlier versions have one output without a name; it is named after its kind."""
         if not isinstance(values, dict) or "output" not in values:
             return values
-        rest = {name: value for name, value in values.items() if name != "output"}
-        return {"outputs": {str(values["output"]).partition("@")[0]: values["output"]}} | rest
+        other_fields = {name: value for name, value in values.items() if name != "output"}
+        return {"outputs": {str(values["output"]).partition("@")[0]: values["output"]}} | other_fields
 
     @property
     def output(self) -> Reference:
@@ -69,11 +69,11 @@ class Provenance(ProvenanceDraft):
         return next(iter(self.outputs.values()))
 
     def names_of(self, reference: Reference) -> list[str]:
-        """The outputs that are this artifact: several may have come to the same bytes."""
+        """The outputs that are this artifact: several may have the same bytes."""
         return [name for name, output in self.outputs.items() if output == reference]
 
     def labels_of(self, reference: Reference) -> list[str]:
-        """The label of the stage, with the output's name where it made several: ``rl (best)``."""
+        """The label of the stage, with the output's name if it has several: ``rl (best)``."""
         return (
             [f"{self.label} ({name})" for name in self.names_of(reference)] if len(self.outputs) > 1 else [self.label]
         )

@@ -38,7 +38,7 @@ class Records:
     def find(self, key: str, needs: Collection[str] = (), use: bool = True) -> Provenance | None:
         """The record of a finished stage whose outputs are still whole; otherwise None, and the log says why.
 
-        Prunable outputs count only where they are the default output or among the ``needs``. With ``use``, this counts as a
+        Prunable outputs count only if they are the default output or among the ``needs``. With ``use``, this counts as a
         use of them: a retention policy keeps them for its number of days from now.
         """
         path = stage_path(key)
@@ -75,7 +75,7 @@ class Records:
         return parse_record(self.backend.uri, path, self.backend.read(path))
 
     def put(self, record: Provenance) -> dict[str, Reference]:
-        """Write a record; the outputs of the key's record from now on. The first record whose outputs are whole stays."""
+        """Write a record, unless the key has one whose outputs are whole; returns the outputs of the record that stays."""
         path, data = stage_path(record.key), seal(record)
         for _ in range(_ATTEMPTS):
             if self.backend.put(path, data):

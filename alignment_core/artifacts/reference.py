@@ -14,7 +14,7 @@ from alignment_core.errors import UserError
 KIND = re.compile(r"[a-z][a-z0-9_-]*")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 PRUNABLE = ("rollouts", "scores", "trajectories")
-"""Kinds that are large, can be made again from what stays, and are needed only until what is made from them is there."""
+"""Large kinds that can be made again, and are needed only until the stages that use them are finished."""
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -36,14 +36,14 @@ def prune(
     used: Collection[str] = (),
     cache_days: float | None = None,
 ) -> list[Garbage]:
-    """Find, and with ``delete`` remove, progress, rollouts and copies in this machine's cache that nobody used for so many
+    """Find, and with ``delete`` remove, progress, rollouts and this machine's cached copies that were not used for the given
     days; None keeps them.
 
-    What is ``used`` (keys and references as text, of runs that are alive) stays, whatever the clock says of its age.
-    Progress goes as a whole, unless its stage runs right now. Rollouts and scores that no tag ever named lose their
+    Keys and references (as text) in ``used``, those of live runs, are kept, whatever the clock says of their age.
+    Progress is deleted as a whole, unless its stage is running. Rollouts and scores that no tag ever named lose their
     blobs and their cached copy; manifest and stage record stay, so that lineage and comparisons still work, and a
-    marker says that the bytes went on purpose. Blobs that another artifact needs stay. Raises Corrupt when a tag cannot
-    be read: what it keeps is then unknown.
+    marker says that the bytes were deleted on purpose. Blobs that another artifact needs stay. Raises Corrupt when a tag
+    cannot be read: the artifacts that it protects are then unknown.
     """
     pruned: list[Garbage] = []
     if cache_days is not None:
@@ -96,7 +96,7 @@ def _prune_progress(store: Store, before: float, delete: bool, used: Collection[
 
 
 def _prune_snapshots(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
-    """Snapshots of progress that were not pushed since; their blobs are deleted by the next collection."""
+    """Snapshots of progress that were not pushed since ``before``; the next collection deletes their blobs."""
     pruned = []
     for stored in store.backend.list(SNAPSHOTS):
         key = Path(stored.path).stem
@@ -113,22 +113,24 @@ def _prune_rollouts(store: Store, before: float, lease: HeldLease | None, used: 
     marked = {Path(stored.path).name for stored in store.backend.list(PRUNED)}
     manifests = list(store.artifacts())  # unreadable ones are left out: publishing them again brings all of their blobs
     tagged = {move.to for move in store.tags.moves()}
-    chosen, needed = [], set[str]()
+    chosen = []
+    needed = set[str]()
     for manifest in manifests:
-        free = (
+        is_free = (
             manifest.reference not in tagged and str(manifest.reference) not in used and manifest.digest not in leased
         )
-        prunable = manifest.kind in PRUNABLE and free
+        prunable = manifest.kind in PRUNABLE and is_free
         if (manifest.digest in marked and manifest.digest not in leased) or (
             prunable and _is_old(store, manifest, before)
         ):
             chosen.append(manifest)
         else:
             needed |= {entry.sha256 for entry in manifest.files}
-    pruned, delete = [], lease is not None
     needed |= leased
     for stored in store.backend.list(SNAPSHOTS):
         needed |= {entry.sha256 for entry in files_of(store, stored.path)}
+    pruned = []
+    delete = lease is not None
     for manifest in chosen:
         if delete and not _marked_and_unused(store, manifest, before, manifest.digest in marked):
             continue
@@ -156,8 +158,10 @@ def _marked_and_unused(store: Store, manifest: Manifest, before: float, marked: 
 
 
 def _is_old(store: Store, manifest: Manifest, before: float) -> bool:
-    times = [store.backend.stat(path) for path in (manifest_path(manifest.digest), use_path(manifest.digest))]
-    return times[0] is not None and all(stored is None or stored.modified <= before for stored in times)
+    """Whether an artifact was neither published nor used since ``before``."""
+    published = store.backend.stat(manifest_path(manifest.digest))
+    use = store.backend.stat(use_path(manifest.digest))
+    return published is not None and published.modified <= before and (use is None or use.modified <= before)
 
 
 def _drop(store: Store, blob: str, lease: HeldLease | None) -> bool:

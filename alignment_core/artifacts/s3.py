@@ -1,7 +1,7 @@
-"""The S3 backend: a store below a prefix of a bucket, whichever server keeps it, by S3's conditional writes.
+"""The S3 backend: a store below a prefix of a bucket of any server with S3's conditional writes.
 
-Credentials, region and endpoint come from where the AWS tools look for them (``AWS_*``, ``~/.aws``, the machine's role),
-never from a URI. Uploads carry their SHA-256, which the server checks; downloads are checked by ``Blobs``.
+Credentials, region and endpoint are those of the AWS tools (``AWS_*``, ``~/.aws``, the machine's role), never part of a URI.
+Uploads carry their SHA-256, which the server checks; downloads are checked by ``Blobs``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class S3Backend:
                 yield Object(path, entry["Size"], entry["LastModified"].timestamp(), entry["ETag"])
 
     def delete(self, path: str, version: str | None = None) -> None:
-        """On servers that know no conditional deletion, whichever version there is goes."""
+        """Servers without conditional deletion delete any version."""
         condition = {} if version is None else {"IfMatch": version}
         with self.requests.translate_errors("delete", path):
             for attempt in range(ATTEMPTS):
@@ -118,7 +118,7 @@ class S3Backend:
                 return
 
     def now(self) -> float:
-        """The time of an answer, as HTTP tells it: whole seconds, as those of objects are."""
+        """The Date of an HTTP response: whole seconds, as in the times of objects."""
         with self.requests.translate_errors("ask for the time of", ""):
             answer = self.requests.client.list_objects_v2(
                 Bucket=self.bucket, Prefix=f"{self.prefix}format.json", MaxKeys=1
@@ -133,5 +133,5 @@ class S3Backend:
 
 
 def _whole_size(answer: dict[str, Any]) -> int:
-    """Of the object, whichever bytes of it an answer brings."""
+    """Size of the whole object, of which the answer may bring a range."""
     return int(answer["ContentRange"].rpartition("/")[2] if "ContentRange" in answer else answer["ContentLength"])

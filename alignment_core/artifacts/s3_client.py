@@ -1,4 +1,4 @@
-"""The connection to an S3 server: a client as the machine's AWS settings describe it, and what its errors mean to people."""
+"""The connection to an S3 server: a client configured by the machine's AWS settings, and its errors in plain sentences."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from botocore.session import Session
 
 ATTEMPTS = 8
-"""How often a request is sent at most; the pauses between are random and double from one second up to twenty."""
+"""Most attempts of a request; the pauses between them are random and double from one second up to twenty."""
 _LONGEST_PAUSE = 20.0
 _CONNECTIONS = 64
 _SMALL = 1 << 20
 _WITH_NAMES = ("amazonaws.com", "amazonaws.com.cn")
-"""Servers that have a name for each bucket; others rarely do."""
+"""Servers with a host name for each bucket, which others rarely have."""
 
 ENCRYPTION, ENCRYPTION_KEY = "ALIGN_S3_SSE", "ALIGN_S3_SSE_KMS_KEY_ID"
 """Environment variables: the server-side encryption of each upload, and the KMS key for it."""
 _ENCRYPTIONS = ("AES256", "aws:kms", "aws:kms:dsse")
 _UPLOADS = ("PutObject", "CreateMultipartUpload", "CopyObject")
-"""Operations that take the headers for encryption; parts of an upload are encrypted as that was begun."""
+"""Operations that accept the headers for encryption; parts are encrypted as their upload was begun."""
 
 _THROTTLED = 429, "TooManyRequests"
-_PASSING = {"TooManyRequests", "RequestTimeout"}
-"""Codes of errors that may pass, whatever status they come with."""
+_TRANSIENT = {"TooManyRequests", "RequestTimeout"}
+"""Codes of transient errors, whatever their status."""
 ABSENT = {"NoSuchKey", "404", "NotFound"}
 LOST = {"PreconditionFailed", "412"}
 AGAIN = {"ConditionalRequestConflict", "409", "OperationAborted"}
 NO_UPLOAD = {"NoSuchUpload"}
 BROKEN_OFF = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
-"""What reading the body of an answer raises when the connection ends before it does."""
+"""Errors of reading a response whose connection ends too early."""
 _DENIED = {
     "AccessDenied": "these credentials may not do this; ask for the right to read, write, list and delete below the prefix, "
     f"and set {ENCRYPTION} if the bucket requires encryption",
@@ -89,7 +89,7 @@ def new_client() -> BaseClient:
         events.register(f"before-parameter-build.s3.{operation}", lambda params, **_: params.update(headers))
     config = Config(
         max_pool_connections=_CONNECTIONS,
-        user_agent=f"alignment-core botocore/{botocore.__version__}",  # else made anew for each request, at some cost
+        user_agent=f"alignment-core botocore/{botocore.__version__}",  # otherwise botocore builds it for each request
         **settings,
     )
     return session.create_client("s3", region_name=region, config=config)
@@ -111,9 +111,10 @@ def prepared(session: Session) -> tuple[str, dict[str, Any]]:
     if region := os.environ.get("AWS_REGION"):  # as in the AWS CLI; botocore itself reads AWS_DEFAULT_REGION alone
         session.set_config_variable("region", region)
     session.get_component("event_emitter").register("needs-retry.s3", _retry_throttled)
-    own = session.get_scoped_config()
-    where = ConfiguredEndpointProvider(session.full_config, own, "s3").provide()
-    if "addressing_style" not in (own.get("s3") or {}) and where and not urlsplit(where).netloc.endswith(_WITH_NAMES):
+    profile = session.get_scoped_config()
+    endpoint = ConfiguredEndpointProvider(session.full_config, profile, "s3").provide()
+    has_names = not endpoint or urlsplit(endpoint).netloc.endswith(_WITH_NAMES)
+    if "addressing_style" not in (profile.get("s3") or {}) and not has_names:
         settings["s3"] = {"addressing_style": "path"}
     return session.get_config_variable("region") or "us-east-1", settings
 
@@ -136,7 +137,7 @@ def encryption() -> dict[str, str]:
 
 def _retry_throttled(response: tuple[Any, dict[str, Any]] | None, attempts: int, **_: object) -> float | None:
     """Seconds before a throttled request is sent again: botocore's standard retries know neither status 429 nor the code
-    TooManyRequests. ``attempts``: how often it was sent; ``response``: None where no answer came."""
+    TooManyRequests. ``attempts``: the number of attempts so far; ``response``: None if there was no answer."""
     if response is None or attempts >= ATTEMPTS:
         return None
     http, answer = response
@@ -150,13 +151,13 @@ def pause(retry: int) -> float:
 
 
 def _without_waiting(params: dict[str, Any], **_: object) -> None:
-    """Send what is small at once: to ask whether the server wants it costs one more way there and back."""
+    """Send small bodies at once: ``Expect: 100-continue`` costs another round trip."""
     if (determine_content_length(params["body"]) or 0) < _SMALL:
         params["headers"].pop("Expect", None)
 
 
 def _time(text: str) -> datetime:
-    """Most times are those of listings, by the thousand, and of answers: their forms are read fast."""
+    """Parse the two usual formats by fast functions: a listing has a thousand times."""
     for form in (datetime.fromisoformat, parsedate_to_datetime):
         with suppress(AttributeError, TypeError, ValueError):
             return form(text)
@@ -174,7 +175,7 @@ def status_of(error: ClientError) -> int:
 
 
 def _reason(error: ClientError) -> str:
-    """The server's code and message and, where it names one, the bucket's region; after HEAD there is the HTTP status alone."""
+    """The server's code and message and, if given, the bucket's region; a HEAD request gets the HTTP status alone."""
     answer = error.response.get("Error", {})
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     code, message = code_of(error), answer.get("Message", "")
@@ -197,7 +198,7 @@ def translate_errors(action: str, uri: str, path: str) -> Iterator[None]:
             raise EnvironmentFault(f"{sentence}: {cure}({reason})") from error
         if code in ABSENT:
             raise NotFound(f"{uri} has no {path}") from error
-        if status >= 500 or status == 429 or code in LOST | AGAIN | NO_UPLOAD | _PASSING:
+        if status >= 500 or status == 429 or code in LOST | AGAIN | NO_UPLOAD | _TRANSIENT:
             raise Unavailable(f"{sentence}: {reason}") from error
         raise StoreError(f"{sentence}: {reason}") from error
     except (NoCredentialsError, PartialCredentialsError) as error:

@@ -31,7 +31,7 @@ from alignment_core.errors import Unavailable
 if TYPE_CHECKING:
     from botocore.client import BaseClient
 
-_IN_MEMORY = 8  # parts of all the objects that are being sent, at once
+_IN_MEMORY = 8  # parts of all objects that are being sent
 _CHUNK = 1 << 20
 _NO_BYTES = {"InvalidRange", "416"}  # answers to a range of an empty object
 
@@ -97,8 +97,8 @@ class S3Requests:
     def pieces(self, path: str, start: int, end: int, version: str, answer: dict[str, Any] | None) -> Iterator[bytes]:
         """The bytes from ``start`` to ``end`` of one version, from an ``answer`` that has begun or a new one.
 
-        A connection that breaks off is replaced by a request for the rest. Raises Unavailable when that brings nothing
-        several times.
+        A connection that breaks off is replaced by a request for the rest. Raises Unavailable when several
+        such requests in a row bring no bytes.
         """
         broken = 0
         while start < end:
@@ -127,7 +127,7 @@ class S3Requests:
                 return str(getattr(self.client, call)(Bucket=self.bucket, **request, **condition)["ETag"])
             except (ClientError, BotoCoreError) as error:
                 code = code_of(error)
-                if code in AGAIN and attempt + 1 < ATTEMPTS:  # it met another conditional write, and neither was judged
+                if code in AGAIN and attempt + 1 < ATTEMPTS:  # it collided with another conditional write
                     pause_before(attempt)
                     continue
                 if code in ABSENT and replaces is not None:

@@ -1,4 +1,4 @@
-"""Uploads of large objects in parts to an S3 server, which resume where a killed one ended."""
+"""Uploads of large objects in parts to an S3 server, which continue a killed upload."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class S3Uploads:
         key = self.requests.key(path)
         length = max(downloads.PART, -(-size // _PARTS))
         with explained("read", source), source.open("rb") as file:
-            upload, there = self._upload(path)
+            upload, uploaded = self._upload(path)
 
             def send(start: int) -> dict[str, Any]:
                 with self.requests.connection().parts:
                     data, number = os.pread(file.fileno(), length, start), start // length + 1
                     checksum = checksum_of(data)
                     part = {"PartNumber": number, "ChecksumSHA256": checksum}
-                    if (kept := there.get(number)) and _has(kept, data, checksum):
-                        return part | {"ETag": kept["ETag"]}
+                    if (existing := uploaded.get(number)) and _has(existing, data, checksum):
+                        return part | {"ETag": existing["ETag"]}
                     answer = self.requests.client.upload_part(
                         Bucket=self.requests.bucket, Key=key, UploadId=upload, Body=data, **part
                     )
@@ -78,7 +78,7 @@ class S3Uploads:
         return answer["UploadId"], {}
 
     def unfinished(self) -> Iterator[Object]:
-        """All of the store; an upload's ``version`` is its id."""
+        """All unfinished uploads of the store; an upload's ``version`` is its id."""
         with self.requests.translate_errors("list the uploads of", ""):
             yield from self._list(self.requests.prefix)
 

@@ -1,4 +1,4 @@
-"""A store as it was a moment ago: many checks for the price of a few listings, where each check is a round trip to a server."""
+"""A store as it was listed a moment ago: a few listings replace many checks, each of which is a round trip to a server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _SHORT = 1000  # objects that S3 lists in one answer
 
 
 class StoreSnapshot:
-    """Gives a store as it was at most five seconds ago, to look for finished stages; the store itself where it is no server's.
-    A result may have gone since, as it may after any check.
+    """Returns a store as it was at most five seconds ago, to look for finished stages; a store in a folder is returned itself.
+    A result may have been deleted since, as after any check.
 
-    With ``uses``, results are going to be used: a use is noted in the store itself, and only then are the marks of retention
-    read there (``retention``). Otherwise these marks, too, are as they were a moment ago.
+    With ``uses``, the results are going to be used: each use is first noted in the store itself, and only then are the marks
+    of retention read there (``retention``). Otherwise these marks come from the listings, too.
     """
 
     def __init__(self, store: Store, uses: bool) -> None:
         self.store = store
         self.uses = uses
         self._guard = threading.Lock()
-        self._began = -SECONDS
+        self._listed_at = -SECONDS
         self._snapshot = store
 
     def __call__(self) -> Store:
@@ -40,20 +40,20 @@ class StoreSnapshot:
             return self.store
         with self._guard:
             began = time.monotonic()
-            if self._snapshot is self.store or began - self._began > SECONDS:
+            if self._snapshot is self.store or began - self._listed_at > SECONDS:
                 backend = cast(Backend, _ListedBackend(self.store, USES if self.uses else PRUNED))
                 self._snapshot = Store(backend, self.store.workspace, self.store.index)
-                self._began = began
+                self._listed_at = began
             return self._snapshot
 
 
 class _ListedBackend:
-    """Answers `stat` and `read` from listings that are short, and hands everything else to the back end."""
+    """Answers `stat` and `read` from short listings, and leaves everything else to the back end."""
 
-    def __init__(self, store: Store, also: str) -> None:
+    def __init__(self, store: Store, marks: str) -> None:
         self._backend = store.backend
         self._written = set[str]()  # since the listings
-        prefixes = (*_LISTED, also)
+        prefixes = (*_LISTED, marks)
         with ThreadPoolExecutor(len(prefixes)) as pool:
             listings = zip(prefixes, pool.map(self._short_listing, prefixes), strict=True)
             self._listed = {prefix: objects for prefix, objects in listings if objects is not None}
@@ -83,7 +83,7 @@ class _ListedBackend:
         return getattr(self._backend, name)
 
     def _short_listing(self, prefix: str) -> dict[str, Object] | None:
-        """The objects below a prefix, by path; None where there are too many."""
+        """The objects below a prefix, by path; None if there are too many."""
         listed = {stored.path: stored for stored in islice(self._backend.list(prefix), _SHORT + 1)}
         return listed if len(listed) <= _SHORT else None
 

@@ -103,8 +103,8 @@ class Store:
         """Make each output of a stage, a directory and a kind by name, an artifact, and write the stage's one record.
 
         The record comes last: whatever kills the publisher, the stage is finished with all of its outputs, or its
-        key is unknown and the collector finds what was written. The first whole result of a key wins: its outputs are
-        returned, so that everyone goes on with one result. The first name is the default output. See :meth:`publish`.
+        key is unknown and the collector deletes the leftovers. The first whole result of a key wins: its outputs are
+        returned, so that all callers continue with one result. The first name is the default output. See :meth:`publish`.
         """
         files = {name: _Files.of(directory, kind) for name, (directory, kind) in outputs.items()}
         digests = set[str]().union(*(output.digests for output in files.values()))
@@ -117,7 +117,7 @@ class Store:
         return recorded
 
     def adopt(self, manifest: Manifest, pruned: bool = False) -> None:
-        """Make an artifact of blobs that are in the store, or record a ``pruned`` one whose bytes are not.
+        """Make an artifact of blobs that are in the store, or record a ``pruned`` one without its bytes.
 
         The caller holds a publication lease. Raises NotFound when a blob is missing.
         """
@@ -136,7 +136,7 @@ class Store:
     def fetch(self, reference: Reference, until: ExitStack | None = None) -> Path:
         """A read-only directory with the artifact's files, every byte verified.
 
-        It stays until ``until`` is closed; without it, until room is needed for other artifacts or the collector finds it
+        It stays until ``until`` is closed; without it, until space is needed for other artifacts or the collector finds it
         unreferenced. Bytes that this Store object has verified before are recognised by inode, size and time. Raises
         NotFound or Corrupt, naming the blob and the file.
         """
@@ -184,7 +184,7 @@ class Store:
         return problems
 
     def is_pruned(self, reference: Reference) -> bool:
-        """Whether the bytes of an artifact were dropped on purpose (:mod:`retention`), and not published again since."""
+        """Whether retention deleted the bytes of an artifact, and they were not published again since."""
         return is_pruned(self.backend, reference)
 
     def resolve(self, text: str) -> Reference:
@@ -224,7 +224,7 @@ class Store:
         manifest = files.manifest
 
         def put_again(entry: FileEntry) -> None:
-            """If it was found damaged since, or deleted by a collector that was stopped for minutes."""
+            """Put a blob again that a reader found damaged since, or that a collector deleted after a pause of minutes."""
             if not self.blobs.is_intact(entry):
                 self.blobs.put_files([entry], files.directory, files.before)
 

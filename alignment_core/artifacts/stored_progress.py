@@ -59,7 +59,7 @@ class StoredProgress:
         self.path = snapshot_path(key)
         self._entries: dict[tuple[str, int, int], FileEntry] = {}
         self._pushed: Mapping[str, os.stat_result] = {}
-        self._there: set[FileEntry] = set()  # in the snapshot, while that has this version
+        self._listed: set[FileEntry] = set()  # in the snapshot, while that has this version
         self._version = ""
         self._exists = False
 
@@ -74,14 +74,18 @@ class StoredProgress:
             return
         files = tuple(entry for entry in snapshot.files if _is_plain(entry.path))
         if len(files) < len(snapshot.files):
-            log.warning("%s in %s lists what may be pickles: the stage begins anew", self.path, self.store.uri)
+            log.warning(
+                "%s in %s lists files that may be pickles: the stage starts from the beginning",
+                self.path,
+                self.store.uri,
+            )
             return
         with explained("read", folder):
             for path in folder.iterdir():
                 if path.name != _LOCK:
                     remove_tree(path)
         get_files(self.store, folder, files, f"the progress of stage {self.key[:12]}")
-        self._there = set(files)
+        self._listed = set(files)
         self._note(folder, stored)
 
     def push(self, folder: Path) -> bool:
@@ -93,15 +97,16 @@ class StoredProgress:
             entries = self._entries_of(folder, files)
             digests = {entry.sha256 for entry in entries}
             with self.store.leases.publication(digests, lasting=False):
-                there = self.store.backend.stat(self.path)
-                known = self._there if there is not None and there.version == self._version else set()
-                self.store.blobs.put_files([entry for entry in entries if entry not in known], folder, files)
+                current = self.store.backend.stat(self.path)
+                present = self._listed if current is not None and current.version == self._version else set()
+                self.store.blobs.put_files([entry for entry in entries if entry not in present], folder, files)
                 if settled(folder).keys() != files.keys():
                     return False
                 stored = self._write(ProgressFiles(files=entries))
         except (FileNotFoundError, NotFound):
-            return False  # an old checkpoint was deleted after the next one was complete
-        self._pushed, self._there = files, set(entries)
+            return False  # the stage deleted an old checkpoint meanwhile
+        self._pushed = files
+        self._listed = set(entries)
         if stored is not None:
             self._note(folder, stored)
         return True
@@ -110,18 +115,18 @@ class StoredProgress:
     def mirrored(self, folder: Path, seconds: float) -> Iterator[None]:
         """Push each checkpoint of ``folder`` once it is complete, other files every ``seconds`` seconds, and the rest when the
         block ends with an error. Errors of the store are logged and do not end the block."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._follow, args=(folder, seconds, over), name="progress", daemon=True)
+        stopping = threading.Event()
+        thread = threading.Thread(target=self._follow, args=(folder, seconds, stopping), name="progress", daemon=True)
         thread.start()
         try:
             yield
         except BaseException:
-            over.set()
+            stopping.set()
             thread.join()
             self._try(folder)
             raise
         finally:
-            over.set()
+            stopping.set()
             thread.join()
 
     def drop(self) -> None:
@@ -129,9 +134,9 @@ class StoredProgress:
         if self._exists:
             self.store.backend.delete(self.path)
 
-    def _follow(self, folder: Path, seconds: float, over: threading.Event) -> None:
+    def _follow(self, folder: Path, seconds: float, stopping: threading.Event) -> None:
         last, checkpoint = time.monotonic(), ""
-        while not over.wait(min(_POLL_SECONDS, seconds)):
+        while not stopping.wait(min(_POLL_SECONDS, seconds)):
             newest = max((path.parent.name for path in folder.glob(f"{_CHECKPOINT}*/{_COMPLETE}")), default="")
             if (newest != checkpoint or time.monotonic() - last > seconds) and self._try(folder):
                 last, checkpoint = time.monotonic(), newest
@@ -175,12 +180,12 @@ def settled(folder: Path) -> dict[str, os.stat_result]:
     """The files of a progress folder that may be pushed: complete checkpoints without pickles, and finished files."""
     present = {path: stat for path, stat in files_below(folder).items() if path not in (_LOCK, _MARK)}
     checkpoints = {path.partition("/")[0] for path in present if path.startswith(_CHECKPOINT) and "/" in path}
-    counts = {checkpoint for checkpoint in checkpoints if f"{checkpoint}/{_COMPLETE}" in present}
-    counts -= {path.partition("/")[0] for path in present if not _is_plain(path)}
+    complete = {checkpoint for checkpoint in checkpoints if f"{checkpoint}/{_COMPLETE}" in present}
+    complete -= {path.partition("/")[0] for path in present if not _is_plain(path)}
     return {
         path: stat
         for path, stat in present.items()
-        if _is_plain(path) and ((top := path.partition("/")[0]) in counts or top not in checkpoints)
+        if _is_plain(path) and ((top := path.partition("/")[0]) in complete or top not in checkpoints)
     }
 
 
@@ -193,7 +198,9 @@ def _read(store: Store, path: str) -> ProgressFiles | None:
     try:
         return ProgressFiles.model_validate_json(store.backend.read(path))
     except (NotFound, ValidationError) as error:
-        log.warning("%s in %s is not used, and the stage begins anew: %s", path, store.uri, one_line(error))
+        log.warning(
+            "%s in %s is not used, and the stage starts from the beginning: %s", path, store.uri, one_line(error)
+        )
         return None
 
 

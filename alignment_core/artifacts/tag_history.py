@@ -1,4 +1,4 @@
-"""The history of a tag: its moves, of which each is one object of the store, and what a rollback goes back to."""
+"""The history of a tag: its moves, each of which is one object of the store, and the target of a rollback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alignment_core.artifacts.paths import parse_tag_path
 from alignment_core.artifacts.reference import Reference
 from alignment_core.errors import Corrupt
 
-_CURE = "put the file back from a copy of the store, or delete it: then the tag is as if it had not been moved so"
+_CURE = "restore the file from a copy of the store, or delete it, which undoes this move of the tag"
 
 
 class TagMove(BaseModel):
@@ -34,7 +34,7 @@ def origin(moves: list[TagMove], move: TagMove) -> TagMove:
 
 
 def before(moves: list[TagMove]) -> TagMove | None:
-    """The move that a rollback repeats: what the tag named before its present artifact; None when that was the first.
+    """The move that a rollback repeats, to the artifact before the present one; None when that is the first.
 
     It is read from the history alone. A rollback is a move like any other, so that the log stays linear, but it notes
     the move that it repeats, and the search starts there instead of at the end. So after A, B, C, a first rollback

@@ -38,7 +38,7 @@ class Tags:
             return [move for move in view.moves() if move.name == name]
 
     def last(self, name: str) -> TagMove | None:
-        """The latest move of a tag; None when there is no such tag. Reads that one alone."""
+        """The latest move of a tag; None when there is no such tag. Reads no other move."""
         prefix = f"{TAGS}{check_tag(name)}/"
         paths = [
             stored.path for stored in self.backend.list(prefix) if (parse_tag_path(stored.path) or ("",))[0] == name

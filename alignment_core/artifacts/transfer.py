@@ -1,4 +1,4 @@
-"""Copying artifacts from one store to another, with who made them and, if asked, all that they come from."""
+"""Copying artifacts from one store to another, with their stage records and, optionally, all their ancestors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.store import Store
 from alignment_core.errors import MAKE_IT_AGAIN, NotFound, UserError
 
-_THREADS = 4  # files on the way at a time, each of which lies on this machine meanwhile
+_THREADS = 4  # files in transfer, each of which has a copy on this machine meanwhile
 
 
 class Copied(BaseModel):
@@ -23,24 +23,22 @@ class Copied(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    artifacts: tuple[Reference, ...] = Field(
-        description="the artifacts that are in the target now, the requested one first"
-    )
+    artifacts: tuple[Reference, ...] = Field(description="the copied artifacts, the requested one first")
     records: int = Field(description="stage records that were put")
     sent: int = Field(description="files that were sent")
     sent_bytes: int = Field(description="bytes of these files")
-    kept: int = Field(description="files that the target had already, and that were not sent")
+    kept: int = Field(description="files that were not sent because the target has them")
 
 
 class Plan(BaseModel):
-    """What is to be copied."""
+    """The parts of a copy."""
 
     model_config = ConfigDict(frozen=True)
 
     manifests: tuple[Manifest, ...]
     """The artifacts, the requested one first."""
     pruned: frozenset[Reference]
-    """Those of them whose bytes went by retention: they are recorded as pruned in the target."""
+    """Those of them whose bytes retention deleted: they are recorded as pruned in the target."""
     records: tuple[Provenance, ...]
     missing: tuple[FileEntry, ...]
     """The files that the target does not have, each content once."""
@@ -52,7 +50,7 @@ class Plan(BaseModel):
 
 
 def plan(source: Store, target: Store, reference: Reference, ancestors: bool) -> Plan:
-    """Plan the copy of an artifact, and with ``ancestors`` of all that it was made from, without the parts that the target has.
+    """Plan the copy of an artifact, and with ``ancestors`` of all its ancestors, without the parts that the target has.
 
     Raises NotFound if the source does not have it, or its bytes were pruned, UserError if both are the same store.
     """
@@ -68,7 +66,7 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
             records[record.key] = record
             for ancestor in record.inputs.values() if ancestors else ():
                 if ancestor not in manifests:
-                    with contextlib.suppress(NotFound):  # it was itself copied there without its ancestors
+                    with contextlib.suppress(NotFound):  # it was copied to the source without its ancestors
                         manifests[ancestor] = source.manifest(ancestor)
                         waiting.append(ancestor)
     gone = frozenset(ancestor for ancestor in manifests if ancestor != reference and source.is_pruned(ancestor))
@@ -84,17 +82,17 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
     return Plan(manifests=tuple(manifests.values()), pruned=gone, records=tuple(records.values()), missing=missing)
 
 
-def copy(source: Store, target: Store, what: Plan, on_arrival: Callable[[FileEntry], None] = lambda _: None) -> Copied:
-    """Copy what is planned; ``on_arrival`` is called with each file that has arrived. A killed copy is resumed by the next.
+def copy(source: Store, target: Store, plan: Plan, on_arrival: Callable[[FileEntry], None] = lambda _: None) -> Copied:
+    """Carry out a plan; ``on_arrival`` is called with each file that has arrived. The next copy resumes a killed one.
 
-    Blobs come first, then manifests, then records, so that no reader of the target sees a part. What lies beside an artifact
-    comes with it, but for what the target has there under the same name. The other outputs of a stage
-    whose record is copied are marked as pruned there, unless the target has them: the stage would have to run again for them.
+    Blobs come first, then manifests, then records, so that no reader of the target sees a part. Attachments are copied, too,
+    unless the target has one of the same name. The other outputs of a stage whose record is copied are marked as pruned in
+    the target, unless it has them: the stage would have to run again for them.
     """
-    manifests = [*what.manifests, *_other_outputs(source, target, what)]
+    manifests = [*plan.manifests, *_other_outputs(source, target, plan)]
     digests = {manifest.digest for manifest in manifests}
-    digests |= {entry.sha256 for manifest in what.manifests for entry in manifest.files}
-    gone = what.pruned | {manifest.reference for manifest in manifests[len(what.manifests) :]}
+    digests |= {entry.sha256 for manifest in plan.manifests for entry in manifest.files}
+    gone = plan.pruned | {manifest.reference for manifest in manifests[len(plan.manifests) :]}
 
     def send(entry: FileEntry) -> None:
         with source.workspace.scratch() as scratch:
@@ -103,37 +101,37 @@ def copy(source: Store, target: Store, what: Plan, on_arrival: Callable[[FileEnt
             target.blobs.put(entry, file, file.lstat())
         on_arrival(entry)
 
-    with target.leases.publication(digests, lasting=not what.records):
+    with target.leases.publication(digests, lasting=not plan.records):
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(send, what.missing))
-        target.blobs.trust(what.missing)
+            list(pool.map(send, plan.missing))
+        target.blobs.trust(plan.missing)
         for manifest in reversed(manifests):
             if manifest.reference not in gone:
                 target.adopt(manifest)
             elif not _has(target, manifest.reference):
                 target.adopt(manifest, pruned=True)
-        for record in what.records:
+        for record in plan.records:
             target.records.put(record)
-        for manifest in what.manifests:
-            kept = attachments(target, manifest.reference)
-            sent = attachments(source, manifest.reference).items()
-            attach(target, manifest.reference, {name: data for name, data in sent if name not in kept})
+        for manifest in plan.manifests:
+            existing = attachments(target, manifest.reference)
+            own = attachments(source, manifest.reference)
+            attach(target, manifest.reference, {name: data for name, data in own.items() if name not in existing})
     files = {
-        entry.sha256 for manifest in what.manifests if manifest.reference not in what.pruned for entry in manifest.files
+        entry.sha256 for manifest in plan.manifests if manifest.reference not in plan.pruned for entry in manifest.files
     }
     return Copied(
-        artifacts=tuple(manifest.reference for manifest in what.manifests),
-        records=len(what.records),
-        sent=len(what.missing),
-        sent_bytes=what.size,
-        kept=len(files) - len(what.missing),
+        artifacts=tuple(manifest.reference for manifest in plan.manifests),
+        records=len(plan.records),
+        sent=len(plan.missing),
+        sent_bytes=plan.size,
+        kept=len(files) - len(plan.missing),
     )
 
 
-def _other_outputs(source: Store, target: Store, what: Plan) -> Iterator[Manifest]:
+def _other_outputs(source: Store, target: Store, plan: Plan) -> Iterator[Manifest]:
     """Other outputs of the copied stages that are neither copied nor in the target."""
-    copied = {manifest.reference for manifest in what.manifests}
-    for output in {output for record in what.records for output in record.outputs.values()} - copied:
+    copied = {manifest.reference for manifest in plan.manifests}
+    for output in {output for record in plan.records for output in record.outputs.values()} - copied:
         if not _has(target, output):
             with contextlib.suppress(NotFound):
                 yield source.manifest(output)

@@ -16,14 +16,14 @@ _ATTEMPTS = 5
 
 
 def is_pruned(backend: Backend, reference: Reference) -> bool:
-    """Whether the bytes of an artifact were dropped on purpose, and not published again since."""
+    """Whether retention deleted the bytes of an artifact, and they were not published again since."""
     return backend.stat(pruned_path(reference.digest)) is not None
 
 
 def note_use(backend: Backend, reference: Reference) -> None:
     """Note that an artifact is used now; a retention policy counts its days from here."""
     path = use_path(reference.digest)
-    for _ in range(_ATTEMPTS):  # whoever wins instead has noted a use at the same moment
+    for _ in range(_ATTEMPTS):  # another writer that wins has noted a use at the same moment
         existing = backend.stat(path)
         data = uuid.uuid4().hex.encode()  # other bytes than before, so that the version changes
         try:

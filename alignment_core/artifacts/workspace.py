@@ -125,14 +125,14 @@ class Workspace:
             yield free
 
     def drop_progress(self, key: str) -> None:
-        """Delete the in-stage checkpoints of a key, once its artifact is published; those of other users are left to them."""
+        """Delete the in-stage checkpoints of a key, once its artifact is published; other users' checkpoints stay."""
         for directory in (self.all_progress / check_key(key), self._own_progress(key)):
             with contextlib.suppress(FileNotFoundError):
                 if is_mine(directory):
                     self.discard(directory)
 
     def _own_progress(self, key: str) -> Path:
-        """Where this user's checkpoints lie while another user has the directory of the key."""
+        """The directory of this user's checkpoints while another user owns the directory of the key."""
         return self.all_progress / f"{key}-{os.geteuid()}"
 
     def discard(self, tree: Path) -> None:
@@ -160,11 +160,10 @@ def open_lock(path: Path) -> BinaryIO:
     """Open a file in order to lock it, and create it if it is missing; other users may lock it, too, whatever the umask. It
     may be another user's, such as root's."""
     try:
-        lock = os.open(
-            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666
-        )  # for writing, as NFS wants it
+        # For writing: NFS grants exclusive locks only on files that are open for writing.
+        lock = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except PermissionError:
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")  # enough on a disk of this machine
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")  # enough for a lock on a local disk
     open_lock_to_others(lock, path.parent)
     return os.fdopen(lock, "ab")
 
@@ -178,7 +177,7 @@ def names(path: Path, descriptor: int) -> bool:
 
 
 def entries(directory: Path) -> list[Path]:
-    """What a directory holds, sorted; nothing, if it is not there."""
+    """The entries of a directory, sorted; none if it does not exist."""
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
@@ -203,7 +202,7 @@ def adopt_tree(fresh: Path, final: Path) -> None:
 
 
 def remove_tree(tree: Path) -> None:
-    """Remove a file or a tree, read-only directories included. What is gone already is no error."""
+    """Remove a file or a tree, read-only directories included. A missing one is not an error."""
     if not tree.is_dir() or tree.is_symlink():
         tree.unlink(missing_ok=True)
         return
@@ -214,7 +213,7 @@ def remove_tree(tree: Path) -> None:
 
 
 def files_below(tree: Path) -> dict[str, os.stat_result]:
-    """All that is not a directory below ``tree``, by relative POSIX path; what vanishes meanwhile is left out."""
+    """The files below ``tree`` by relative POSIX path, except those that vanish meanwhile."""
     files = {}
     for directory, _, names in os.walk(tree):
         for name in names:
@@ -250,7 +249,7 @@ def abandoned(temporary: Path) -> Iterator[bool]:
             pass
         except PermissionError:
             free = False
-        except FileNotFoundError:  # its owner has still to lock it, or died before it did
+        except FileNotFoundError:  # its owner has not locked it yet, or died before that
             with contextlib.suppress(FileNotFoundError):
                 free = free or time.time() - temporary.lstat().st_mtime > _YOUNG_SECONDS
         yield free

@@ -141,7 +141,7 @@ def test_who_lost_a_lease_hears_of_it_and_does_not_take_it_from_its_follower(sto
         stored = store.backend.stat(PATH)  # it was renewed just now
         assert stored is not None
     assert wait_until(held.is_lost, 30)
-    with pytest.raises(Conflict, match="others may have gone on without this process"):
+    with pytest.raises(Conflict, match="others may have taken over from this process"):
         held.check()
     held.release()
     holder = store.leases.holder(PATH)

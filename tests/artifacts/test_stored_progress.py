@@ -87,7 +87,7 @@ def test_a_snapshot_that_lists_a_pickle_is_not_taken(machine: Machine, caplog: p
     there, theirs = machine("two")
     StoredProgress(there, KEY).pull(theirs)
     assert list(theirs.iterdir()) == []
-    assert "lists what may be pickles" in caplog.text
+    assert "lists files that may be pickles" in caplog.text
 
 
 def test_a_machine_that_comes_back_takes_what_another_one_did_meanwhile_and_keeps_what_is_its_own(
