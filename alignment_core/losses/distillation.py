@@ -1,7 +1,7 @@
 """Divergences between a teacher and a student over the tokens of each place.
 
 Both are given as log-probabilities of the teacher's likeliest tokens. All other tokens are one more outcome, which has the rest
-of the mass: so each divergence is one of two distributions, never negative, and at most what it is over the whole vocabulary.
+of the mass. So each divergence compares two complete distributions: it is never negative, and at most the one over all tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from torch import Tensor
 
 
 def with_rest(logps_KC: Tensor) -> Tensor:
-    """The same with the log of the mass that the candidates leave: [K, C] → [K, C + 1]."""
+    """Append the log of the mass that the candidates leave: [K, C] → [K, C + 1]."""
     listed_K = torch.logsumexp(logps_KC, dim=-1).clamp(max=-1e-7)  # of all tokens, rounding may give more than 1
+    # log(1 - mass) by expm1: it keeps its digits where the candidates have nearly all of the mass.
     return torch.cat([logps_KC, torch.log(-torch.expm1(listed_K))[:, None]], dim=1)
 
 
@@ -24,14 +25,14 @@ def kl(logps_KC: Tensor, others_KC: Tensor) -> Tensor:
 
 
 def forward_kl(teacher_KC: Tensor, student_KC: Tensor) -> Tensor:
-    """``KL(teacher ‖ student)``: the student covers all that the teacher may say. Hinton et al. 2015, "Distilling the Knowledge
-    in a Neural Network". [K, C] → [K]."""
+    """``KL(teacher ‖ student)``, mode-covering: each token that the teacher may choose needs probability. Hinton et al. 2015,
+    "Distilling the Knowledge in a Neural Network". [K, C] → [K]."""
     return kl(teacher_KC, student_KC)
 
 
 def reverse_kl(teacher_KC: Tensor, student_KC: Tensor) -> Tensor:
-    """``KL(student ‖ teacher)``: the student says nothing that the teacher would not. Gu et al. 2024, "MiniLLM: Knowledge
-    Distillation of Large Language Models". [K, C] → [K]."""
+    """``KL(student ‖ teacher)``, mode-seeking: tokens that the teacher would not choose are penalised. Gu et al. 2024,
+    "MiniLLM: Knowledge Distillation of Large Language Models". [K, C] → [K]."""
     return kl(student_KC, teacher_KC)
 
 

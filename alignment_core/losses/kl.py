@@ -14,7 +14,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 def kl_estimate(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) -> Tensor:
     """Per token, with d = log π - log π_ref: k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d.
 
-    The means of k1 and k3 are the KL; k2's is near it where the two are near. Args: [K] in nats. Returns [K] in nats.
+    k1 and k3 are unbiased; k2 is nearly so where the two policies are close. Args: [K] in nats. Returns [K] in nats.
     """
     difference_K = logps_K - reference_K
     if estimator == "k1":
@@ -27,13 +27,14 @@ def kl_estimate(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) ->
 def kl_with_unbiased_gradient(
     logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator, log_ratio_K: Tensor
 ) -> Tensor:
-    """The value of ``estimator`` with a gradient that is that of the KL in expectation over the samples.
+    """The value of ``estimator``, with a gradient whose expectation over the samples is that of the KL.
 
     E[w ∇ k2] = E[w d ∇ log π] = ∇ KL with w = π / π_old for samples of π_old, while E[∇ k1] = 0 and E[∇ k3] is the gradient
     of the KL the other way round. Args: [K] in nats; ``log_ratio_K`` = log π - log π_old, 0 for samples of π itself.
     Returns [K] in nats.
     """
     weighted_K = ratio(log_ratio_K).detach() * kl_estimate(logps_K, reference_K, "k2")
+    # Zero plus the estimate: the first two terms cancel in the value and leave the gradient of k2.
     return weighted_K - weighted_K.detach() + kl_estimate(logps_K, reference_K, estimator).detach()
 
 

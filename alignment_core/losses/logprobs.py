@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 LARGEST_LOG_RATIO = 20.0
+"""Bound of log-ratios before ``exp``, so that one token cannot make the loss of a batch infinite or NaN. e^20 is 5e8."""
 
 
 def token_logps(logits_KV: Tensor, labels_K: Tensor) -> Tensor:
@@ -13,6 +14,7 @@ def token_logps(logits_KV: Tensor, labels_K: Tensor) -> Tensor:
 
     Args: ``logits_KV`` [K, V] any float type; ``labels_K`` [K] token ids. Returns [K].
     """
+    # In bf16, log-probabilities between -4 and -8 would be multiples of 1/32.
     return -torch.nn.functional.cross_entropy(logits_KV.float(), labels_K, reduction="none")
 
 
@@ -45,5 +47,5 @@ def sum_by_sequence(values_K: Tensor, sequence_K: Tensor, count: int) -> Tensor:
 
 
 def ratio(log_ratio_K: Tensor) -> Tensor:
-    """The exponential of log-ratios in nats, bounded: beyond e^±20 a ratio says nothing but "far away". [K] → [K]."""
+    """The exponential of log-ratios in nats, which are clamped to ±``LARGEST_LOG_RATIO``. [K] → [K]."""
     return log_ratio_K.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()

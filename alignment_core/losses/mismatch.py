@@ -18,7 +18,9 @@ Level = Literal["token", "sequence"]
 Measure = Literal["ratio", "kl", "tv"]
 
 BISECTIONS = 40
+"""Halvings of the interval [0, 1], after which it is shorter than the rounding of fp32."""
 ALMOST_ONE = 1 - 1e-6
+"""Upper bound of probabilities, so that log(1 - p) stays finite."""
 
 
 def correction_weights(
@@ -33,11 +35,11 @@ def correction_weights(
     low: float,
     high: float,
 ) -> Tensor:
-    """What each token's loss is multiplied by: its importance ratio, limited where the policies differ too much.
+    """The factor of each token's loss: its importance ratio, limited where the policies differ too much.
 
-    ``measure`` is what the bounds apply to, at a token or over its sequence: the ratio (of a sequence: the product), which may
-    lie in [``low``, ``high``]; or, from the probability of the sampled token alone, the binary KL(sampled ‖ trained) or total
-    variation (of a sequence: the mean), at most ``high``. ``mask`` gives what lies outside weight 0; ``clip`` scales its
+    The bounds apply to ``measure``, at a token or over its sequence: the ratio (of a sequence: the product), which may lie in
+    [``low``, ``high``]; or, from the probability of the sampled token alone, the binary KL(sampled ‖ trained) or total
+    variation (of a sequence: the mean), at most ``high``. Outside the bounds ``mask`` gives weight 0, and ``clip`` scales the
     log-ratio down until it lies at the bound.
 
     Truncated importance sampling is token, clip, ratio, low 0 (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings
@@ -72,7 +74,7 @@ def _largest_scale(inside: Callable[[Tensor], Tensor], ones_M: Tensor, good_M: T
         middle_M = (low_M + high_M) / 2
         fits_M = inside(middle_M)
         low_M, high_M = torch.where(fits_M, middle_M, low_M), torch.where(fits_M, high_M, middle_M)
-    return torch.where(good_M, ones_M, low_M)
+    return torch.where(good_M, ones_M, low_M)  # the lower end has always been inside
 
 
 def _divergence(log_ratio_K: Tensor, sampled_K: Tensor, measure: Measure) -> Tensor:

@@ -39,7 +39,7 @@ def policy_objective(
     config, kl, correction = section.loss, section.kl, section.mismatch
     logps_K, entropy_K = output if output.dim() == 2 else (output, None)
     rollout_K = numbers["rollout_logps"]
-    # Without them this is the first update of the batch: the policy is the old one, and the ratio is 1 up to its gradient.
+    # Without old log-probabilities this is the batch's first update: the ratio is 1, and its gradient that of log π.
     old_K = numbers["old_logps"] if "old_logps" in numbers else logps_K.detach()
     log_ratio_K = logps_K - old_K
     loss_K = policy_loss(config, log_ratio_K, logps_K, numbers["advantages"], sequence_K, count)
@@ -193,7 +193,7 @@ def value_loss(values_K: Tensor, old_values_K: Tensor, returns_K: Tensor, clip: 
 
 
 def aggregation_weights(sequence_K: Tensor, count: int, aggregation: Aggregation) -> Tensor:
-    """What each token counts in the sum over a batch, which :func:`aggregation_normaliser` then divides.
+    """The weight of each token in the sum over a batch, which is then divided by :func:`aggregation_normaliser`.
 
     Args: ``sequence_K`` [K]: the sequences, ``count`` of them, that the tokens belong to. Returns [K].
     """
@@ -204,12 +204,13 @@ def aggregation_weights(sequence_K: Tensor, count: int, aggregation: Aggregation
 
 
 def aggregation_normaliser(tokens: int, sequences: int, aggregation: Aggregation, length: int) -> float:
-    """What the weighted sum over a batch of so many trained tokens and sequences is divided by.
+    """The divisor of the weighted sum over a batch of so many trained tokens and sequences.
 
     ``token-mean``: Yu et al. 2025, "DAPO". ``sequence-mean-token-mean``: Shao et al. 2024, "DeepSeekMath",
-    equation 3. ``fixed-length``: every sequence counts as ``length`` tokens, so that long ones are not played down: Liu
+    equation 3. ``fixed-length``: every sequence counts as ``length`` tokens, so that tokens of long ones weigh no less: Liu
     et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO).
     """
+    # At least 1: the loss of a batch without trained tokens is 0 instead of NaN.
     if aggregation == "token-mean":
         return max(1.0, float(tokens))
     return max(1.0, float(sequences) * (length if aggregation == "fixed-length" else 1))

@@ -1,8 +1,8 @@
 """Losses on preference pairs for a policy: DPO and its relatives.
 
 Throughout, ``r = log π(y|x) - log π_ref(y|x)`` is the log-ratio of a completion, and δ is that of the chosen one (w) less that
-of the rejected one (l). A loss takes two tensors [P] in nats, of chosen and rejected completions, and returns [P]. Which number
-of a completion it takes, :data:`LOSSES` says.
+of the rejected one (l). A loss takes two tensors [P] in nats, of chosen and rejected completions, and returns [P].
+:data:`LOSSES` has the number of a completion that each loss takes.
 """
 
 from __future__ import annotations
@@ -112,28 +112,29 @@ def simpo_loss(
 def orpo_loss(mean_logp_chosen_P: Tensor, mean_logp_rejected_P: Tensor, beta: float) -> Tensor:
     """``L = -β log σ(log odds_w - log odds_l)`` with ``odds = p / (1 - p)`` and log p the mean over the tokens: the second term
     of Hong et al. 2024, "ORPO: Monolithic Preference Optimization without Reference Model", equation 6."""
-    odds_P = (
+    # log(1 - p) by expm1, which keeps its digits near p = 1; the clamp keeps it finite where p rounds to 1.
+    log_odds_P = (
         mean_P - torch.log(-torch.expm1(mean_P.clamp(max=-1e-7)))
         for mean_P in (mean_logp_chosen_P, mean_logp_rejected_P)
     )
-    chosen_P, rejected_P = odds_P
+    chosen_P, rejected_P = log_odds_P
     return -beta * logsigmoid(chosen_P - rejected_P)
 
 
 LEAST_BETA = 1e-3
-"""Of β-DPO, as in its authors' code."""
+"""Lower bound of β in β-DPO, as in its authors' code."""
 
 
 def dynamic_beta(beta: float, margin: float, alpha: float, threshold: float) -> float:
     """``β' = β (1 + α (m - m₀))``, at least 0.001, of a batch whose implicit rewards have the mean margin m: Wu et al. 2024,
-    "β-DPO: Direct Preference Optimization with Dynamic β", equation 8. The paper moves the threshold m₀ along with the margins
-    of batches before; here it is given, so that a step depends on its own batch alone."""
+    "β-DPO: Direct Preference Optimization with Dynamic β", equation 8. In the paper the threshold m₀ follows the margins of
+    earlier batches; here it is fixed, so that a step depends on its own batch alone."""
     return max(beta * (1 + alpha * (margin - threshold)), LEAST_BETA)
 
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """A loss, and what it takes of a completion."""
+    """A loss, and the number of a completion that it takes."""
 
     of: Callable[[Tensor, Tensor, DpoLossConfig], Tensor]
     means: bool = False

@@ -19,7 +19,7 @@ def bradley_terry_loss(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor | 
 def log_exp_loss(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor | float = 0.0) -> Tensor:
     """``L = log(1 + exp(s_l - s_w + m))``, computed as softplus's defining sum of exponentials.
 
-    Equal to :func:`bradley_terry_loss` in exact arithmetic; kept because recipes of OpenRLHF name it.
+    Equal to :func:`bradley_terry_loss` in exact arithmetic; kept because OpenRLHF has it as an option.
     Args: scores [P], margin [P] or 0. Returns [P].
     """
     difference_P = rejected_P - chosen_P + margin_P

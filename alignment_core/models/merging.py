@@ -64,7 +64,7 @@ def ties(
         agrees = (change.sign() == sign) & (change != 0)
         merged += change * agrees
         total += weight * agrees
-    return start + scale * merged / total.where(total > 0, 1.0)
+    return start + scale * merged / total.where(total > 0, 1.0)  # 0 / 1 where no change is left
 
 
 HALF = 16

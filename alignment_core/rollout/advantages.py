@@ -27,9 +27,10 @@ from alignment_core.rollout.rollout import Rollout
 from alignment_core.training.step_data import StepData
 
 LEAST_DEVIATION = 1e-6
+"""Lower bound of the deviation of returns, which is 0 as long as all of them are equal."""
 AT_ONCE = 255
-"""Sequences whose recursions go together: a call of numpy takes as long for one number as for so many. It is odd, so that the
-numbers of a sequence, which lie so far apart, do not share lines of the processor's cache."""
+"""Sequences whose recursions run together: a numpy call takes about as long for 255 numbers as for one. It is odd, so that the
+numbers of a sequence, which are this far apart, do not compete for the same lines of the processor's cache."""
 
 EPSILON = 1e-4
 """Added to deviations before division, as in TRL, so that rewards that differ by rounding alone are worth almost nothing."""
@@ -48,7 +49,7 @@ class ReasoningStepRewards:
     sequence_U: np.ndarray
     """Index of the completion."""
     counted_S: np.ndarray
-    """The part of each completion's total reward that its steps stand for."""
+    """The part of each completion's total reward that belongs to its steps."""
 
 
 def reasoning_step_rewards(rollouts: Sequence[Rollout], configs: Sequence[RewardConfig]) -> ReasoningStepRewards | None:
@@ -105,6 +106,7 @@ def add_advantages(
         group_U = group_S[torch.from_numpy(reasoning_steps.sequence_U)]
         credit_U = credited(torch.from_numpy(reasoning_steps.reward_U), group_U)
         rewards_K.index_add_(0, torch.from_numpy(reasoning_steps.place_U), credit_U)
+    # The divisor of the deviation is n: with n - 1, that of a single completion would be NaN.
     metrics = {"reward": float(reward_S.mean()), "reward_deviation": float(reward_S.std(correction=0))}
     if kl.place == "reward" and coefficient > 0:
         kl_K = kl_estimate(numbers("old_logps"), numbers("reference_logps"), kl.estimator)
@@ -123,7 +125,7 @@ def add_advantages(
 
 
 def credit(rewards_S: Tensor, group_S: Tensor, baseline: Baseline, divide_by_deviation: bool) -> Tensor:
-    """What a sequence's tokens are credited with for its reward: the reward less a baseline, over the deviation of its group.
+    """The credit of a sequence's tokens for its reward: the reward less a baseline, over the deviation of its group.
 
     With ``group`` and the division it is GRPO's ``(r - mean) / (std + EPSILON)`` (Shao et al. 2024, "DeepSeekMath", section
     4.1.2), without the division that of Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO). For process
@@ -191,7 +193,7 @@ def generalised_advantages(
 
 
 def whitened(advantages_K: Tensor, with_deviation: bool, epsilon: float = 1e-8) -> Tensor:
-    """Advantages of the whole batch less their mean and, if asked, over their standard deviation (divisor n). [K] → [K]."""
+    """Advantages of the whole batch less their mean and, ``with_deviation``, over their deviation (divisor n). [K] → [K]."""
     centred_K = advantages_K - advantages_K.mean()
     return centred_K / (centred_K.pow(2).mean().sqrt() + epsilon) if with_deviation else centred_K
 

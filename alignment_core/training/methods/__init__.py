@@ -1,1 +1,1 @@
-"""What is particular to a training method, one small object per module."""
+"""Training methods: the rows and the loss of each, one small object per module."""

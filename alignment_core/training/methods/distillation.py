@@ -33,7 +33,7 @@ class Distillation(Sft):
         ]
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        if not batch.rows:  # an empty pack, of a rank without rows
+        if not batch.rows:  # the pack of a rank without rows, whose backward pass must still take part in collectives
             return output.sum(), dict.fromkeys(("loss", "kl", "nll"), output.detach().sum())
         logps = [row.sequences[0].candidate_values for row in batch.rows]
         teacher_KC = with_rest(output.new_tensor(np.concatenate([one for one in logps if one is not None])))

@@ -25,8 +25,10 @@ class Dpo:
     head: ClassVar[Head] = "lm"
 
     def __init__(self, config: DpoLossConfig, bf16: bool = False) -> None:
-        """``bf16``: whether the model computes in it, which decides what is a tie."""
-        self.config, self.needs_reference, self.bf16 = config, config.needs_reference, bf16
+        """``bf16``: whether the model computes in bf16; decides which differences are ties."""
+        self.config = config
+        self.needs_reference = config.needs_reference
+        self.bf16 = bf16
 
     def rows(self, table: pa.Table) -> list[Row]:
         return pair_rows(table)
@@ -37,15 +39,17 @@ class Dpo:
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
         logps_S = sum_by_sequence(output, batch.sequence_K, batch.sequences)
+        # At least 1, so that the mean of an empty completion is 0 instead of NaN.
         tokens_S = sum_by_sequence(output.new_ones(len(output)), batch.sequence_K, batch.sequences).clamp(min=1)
         assert (reference_S is not None) or not self.needs_reference, "the stage reference_logps comes before"
         ratio_S = logps_S if reference_S is None else logps_S - reference_S
         nll_P = -split_pairs(logps_S / tokens_S)[0]
         loss = config.nll_weight * nll_P
         for name, weight in config.weights.items():
-            one = LOSSES[name]
-            taken_S = ratio_S if one.reference else logps_S
-            loss = loss + weight * one.of(*split_pairs(taken_S / tokens_S if one.means else taken_S), config)
+            preference_loss = LOSSES[name]
+            sums_S = ratio_S if preference_loss.reference else logps_S
+            values_S = sums_S / tokens_S if preference_loss.means else sums_S
+            loss = loss + weight * preference_loss.of(*split_pairs(values_S), config)
         # The implicit reward is β times the log-ratio; without a reference, β times the mean log-probability (SimPO).
         chosen_P, rejected_P = split_pairs(ratio_S if self.needs_reference else logps_S / tokens_S)
         rounding_S = logps_rounding(logps_S, tokens_S, self.bf16)

@@ -80,24 +80,25 @@ class Kto:
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     def _rewards(self, reward_S: Tensor, desirable_S: Tensor) -> dict[str, Tensor]:
-        """Their means over the batch's rows of either label, and the difference; of labels that the batch has."""
+        """Mean rewards of the batch's rows of each label, and their difference; without labels that the batch lacks."""
         labels = ("reward_desirable", desirable_S), ("reward_undesirable", 1 - desirable_S)
-        found = {
+        rewards = {
             name: (has_S * reward_S).sum() * (sum(self.counts) / count)  # the trainer divides by all rows
             for (name, has_S), count in zip(labels, self.counts, strict=True)
             if count
         }
-        if len(found) == len(labels):
-            found["margin"] = found["reward_desirable"] - found["reward_undesirable"]
-        return found
+        if len(rewards) == len(labels):
+            rewards["margin"] = rewards["reward_desirable"] - rewards["reward_undesirable"]
+        return rewards
 
 
 class _Rows(Sequence[Row]):
-    """Each prompt of a table with a completion, made when it is asked for. The margin says whether the completion of the table
-    is desirable: 1 or 0."""
+    """Each prompt of a table with a completion, made on access. The margin is 1 if the table's own completion is desirable, and
+    0 if not."""
 
     def __init__(self, table: pa.Table, completions: Sequence) -> None:
-        self.prompts, self.completions = column(table, "prompt_ids"), completions
+        self.prompts = column(table, "prompt_ids")
+        self.completions = completions
         self.labels = column(table, "label")
 
     def __len__(self) -> int:
@@ -105,6 +106,6 @@ class _Rows(Sequence[Row]):
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         sequence = TokenSequence.of_prompt_and_completion(self.prompts[number], self.completions[number])
         return Row(number, (sequence,), float(self.labels[number]))

@@ -1,4 +1,4 @@
-"""Rows of preference pairs: what the reward model and DPO share."""
+"""Rows of preference pairs, shared by the reward model and DPO."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ProcessRewardModel:
         return max(1.0, float(sum(row.sequences[0].targets.sum() for row in rows)))
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        if not batch.rows:  # an empty pack, of a rank without rows
+        if not batch.rows:  # the pack of a rank without rows, whose backward pass must still take part in collectives
             return output.sum(), dict.fromkeys(("loss", "accuracy", "label"), output.detach().sum())
         log_odds_K = output[:, 1] - output[:, 2]
         labels = [row.sequences[0].candidate_values for row in batch.rows]
