@@ -1,4 +1,4 @@
-"""Checkpoints of a running stage: their completeness, and the order of writes that guarantees it."""
+"""Checkpoints of a running stage, and the order of writes that makes them complete or absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CURVE = "metrics.jsonl"
 
 
 def complete(checkpoint: Path, described: dict[str, Any]) -> None:
-    """Sync all of a checkpoint to the disk, and then write its description to ``complete.json``, by which it counts."""
+    """Sync all of a checkpoint to the disk, and only then write ``complete.json``, without which it does not count."""
     _sync_tree(checkpoint)
     (checkpoint / "complete.json").write_text(json.dumps(described))
     _sync_tree(checkpoint)
@@ -31,7 +31,7 @@ def put_in_place(partial: Path, folder: Path) -> None:
 
 
 def link_tree(folder: Path, target: Path) -> None:
-    """Hard-link the files of a folder into another one; copy them where the file system has no hard links."""
+    """Hard-link the files of a folder into another one, or copy them if the file system has no hard links."""
 
     def link(source: str, name: str) -> None:
         try:
@@ -48,7 +48,7 @@ def described(checkpoint: Path) -> dict[str, Any]:
 
 
 def curve_of(directory: Path, step: int) -> bytes:
-    """The metrics of the steps up to the checkpoint of ``step``; empty where none were reported by then."""
+    """The metrics of the steps up to the checkpoint of ``step``; empty if there were none."""
     try:
         return (folder_of(directory, step) / CURVE).read_bytes()
     except FileNotFoundError:
@@ -61,14 +61,14 @@ def folder_of(directory: Path, step: int) -> Path:
 
 
 def drop_incomplete(directory: Path) -> None:
-    """Remove the remains of killed or failed saves: they do not count, and use the room of the next checkpoint."""
+    """Remove the files of killed or failed saves, which take the space of the next checkpoint."""
     for checkpoint in directory.glob("step-*"):
         if not (checkpoint / "complete.json").is_file():
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def drop_older(directory: Path, step: int) -> None:
-    """Remove the checkpoints of all other steps; that of ``step`` is complete."""
+    """Remove the checkpoints of all steps other than ``step``, whose checkpoint is complete."""
     for older in directory.glob("step-*"):
         if older != folder_of(directory, step):
             (older / "complete.json").unlink(missing_ok=True)  # first, so that a half-deleted checkpoint does not count

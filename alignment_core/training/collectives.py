@@ -1,4 +1,4 @@
-"""Collectives beside those of gradients, by which all trainer ranks make the same decisions."""
+"""Collectives beside those of gradients, so that all trainer ranks make the same decisions."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ class WeightAverage:
                     whole = parameter if frozen else full(parameter)
                     if first:
                         weights[name] = whole.detach().to(parameter.dtype, copy=True).cpu()
-        kept = module.state_dict(keep_vars=True).keys()
-        buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
+        persistent = module.state_dict(keep_vars=True).keys()
+        buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
         return {**weights, **buffers} if first else {}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """In this context the average takes the place of the weights, so that DeepSpeed gathers it as it gathers them."""
+        """In this context the average takes the place of the weights, so that DeepSpeed's functions gather the average."""
         self._swap()
         try:
             yield
@@ -71,7 +71,7 @@ class WeightAverage:
         save_file({str(number): part.contiguous() for number, part in enumerate(self.parts)}, self._file(target))
 
     def restore(self, target: Path) -> None:
-        """Read what :meth:`save` wrote."""
+        """Read the output of :meth:`save`."""
         from safetensors.torch import load_file
 
         stored = load_file(self._file(target))
@@ -84,7 +84,7 @@ class WeightAverage:
 
 def stepped_tensors(engine: Any, zero_stage: int) -> list[Tensor]:
     """The tensors that this rank's optimiser steps."""
-    if zero_stage == 3:
+    if zero_stage == 3:  # DeepSpeed puts them into `param_groups` only during a step
         return list(engine.optimizer.fp32_partitioned_groups_flat)
     return [part for group in engine.basic_optimizer.param_groups for part in group["params"]]
 
@@ -93,7 +93,8 @@ def whole_tensors(engine: Any) -> dict[int, Tensor]:
     """For ZeRO stage 0: the optimiser's tensor of each parameter, by its ``id``; in fp32 that is the parameter itself."""
     weights = stepped_tensors(engine, 0)
     groups = getattr(engine.optimizer, "fp16_groups", [weights])  # DeepSpeed's name, also in bf16
-    return {id(one): weight for one, weight in zip((p for group in groups for p in group), weights, strict=True)}
+    parameters = (parameter for group in groups for parameter in group)
+    return {id(parameter): weight for parameter, weight in zip(parameters, weights, strict=True)}
 
 
 def full_fp32(engine: Any, zero_stage: int) -> Callable[[nn.Parameter], Tensor]:
@@ -102,8 +103,8 @@ def full_fp32(engine: Any, zero_stage: int) -> Callable[[nn.Parameter], Tensor]:
 
     if zero_stage:
         return lambda parameter: safe_get_full_fp32_param(parameter).detach()
-    own = whole_tensors(engine)
-    return lambda parameter: own[id(parameter)].detach()
+    tensors = whole_tensors(engine)
+    return lambda parameter: tensors[id(parameter)].detach()
 
 
 def whole_parameter(parameter: nn.Parameter, zero_stage: int) -> Any:

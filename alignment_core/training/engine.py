@@ -57,16 +57,16 @@ def make_engine(
     import deepspeed
 
     settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
+        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires a number; packs have any number of rows
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,  # the number of packs per step varies, so `step` is the boundary
         "gradient_clipping": max_grad_norm,
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
+        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW steps on the CPU, see make_optimizer
         "bf16": {"enabled": bf16},
         "zero_optimization": {"stage": zero_stage, "overlap_comm": False},
     }
-    if bf16 and zero_stage:
+    if bf16 and zero_stage:  # without ZeRO DeepSpeed refuses this option, and `grad_dtype` of torch does the same
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if resources.offload_optimizer:
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
@@ -113,7 +113,8 @@ def fill_gradients(module: torch.nn.Module) -> None:
 def close_engine(engine: Any, module: torch.nn.Module, zero_stage: int) -> None:
     """Free the memory of an engine and its module.
 
-    ZeRO-3 keeps a reference to every module that it ever saw, in a global list and in the caches of methods.
+    ZeRO 3 keeps references to all modules, in a global list and in caches of methods: models of earlier jobs would fill the
+    memory.
     """
     engine.destroy()
     if zero_stage != 3:
@@ -123,9 +124,8 @@ def close_engine(engine: Any, module: torch.nn.Module, zero_stage: int) -> None:
 
     stack = parameter_offload.FWD_MODULE_STACK
     stack[:] = [other for other in stack if other is not module]
+    # DeepSpeed wraps its methods, so the caches are in closures.
     for method in vars(PartitionedParameterCoordinator).values():
-        for cell in (
-            getattr(method, "__closure__", None) or ()
-        ):  # DeepSpeed wraps its methods, so the cache is in a closure
+        for cell in getattr(method, "__closure__", None) or ():
             if hasattr(cell.cell_contents, "cache_clear"):
                 cell.cell_contents.cache_clear()

@@ -28,7 +28,7 @@ class ForwardJob:
     bf16: bool | None = None
     """Whether it computes in bfloat16; None: if it is stored in half precision."""
     verdicts: tuple[int, int] | None = None
-    """Of a judge: the token of the good verdict, and that of the bad one."""
+    """For a judge: the tokens of the good and the bad verdict."""
     temperature: float = 1.0
     """Temperature of a language model's distribution over tokens, softmax(logits / temperature)."""
     context: int | None = None

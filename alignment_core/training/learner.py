@@ -108,6 +108,7 @@ class Learner:
         dtype = torch.bfloat16 if training.bf16 else torch.float32
         model = replace(source.model, in_4bit=training.in_4bit).load(source.head, dtype, source.head_seed)
         if resources.gradient_checkpointing:
+            # Reentrant checkpointing needs an input with a gradient, and frozen embeddings (LoRA) have none.
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if training.lora:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
@@ -149,7 +150,7 @@ class Learner:
             torch.nn.utils.clip_grads_with_norm_(self.packed.parameters(), self.training.max_grad_norm, norm)
 
     def parameters(self) -> int:
-        """Number of parameters of the whole model, also where this rank holds a part of them."""
+        """Number of parameters of the whole model, of which this rank may hold a part."""
         return sum(_size(p) for p in self.packed.parameters())
 
     def base(self, *batch: Any) -> torch.Tensor:
@@ -169,6 +170,7 @@ class Learner:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         loss_on_rank = sum(self._backward(term, terms) for term in terms)
+        # Every rank checks the same sum, so that all raise or none: one alone would leave the others waiting in a collective.
         summed = sum_over_ranks(torch.tensor([loss_on_rank], dtype=torch.float64, device=self.device.torch_device))
         loss_of_batch = float(summed)
         if not math.isfinite(loss_of_batch):
@@ -234,14 +236,15 @@ class Learner:
     def export(self, directory: Path, average: bool = False, adapter: Path | None = None) -> None:
         """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part).
 
-        With LoRA its adapters go into the folder ``adapter``, if one is given. Raises EnvironmentFault where the disk has no
-        room for the model.
+        With LoRA its adapters are written to the folder ``adapter``, if one is given. Raises EnvironmentFault if the disk has
+        no room for the model.
         """
         self.check_consistent()
         if average:
             assert self.average is not None, "the learner was made without ema_decay"
             state = self.average.state(self.packed)
         elif self.zero_stage == 3:
+            # Private, because the public `save_16bit_model` writes the same weights as a pickle.
             state = self.engine._zero3_consolidated_16bit_state_dict()
         else:
             state = self.packed.state_dict()
@@ -285,7 +288,7 @@ class Learner:
         self.check_consistent()
         model = self.packed.model
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        gathered: AbstractContextManager[Any] = nullcontext()
+        gathered: AbstractContextManager[Any] = nullcontext()  # collective: all ranks enter it before rank 0 writes
         if self.zero_stage == 3:
             import deepspeed
 
@@ -298,7 +301,7 @@ class Learner:
             return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint must share with the learner that resumes from it; a portable one, only the optimiser."""
+        """Properties that a checkpoint must share with the learner that resumes from it; a portable one, only the optimiser."""
         if self._portable is not None:
             return {"portable": self.training.optimizer}
         return {
@@ -308,7 +311,7 @@ class Learner:
         }
 
     def save(self, target: Path) -> None:
-        """Write weights and optimiser below ``target``. Raises EnvironmentFault where the disk has no room for them."""
+        """Write weights and optimiser below ``target``. Raises EnvironmentFault if the disk has no room for them."""
         self.check_consistent()
         if self.rank == 0:
             target.mkdir(parents=True, exist_ok=True)
@@ -319,6 +322,7 @@ class Learner:
                 self._portable.save(target, self.average)
                 torch.distributed.barrier()
                 return
+            # Frozen weights are those of the initial model. `complete.json` takes the place of DeepSpeed's file `latest`.
             self.engine.save_checkpoint(str(target), tag="state", save_latest=False, exclude_frozen_parameters=True)
             if self.average is not None:
                 self.average.save(target)
@@ -333,7 +337,7 @@ class Learner:
         try:
             check_room(target, size, f"the checkpoint of step {self.steps}")
         except EnvironmentFault:
-            shutil.rmtree(target, ignore_errors=True)  # half a checkpoint is useless and takes the last room
+            shutil.rmtree(target, ignore_errors=True)  # a partial checkpoint is useless and takes up space
             raise
 
     def check_consistent(self) -> None:
@@ -342,12 +346,13 @@ class Learner:
             raise NumericError(f"step {self.steps} failed half-way: the half-updated weights are not saved")
 
     def restore(self, target: Path, steps: int) -> None:
-        """Read what :meth:`save` wrote after ``steps`` steps. Raises EnvironmentFault if another user owns it."""
+        """Read the output of :meth:`save` after ``steps`` steps. Raises EnvironmentFault if another user owns it."""
         if self._portable is not None:
             self._portable.load(target, self.average)
             self.steps = steps
             return
         check_ours(target)  # DeepSpeed unpickles it
+        # Not strict with LoRA: frozen weights are not in the checkpoint.
         loaded, _ = self.engine.load_checkpoint(str(target), tag="state", load_module_strict=not self.training.lora)
         if loaded is None:
             raise NumericError(f"DeepSpeed could not read the progress checkpoint {target.name}")
@@ -361,5 +366,5 @@ class Learner:
 
 
 def _size(parameter: torch.Tensor) -> int:
-    """Numbers of the whole parameter, also where this rank holds a part of it."""
+    """Number of elements of the whole parameter, of which this rank may hold a part."""
     return getattr(parameter, "ds_numel", 0) or numbers_of(parameter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -33,17 +32,20 @@ class MovingReference:
         self.learner = learner
         self.every = every
         self.mixup = mixup
-        shapes, own = ({n: _shape(p) for n, p in one.model.named_parameters()} for one in (learner.packed, packed))
-        if other := sorted(name for name in {*shapes, *own} if shapes.get(name) != own.get(name)):
+        of_policy = _shapes(learner.packed)
+        of_reference = _shapes(packed)
+        names = {*of_policy, *of_reference}
+        if different := sorted(name for name in names if of_policy.get(name) != of_reference.get(name)):
+            name = different[0]
             raise UserError(
                 "a reference that follows the policy gets its weights, but this one has another architecture "
-                f"({other[0]}: {_described(own.get(other[0]))}, the policy's {_described(shapes.get(other[0]))}): give a model "
+                f"({name}: {_described(of_reference.get(name))}, the policy's {_described(of_policy.get(name))}): give a model "
                 "of the policy's architecture, or keep the reference fixed"
             )
-        self.weights = {name: one.detach() for name, one in packed.model.named_parameters()}
+        self.weights = {name: parameter.detach() for name, parameter in packed.model.named_parameters()}
         """The reference's weights, in fp32 if they are mixed: in bf16 a small step towards the policy would be rounded away."""
         if mixup < 1:
-            self.weights = {name: one.float() for name, one in self.weights.items()}
+            self.weights = {name: weights.float() for name, weights in self.weights.items()}
 
     def logps_of(self, micro: MicroBatch) -> torch.Tensor:
         """Summed log-probabilities of the sequences of a micro-batch in nats [S], without a gradient."""
@@ -83,13 +85,14 @@ class MovingReference:
     def save(self, checkpoint: Path, step: int) -> None:
         """Write the reference into a checkpoint of this step, if it has moved."""
         if step >= self.every:
-            weights = {name: one.cpu().contiguous() for name, one in self.weights.items()}
+            weights = {name: tensor.cpu().contiguous() for name, tensor in self.weights.items()}
             write_whole(checkpoint / REFERENCE, lambda file: file.write(save(weights)))
 
 
-def _shape(parameter: Any) -> tuple[int, ...]:
-    """Shape of the whole parameter, also where this rank holds a part of it."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+def _shapes(packed: PackedModel) -> dict[str, tuple[int, ...]]:
+    """Shapes of the whole parameters, of which this rank may hold a part, by name."""
+    parameters = packed.model.named_parameters()
+    return {name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in parameters}
 
 
 def _described(shape: tuple[int, ...] | None) -> str:

@@ -20,7 +20,7 @@ def make_optimizer(model: torch.nn.Module, config: TrainingConfig, zero_stage: i
     AdamW (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization"); Muon (Jordan et al. 2024, "Muon: An optimizer for
     hidden layers in neural networks") for hidden matrices with the step size of Liu et al. 2025, "Muon is Scalable for LLM
     Training", so that AdamW's learning rate suits both, and AdamW for the others; Adafactor (Shazeer & Stern 2018, "Adafactor:
-    Adaptive Learning Rates with Sublinear Memory Cost"). Raises UserError where ZeRO would split matrices.
+    Adaptive Learning Rates with Sublinear Memory Cost"). Raises UserError if ZeRO would split matrices.
     """
     if config.optimizer != "adamw" and zero_stage:
         raise UserError(
@@ -79,15 +79,15 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
     Norms, biases and embeddings do not decay, nor does a head that is tied to an embedding. An untied head and adapters are
     linear layers and do. Empty groups are left out.
     """
-    embeddings = (one for one in model.modules() if isinstance(one, torch.nn.Embedding))
-    spared = {parameter for one in embeddings for parameter in one.parameters(recurse=False)}
+    embeddings = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    embedded = {parameter for module in embeddings for parameter in module.parameters(recurse=False)}
     decayed: list[torch.nn.Parameter] = []
     plain: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             # Norms and biases are vectors, except for the biases of fused experts: one row an expert.
-            spare = parameter.dim() <= 1 or name.endswith("bias") or parameter in spared
-            (plain if spare else decayed).append(parameter)
+            is_plain = parameter.dim() <= 1 or name.endswith("bias") or parameter in embedded
+            (plain if is_plain else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -95,15 +95,16 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 def _split(model: torch.nn.Module, groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The groups of hidden matrices, for Muon, and of all other parameters: embeddings, heads, vectors, experts in one
     tensor."""
-    spared = {
-        one for module in model.modules() if isinstance(module, torch.nn.Embedding) for one in module.parameters()
+    embeddings = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    outer = {parameter for module in embeddings for parameter in module.parameters()}
+    outer |= {
+        parameter for name, parameter in model.named_parameters() if name.split(".")[-2:-1] in (["lm_head"], ["score"])
     }
-    spared |= {one for name, one in model.named_parameters() if name.split(".")[-2:-1] in (["lm_head"], ["score"])}
     matrices: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for group in groups:
         for chosen, wanted in ((matrices, True), (others, False)):
-            params = [one for one in group["params"] if (one.dim() == 2 and one not in spared) is wanted]
+            params = [tensor for tensor in group["params"] if (tensor.dim() == 2 and tensor not in outer) is wanted]
             if params:
                 chosen.append({**group, "params": params})
     return matrices, others

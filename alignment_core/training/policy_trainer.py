@@ -39,7 +39,7 @@ from alignment_core.training.step_report import StepReport
 
 @dataclass(frozen=True)
 class RlJob:
-    """What to train: plain data that is sent to every rank. Paths are local folders of verified artifacts."""
+    """A training job: plain data that travels to every rank. Paths are local folders of verified artifacts."""
 
     section: RlConfig
     policy: Model
@@ -64,7 +64,11 @@ class PolicyTrainer:
     """Policy, critic and reference on this rank. Create it on every rank at once; its methods are collective."""
 
     def __init__(self, job: RlJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
-        self.job, self.section, self.device, self.rank, self.world = job, job.section, device, rank, world
+        self.job = job
+        self.section = job.section
+        self.device = device
+        self.rank = rank
+        self.world = world
         training = job.section.training
         bonus = job.section.loss.entropy_bonus > 0
         adapters = derive_seed(job.seed, "adapters")
@@ -74,8 +78,8 @@ class PolicyTrainer:
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
             source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters, context=job.context)
-            own = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
-            self.learners["critic"] = Learner(source, own, resources, device, rank, world)
+            of_critic = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
+            self.learners["critic"] = Learner(source, of_critic, resources, device, rank, world)
         self.sender = weight_transfer.Sender(self.policy.packed.model, rank, self.policy.zero_stage)
         self.pretraining: Pretraining | None = None
         if job.section.pretraining is not None:
@@ -95,10 +99,11 @@ class PolicyTrainer:
             self.reference = self.frozen
         every = job.section.kl.refresh_every
         self.moving = MovingReference(self.frozen, self.policy, every) if self.frozen and every else None
-        self.step, self.kl_coefficient = 0, job.section.kl.coefficient
+        self.step = 0
+        self.kl_coefficient = job.section.kl.coefficient
         self.batch: StepData
         self.rows: list[Row] = []
-        """Of the batch."""
+        """Rows of the batch."""
         self.temperature = job.section.generation.temperature
 
     @property
@@ -129,7 +134,7 @@ class PolicyTrainer:
 
     def forward(self, old: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         """Add results of forward passes to the batch on every rank: of the reference and the critic if there are any, and with
-        ``old`` the policy's log-probabilities. Rank 0 returns those that are ``wanted``, [K] by name.
+        ``old`` the policy's log-probabilities. Rank 0 returns the ``wanted`` ones, [K] by name.
         """
         passes: list[tuple[str, Any, bool]] = []
         if old:
@@ -145,6 +150,7 @@ class PolicyTrainer:
             learner.engine.eval()
         packs = {share: self.policy.micro_batches(self.rows, share) for share in {share for _, _, share in passes}}
         for name, model, share in passes:
+            # Zero where other ranks compute, so that the sum over ranks is the whole column.
             values_K = torch.zeros(len(self.batch.numbers["rollout_logps"]), device=self.device.torch_device)
             for micro in packs[share]:
                 with torch.no_grad():
@@ -173,7 +179,9 @@ class PolicyTrainer:
         return self.section.critic.steps_ahead if name == "policy" and self.section.critic else 0
 
     def _update(self, name: str, learner: Learner) -> dict[str, StepReport]:
-        reports, training, rows = {name: StepReport()}, self.section.training, self.rows
+        reports = {name: StepReport()}
+        training = self.section.training
+        rows = self.rows
         mixed = self.pretraining if name == "policy" else None
         if mixed:
             reports["pretraining"] = StepReport()
@@ -206,7 +214,9 @@ class PolicyTrainer:
         """The objective of a pack, and sums of metrics."""
         places_K = self.batch.places_K(micro.rows)
         device = micro.input_ids.device
-        numbers = {column: torch.from_numpy(one[places_K]).to(device) for column, one in self.batch.numbers.items()}
+        numbers = {
+            column: torch.from_numpy(values_K[places_K]).to(device) for column, values_K in self.batch.numbers.items()
+        }
         if name == "policy":
             return policy_objective(
                 self.section, self.kl_coefficient, output, numbers, micro.sequence_K, micro.sequences
@@ -214,26 +224,23 @@ class PolicyTrainer:
         return value_objective(self.section, output, numbers, micro.sequence_K, micro.sequences)
 
     def buckets(self) -> list[BucketSpec]:
-        """Which of the policy's weights travel together to the engines.
-
-        Engines on the same GPUs that slept during the update have back what it alone took of their memory.
-        """
+        """The buckets in which the policy's weights travel to the engines."""
         if self.device.kind == "cuda":
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # engines on the same GPUs wake up and need the memory that the update used
         return weight_transfer.plan(self.policy.packed.model)
 
-    def bucket(self, share: BucketSpec, merge: bool = True) -> Bucket:
-        """These weights of the policy, adapters merged in or left out; nothing on other ranks than the first."""
+    def bucket(self, spec: BucketSpec, merge: bool = True) -> Bucket:
+        """These weights of the policy, with adapters merged in or left out; empty on ranks other than 0."""
         self.policy.check_consistent()
-        return self.sender.bucket(share, merge)
+        return self.sender.bucket(spec, merge)
 
     def adapter(self) -> dict[str, bytes]:
-        """The policy's adapter, its files by name; nothing on other ranks than the first."""
+        """The files of the policy's adapter by name; empty on ranks other than 0."""
         return self.policy.adapter()
 
     def export(self, name: str, directory: Path, adapter: Path | None = None) -> None:
-        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, and what LoRA trained
-        into the folder ``adapter``, if one is given."""
+        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, and its LoRA adapter to the
+        folder ``adapter``, if one is given."""
         average = name == "average"
         self.learners["policy" if average else name].export(directory, average, adapter)
 

@@ -56,14 +56,14 @@ class Portable:
 
     def save(self, folder: Path, average: WeightAverage | None = None) -> None:
         """Write files below ``folder``, which exists: weights, optimiser, and the moving average of the weights."""
-        tensors = {f"{_NUMBERS}.{key}": one for key, one in self._numbers().items()}
+        tensors = {f"{_NUMBERS}.{key}": number for key, number in self._numbers().items()}
         count = 0
 
         def add(name: str, whole: Tensor) -> None:
             nonlocal count
             if self.rank == 0:
                 tensors[name] = whole.detach().cpu().contiguous().clone()
-                if sum(one.nbytes for one in tensors.values()) > _FILE_BYTES:
+                if sum(tensor.nbytes for tensor in tensors.values()) > _FILE_BYTES:
                     save_file(tensors, folder / FILE.format(count))
                     tensors.clear()
                     count += 1
@@ -100,25 +100,26 @@ class Portable:
             else:
                 self._put(parameters[name], key, tensor)
         fused = self.engine.basic_optimizer.defaults.get("fused")
-        for one in stepped_tensors(self.engine, self.zero_stage) if numbers else ():
-            place = one.device if fused else "cpu"
-            state = self.engine.basic_optimizer.state[one]
-            state.update({key: number.to(place, copy=True) for key, number in numbers.items()})
+        for tensor in stepped_tensors(self.engine, self.zero_stage) if numbers else ():
+            device = tensor.device if fused else "cpu"  # torch keeps the number of steps on the CPU for other kernels
+            state = self.engine.basic_optimizer.state[tensor]
+            state.update({key: number.to(device, copy=True) for key, number in numbers.items()})
 
     # ---------------------------------------------------------------- inside
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, one) for name, one in self.engine.module.named_parameters() if one.requires_grad)
+        parameters = self.engine.module.named_parameters()
+        return ((name, parameter) for name, parameter in parameters if parameter.requires_grad)
 
     def _keys(self) -> list[str]:
         """Names of the optimiser's state tensors, after its first step."""
-        keys = {key for state in self.engine.basic_optimizer.state.values() for key, one in state.items() if one.dim()}
-        return sorted(keys)
+        states = self.engine.basic_optimizer.state.values()
+        return sorted({key for state in states for key, tensor in state.items() if tensor.dim()})
 
     def _numbers(self) -> dict[str, Tensor]:
         """The optimiser's scalars, equal for all parameters: the number of its steps."""
         states = self.engine.basic_optimizer.state.values()
-        return {key: one.cpu().clone() for state in states for key, one in state.items() if one.dim() == 0}
+        return {key: number.cpu().clone() for state in states for key, number in state.items() if number.dim() == 0}
 
     def _whole(self, parameter: nn.Parameter, key: str) -> Tensor:
         """The weights of a parameter, or a state tensor of the optimiser, gathered from all ranks."""
@@ -127,6 +128,7 @@ class Portable:
             assert part is not None
             return part.tensor if key == _WEIGHTS else self.engine.basic_optimizer.state[part.tensor].get(key, _NONE)
         shape = getattr(parameter, "ds_shape", parameter.shape)
+        # Each rank fills in its own part, so that the sum over ranks is the whole.
         whole = torch.zeros(shape.numel(), dtype=torch.float32, device=parameter.device)
         if part is not None:
             whole.narrow(0, part.at, part.size).copy_(part.of(self._tensor(part, key)))
@@ -163,12 +165,12 @@ class Portable:
         if self.zero_stage == 0:
             tensor = self._own[id(parameter)]
             return _Part(tensor, 0, 0, tensor.numel())
-        if self.zero_stage == 3:
+        if self.zero_stage == 3:  # every parameter is cut into parts of one size
             group, start, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
             at = size * self.rank  # the last rank's part may be padded
             size = max(0, min(size, parameter.ds_numel - at))
             return _Part(optimizer.fp32_partitioned_groups_flat[group], start, at, size) if size else None
-        mapping = parameter._hp_mapping
+        mapping = parameter._hp_mapping  # made by DeepSpeed; None if this rank has no part of the parameter
         if mapping is None:
             return None
         inside, outside = mapping.hp_fragment_address, mapping.lp_fragment_address

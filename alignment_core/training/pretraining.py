@@ -37,7 +37,5 @@ class Pretraining:
         return Term(batch, self._loss, self.method.normaliser(batch), report, self.config.coefficient)
 
     def _loss(self, output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        logps_K = (
-            output if output.dim() == 1 else output[0]
-        )  # [2, K] with entropies, where the policy's loss needs them
+        logps_K = output if output.dim() == 1 else output[0]  # [2, K] with entropies, if the policy's loss needs them
         return self.method.loss(logps_K, micro, None)

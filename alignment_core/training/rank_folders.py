@@ -1,4 +1,4 @@
-"""Folders of a stage that its trainer ranks read and write, on whichever machines they are."""
+"""Folders of a stage that its trainer ranks read and write, on any machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer ranks: how their processes join one process group, and how they are given a job."""
+"""The trainer ranks: their process group, and the job that they are given."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Job(Protocol[T_co]):
-    """What ranks are to do: plain data that travels to every rank."""
+    """A job of the ranks: plain data that travels to every rank."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> T_co:
-        """The object that does it on one rank, made on every rank at once."""
+        """Make the object that does the job on one rank; called on every rank at once."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class TrainerActors:
 
 
 def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -> ActorGroup[T]:
-    """Give every rank the object of a job, in place of the job before.
+    """Give every rank the object of a job, in place of the previous job.
 
-    Calls of the object, and this one, raise OutOfMemory where smaller micro-batches may help.
+    This call and calls of the object raise OutOfMemory if smaller micro-batches may help.
     """
     group: ActorGroup[T] = trainers.group
     shared = {"resources": resources, "device": trainers.device, "world": group.size}
@@ -47,6 +47,7 @@ def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -
 
 def join(rank: int, world: int, rendezvous: str, resources: ResourcesConfig, device: Device) -> None:
     """Make this process one of ``world`` ranks of a process group, for as long as it lives."""
+    # There is no launcher that sets these. Without LOCAL_SIZE, DeepSpeed's CPU accelerator would count NUMA nodes.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(device.local_rank(rank)))
     os.environ.update(LOCAL_SIZE=str(world))
     with uncollected():
@@ -64,6 +65,6 @@ def join(rank: int, world: int, rendezvous: str, resources: ResourcesConfig, dev
         init_method=rendezvous,
         rank=rank,
         world_size=world,
-        auto_mpi_discovery=False,
+        auto_mpi_discovery=False,  # a rendezvous by file has no MASTER_ADDR, and DeepSpeed would look for MPI instead
         timeout=timedelta(seconds=resources.wait_timeout_seconds),
     )

@@ -12,13 +12,13 @@ from alignment_core.training.rank_folders import bring, write
 
 
 class Resumable(Protocol):
-    """What each rank holds of a job with checkpoints."""
+    """The object that each rank holds of a job with checkpoints."""
 
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint must share with this job."""
+        """Properties that a checkpoint must share with this job."""
 
     def prepare(self, checkpoint: Path | None) -> dict[str, Any]:
-        """Continue from a complete checkpoint, if there is one; where the job stands."""
+        """Continue from a complete checkpoint, if there is one; returns the progress of the job."""
 
     def describe(self) -> dict[str, Any]:
         """The description of a checkpoint of this step, with its ``step`` and ``layout``."""
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Resumable)
 
 
 def resume(ranks: ActorGroup[S], progress: Path) -> dict[str, Any]:
-    """Continue from the newest checkpoint in ``progress`` that is complete and of this layout; where the job stands."""
+    """Continue from the newest checkpoint in ``progress`` that is complete and of this layout; returns the job's progress."""
     newest = newest_progress(progress, ranks.all(Resumable.layout)[0])
     if newest is not None:
         bring(ranks, newest)
@@ -42,7 +42,7 @@ def save_progress(ranks: ActorGroup[S], progress: Path, curve: bytes = b"", **mo
     """Write a checkpoint of this step below ``progress``, with the metrics of the steps so far; ``more`` is added to its
     description. It counts once it is complete.
 
-    When it returns, all of it is on this machine's disk, so that older ones may be removed. Raises EnvironmentFault where a
+    When it returns, all of it is on this machine's disk, so that older ones may be removed. Raises EnvironmentFault if a
     disk has no room for it.
     """
     description = ranks.all(Resumable.describe)[0]

@@ -22,9 +22,9 @@ class StepData:
     targets_N: np.ndarray
     """bool: whether a token is trained."""
     ends_S: np.ndarray
-    """Where each completion ends in the N tokens."""
+    """End of each completion in the N tokens."""
     groups_S: np.ndarray
-    """Which prompt it answers."""
+    """Number of the prompt that it answers."""
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns of the K trained tokens that losses need, [K] float32 each, by name."""
 
@@ -47,18 +47,19 @@ class StepData:
 
     @cached_property
     def starts_K(self) -> np.ndarray:
-        """[S + 1] Where the numbers of each completion begin, and where the last ones end."""
+        """[S + 1] Start of the numbers of each completion, and the end of the last ones."""
         return np.concatenate([[0], np.cumsum(self.targets_N, dtype=np.int32)[self.ends_S - 1]])
 
     @property
     def lengths_S(self) -> np.ndarray:
-        """How many tokens of each are trained."""
+        """Number of trained tokens of each completion."""
         return np.diff(self.starts_K)
 
     def rows(self) -> list[Row]:
         """One for each completion, in their order."""
         ids, targets = (parts(column, self.ends_S) for column in (self.ids_N, self.targets_N))
-        return [Row(number, (TokenSequence(*one),)) for number, one in enumerate(zip(ids, targets, strict=True))]
+        sequences = zip(ids, targets, strict=True)
+        return [Row(number, (TokenSequence(*sequence),)) for number, sequence in enumerate(sequences)]
 
     def order(self, seed: int, epoch: int) -> list[int]:
         """The order in which an epoch takes the rows: prompts in an order that follows from (seed, epoch), the completions of
@@ -72,13 +73,13 @@ class StepData:
     def batches(self, seed: int, epoch: int, batch_size: int) -> list[list[int]]:
         """The rows of each optimiser step of an epoch, in their :meth:`order`: at most ``batch_size``, in sizes that differ by
         one at most. Failed rewards and filters leave any number of rows, and each step of Adam moves the weights about as far:
-        a single row that is left over would count as much as a whole batch."""
+        a remainder of a single row would count as much as a whole batch."""
         order = self.order(seed, epoch)
         steps = -(-len(order) // batch_size)
         ends = [len(order) * step // steps for step in range(steps + 1)]
         return [order[start:end] for start, end in pairwise(ends)]
 
     def places_K(self, rows: Seq[Row]) -> np.ndarray:
-        """Where the numbers of these rows are, in their order."""
+        """The indices of the numbers of these rows, in their order."""
         spans = [np.arange(*self.starts_K[row.number : row.number + 2]) for row in rows]
         return np.concatenate(spans) if spans else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""What ranks report of their steps: sums, so that the driver can add ranks and divide once."""
+"""Reports of ranks about their steps: sums, so that the driver can add ranks and divide once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StepReport:
 
 
 class MetricSums:
-    """Sums of metrics over micro-batches. They stay on the device until they are read: each read waits for a GPU to finish."""
+    """Sums of metrics over micro-batches. They stay on the device until they are read, because each read waits for the GPU."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
@@ -45,7 +45,7 @@ class MetricSums:
     def add(self, metrics: Mapping[str, torch.Tensor]) -> None:
         """Add the metrics of a micro-batch, each a single number."""
         for name, value in metrics.items():
-            value = value.detach().double()
+            value = value.detach().double()  # in fp32, a sum over many micro-batches loses digits
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def read(self) -> dict[str, float]:

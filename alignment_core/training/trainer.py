@@ -46,7 +46,7 @@ from alignment_core.training.training_rows import (
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What to train: plain data that travels to every rank. Paths are those of the rank's own machine."""
+    """A training job: plain data that travels to every rank. Paths are those of the rank's own machine."""
 
     method: TrainingMethod
     model: Model
@@ -114,11 +114,11 @@ class Trainer:
             self.moving = MovingReference(frozen, self.learner, job.sync.sync_steps, job.sync.mixup_alpha)
 
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint must share with this job."""
+        """Properties that a checkpoint must share with this job."""
         return self.learner.layout()
 
     def prepare(self, checkpoint: Path | None) -> dict[str, Any]:
-        """Continue from a complete checkpoint, if there is one; where the job stands."""
+        """Continue from a complete checkpoint, if there is one; returns the progress of the job."""
         if self.moving:
             # Before the reference moves, so that held-out losses of all steps compare with the same policy.
             self.reference = ReferenceLogps({"test": self._held_out_logps(self.moving)})
@@ -134,13 +134,14 @@ class Trainer:
         }
 
     def train(self, steps: int, seconds: float) -> StepReport:
-        """Take up to ``steps`` optimiser steps, fewer if rank 0's clock says that ``seconds`` are over."""
+        """Take up to ``steps`` optimiser steps, fewer if ``seconds`` are over by rank 0's clock."""
         report = StepReport()
         started = time.monotonic()
         for _ in range(min(steps, self.total_steps - self.learner.steps)):
             of_step = StepReport()
             self._step(of_step)
             report.add(of_step)
+            # By one clock: ranks that took different numbers of steps would wait for each other in a collective.
             if agree(time.monotonic() - started > seconds, self.device.torch_device):
                 break
         report.seconds = time.monotonic() - started
@@ -177,10 +178,12 @@ class Trainer:
     def _held_out_logps(self, reference: MovingReference) -> np.ndarray:
         """Log-probabilities of the held-out rows under the reference as it is now, in nats: [rows, columns] float32, with
         columns as in :class:`ReferenceLogps`."""
-        columns, parts = [], [self.test_rows]
+        columns = []
+        parts = [self.test_rows]
         if isinstance(self.job.method, BatchMethod) and not self.job.method.passes_trained_rows:
             parts.append(list(self.rows_before["test"]))
         for rows in filter(None, parts):
+            # Zero where other ranks compute, so that the sum over ranks is the whole.
             logps_BS = torch.zeros(len(rows), len(rows[0].sequences), device=self.device.torch_device)
             for micro in self.learner.micro_batches(rows):
                 if micro.rows:

@@ -1,4 +1,4 @@
-"""A trainer's rows, from the table of a data set, and which of them each step takes. They need not fit into memory."""
+"""A trainer's rows, from the table of a data set, and the rows of each step. They need not fit into memory."""
 
 from __future__ import annotations
 
