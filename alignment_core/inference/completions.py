@@ -37,7 +37,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Completions:
-    """Several completions as columns, one after the other, in which they travel between processes."""
+    """Several completions, one after the other, as columns: the form in which they travel between processes."""
 
     token_ids: np.ndarray
     logps: np.ndarray
@@ -50,14 +50,14 @@ class Completions:
     def of(cls, completions: Sequence[Completion]) -> Completions:
         """The columns of these completions."""
         return cls(
-            np.concatenate([one.token_ids for one in completions]),
-            np.concatenate([one.logps for one in completions]),
-            np.concatenate([one.versions for one in completions]),
-            np.cumsum([len(one.token_ids) for one in completions]),
-            [one.finish_reason for one in completions],
+            np.concatenate([completion.token_ids for completion in completions]),
+            np.concatenate([completion.logps for completion in completions]),
+            np.concatenate([completion.versions for completion in completions]),
+            np.cumsum([len(completion.token_ids) for completion in completions]),
+            [completion.finish_reason for completion in completions],
         )
 
     def each(self) -> list[Completion]:
         """The completions, as views of the columns."""
         columns = [parts(column, self.ends) for column in (self.token_ids, self.logps, self.versions)]
-        return [Completion(*one) for one in zip(*columns, self.finish_reasons, strict=True)]
+        return [Completion(*fields) for fields in zip(*columns, self.finish_reasons, strict=True)]

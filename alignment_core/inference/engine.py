@@ -1,4 +1,4 @@
-"""One vLLM engine as an actor holds it: it stays warm, loads new weights while it runs, and samples."""
+"""One vLLM engine in an actor: it stays warm from stage to stage, loads new weights while it runs, and samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORKER_EXTENSION = "alignment_core.inference.weights.WeightUpdate"
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """The model that engines are to hold."""
+    """The model of the engines."""
 
     policy: Model
     max_model_len: int
@@ -67,7 +67,7 @@ class Engine:
             dtype=checkpoint_dtype(policy.path),
             max_model_len=max_model_len,
             max_num_seqs=MOST_SEQUENCES,
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=True,  # prompts and completions are token ids
             trust_remote_code=policy.trust_remote_code,
             logprobs_mode="processed_logprobs",  # those of the sampling distribution, at any temperature
             worker_extension_cls=WORKER_EXTENSION,
@@ -101,7 +101,7 @@ class Engine:
         """Parts of its memory that are released."""
 
     def is_lost(self) -> bool:
-        """Whether one of its workers died; the others, which may wait for it, are killed then."""
+        """Whether one of its workers died. The other workers, which may be waiting for it, are then killed."""
         executor = self.llm.llm_engine.model_executor
         lost = getattr(executor, "is_failed", False)
         for worker in getattr(executor, "workers", ()) if lost else ():
@@ -158,6 +158,7 @@ class Engine:
             for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
             self.llm.llm_engine.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+            # Requests name the adapter without `load_inplace`, with which each of them would load it again.
             self._adapter = LoRARequest("policy", 1, folder)
 
     def use_adapter(self, policy: str, version: int) -> None:
@@ -165,7 +166,7 @@ class Engine:
         self._end(policy, version)
 
     def _begin(self) -> None:
-        # First of all: after a failure from here on, the engine must not pass for one with the old or the new policy.
+        # First of all: after a failure from here on, the engine must not count as holding the old or the new policy.
         self.policy = ""
         self._half_loaded = True
         self._wake(WEIGHTS)
@@ -193,8 +194,9 @@ class Engine:
         from ``first`` on.
         """
         self._check_policy(policy)
+        # Far apart: vLLM adds 0 to n - 1 to the seed of a prompt for its n completions.
         seeds = [(seed + 104_729 * (first + number)) % 2**31 for number in range(len(prompts))]
-        parameters = [parameters_of(config, stop_ids, one, n=config.num_generations) for one in seeds]
+        parameters = [parameters_of(config, stop_ids, of_prompt, n=config.num_generations) for of_prompt in seeds]
         return self.queue.complete(prompts, parameters)
 
     def sample(
@@ -202,8 +204,10 @@ class Engine:
     ) -> Completions:
         """One completion for each request. The same arguments give the same tokens, whatever this engine did before."""
         self._check_policy(policy)
-        parameters = [parameters_of(config, stop_ids, one.seed, max_tokens=one.max_tokens) for one in requests]
-        return self.queue.complete([one.prompt_ids for one in requests], parameters)
+        parameters = [
+            parameters_of(config, stop_ids, request.seed, max_tokens=request.max_tokens) for request in requests
+        ]
+        return self.queue.complete([request.prompt_ids for request in requests], parameters)
 
     def _check_policy(self, policy: str) -> None:
         if policy != self.policy:
@@ -212,9 +216,9 @@ class Engine:
     def advance(
         self, requests: Sequence[Request], config: GenerationConfig, stop_ids: Sequence[int], seconds: float
     ) -> list[tuple[str, Completion]]:
-        """Add requests to those in progress, and sample for about ``seconds``; the completions that are finished.
+        """Add requests to those in progress, and sample for about ``seconds``; returns the completions that are finished.
 
-        The others stay in progress, also over an update of the weights.
+        The others stay in progress, even during an update of the weights.
         """
         for request in requests:
             self.queue.add(request, parameters_of(config, stop_ids, request.seed, max_tokens=request.max_tokens))

@@ -189,16 +189,17 @@ def _wait(
     seconds: float | None,
     on_loading: Callable[[float], None],
 ) -> int:
-    """Wait until the server answers; its context in tokens."""
+    """Wait until the server answers; returns its context in tokens."""
     import httpx
 
-    started, say_at = time.monotonic(), LOADING_SECONDS
+    started = time.monotonic()
+    report_at = LOADING_SECONDS
     reached = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     # No proxy. Certificates are not verified: the server's own need not name this address, which `_check_free` found free.
     with httpx.Client(headers=authorization(token), timeout=5, trust_env=False, verify=False) as client:
         while process.poll() is None and (seconds is None or time.monotonic() - started < seconds):
-            if (elapsed := time.monotonic() - started) >= say_at:
-                say_at = elapsed + LOADING_SECONDS
+            if (elapsed := time.monotonic() - started) >= report_at:
+                report_at = elapsed + LOADING_SECONDS
                 on_loading(elapsed)
             try:
                 answer = client.get(f"{reached}/models")
@@ -214,7 +215,7 @@ def _wait(
 
 
 def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
-    """Why a server did not start. Its output is saved to a file, which the sentence names."""
+    """The reason why a server did not start, with the name of a file to which its output is saved."""
     cause = root_cause(output.text())
     if cause is None:
         if code is None:

@@ -55,7 +55,7 @@ def _attention_layers(model: dict[str, Any]) -> int | None:
         return None
     types = model.get("layer_types")
     if isinstance(types, list) and len(types) == layers:
-        layers = sum(one in ATTENTION_LAYERS for one in types)
+        layers = sum(layer_type in ATTENTION_LAYERS for layer_type in types)
     elif any(HYBRID.search(name) for name in model):
         return None
     return layers - int(model.get("num_kv_shared_layers") or 0)
@@ -82,7 +82,7 @@ def _has_sliding_window(shape: dict[str, Any]) -> bool:
     model = {**shape, **(shape.get("text_config") or {})}
     types = model.get("layer_types")
     if isinstance(types, list):
-        return any(one in ("sliding_attention", "chunked_attention") for one in types)
+        return any(layer_type in ("sliding_attention", "chunked_attention") for layer_type in types)
     return bool(model.get("sliding_window")) and model.get("use_sliding_window", True)
 
 

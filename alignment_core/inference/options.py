@@ -12,8 +12,8 @@ from alignment_core.errors import UserError, one_line
 from alignment_core.inference import kv_cache
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
-# Blocks of 32: with the default of 128 a short prompt is never cached. Chunked prefill breaks seeded sampling: vLLM then
-# rewinds the random generator, which a CPU generator cannot do.
+# Eager, because compilation is off on a CPU. Blocks of 32: with the default of 128 a short prompt is never cached. Chunked
+# prefill breaks seeded sampling: vLLM then rewinds the random generator, which a CPU generator cannot do.
 BY_DEVICE = {"cpu": {"enforce_eager": True, "block_size": 32, "enable_chunked_prefill": False}}
 """Arguments of ``vllm.LLM``, by the kind of device."""
 
@@ -25,7 +25,7 @@ def adapter_options(most: int | None) -> dict[str, Any]:
 
 def started(make: Callable[..., Any], folder: Path, tokens: int, resources: ResourcesConfig) -> Any:
     """An engine with ``resources.engine_options``. Raises UserError if vLLM does not accept them, or if its cache is too small
-    for a sequence of so many tokens."""
+    for a sequence of ``tokens``."""
     options = resources.engine_options
     try:
         return make(**resolved(options, "resources.engine_options"))
@@ -34,5 +34,5 @@ def started(make: Callable[..., Any], folder: Path, tokens: int, resources: Reso
             raise UserError(sentence) from None
         if not options:
             raise
-        why = cut(one_line(error))
-        raise UserError(f"resources.engine_options: vLLM does not take {', '.join(options)}: {why}") from None
+        reason = cut(one_line(error))
+        raise UserError(f"resources.engine_options: vLLM does not accept {', '.join(options)}: {reason}") from None

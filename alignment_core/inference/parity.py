@@ -30,6 +30,7 @@ def largest_difference(
         reference = reference.to("cuda")
     worst = 0.0
     for prompt, completion in zip(prompts, completions, strict=True):
+        # One sequence at a time and without a cache: this is the plain computation that the engine is compared with.
         ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)
         with torch.no_grad():
             logits = reference(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]

@@ -1,4 +1,4 @@
-"""Requests that one vLLM engine is sampling: added one by one, continued over updates of the weights, and dropped."""
+"""The requests that one vLLM engine samples: added one by one, continued after updates of the weights, and dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class InProgress:
 
     request: Request
     parameters: Any
-    """vLLM's, for the tokens that are left."""
+    """vLLM's sampling parameters for the remaining tokens."""
     has_adapter: bool = False
     """Whether vLLM samples it with an adapter."""
     token_ids: list[int] = field(default_factory=list)
@@ -26,9 +26,11 @@ class InProgress:
     versions: list[int] = field(default_factory=list)
 
     def completion(self, finish_reason: str) -> Completion:
-        """All that was sampled."""
-        logps, versions = np.asarray(self.logps, np.float32), np.asarray(self.versions, np.int32)
-        return Completion(np.asarray(self.token_ids, np.int32), logps, versions, finish_reason)
+        """The tokens sampled so far as a completion."""
+        token_ids = np.asarray(self.token_ids, np.int32)
+        logps = np.asarray(self.logps, np.float32)
+        versions = np.asarray(self.versions, np.int32)
+        return Completion(token_ids, logps, versions, finish_reason)
 
 
 class RequestQueue:
@@ -51,56 +53,60 @@ class RequestQueue:
         self._llm.reset_prefix_cache()
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self._llm.generate(requests, list(parameters), use_tqdm=False, lora_request=self.adapter)
-        return Completions.of([_completion(one, self.version) for output in outputs for one in output.outputs])
+        sampled = [completion for output in outputs for completion in output.outputs]
+        return Completions.of([_completion(completion, self.version) for completion in sampled])
 
     def add(self, request: Request, parameters: Any) -> None:
-        """Begin to sample a request beside the others."""
+        """Start to sample a request beside the others."""
         import vllm
 
+        # Each output has the new tokens alone, which get the version of the weights that sampled them.
         parameters.output_kind = vllm.sampling_params.RequestOutputKind.DELTA
         self.in_progress[request.name] = InProgress(request, parameters)
         self._submit(self.in_progress[request.name])
 
     def run(self, seconds: float) -> list[tuple[str, Completion]]:
-        """Sample for about so many seconds; the completions that are finished, by the names of their requests."""
+        """Sample for about ``seconds``; returns the completions that are finished, by the names of their requests."""
         finished: list[tuple[str, Completion]] = []
         deadline = time.monotonic() + seconds
         while self.in_progress and time.monotonic() < deadline:
             for output in self._llm.llm_engine.step():
                 (delta,) = output.outputs
-                known = self.in_progress[output.request_id]
-                known.token_ids += delta.token_ids
-                known.logps += delta.logprobs.logprobs
-                known.versions += [self.version] * len(delta.token_ids)
+                progress = self.in_progress[output.request_id]
+                progress.token_ids += delta.token_ids
+                progress.logps += delta.logprobs.logprobs
+                progress.versions += [self.version] * len(delta.token_ids)
                 if output.finished:
                     del self.in_progress[output.request_id]
-                    finished.append((output.request_id, known.completion(str(delta.finish_reason))))
+                    finished.append((output.request_id, progress.completion(str(delta.finish_reason))))
         return finished
 
     def continue_with(self, version: int, adapter: Any) -> None:
         """Continue with other weights: the KV cache is reset, and running requests are prefilled again."""
+        # Without this option vLLM resets nothing while requests run: they would attend to keys of the old weights.
         self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
         self.version = version
         self.adapter = adapter
-        # vLLM keeps the adapter with which a request was added, or none: if that changes, the request is added anew.
-        for name, known in self.in_progress.items():
-            if known.has_adapter != (adapter is not None):
+        # vLLM samples a request with the adapter that it was added with, or without one: if that changes, it is added again.
+        for name, progress in self.in_progress.items():
+            if progress.has_adapter != (adapter is not None):
                 self._llm.llm_engine.abort_request([name], internal=False)
-                known.parameters = known.parameters.clone()
-                known.parameters.max_tokens = known.request.max_tokens - len(known.token_ids)
-                if known.parameters.seed is not None:
-                    known.parameters.seed = (known.request.seed + len(known.token_ids)) % 2**31
-                self._submit(known)
+                progress.parameters = progress.parameters.clone()
+                progress.parameters.max_tokens = progress.request.max_tokens - len(progress.token_ids)
+                if progress.parameters.seed is not None:  # a restarted generator would repeat its random numbers
+                    progress.parameters.seed = (progress.request.seed + len(progress.token_ids)) % 2**31
+                self._submit(progress)
 
     def drop_all(self) -> None:
         """Abort all requests."""
+        # By our names: vLLM's internal ones have a random suffix.
         self._llm.llm_engine.abort_request(list(self.in_progress), internal=False)
         self.in_progress.clear()
 
-    def _submit(self, known: InProgress) -> None:
-        prompt = {"prompt_token_ids": [*known.request.prompt_ids, *known.token_ids]}
-        known.has_adapter = self.adapter is not None
-        self._llm.llm_engine.add_request(known.request.name, prompt, known.parameters, lora_request=self.adapter)
+    def _submit(self, progress: InProgress) -> None:
+        prompt = {"prompt_token_ids": [*progress.request.prompt_ids, *progress.token_ids]}
+        progress.has_adapter = self.adapter is not None
+        self._llm.llm_engine.add_request(progress.request.name, prompt, progress.parameters, lora_request=self.adapter)
 
 
 def _completion(output: Any, version: int) -> Completion:

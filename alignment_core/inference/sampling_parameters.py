@@ -9,7 +9,7 @@ from alignment_core.recipes.sections.rollout import GenerationConfig
 
 
 def parameters_of(config: GenerationConfig, stop_ids: Sequence[int], seed: int, **more: Any) -> Any:
-    """The parameters for one prompt; ``more`` are further ones by vLLM's names, or a ``max_tokens`` other than the recipe's."""
+    """The parameters for one prompt; ``more`` are further parameters by vLLM's names, or another ``max_tokens``."""
     import vllm
 
     return vllm.SamplingParams(
@@ -19,7 +19,7 @@ def parameters_of(config: GenerationConfig, stop_ids: Sequence[int], seed: int, 
         min_p=config.min_p,
         seed=None if config.temperature == 0 else seed,
         logprobs=0,  # of the sampled tokens only
-        flat_logprobs=True,
+        flat_logprobs=True,  # columns instead of a dict for each token
         stop_token_ids=list(stop_ids),
         detokenize=False,
         **{"max_tokens": config.max_completion_length, **more},

@@ -1,4 +1,4 @@
-"""Output of a vLLM server: the last lines are kept, and the reason of a failed start is found in them."""
+"""Output of a vLLM server: the last lines, and the reason of a failed start among them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,11 @@ from alignment_core.models.weight_transfer import Bucket, Receiver
 
 
 class WeightUpdate:
-    """Methods that the engine calls on every worker of vLLM by ``collective_rpc``."""
+    """Methods that the engine calls on every worker of vLLM by ``collective_rpc``.
+
+    vLLM packs weights for its kernels and, on the CPU, empties the originals, so that ``load_weights`` alone would fail. A
+    layerwise reload restores the original shapes, and packs each layer once all of its weights are loaded.
+    """
 
     model_runner: Any
     vllm_config: Any
@@ -42,11 +46,11 @@ class WeightUpdate:
         self.missing = {name for name, _ in model.named_parameters()}
         self.receiver = Receiver()
         _pack_experts_again(model)
-        with set_current_vllm_config(self.vllm_config):
+        with set_current_vllm_config(self.vllm_config):  # operators read the current configuration
             initialize_layerwise_reload(model)
 
     def load_bucket(self, bucket: Bucket) -> None:
-        """Load some of the weights; a layer is replaced as soon as all of its weights are there."""
+        """Load some of the weights; a layer is replaced as soon as all of its weights are loaded."""
         self._load(self.receiver.add(bucket))
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
@@ -71,7 +75,7 @@ class WeightUpdate:
 
 
 def _unwrapped(model: Any) -> list[tuple[Any, str, Any]]:
-    """Replace each layer that adds adapters by the layer inside it: checkpoints have only that one's name."""
+    """Replace each layer that adds adapters by its inner layer, whose name is the one in checkpoints."""
     wrappers = [
         (parent, name, layer)
         for parent in model.modules()
@@ -93,8 +97,8 @@ def _stored(model: str) -> Iterator[tuple[str, Any]]:
 
 
 def _pack_experts_again(model: Any) -> None:
-    """Have experts of a mixture packed again: on the CPU they are packed when their kernel is made, which would otherwise read
-    new weights as packed ones."""
+    """Let vLLM pack the experts of a mixture again: on the CPU they are packed when their kernel is made, and an old kernel
+    would read the new weights as if they were packed."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":
@@ -102,7 +106,7 @@ def _pack_experts_again(model: Any) -> None:
 
 
 def _repack_tied_head(model: Any) -> None:
-    """On the CPU a tied ``lm_head`` keeps a handle packed from the old embedding, and would otherwise compute with it."""
+    """Pack a tied ``lm_head`` again: on the CPU it computes with a copy that was packed from the old embedding."""
     for module in model.modules():
         if type(module).__name__ == "ParallelLMHead" and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)

@@ -119,7 +119,7 @@ def test_other_refusals_of_vllm_stay_what_they_are(tmp_path: Any) -> None:
 
     with pytest.raises(ValueError, match=r"^no such option$"):
         started(make, tmp_path, 64, ResourcesConfig())
-    with pytest.raises(UserError, match=r"resources\.engine_options: vLLM does not take swap_space: no such option"):
+    with pytest.raises(UserError, match=r"resources\.engine_options: vLLM does not accept swap_space: no such option"):
         started(make, tmp_path, 64, ResourcesConfig(engine_options={"swap_space": 4}))
 
 
