@@ -1,4 +1,4 @@
-"""From a command line of OpenRLHF or TRL, or a script that uses TRL, to a recipe that does the same."""
+"""From a command line of OpenRLHF or TRL, or a script that uses TRL, to the equivalent recipe."""
 
 from alignment_core.migrate.command_line import read
 from alignment_core.migrate.recipe import Migration, migrate

@@ -48,7 +48,7 @@ class CommandLine:
 
     framework: str
     program: str
-    """Such as ``train_dpo`` or, of TRL, ``dpo``."""
+    """``train_dpo``, for example, or ``dpo`` of TRL."""
     flags: Mapping[str, Sequence[str]]
     """The words after each flag, by its name without dashes; for a repeated flag the last ones, as in argparse."""
     launcher: Sequence[str] = ()
@@ -62,11 +62,11 @@ class CommandLine:
     notes: Sequence[str] = ()
     """Sentences about parts of a Python script that are not in the flags."""
     script: str = ""
-    """Name of the Python script, if it is none in a shell."""
+    """Name of the Python script; empty for a command line or shell script."""
 
     @property
     def processes(self) -> int | None:
-        """The number of processes that the launcher starts, if it says so."""
+        """The number of processes that the launcher starts; None if it is unknown."""
         given = _flags(self.launcher)[0]
         processes = whole_number(given, _PROCESSES)
         if processes is None or "num_processes" in given:  # accelerate's number is for all machines
@@ -105,7 +105,7 @@ def _commands(text: str) -> Iterator[CommandLine]:
     variables: dict[str, str] = {}
     for statement in _statements(_without_blocks(text, variables)):
         assigned = [_ASSIGNED.fullmatch(word) for word in statement if word not in ("export", "local")]
-        if all(assigned):  # else variables in front of a command
+        if all(assigned):  # otherwise they are set for the command behind them
             for name, more, value in (match.groups() for match in assigned if match):
                 before = variables.get(name, "") if more else ""
                 variables[name] = before + _unquoted(_expanded(value, variables))
@@ -115,7 +115,7 @@ def _commands(text: str) -> Iterator[CommandLine]:
 
 
 def _without_blocks(text: str, variables: dict[str, str]) -> str:
-    """The text without comment lines, and here-documents and arrays that are assigned to variables; these get their words."""
+    """The text without comment lines, here-documents and arrays, whose words become values of the variables that get them."""
     text = re.sub(r"^[ \t]*#[^\n]*\n?", "", text, flags=re.MULTILINE)
     text = re.sub(r"\\[ \t\r]*(?:\n|\Z)", " ", text)
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)  # an array in quotes is several words, too
@@ -145,7 +145,7 @@ def _statements(text: str) -> Iterator[list[str]]:
 
     Raises UserError for a quote without an end.
     """
-    # each by itself: an apostrophe in the text of a here-document begins no quote in the script around it
+    # Each part separately: an apostrophe in a here-document begins no quote in the script around it.
     for part in (_HERE_DOCUMENT.sub(r"\g<rest>", text), *(block["body"] for block in _HERE_DOCUMENT.finditer(text))):
         yield from _statements_of_part(part)
 
@@ -188,7 +188,7 @@ def _unquoted(word: str) -> str:
 
 
 def _expanded(text: str, variables: Mapping[str, str], depth: int = 8) -> str:
-    """The text with the values of variables that the script sets; others stay as they are."""
+    """The text with the values of variables that the script sets; other variables stay."""
 
     def value(match: re.Match[str]) -> str:
         return variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])

@@ -1,7 +1,7 @@
 """The flags of a command, and conversions of their words into values of a recipe that OpenRLHF and TRL share.
 
 A conversion takes the words of a flag and all flags of the command. It returns the value of the flag's fields: a tuple for
-several fields, None to set nothing. It raises NoCounterpart, or a ValueError or the like for a word that is no value of it.
+several fields, None to set nothing. It raises NoCounterpart, or a ValueError or the like for an invalid word.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from alignment_core.recipes.paths import FolderPath, ModelPath, RowsPath, Writte
 Words = Sequence[str]
 
 SECRET = re.compile(r"use_wandb|wandb[._]key|(?:hf|hub|auth|access)_token|^token$|api_key|password|secret")
-"""Flags whose words stay out of the recipe."""
+"""Flags whose words must not appear in the recipe."""
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""The chat template of rows that are to be read as they are."""
+"""The chat template of rows that are used without a template."""
 KINDS = {"model": ModelPath, "folder": FolderPath}
 
 
 class NoCounterpart(Exception):
-    """A recipe has nothing for this flag, or for this value of it; the message says why in a sentence."""
+    """This flag, or this value of it, has no counterpart in a recipe; the message is a sentence with the reason."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Flags:
 
     given: Mapping[str, Words]
     defaults: Mapping[str, str | Words]
-    """Of the framework, for flags that are not given; a text is split into words."""
+    """The framework's defaults of flags that are not given; a text is split into words."""
     processes: int | None
-    """How many the launcher starts; None if it does not say."""
+    """Number of processes that the launcher starts; None if it is unknown."""
     folder: Path = field(default_factory=Path.cwd)
-    """To which paths of the command are relative."""
+    """Folder that paths of the command are relative to."""
     target: Path = field(default_factory=Path.cwd)
-    """The recipe's own folder, to which its paths are relative."""
+    """Folder of the recipe, which its paths are relative to."""
     remarks: list[str] = field(default_factory=list)
-    """What the user has to know or do, in sentences; conversions add to it."""
+    """Sentences for the user, to which conversions add."""
 
     def words(self, flag: str) -> Words:
         """The words of a flag, or of its default; none if it has neither."""
@@ -96,7 +96,7 @@ class Flags:
         self.remarks.extend(sentence for conditions, sentence in sentences.items() if not self.unmet(conditions))
 
     def number(self, flag: str, default: float = 0) -> float:
-        """The number after a flag. Raises NoCounterpart if it is none."""
+        """The number after a flag. Raises NoCounterpart for another word."""
         text = self.text(flag)
         return number([text], self) if text and text.lower() != "none" else default
 
@@ -120,7 +120,7 @@ def words(words: Words, flags: Flags) -> list[str]:
 
 
 def nothing(words: Words, flags: Flags) -> None:
-    """For a flag that the field of another one already contains."""
+    """Set nothing: the field of another flag contains this one."""
 
 
 def switch(words: Words, flags: Flags, *values: str) -> Any:
@@ -142,7 +142,7 @@ def chosen(words: Words, flags: Flags, options: Mapping[str, Any]) -> Any:
         raise NoCounterpart(refused[given])
     if given not in options:
         known = ", ".join(name for name in options if name not in refused)
-        raise NoCounterpart(f"{given or 'nothing'} is none of {known}, which have a counterpart.")
+        raise NoCounterpart(f"{given or 'nothing'} is not one of {known}, which have a counterpart.")
     value = options[given]
     values = (*(None if item == "" else item for item in (value if isinstance(value, list) else [value])),)
     return values if isinstance(value, list) else values[0]
@@ -153,14 +153,16 @@ def number(words: Words, flags: Flags) -> float:
     try:
         return float(words[0])
     except (IndexError, ValueError):
-        raise NoCounterpart(f"{' '.join(words) or 'nothing'} is no number.") from None
+        raise NoCounterpart(f"{' '.join(words) or 'nothing'} is not a number.") from None
 
 
 def whole(words: Words, flags: Flags) -> int:
     """A whole number, which may be written as 3.0 or 1e3. Raises NoCounterpart for another."""
     value = number(words, flags)
     if value != int(value):
-        raise NoCounterpart(f"{value:g} is no whole number, which is required here; `max_steps` ends training earlier.")
+        raise NoCounterpart(
+            f"{value:g} is not a whole number, which is required here; `max_steps` ends training earlier."
+        )
     return int(value)
 
 
@@ -223,10 +225,10 @@ def product(words: Words, flags: Flags, *factors: str) -> int:
 
 def name(words: Words, flags: Flags) -> str:
     """The name of a run, in the characters that names may have. Raises NoCounterpart if none is left."""
-    kept = re.sub(r"[^a-z0-9._-]+", "-", " ".join(words).lower()).strip("-._")
-    if not kept:
-        raise NoCounterpart("it has no letter or digit that a name may have here.")
-    return kept
+    valid = re.sub(r"[^a-z0-9._-]+", "-", " ".join(words).lower()).strip("-._")
+    if not valid:
+        raise NoCounterpart("it has none of the letters and digits of names here.")
+    return valid
 
 
 def target_modules(words: Words, flags: Flags) -> Any:
@@ -249,7 +251,7 @@ def warmup(words: Words, flags: Flags) -> float:
 
 
 def steps_of_rows(count: float | None, per_step: float, epochs: float, flags: Flags) -> int | None:
-    """Steps over so many prompts, or a remark that leaves `rl.steps` to the user if their number is not known."""
+    """Steps over ``count`` prompts, or a remark that leaves `rl.steps` to the user if their number is not known."""
     if count is not None:
         return math.ceil(count * epochs / max(per_step, 1))
     flags.remarks.append(
@@ -273,8 +275,8 @@ def _is_none(words: Words) -> bool:
 
 def moved(text: str, flags: Flags, kind: Any) -> str:
     """A path of the command relative to the recipe's folder; a name stays as it is."""
-    place = str(TypeAdapter(kind).validate_python(Written(text, flags.folder, flags.folder)))
-    if place == text or text.startswith("~") or flags.folder.resolve() == flags.target.resolve():
+    resolved = str(TypeAdapter(kind).validate_python(Written(text, flags.folder, flags.folder)))
+    if resolved == text or text.startswith("~") or flags.folder.resolve() == flags.target.resolve():
         return text
     relative = os.path.relpath(flags.folder.resolve() / text, flags.target.resolve())
     return f"./{relative}" if is_written_as_path(text) and not is_written_as_path(relative) else relative

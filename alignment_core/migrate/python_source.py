@@ -1,4 +1,4 @@
-"""Values of a Python script as its source has them. The script is parsed, and never run."""
+"""The values that the source of a Python script states. The script is parsed and never run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CONDITIONAL = ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try | ast.Match
 
 
 class Unreadable(Exception):
-    """A part of a script without a value in the source; the message names it and says why."""
+    """A part of a script without a value in the source; the message names it with the reason."""
 
-    def __init__(self, node: ast.AST, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, node: ast.AST, reason: str) -> None:
+        super().__init__(reason)
         self.lineno: int = getattr(node, "lineno", 0)
 
 
@@ -40,7 +40,7 @@ class Binding:
     end: int
     """Last line of the statement."""
     value: ast.expr | None
-    """None unless it is a plain assignment under no condition."""
+    """None unless it is a plain, unconditional assignment."""
 
 
 class Source:
@@ -100,9 +100,8 @@ class Source:
             return node
         scope = self._scopes.get(node, self.tree)
         before = [binding for binding in bindings if binding.scope is scope and binding.end < node.lineno]
-        if not any(
-            binding.scope is scope for binding in bindings
-        ):  # of the module, which is read when the function is called
+        # A function sees the variables of the module as they are when it is called.
+        if not any(binding.scope is scope for binding in bindings):
             before = [binding for binding in bindings if binding.scope is self.tree]
         if not before or (before[0].scope is not scope and len(before) > 1):
             raise Unreadable(node, f"`{node.id}` has no value that is written in one place")
@@ -185,7 +184,7 @@ class Source:
 
 
 def _binding(name: ast.Name, statement: ast.AST, scope: ast.AST, conditional: bool) -> Binding:
-    """What a name gets in the syntax around it: a value if that is an assignment to this name alone."""
+    """The binding of a name by the statement around it, with a value if that assigns to this name alone."""
     is_plain = isinstance(statement, ast.AnnAssign) or (
         isinstance(statement, ast.Assign) and len(statement.targets) == 1
     )
@@ -207,7 +206,7 @@ def shown(node: ast.AST) -> str:
 
 
 def argument(name: str, node: ast.AST) -> str:
-    """An argument as a message shows it: without its value if that may be a secret."""
+    """The text of an argument in messages: without its value if that may be a secret."""
     return name if SECRET.search(name) else f"{name}={shown(node)}"
 
 

@@ -1,4 +1,4 @@
-"""The recipe of a command, what became of each of its flags, and what is left to do."""
+"""The recipe of a command, the fields of its flags, and the remaining work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FRAMEWORKS = {OPENRLHF: openrlhf.FRAMEWORK, TRL: trl.FRAMEWORK}
 LISTS = ("sources", "rewards")
 """Fields that hold a list; a field below them is that of each item."""
 FIRST, LAST = ("method", "name", "seed", "model"), ("evaluation", "resources", "tracking")
-"""The model comes before what is done to it, and where it runs at the end."""
+"""Sections at the beginning and the end of a recipe: the model comes before its training, and resources come last."""
 
 
 class Mapped(NamedTuple):
@@ -58,7 +58,7 @@ class Unknown(NamedTuple):
 
 @dataclass
 class Migration:
-    """A recipe as plain data, and an account of every word of the command."""
+    """A recipe as plain data, with an account of every word of the command."""
 
     framework: str
     program: str
@@ -71,7 +71,7 @@ class Migration:
     defaults: list[Mapped] = field(default_factory=list)
     """Defaults of the framework that differ from the recipe's, for flags that are not given."""
     to_do: list[str] = field(default_factory=list)
-    """What is missing before the recipe loads, and what else to look at, in sentences."""
+    """Sentences about parts without which the recipe does not load, and about other things to check."""
     loads: bool = False
     """Whether the recipe is complete."""
 
@@ -85,7 +85,7 @@ class Migration:
     def text(self) -> str:
         """The recipe as a file, with the account as comments on top."""
         method = self.recipe["method"]
-        head = [f"{method}: what {self.program} of {self.framework} does, written by `align migrate` from"]
+        head = [f"{method}: the counterpart of {self.program} of {self.framework}, written by `align migrate` from"]
         head += [f"  {line}" for line in _wrapped(f"{self.program} {' '.join(self.flags)}")]
         if self.defaults:
             head.append(f"Settings that it leaves out have {self.framework}'s defaults.")
@@ -99,7 +99,7 @@ class Migration:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors, which are no help in a recipe."""
+    """Writes no anchors, which are no help in a recipe."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -112,13 +112,13 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
     """The recipe of a command that was written for ``folder``, as a file in the folder ``target``.
 
-    Raises UserError for a program that is no recipe here.
+    Raises UserError for a program without a recipe.
     """
     framework = FRAMEWORKS[line.framework]
     given = trl.with_file(line.flags, folder) if line.framework == TRL else line.flags
     table = framework.variant(line.program, given)
     if table not in framework.commands:
-        raise UserError(f"{table} {framework.elsewhere.get(table, 'is no training that is known here')}")
+        raise UserError(f"{table} {framework.elsewhere.get(table, 'is not a known training program')}")
     command = framework.commands[table]
     names = {flag: framework.canonical(flag, command.rules) for flag in given}
     remarks: list[str] = []
@@ -151,8 +151,8 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
         near = difflib.get_close_matches(flag, known, n=1, cutoff=0.6)
         migration.unknown.append(Unknown(f"--{flag}", f"--{near[0]}" if near else None))
     migration.without += _around(line)
-    if left := {word for words in given.values() for word in words if re.search(r"\$[\w{@(*]", word)}:
-        remarks.append(f"The shell would have replaced {', '.join(sorted(left))}: write the value.")
+    if unexpanded := {word for words in given.values() for word in words if re.search(r"\$[\w{@(*]", word)}:
+        remarks.append(f"The shell would have replaced {', '.join(sorted(unexpanded))}: write the value.")
     migration.recipe = _in_order(migration.recipe)
     migration.to_do = [*_missing(migration, target), *line.notes, *dict.fromkeys(remarks)]
     return migration
@@ -166,15 +166,16 @@ def _shown(flag: str, words: Words) -> Words:
 
 
 def _apply(migration: Migration, command: Command, flag: str, spelled: str, flags: Flags) -> None:
-    """Set the fields of a flag or note why it has none; for a default of the framework, only fields where it differs."""
-    rule, is_given, words = command.rules[flag], flag in flags.given, flags.words(flag)
+    """Set the fields of a flag, or note why it has none. Of a default of the framework, set fields whose default differs."""
+    rule = command.rules[flag]
+    is_given = flag in flags.given
     try:
         if isinstance(rule, str):
             raise NoCounterpart(rule)
-        values = rule.apply(words, flags)
-    except NoCounterpart as why:
+        values = rule.apply(flags.words(flag), flags)
+    except NoCounterpart as reason:
         if is_given:
-            migration.without.append(Without(spelled, str(why)))
+            migration.without.append(Without(spelled, str(reason)))
         return
     for name, value in values:
         place = command.place(name)
@@ -220,7 +221,7 @@ def _put(recipe: dict[str, Any], place: str, value: Any) -> None:
             nodes = [node.setdefault(step, {}) for node in nodes]
     for node in nodes:
         if (last == "rows" and node.get("held_out")) or (last == "split" and "split" in node):
-            continue  # these are of the sources that are trained on
+            continue  # these fields are for sources of training rows
         old, new = node.get(last), copy.deepcopy(value)
         if isinstance(old, dict) and isinstance(new, dict):
             old.update(new)
@@ -231,7 +232,7 @@ def _put(recipe: dict[str, Any], place: str, value: Any) -> None:
 
 
 def _typed(place: str, value: Any) -> Any:
-    """A word as a value of the recipe's field, such as a number; the loader refuses words that are no value of it."""
+    """A word as a value of the recipe's field, such as a number; the loader refuses invalid words."""
     if not isinstance(value, str):
         return value
     adapter: TypeAdapter[Any] = TypeAdapter(reference.field_at(place).annotation)  # type: ignore[arg-type]
@@ -243,7 +244,7 @@ def _typed(place: str, value: Any) -> Any:
 
 
 def _in_order(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe with its fields in the order in which people write them."""
+    """The recipe with its fields in the usual order."""
     if [*recipe.get("model", ())] == ["name"]:
         recipe = {**recipe, "model": recipe["model"]["name"]}
     middle = [name for name in recipe if name not in (*FIRST, *LAST)]
@@ -251,7 +252,7 @@ def _in_order(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _around(line: CommandLine) -> Iterator[Without]:
-    """The words of a command beside the program and its flags."""
+    """Notes on the words of a command beside the program and its flags."""
     for name in line.variables:
         yield Without(
             name, "an environment variable: set it before `align run`, too, if it is for the model or the data."
@@ -270,7 +271,7 @@ def _around(line: CommandLine) -> Iterator[Without]:
 
 
 def _missing(migration: Migration, target: Path) -> list[str]:
-    """What the loader finds wrong with the recipe, in sentences."""
+    """The loader's errors about the recipe, in sentences."""
     try:
         recipe = parse_recipe(written(migration.recipe, target), "recipe", refuse_unused=True)
     except UserError as error:
@@ -281,7 +282,7 @@ def _missing(migration: Migration, target: Path) -> list[str]:
 
 
 def _missing_functions(recipe: Any) -> Iterator[str]:
-    """A sentence for each reward function that does not exist where the recipe names it. None is loaded."""
+    """A sentence for each reward function that does not exist where the recipe names it. No function is loaded."""
     section = getattr(recipe, "rl", None)
     for number, reward in enumerate(section.rewards if section else ()):
         for kind in ("function", "verifier"):

@@ -1,7 +1,7 @@
-"""A Python script that trains with TRL, as the command of TRL that does the same. The script is parsed, and never run.
+"""A Python script that trains with TRL, as the equivalent command of TRL. The script is parsed and never run.
 
 The keywords of ``GRPOConfig(…)`` and its like are flags of that command; those of the trainer, of its model, rows and adapters
-are mapped to flags here. Each part that cannot be read becomes a sentence with its line.
+are mapped to flags here. A part that cannot be read becomes a sentence with its line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POSITIONS = {
 ORDER = (
     *("model", "args", "reward_funcs", "train_dataset", "eval_dataset", "peft_config", "ref_model", "processing_class"),
 )
-"""In which they are read: rewards need the settings' weights, other models the name of the first."""
+"""Order of reading: rewards need the weights in `args`, and other models are compared with `model`."""
 ROUTINE = {
     *("train", "evaluate", "end", "print", "print_trainable_parameters", "save_model", "save_state", "save_pretrained"),
     *("push_to_hub", "create_model_card", "log_metrics", "save_metrics", "is_world_process_zero"),
@@ -42,7 +42,7 @@ MOST_BYTES = 1 << 20
 
 
 def read(path: Path, folder: Path) -> CommandLine:
-    """The command that a script stands for, with paths relative to ``folder``.
+    """The command that is equivalent to a script, with paths relative to ``folder``.
 
     Raises UserError if it does not use exactly one of the trainers.
     """
@@ -123,7 +123,7 @@ class _Reader:
             self.source.note(error, f"`{name}`: {error}; set its value in the recipe")
 
     def _put_known(self, name: str, node: ast.expr, prefix: str, owner: str) -> None:
-        """The same for an argument that is no setting of the trainer, if TRL's commands have a flag for it."""
+        """Set the flag of an argument that is no setting of the trainer, or note that TRL's commands have none."""
         flag = next((flag for flag in (f"{prefix}_{name}", name) if flag in MODEL_FLAGS), None)
         if flag is None:
             self.source.note(node, f"`{argument(name, node)}` of {owner} is not in the recipe")
@@ -133,7 +133,7 @@ class _Reader:
     def _settings(self, node: ast.expr) -> None:
         call = self.source.resolved(node)
         if not isinstance(call, ast.Call) or not self.source.called(call).endswith(("Config", "Arguments")):
-            raise Unreadable(node, f"`{shown(node)}` is no configuration with its settings in the source")
+            raise Unreadable(node, f"`{shown(node)}` is not a configuration with its settings in the source")
         for name, value in self.source.arguments(call, ("output_dir",)).items():
             if name == "model_init_kwargs":
                 self._loading(self.source.items(value))
@@ -166,7 +166,7 @@ class _Reader:
         if isinstance(call, ast.Constant) and call.value is None:
             return
         if not isinstance(call, ast.Call) or self.source.called(call) != "LoraConfig":
-            raise Unreadable(node, f"`{shown(call)}` is no LoraConfig with its settings in the source")
+            raise Unreadable(node, f"`{shown(call)}` is not a LoraConfig with its settings in the source")
         self.flags["use_peft"] = ["true"]
         for name, value in self.source.arguments(call).items():
             if not (name == "bias" and shown(value) == "'none'"):
@@ -283,11 +283,11 @@ def _words(value: Any) -> list[str]:
 
 
 def _runs_on_import(source: Source, trainer: ast.Call) -> bool:
-    """Whether importing the script makes the trainer: outside of functions, or in one that is named there, and without a check
-    of ``__name__``."""
+    """Whether importing the script creates the trainer: outside of functions or in one that is named there, without a check of
+    ``__name__``."""
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     executed = [node for node in source.tree.body if not isinstance(node, definitions) and not is_main_guard(node)]
-    for statement in executed:  # grows by the functions that are named
+    for statement in executed:  # the loop appends the functions that are named
         for node in ast.walk(statement):
             if node is trainer:
                 return True

@@ -1,4 +1,4 @@
-"""The rows that a Python script loads with the library `datasets`, as its source has them."""
+"""The rows that a Python script loads with the library `datasets`, as far as its source states them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ CURES = {
     **dict.fromkeys(("rename_column", "rename_columns"), "name the columns in `columns` of the source"),
     **dict.fromkeys(("select", "take"), "set `rows` of the source"),
 }
-"""What to do instead of methods that change a data set."""
+"""Remedies for methods that change a data set."""
 WITHOUT_EFFECT = {
     *("shuffle", "with_format", "remove_columns", "select_columns", "flatten_indices", "to_iterable_dataset"),
 }
 """Methods without a counterpart: rows are shuffled, and unused columns are not read."""
 UNUSED = {"streaming", "num_proc", "cache_dir", "token", "keep_in_memory", "verification_mode", "features"}
-"""Arguments of ``load_dataset`` that do not matter here."""
+"""Arguments of ``load_dataset`` without an effect here."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a data set are."""
+    """The place of the rows of a data set."""
 
     paths: tuple[str, ...] = ()
     """A name on the Hub, or files and folders."""
@@ -35,7 +35,7 @@ class Rows:
     split: str | None = None
     are_files: bool = False
     by_split: Any = None
-    """Files by split, if ``data_files`` has them so."""
+    """The value of ``data_files``, if it has files by split."""
 
     def flags(self) -> dict[str, list[str]]:
         """The flags of TRL's commands for these rows."""
@@ -87,7 +87,9 @@ def rows_of(source: Source, node: ast.expr) -> Rows:
 def _loaded(source: Source, node: ast.Call, function: str) -> Rows:
     given = source.arguments(node, ("path", "name"))
     values = {name: source.value(value) for name, value in given.items() if name not in UNUSED}
-    path, subset, files = values.pop("path", None), values.pop("name", None), values.pop("data_files", None)
+    path = values.pop("path", None)
+    subset = values.pop("name", None)
+    files = values.pop("data_files", None)
     split, _, part = str(values.pop("split", None) or "").partition("[")
     if not isinstance(path, str):
         raise source.unreadable(node)

@@ -1,8 +1,8 @@
-"""What becomes of the flags of a command, read from the tables in ``flags/``.
+"""The fields of a command's flags, read from the tables in ``flags/``.
 
 A line of a table has one or several flags before the colon, and after it either a sentence that says why they need no field,
-or a list of fields, conversion, note and remark. ``training``, ``data`` and ``loss`` at the beginning of a field are those of
-the command's method. After the fields there may be conditions under which the flag has an effect::
+or a list of fields, conversion, note and remark. ``training``, ``data`` and ``loss`` at the beginning of a field are sections
+of the command's method. After the fields there may be conditions under which the flag has an effect::
 
     [training.lora.lora_alpha if lora_rank|use_peft, whole]           one of these flags is given
     [rl.critic.clip if advantage_estimator=gae|vtrace, number]        a flag has one of these words
@@ -11,8 +11,8 @@ the command's method. After the fields there may be conditions under which the f
 
 and after a single field ``@FLAG``, if it is set only together with that flag. The conversion is a function by name, with its
 arguments, or a table of words and their values: a list for several fields, ``""`` to set nothing, ``{refused: …}`` with the
-reason. Without a conversion the word is the value. A remark is what the user has to know if the flag sets a field, by the
-conditions under which it holds.
+reason. Without a conversion the word is the value. A remark is a sentence for the user if the flag sets a field, by its
+conditions.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from alignment_core.migrate.convert import Converter, Flags, NoCounterpart, Word
 
 FOLDER = Path(__file__).with_name("flags")
 LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""Reads every value as a text: `off`, `none` and `5e-6` are words of a command line. The one in C is ten times as fast."""
+"""Reads every value as a text: `off`, `none` and `5e-6` are words of a command line. The loader in C is ten times as fast."""
 CONDITIONS = re.compile(r"(?: (?:if|unless) \S+)*$")
 """At the end of the fields of a line."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A flag that becomes a field, or several that get one value each (of a tuple or list) or all the same."""
+    """A flag that sets a field, or several: each to its own value of a tuple or list, or all to one value."""
 
     fields: Mapping[str, str]
     """For each field the flag without which it is not set, or an empty text."""
@@ -57,7 +57,7 @@ class Rule:
             values = value if are_several else (value,) * len(self.fields)
             pairs = [*zip(self.fields.items(), values, strict=True)]
         except (ValueError, LookupError, ArithmeticError):
-            raise NoCounterpart(f"{' '.join(words) or 'nothing'} is no value of it.") from None
+            raise NoCounterpart(f"{' '.join(words) or 'nothing'} is not a valid value.") from None
         fields = [
             (field, item) for (field, flag), item in pairs if item is not None and (not flag or flag in flags.given)
         ]
@@ -76,17 +76,17 @@ class Command:
     defaults: Mapping[str, str | Words]
     """The framework's own defaults, where they decide a result."""
     fixed: Mapping[str, Any]
-    """Fields that the command itself stands for."""
+    """Fields that follow from the command itself."""
     remarks: Mapping[str, str]
-    """What differs in every recipe of the command, by conditions."""
+    """Differences in every recipe of the command, by conditions."""
 
     def place(self, field: str) -> str:
-        """A field of a table as the command's recipe has it."""
+        """The place of a table's field in the command's recipe."""
         section = self.method.replace("-", "_")
         data = "prompts" if section == "rl" else "data"
         places = {"data": f"{section}.{data}", "training": f"{section}.training", "loss": f"{section}.loss"}
-        head, dot, rest = field.partition(".")
-        return f"{places.get(head, head)}{dot}{rest}"
+        head, dot, inner = field.partition(".")
+        return f"{places.get(head, head)}{dot}{inner}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Framework:
     commands: Mapping[str, Command]
     """By program; a name such as ``sft --dataset_text_field`` is the program with this flag."""
     elsewhere: Mapping[str, str]
-    """Programs that are no recipe, and what does the same here."""
+    """Programs without a recipe, and their counterparts here."""
     names: Mapping[str, str]
     """Other names of flags."""
     dotted: Mapping[str, str]

@@ -21,7 +21,7 @@ from alignment_core.source_code import spec_of
 OWN = "trl.rewards"
 """The module of TRL's own rewards, which `--reward_funcs` names without it."""
 MODEL_REWARD = "model:"
-"""Prefix of a model's name among the words of `--reward_funcs`, where a script has it there."""
+"""Prefix of a reward model among the words of `--reward_funcs`, as scripts may have it."""
 
 
 def with_file(given: Mapping[str, Words], folder: Path) -> dict[str, Words]:
@@ -48,7 +48,7 @@ def _as_words(value: Any) -> list[str]:
 
 
 def batch_size(words: Words, flags: Flags, rounds: str = "gradient_accumulation_steps") -> int:
-    """Rows per optimizer step: per device × accumulation × processes, of which there is one if the launcher does not say."""
+    """Rows per optimizer step: per device × accumulation × processes, which are one if their number is unknown."""
     if flags.processes is None:
         flags.remarks.append(
             "Batches are counted for one GPU, because the command does not say how many there are: multiply `batch_size` by it."
@@ -96,8 +96,8 @@ def mixture(words: Words, flags: Flags) -> list[dict[str, Any]]:
         files = [*files.values()] if isinstance(files, dict) else files if isinstance(files, list) else [files]
         fields = {"subset": dataset.get("name"), "split": dataset.get("split"), "weight": dataset.get("fraction")}
         described += [source(str(path), flags, **fields) for path in files]
-        if rest := dataset.keys() - {"path", "data_files", "name", "split", "fraction"}:
-            flags.remarks.append(f"`{files[0]}`: {', '.join(sorted(rest))} of `datasets` is not in the recipe.")
+        if unread := dataset.keys() - {"path", "data_files", "name", "split", "fraction"}:
+            flags.remarks.append(f"`{files[0]}`: {', '.join(sorted(unread))} of `datasets` is not in the recipe.")
     return described
 
 
@@ -178,8 +178,8 @@ def reward_functions(words: Words, flags: Flags) -> list[dict[str, Any]]:
 
 
 def _function(name: str, flags: Flags) -> str:
-    """A function as a recipe names it. TRL also imports modules from the working folder, which is not on Python's path here:
-    then the file is named, also if the module does not exist anywhere."""
+    """The name of a function in a recipe. TRL also imports modules from the working folder, which is not on Python's path here:
+    for these, and for modules that do not exist, it names the file."""
     module, function = _module_of(name), re.split("[.:]", name)[-1]
     file = Path(*module.split(".")).with_suffix(".py")
     if module.endswith(".py") or module == OWN or not ((flags.folder / file).is_file() or _is_missing(module)):

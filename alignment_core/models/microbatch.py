@@ -2,7 +2,7 @@
 
 A row is one sequence (SFT) or two (a pair). Sequences are laid out as prefix trees in one line, so that shared prefixes are
 computed once; for models that do not support that, end to end in lines whose position ids restart with each sequence. How a
-batch is cut never changes the result, because every loss is divided by a count over the whole batch
+batch is cut does not change the result, because every loss is divided by a count over the whole batch
 (``TrainingMethod.normaliser``).
 """
 
@@ -27,7 +27,7 @@ Tokens = Seq[int] | np.ndarray
 Pair = tuple[Tokens, Tokens]
 """Token ids of a prompt and of a completion."""
 LEAST_COMPUTED = 0.85
-"""Rows that share less than 15 % of their tokens are packed one by one, which fills packs better."""
+"""Rows that share less than 15 % of their tokens are packed one by one, because small pieces fill packs better."""
 LINE_TOKENS = 128
 """Least width of a line without shared prefixes. Attention costs width² per line, so short sequences go into short lines; a
 longer sequence makes all lines of its pack as long."""
@@ -43,14 +43,14 @@ def distinct(pairs: Seq[Pair]) -> tuple[list[Pair], list[int]]:
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Token ids [T] (integers) and which of them are targets [T] (bool; the first token never is)."""
+    """Token ids [T] (integers), and whether each is a target [T] (bool; never the first token, which nothing predicts)."""
 
     ids: np.ndarray
     targets: np.ndarray
     candidates: np.ndarray | None = None
-    """Token ids [targets, C] whose log-probabilities a loss needs in place of each target, beside the target's own."""
+    """Token ids [targets, C] whose log-probabilities at the place of each target a loss needs, beside the target's own."""
     candidate_values: np.ndarray | None = None
-    """Values that the loss compares them with, such as log-probabilities under another model [targets, C]."""
+    """Values [targets, C] to compare them with, such as log-probabilities under another model."""
 
     @classmethod
     def of_prompt_and_completion(cls, prompt: Tokens, completion: Tokens) -> TokenSequence:
@@ -61,7 +61,7 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class Row:
-    """One training row: its sequences (one, or chosen and rejected) and the extra numbers that its method needs."""
+    """One training row: its sequences (one, or chosen and rejected) and a number that its method may need."""
 
     number: int
     sequences: tuple[TokenSequence, ...]
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows packed into L lines of W tokens, with K targets in S sequences. Places count through the lines, 0..L·W-1.
+    """Rows packed into L lines of W tokens, with K targets in S sequences. Places are numbered through the lines: 0..L·W-1.
 
     Where sequences share their prefixes there is one line, and a token may belong to several of them.
     """
@@ -90,7 +90,7 @@ class MicroBatch:
     candidates_KC: torch.Tensor | None = None
     """Candidate tokens of each target, if the rows have any."""
     nodes: tuple[TreeNode, ...] | None = None
-    """The prefix trees of the line; None where sequences share no tokens."""
+    """The prefix trees of the line; None for a layout without shared tokens."""
 
     @property
     def sequences(self) -> int:
@@ -100,15 +100,15 @@ class MicroBatch:
 def cut(rows: Seq[Row], ranks: int, token_budget: int, share_prefixes: bool = True) -> list[list[list[Row]]]:
     """Cut a batch into packs of at most ``token_budget`` tokens (a longer row is a pack of its own).
 
-    With ``share_prefixes`` rows that begin alike stay together as far as they fit, and shared tokens count once. Every rank
-    gets the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones. The largest rows go
+    With ``share_prefixes``, rows with a common beginning stay together as far as they fit, and shared tokens count once. Every
+    rank gets the same number of packs, because ZeRO's collectives run once per pack; some may be empty. The largest rows go
     first into the emptiest pack, which balances packs and ranks. Returns ``[rank][pack][row]``.
     """
     pieces = _pieces(rows, ranks, token_budget) if share_prefixes else [(row.tokens, [row]) for row in rows]
     pieces.sort(key=lambda piece: (-piece[0], piece[1][0].number))
     total = sum(min(tokens, token_budget) for tokens, _ in pieces)
-    alone = sum(2 * tokens > token_budget for tokens, _ in pieces)  # no two of these fit into one pack
-    count = ranks * max(1, -(-max(-(-total // token_budget), alone) // ranks))
+    large = sum(2 * tokens > token_budget for tokens, _ in pieces)  # no two of these fit into one pack
+    count = ranks * max(1, -(-max(-(-total // token_budget), large) // ranks))
     while True:
         packs: list[list[Row]] = [[] for _ in range(count)]
         loads = [(0, pack) for pack in range(count)]
@@ -120,11 +120,11 @@ def cut(rows: Seq[Row], ranks: int, token_budget: int, share_prefixes: bool = Tr
             heapq.heapreplace(loads, (load + tokens, emptiest))
         if not too_full:
             return [packs[rank::ranks] for rank in range(ranks)]
-        count += ranks * max(1, count // (50 * ranks))
+        count += ranks * max(1, count // (50 * ranks))  # by 2 %, so that large batches need few attempts
 
 
 def _pieces(rows: Seq[Row], ranks: int, token_budget: int) -> list[tuple[int, list[Row]]]:
-    """The rows in pieces with shared prefixes, and an upper bound of each piece's tokens in a pack. No piece of several rows is
+    """The rows in pieces with shared prefixes, each with an upper bound of its tokens in a pack. No piece of several rows is
     above the budget, or so large that ranks would be idle."""
     families = _families(rows)
     sizes = [_tokens(family) for family in families]
@@ -159,7 +159,7 @@ def _tokens(family: Seq[Row]) -> int:
 
 
 def _cut_apart(family: Seq[Row], most: int) -> list[tuple[int, list[Row]]]:
-    """A family in pieces of at most ``most`` tokens, or of a single row."""
+    """Split a family into pieces of at most ``most`` tokens, or of a single row."""
     sizes: list[int] = []
     pieces: list[list[Row]] = []
     for number, row in enumerate(family):
@@ -176,18 +176,18 @@ def _cut_apart(family: Seq[Row], most: int) -> list[tuple[int, list[Row]]]:
 
 def _at_most(row: Row) -> int:
     """Upper bound of a row's tokens in a pack, whatever other rows are in it."""
-    return row.tokens - sum(_saved(row.sequences[0], other) for other in row.sequences[1:])
+    return row.tokens - sum(_saved(row.sequences[0], later) for later in row.sequences[1:])
 
 
-def _saved(one: TokenSequence, other: TokenSequence) -> int:
+def _saved(first: TokenSequence, second: TokenSequence) -> int:
     """Lower bound of the tokens that the second sequence shares with the first: other rows may split the shared prefix, and a
-    remainder shorter than a node is not shared."""
-    tokens = shared_tokens(one.ids, other.ids)
+    remainder that is shorter than a node is not shared."""
+    tokens = shared_tokens(first.ids, second.ids)
     return max(LEAST_SHARED, tokens - LEAST_SHARED + 1) if tokens >= LEAST_SHARED else 0
 
 
 def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True) -> MicroBatch:
-    """Lay out the sequences of ``rows``: with ``share_prefixes`` as prefix trees in one line, otherwise apart, in lines.
+    """Lay out the sequences of ``rows``: with ``share_prefixes`` as prefix trees in one line, otherwise separately in lines.
 
     An empty pack is one token, so that its rank joins the collectives.
     """
@@ -196,12 +196,14 @@ def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True) -> Mi
     sequences = [sequence for row in rows for sequence in row.sequences]
     layout = lay_out([s.ids for s in sequences] or [np.zeros(1, np.int64)]) if share_prefixes else _lines(sequences)
     width = layout.width or len(layout.ids)
-    predict, labels, number = [], [], []
-    for index, (sequence, places) in enumerate(zip(sequences, layout.places, strict=False)):
-        at = np.flatnonzero(sequence.targets)
-        predict.append(places[at - 1])
-        labels.append(sequence.ids[at])
-        number.append(np.full(len(at), index))
+    predict: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    numbers: list[np.ndarray] = []
+    for number, (sequence, places) in enumerate(zip(sequences, layout.places, strict=False)):
+        targets = np.flatnonzero(sequence.targets)
+        predict.append(places[targets - 1])  # the output at a token predicts the next one
+        labels.append(sequence.ids[targets])
+        numbers.append(np.full(len(targets), number))
 
     def tensor(parts: Seq[np.ndarray]) -> torch.Tensor:
         joined = np.concatenate(parts) if parts else np.zeros(0)
@@ -215,7 +217,7 @@ def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True) -> Mi
         multiplicity=tensor([layout.multiplicity]).view(-1, width),
         predict_K=tensor(predict),
         labels_K=tensor(labels),
-        sequence_K=tensor(number),
+        sequence_K=tensor(numbers),
         last_S=tensor([places[-1:] for places in layout.places[: len(sequences)]]),
         candidates_KC=tensor(candidates) if candidates else None,
         nodes=layout.nodes if share_prefixes else None,
@@ -223,7 +225,7 @@ def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True) -> Mi
 
 
 def _lines(sequences: Seq[TokenSequence]) -> Layout:
-    """Each sequence with its own tokens, in lines as wide as the longest."""
+    """The layout of sequences without shared tokens, in lines as wide as the longest sequence."""
     lengths = [len(sequence.ids) for sequence in sequences]
     width = max([LINE_TOKENS, *lengths]) if sequences else 1
     starts, lines = _first_fit(lengths, width)
@@ -231,7 +233,9 @@ def _lines(sequences: Seq[TokenSequence]) -> Layout:
     multiplicity[:1] = 1  # also in an empty pack, so that no sum over it divides by zero
     places = tuple(np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True))
     for sequence, place in zip(sequences, places, strict=True):
-        ids[place], positions[place], multiplicity[place] = sequence.ids, np.arange(len(place)), 1
+        ids[place] = sequence.ids
+        positions[place] = np.arange(len(place))
+        multiplicity[place] = 1
     return Layout(ids, positions, multiplicity, (), places, width)
 
 

@@ -287,7 +287,7 @@ REFUSED = [
     (f"python -m openrlhf.cli.{DPO} --lora_alpha 32", "--lora_alpha", "--lora_rank"),
     (f"python -m openrlhf.cli.{DPO} --eval_steps 10", "--eval_steps", "test_rows"),
     (f"python -m openrlhf.cli.{DPO} --max_epochs 0.5", "--max_epochs", "no whole number"),
-    (f"python -m openrlhf.cli.{DPO} --max_epochs many", "--max_epochs", "is no number"),
+    (f"python -m openrlhf.cli.{DPO} --max_epochs many", "--max_epochs", "is not a number"),
     (f"python -m openrlhf.cli.{DPO} --param_dtype fp16", "--param_dtype", "`bf16`"),
     (f"python -m openrlhf.cli.{DPO} --ring_attn_size 2", "--ring_attn_size", "not supported"),
     (f"python -m openrlhf.cli.{DPO} --input_template 'Q: {{}}'", "--input_template", "--prompt_key"),
