@@ -1,4 +1,4 @@
-"""The errors of the core: each class says who can fix it and whether a retry can help."""
+"""The errors of the core, by their remedy, and whether a retry can help."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ _SHOWN = 3
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error on one line. Of pydantic's, which has many lines and links to pages for programmers: each field,
-    and what is wrong with it."""
+    """The text of an error on one line. An error of pydantic, which has many lines and links to pages for programmers, becomes a
+    list of fields with their problems."""
     from pydantic import ValidationError  # the sandbox of reward functions has this module, and no package
 
     if not isinstance(error, ValidationError):
@@ -114,7 +114,7 @@ class UnknownName(UserError, NotFound):
 
 
 class Corrupt(StoreError):
-    """Bytes in the store do not have the digest that their manifest says."""
+    """Bytes in the store do not have the digest in their manifest."""
 
 
 class Conflict(StoreError):

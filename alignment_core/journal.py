@@ -31,9 +31,9 @@ PROGRESS_SECONDS = 0.5
 LAST = "last"
 """Name of the run that started last."""
 STOPPING_SECONDS = 60.0
-"""How long a new attempt of a run waits for the process of the one before it."""
+"""Longest wait of a new attempt of a run for the process of the previous one."""
 END_SECONDS = 15.0
-"""Between the kinder signal and SIGKILL, beside what the run's own stages have to save their work."""
+"""Time between SIGTERM and SIGKILL, in addition to the grace of the run's stages to save their work."""
 
 
 class StageLine(BaseModel):
@@ -46,21 +46,21 @@ class StageLine(BaseModel):
     key: str
     key_parts: dict[str, Any]
     state: str
-    """``running``, ``run``, ``cached``, ``failed``, or ``stopped`` where the run ended before it."""
+    """``running``, ``run``, ``cached``, ``failed``, or ``stopped`` if the run ended before it."""
     at: str
-    """ISO 8601 in UTC, of the last news."""
+    """Time of the last change, ISO 8601 in UTC."""
     reason: str = ""
     """Why it ran, or how it failed."""
     seconds: float = 0.0
-    """Of work; start-up and waits are beside it."""
+    """Seconds of work, without start-up and waits."""
     startup_seconds: float = 0.0
     waited_seconds: float = 0.0
     restarts: tuple[str, ...] = ()
-    """Why it started again, a sentence for each time, in all attempts of the run."""
+    """The reason of each restart, a sentence each, in all attempts of the run."""
     outputs: dict[str, str] = {}
     """References of its outputs by name, the default output first; empty until it is done."""
     made_by: str = ""
-    """The key of the record that has it, once it is done; with `reuse_across_versions` it may be another one than ``key``."""
+    """The key of its record, once it is done; with `reuse_across_versions` it may differ from ``key``."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -80,21 +80,21 @@ class RunRecord(ProcessId):
     rerun: str = ""
     """Part of the keys of stages that are run again on purpose; empty for an ordinary run."""
     overrides: tuple[str, ...] = ()
-    """What was given with ``align run --set``, in the recipe already: the run is named by it."""
+    """The arguments of ``align run --set``, which the recipe already contains: they are part of the run's name."""
     flow: str = ""
-    """File and name of the flow of a user's own that it is, as ``/path/file.py:function``; empty for a recipe."""
+    """File and name of the user's own flow, as ``/path/file.py:function``; empty for a recipe."""
     parameters: dict[str, Any] = {}
-    """What that flow was called with."""
+    """The parameters of that flow."""
     deployed: bool = False
     """Whether a worker ran it; otherwise ``align run`` did."""
     server: str = ""
-    """Address of the Prefect API that it used; empty where none was set."""
+    """Address of the Prefect API that it used; empty if none was set."""
     machine: str
-    """Host name, for people: a container has another one each time."""
+    """Host name, for people only: a container has a new one each time."""
     started_at: str
     attempt: int = 1
     run_count: int = 0
-    """How often Prefect had started the run when this process opened it: a later start is another process's."""
+    """Number of starts by Prefect when this process opened the run: a later start belongs to another process."""
     status: str = "running"
     """``running``, ``completed``, ``failed``, ``cancelled`` or ``stopped``; a run whose process died stays ``running`` here."""
     error: str | None = None
@@ -106,7 +106,7 @@ class StageProgress(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     since: float
-    """Unix time at which the stage began, or began again at something done before, in this attempt of the run."""
+    """Unix time at which the stage started or restarted in this attempt of the run."""
     done: float
     total: float | None
     unit: str
@@ -119,7 +119,7 @@ class StageWait(BaseModel):
 
     reason: str
     since: float
-    """Unix time at which the wait began, whatever it was for then."""
+    """Unix time at which the wait began, even if its reason has changed since."""
 
 
 class Journal:
@@ -137,8 +137,8 @@ class Journal:
         self._restarts: dict[str, tuple[str, ...]] = {}
 
     def stage(self, label: str, state: str, **news: Any) -> None:
-        """Append news of a stage: fields of :class:`StageLine`. Each line repeats all that is known by then, because the line
-        before it may be lost on a full disk."""
+        """Append changes of a stage: fields of :class:`StageLine`. Each line repeats all known fields, because earlier lines
+        may be lost on a full disk."""
         with self._writing:
             known = self._lines.setdefault(label, {})
             known |= {"label": label, "state": state, "at": now(), **news}
@@ -152,7 +152,7 @@ class Journal:
                 self._torn = False
 
     def restart(self, label: str, sentence: str) -> None:
-        """Note that a stage starts again, and why."""
+        """Note the restart of a stage, with the reason."""
         with self._writing:
             state = str(self._lines.get(label, {}).get("state", "running"))
             restarts = self._restarts[label] = (*self._restarts.get(label, ()), sentence)
@@ -169,7 +169,7 @@ class Journal:
                 self._write_by_label(PROGRESS, self._progress)
 
     def waits(self, label: str, reason: str | None) -> None:
-        """Report what a stage waits for; None: its wait is over."""
+        """Report the reason of a stage's wait; None: its wait is over."""
         with self._writing:
             before = self._waits.pop(label, None)
             if reason is not None:
@@ -177,7 +177,7 @@ class Journal:
             self._write_by_label(WAITS, self._waits)
 
     def _write_by_label(self, file: str, content: Mapping[str, BaseModel]) -> None:
-        with suppress(OSError):  # a full disk ends no run
+        with suppress(OSError):  # a full disk must not end the run
             _replace(self.folder / file, json.dumps({label: entry.model_dump() for label, entry in content.items()}))
 
     def end(self, status: str | None = None, error: BaseException | None = None) -> None:
@@ -198,9 +198,9 @@ class Journal:
         A process that is stopping keeps it for a while. Raises UserError if it is not free after that.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("ab") as mine:
+        with (self.folder / LOCK).open("ab") as lock_file:
             deadline = time.monotonic() + STOPPING_SECONDS
-            while not lock(mine):
+            while not lock(lock_file):
                 if time.monotonic() > deadline:
                     raise UserError(f"run {self.record.run_id} is running in another process already")
                 time.sleep(0.2)
@@ -208,7 +208,7 @@ class Journal:
                 attempt = read(self.record.run_id).attempt + 1
                 self.record = self.record.model_copy(update={"attempt": attempt})
             self._restarts = {label: line.restarts for label, line in stages(self.record.run_id).items()}
-            for name in (PROGRESS, WAITS):  # of the attempt before
+            for name in (PROGRESS, WAITS):  # of the previous attempt
                 (self.folder / name).unlink(missing_ok=True)
             with (self.folder / STAGES).open("a") as file:
                 file.write("\n")  # ends a line that a kill may have cut
@@ -231,7 +231,7 @@ def _replace(path: Path, content: str) -> None:
 
 
 def new_record(run_id: str, name: str, recipe: dict[str, Any], store: str, **more: Any) -> RunRecord:
-    """The record of a run in this process, from now on."""
+    """The record of a run that starts now in this process."""
     return RunRecord(
         run_id=run_id,
         name=name,
@@ -250,7 +250,7 @@ def now() -> str:
 
 
 def short_id(run_id: str) -> str:
-    """The first digits of a run's id, which tell it from others: 8 as a rule.
+    """The first digits of a run's id, which distinguish it from others: usually 8.
 
     Ids of scheduled runs begin with the time (UUID version 7, RFC 9562), so that those made within a minute share 8 digits,
     and those made in one insertion 12; the first four groups include 26 random bits.
@@ -284,7 +284,7 @@ def find(text: str) -> RunRecord:
     """The run that ``text`` means: an id, the first digits of one, a name (its latest run), or ``last``. Raises UserError."""
     known = runs()
     if not known:
-        raise UserError(f"no run yet in {align_home()}; ALIGN_HOME says where to look")
+        raise UserError(f"no run yet in {align_home()}; set ALIGN_HOME to the folder of your runs")
     chosen = known[-1:] if text == LAST else [record for record in known if record.run_id.startswith(text)]
     chosen = chosen or [record for record in known if record.name == text][-1:]
     if len(chosen) == 1:
@@ -306,7 +306,7 @@ def news(folder: Path) -> list[dict[str, Any]]:
 def stages(run_id: str) -> dict[str, StageLine]:
     """Outcome of each stage, by label, in the order in which they first appeared.
 
-    A stage whose key never appeared is left out: the lines with it are lost.
+    A stage without a key is left out: the lines with it are lost.
     """
     contents: dict[str, dict[str, Any]] = {}
     for entry in news(folder_of(run_id)):
@@ -319,12 +319,12 @@ def stages(run_id: str) -> dict[str, StageLine]:
 
 
 def progress(run_id: str) -> dict[str, StageProgress]:
-    """How far each stage is, or was, that the last attempt worked on, by label."""
+    """Progress of the stages in the last attempt, by label."""
     return _by_label(run_id, PROGRESS, StageProgress)
 
 
 def in_use(but: str = "") -> set[str]:
-    """Keys of stages and references (as text) of all runs that are alive, ``but`` one."""
+    """Keys of stages and references (as text) of all live runs ``but`` one."""
     alive = (record.run_id for record in runs() if record.run_id != but and is_alive(record))
     lines = (line for run_id in alive for line in stages(run_id).values())
     return {used for line in lines for used in (line.key, *line.outputs.values())}
@@ -339,28 +339,29 @@ def _by_label(run_id: str, file: str, kind: type[M]) -> dict[str, M]:
     try:
         content = json.loads((folder_of(run_id) / file).read_text())
         return {label: kind.model_validate(entry) for label, entry in content.items()}
-    except (OSError, ValueError):  # none yet, or it was cut when the machine lost its power
+    except (OSError, ValueError):  # none yet, or cut by a power failure
         return {}
 
 
 def prune(days: float) -> int:
-    """Remove the journals of runs that no process has had open for so many days; how many they were."""
-    before, pruned = time.time() - days * 24 * 3600, 0
+    """Remove the journals of runs that no process had open for these ``days``; returns their number."""
+    before = time.time() - days * 24 * 3600
+    pruned = 0
     for path in (align_home() / "runs").glob(f"*/{LOCK}"):
-        with suppress(OSError), path.open("ab") as theirs:
-            if (path.parent / STAGES).stat().st_mtime < before and lock(theirs):
+        with suppress(OSError), path.open("ab") as lock_file:
+            if (path.parent / STAGES).stat().st_mtime < before and lock(lock_file):
                 shutil.rmtree(path.parent)
                 pruned += 1
     return pruned
 
 
 def status_of(record: RunRecord) -> str:
-    """Its status; ``died`` if it says that it is running and its process is gone."""
+    """The status of a run; ``died`` if it is recorded as running and its process is gone."""
     return "died" if record.status == "running" and not is_alive(record) else record.status
 
 
 def is_alive(record: RunRecord) -> bool:
-    """Whether the run's process lives, in whatever container or under whatever host name: it holds the run's lock."""
+    """Whether the run's process is alive, in any container: it holds the run's lock."""
     with suppress(FileNotFoundError):
         return is_locked(folder_of(record.run_id) / LOCK)
     return False
@@ -379,11 +380,11 @@ def end_process(record: RunRecord, grace: float) -> bool:
             f"run {record.run_id} is running where this process cannot end it, in another container or on another "
             f"machine ({record.machine}, process {record.pid}); end it there"
         )
-    for ask, seconds in ((psutil.Process.terminate, grace + END_SECONDS), (psutil.Process.kill, END_SECONDS)):
+    for signal, seconds in ((psutil.Process.terminate, grace + END_SECONDS), (psutil.Process.kill, END_SECONDS)):
         process = record.find()
         if process is not None:
             with suppress(psutil.NoSuchProcess):
-                ask(process)
+                signal(process)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if not is_alive(record):

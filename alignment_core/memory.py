@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from alignment_core.errors import OutOfMemory
 
 SIGNS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
-"""What PyTorch's allocators (CPU, CUDA), cuBLAS and oneDNN say."""
+"""Texts in the errors of PyTorch's allocators (CPU, CUDA), cuBLAS and oneDNN."""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""What is behind an artifact, each thing once: artifacts, the stages that made them, what these read from outside."""
+"""The ancestry of an artifact: artifacts, the stages that made them, and their sources outside the store, each once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from alignment_core.lineage.sources import sources_of
 
 @dataclass(frozen=True)
 class Ancestor:
-    """An artifact, and how it came to be."""
+    """An artifact with the stage that made it."""
 
     reference: Reference
-    way: str
-    """The roles that lead to it by the shortest way, such as ``policy/train``; empty for the artifact that was asked about."""
+    path: str
+    """The roles on the shortest path to it, such as ``policy/train``; empty for the first artifact."""
     record: Provenance | None
-    """Of the stage that made it; the latest, if several made the same bytes; None for what was brought into the store."""
+    """Record of the stage that made it; the latest, if several made the same bytes; None for an import."""
 
     @property
     def reads_data(self) -> bool:
-        """Whether what its stage reads from outside is data, and no model."""
+        """Whether its stage reads data from outside the store; otherwise it reads models."""
         return self.record is not None and self.record.stage == "dataset"
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What its stage read from outside the store."""
+        """The sources outside the store that its stage read."""
         return sources_of(self.record) if self.record else ()
 
 
@@ -38,7 +38,7 @@ class Ancestry:
     """An artifact and everything that it was made from."""
 
     all: tuple[Ancestor, ...]
-    """The artifact itself first; what is nearer to it before what is farther."""
+    """The artifact itself first, then its ancestors from the nearest to the farthest."""
     measured: dict[str, float]
     """Metrics of the latest evaluation of it; empty if there was none."""
 
@@ -52,13 +52,13 @@ class Ancestry:
         return self.all[1:]
 
     def on_hub(self, data: bool) -> tuple[tuple[str, str], ...]:
-        """Names and commits of what was read from the Hub for it, data sets or models, the nearest first."""
+        """Names and commits of the data sets or models that were read from the Hub for it, the nearest first."""
         sources = (source for ancestor in self.all if ancestor.reads_data == data for source in ancestor.sources)
         return tuple(dict.fromkeys((source.path, source.commit) for source in sources if source.commit))
 
 
 def ancestry_of(store: Store, reference: Reference) -> Ancestry:
-    """Read from the store's records alone. Raises NotFound where there is no such artifact."""
+    """The ancestry by the store's records alone. Raises NotFound if there is no such artifact."""
     store.manifest(reference)
     with Graph.of(store) as graph:
         return Ancestry(tuple(_walk(graph, reference)), _evaluation(graph, reference))
@@ -67,13 +67,13 @@ def ancestry_of(store: Store, reference: Reference) -> Ancestry:
 def _walk(graph: Graph, reference: Reference) -> Iterator[Ancestor]:
     waiting, seen = deque([(reference, "")]), {reference}
     while waiting:
-        ancestor, way = waiting.popleft()
+        ancestor, path = waiting.popleft()
         record = _latest(graph.made_by(ancestor))
-        yield Ancestor(ancestor, way, record)
+        yield Ancestor(ancestor, path, record)
         for role, used in sorted(record.inputs.items()) if record else ():
             if used not in seen:
                 seen.add(used)
-                waiting.append((used, f"{way}/{role}" if way else role))
+                waiting.append((used, f"{path}/{role}" if path else role))
 
 
 def _latest(records: Sequence[Provenance]) -> Provenance | None:
@@ -81,7 +81,7 @@ def _latest(records: Sequence[Provenance]) -> Provenance | None:
 
 
 def _evaluation(graph: Graph, reference: Reference) -> dict[str, float]:
-    """What the stage ``evaluate`` measured: samples of the policy, scored on held-out prompts."""
+    """The metrics of the stage ``evaluate``: samples of the policy, scored on held-out prompts."""
     evaluations = [
         evaluated
         for sampled in _users(graph, [reference], "policy", "generate")
@@ -100,7 +100,7 @@ def _users(graph: Graph, references: Any, role: str, stage: str) -> Iterator[Pro
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Those of the metrics that are numbers."""
+    """The metrics that are numbers."""
     return {
         name: value
         for name, value in sorted(metrics.items())

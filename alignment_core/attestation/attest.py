@@ -1,4 +1,4 @@
-"""Attestations and signatures beside an artifact in the store, as a recipe's promotion wants them."""
+"""Attestations and signatures beside an artifact in the store, which a recipe's promotion may require."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROVENANCE, BOM = "provenance.intoto.json", "bom.cdx.json"
 def attestations(store: Store, reference: Reference) -> dict[str, bytes]:
     """The attestations by file name, without secrets, made from the records of the store as they are now.
 
-    What was brought into the store, and made by no stage, has a bill of materials alone. Raises NotFound or Corrupt.
+    An imported artifact, which no stage made, has a bill of materials alone. Raises NotFound or Corrupt.
     """
     manifest, ancestry = store.manifest(reference), ancestry_of(store, reference)
     documents = {BOM: bill(manifest, ancestry, config_of(_file(store, manifest, "config.json")))}
@@ -40,7 +40,7 @@ def attest(store: Store, reference: Reference) -> dict[str, bytes]:
 
 
 def check_ready(section: PromotionConfig) -> None:
-    """Raise EnvironmentFault where a key or a token is missing; called before training, so that none is wasted."""
+    """Raise EnvironmentFault if a key or a token is missing; called before training, so that none is wasted."""
     if section.sign:
         private_key()
     if section.publish and not has_token():
@@ -51,7 +51,7 @@ def check_ready(section: PromotionConfig) -> None:
 
 
 def attest_promotion(store: Store, section: PromotionConfig, policy: Reference) -> None:
-    """Write the attestations and the signature that a promotion asks for beside a policy, before a tag points to it."""
+    """Write the attestations and the signature of a promotion beside a policy, before a tag points to it."""
     if section.attest:
         attest(store, policy)
     if section.sign:
@@ -59,7 +59,7 @@ def attest_promotion(store: Store, section: PromotionConfig, policy: Reference) 
 
 
 def without_secrets(data: bytes) -> bytes:
-    """An attestation as :func:`attest` writes it, whoever put it beside the artifact; unchanged where it holds no secret."""
+    """An attestation without secrets, which other programs may have put beside the artifact; unchanged if it has none."""
     content = json.loads(data)
     return data if (cleaned := Cutter().plain(content)) == content else _json(cleaned)
 
@@ -69,7 +69,7 @@ def _json(content: Any) -> bytes:
 
 
 def _file(store: Store, manifest: Manifest, path: str) -> bytes | None:
-    """A small file of an artifact, verified; the rest of it is not fetched. None where there is none, or it was pruned."""
+    """A small file of an artifact, verified; no other file is fetched. None if there is none, or it was pruned."""
     entry = next((file for file in manifest.files if file.path == path), None)
     if entry is None or store.is_pruned(manifest.reference):
         return None

@@ -1,7 +1,7 @@
 """A bill of materials: CycloneDX 1.6 in JSON, of an artifact and everything that it was made from.
 
 https://cyclonedx.org/docs/1.6/json/. Models are components of the type ``machine-learning-model``, other artifacts of the type
-``data``, packages of the type ``library``. It holds no time but those of the records, so that equal records give equal bytes.
+``data``, packages of the type ``library``. Its only times are those of the records, so that equal records give equal bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from alignment_core.evaluation.directions import STATED
 MODELS = ("model", "reward-model", "process-reward-model", "critic", "adapter")
 """Kinds of artifacts that are models."""
 _SERIALS = uuid.UUID("5c0d7f0e-3a43-4f0c-9d0c-0f6a7d7d2b16")
-"""Name space of the serial numbers: that of a bill follows from the artifact and the time of its record."""
+"""Name space of the serial numbers, which follow from the artifact and the time of its record."""
 Component = dict[str, Any]
 
 
 def bill(manifest: Manifest, ancestry: Ancestry, config: dict[str, Any]) -> dict[str, Any]:
-    """The bill of an artifact; ``config`` is the content of a model's config.json, empty for what is no model."""
+    """The bill of an artifact; ``config`` is the content of a model's config.json; empty for other kinds."""
     parts = {
         component["bom-ref"]: component
         for component in (*_artifacts(ancestry), *_hub(ancestry), *_at_addresses(ancestry), *_packages(ancestry))
@@ -107,7 +107,7 @@ def _metrics(measured: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def intervals(measured: dict[str, float]) -> Iterator[tuple[str, float, tuple[float, float] | None]]:
-    """Name, value and interval of each metric among what an evaluation wrote down."""
+    """Name, value and interval of each metric of an evaluation."""
     for name, value in measured.items():
         if name != "confidence" and not name.endswith((".low", ".high", ".n", ".stderr", STATED)):
             low, high = measured.get(f"{name}.low"), measured.get(f"{name}.high")
@@ -115,7 +115,7 @@ def intervals(measured: dict[str, float]) -> Iterator[tuple[str, float, tuple[fl
 
 
 def _parameters(ancestry: Ancestry) -> int | None:
-    """How many weights it has, as the nearest stage that counted them says: to train a model changes no number."""
+    """The number of weights, by the nearest stage that counted them: training does not change it."""
     for ancestor in ancestry.all:
         same = ancestor.reference.kind == ancestry.artifact.reference.kind
         if same and ancestor.record and isinstance(count := ancestor.record.metrics.get("parameters"), int | float):
@@ -128,7 +128,7 @@ def _artifacts(ancestry: Ancestry) -> Iterator[Component]:
 
 
 def _hub(ancestry: Ancestry) -> Iterator[Component]:
-    """What was read from the Hub, at its commits."""
+    """Models and data sets that were read from the Hub, with their commits."""
     for name, commit in ancestry.on_hub(data=False):
         purl = hub_package_url(name, commit)
         yield {"type": "machine-learning-model", "bom-ref": purl, "name": name, "version": commit, "purl": purl}
@@ -162,7 +162,7 @@ def _dependencies(ancestry: Ancestry, parts: set[str]) -> Iterator[dict[str, Any
 
 
 def _direct(ancestor: Ancestor) -> Iterator[str]:
-    """What the stage of an artifact used, read, and was computed with."""
+    """The artifacts, sources and packages that the stage of an artifact used."""
     record = ancestor.record
     if record is None:
         return
@@ -179,7 +179,7 @@ def _direct(ancestor: Ancestor) -> Iterator[str]:
 
 
 def config_of(data: bytes | None) -> dict[str, Any]:
-    """The content of a model's config.json; empty if it is none."""
+    """The content of a model's config.json; empty if it cannot be read."""
     try:
         config = json.loads(data or b"{}")
     except ValueError:

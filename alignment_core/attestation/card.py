@@ -12,8 +12,8 @@ from alignment_core.attestation.bom import intervals
 from alignment_core.attestation.signing import SIGNATURE
 
 _BESIDE = {
-    PROVENANCE: "how it was made: an in-toto statement with SLSA provenance, of every stage's inputs and their digests",
-    BOM: "what it was made from and with: a CycloneDX bill of materials",
+    PROVENANCE: "an in-toto statement with SLSA provenance: every stage, its inputs and their digests",
+    BOM: "a CycloneDX bill of materials: models, data and packages",
     SIGNATURE: "a signature over its files",
 }
 _SPLITS = ("train", "test")
@@ -41,7 +41,7 @@ def model_card(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collec
 
 
 def data_card(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[str]) -> str:
-    """The README of a data set, which says what its splits are."""
+    """The README of a data set, with its splits."""
     from huggingface_hub import DatasetCardData
 
     files = {entry.path for entry in manifest.files}
@@ -55,7 +55,7 @@ def data_card(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collect
 
 
 def _relation(manifest: Manifest, ancestry: Ancestry) -> str | None:
-    """What the artifact is to the models on the Hub that it descends from, in the Hub's words."""
+    """The relation of the artifact to the models on the Hub that it descends from, in the Hub's words."""
     record = ancestry.artifact.record
     if manifest.kind == "adapter":
         return "adapter"
@@ -73,8 +73,8 @@ def _text(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[
     record = ancestry.artifact.record
     yield f"# {repo.rpartition('/')[2]}"
     yield ""
-    how = f", made by the stage `{record.label}` ({record.stage})" if record else ""
-    yield f"The artifact `{manifest.reference}`{how}."
+    maker = f", made by the stage `{record.label}` ({record.stage})" if record else ""
+    yield f"The artifact `{manifest.reference}`{maker}."
     if measured := [*intervals(ancestry.measured)]:
         yield from ("", "## Evaluation", "", "| metric | value | interval |", "|---|---|---|")
         for name, value, ends in measured:
@@ -82,11 +82,11 @@ def _text(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[
     if ancestry.earlier:
         yield from ("", "## Made from", "", "| as | artifact | by |", "|---|---|---|")
         for ancestor in ancestry.earlier:
-            maker = ancestor.record
-            yield f"| {ancestor.way} | `{ancestor.reference.short}` | {f'{maker.label} ({maker.stage})' if maker else ''} |"
+            by = f"{ancestor.record.label} ({ancestor.record.stage})" if ancestor.record else ""
+            yield f"| {ancestor.path} | `{ancestor.reference.short}` | {by} |"
     if beside:
         yield from ("", "## Provenance", "")
-        yield from (f"- [{name}]({name}): {what}" for name, what in _BESIDE.items() if name in beside)
+        yield from (f"- [{name}]({name}): {content}" for name, content in _BESIDE.items() if name in beside)
     if SIGNATURE in beside:
         verify = f"model_signing verify key FOLDER --signature {SIGNATURE} --public_key KEY.pub --ignore_unsigned_files"
         yield from ("", f"`{verify}` checks a download.")

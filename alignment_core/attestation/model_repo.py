@@ -1,4 +1,4 @@
-"""Publishing files as a repository on the Hugging Face Hub: in one commit, if nobody else made one meanwhile."""
+"""Publishing files as a repository on the Hugging Face Hub: in one commit, unless another client commits meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT = (".gitattributes",)
 
 @dataclass(frozen=True)
 class Published:
-    """Where files are on the Hub."""
+    """The place of files on the Hub."""
 
     repo: str
     kind: RepoKind
@@ -32,7 +32,7 @@ class Published:
     tags: tuple[str, ...]
     url: str
     new: bool
-    """Whether there is a new commit; otherwise the head of the repository had these files already."""
+    """Whether there is a new commit; otherwise the head of the repository already had these files."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Local:
         return cls(content, digest_of_file(content), content.stat().st_size)
 
     def is_at(self, remote: Any) -> bool:
-        """Whether a file of the Hub has the same content: by SHA-256 if it is large, else by git's name for it."""
+        """Whether a file of the Hub has the same content: by SHA-256 if it is large, otherwise by git's id of the blob."""
         if remote is None or remote.size != self.size:
             return False
         return bool(remote.lfs.sha256 == self.sha256) if remote.lfs else bool(remote.blob_id == self._blob_id())
@@ -87,12 +87,13 @@ def publish_files(
     A missing repository is created, ``private`` or not. Files that exist there are not sent again, and without changes no
     commit is made; so a publisher that was killed, or lost an answer, can simply retry. An existing tag is not moved.
 
-    Raises Conflict when somebody else made a commit meanwhile, or a tag names a commit with other files; EnvironmentFault
+    Raises Conflict when another client made a commit meanwhile, or a tag names a commit with other files; EnvironmentFault
     without a token that may write; InfrastructureError when the Hub does not answer.
     """
     from huggingface_hub import HfApi
 
-    api, local = HfApi(), {path: _Local.of(content) for path, content in files.items()}
+    api = HfApi()
+    local = {path: _Local.of(content) for path, content in files.items()}
     _create_if_missing(api, repo, kind, private)
     head = _head(api, repo, kind)
     new = bool(changes := _changes(api, repo, kind, head, local))
@@ -131,23 +132,23 @@ def _tag(api: HfApi, repo: str, kind: RepoKind, tag: str, commit: str, local: di
         present = {ref.name for ref in api.list_repo_refs(repo, repo_type=kind).tags}
         if tag not in present:
             api.create_tag(repo, tag=tag, revision=commit, repo_type=kind, exist_ok=True)
-    other = {path: ref for path, ref in local.items() if isinstance(ref.content, Path)}  # generated files may differ
-    there = _files(api, repo, kind, tag)
-    if wrong := [path for path, ref in other.items() if not ref.is_at(there.get(path))]:
-        raise Conflict(f"the tag {tag} of {repo} is on a commit with another {wrong[0]}: choose another tag")
+    of_artifact = {path: file for path, file in local.items() if isinstance(file.content, Path)}  # not generated ones
+    remote = _files(api, repo, kind, tag)
+    if different := [path for path, file in of_artifact.items() if not file.is_at(remote.get(path))]:
+        raise Conflict(f"the tag {tag} of {repo} is on a commit with another {different[0]}: choose another tag")
 
 
 def _changes(api: HfApi, repo: str, kind: RepoKind, revision: str, local: dict[str, _Local]) -> list[Any]:
     """The operations that turn the files at a revision into the local ones."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    there = _files(api, repo, kind, revision)
+    remote = _files(api, repo, kind, revision)
     added = [
         CommitOperationAdd(path, file.content)
         for path, file in sorted(local.items())
-        if not file.is_at(there.get(path))
+        if not file.is_at(remote.get(path))
     ]
-    return added + [CommitOperationDelete(path) for path in sorted(there) if path not in local and path not in _KEPT]
+    return added + [CommitOperationDelete(path) for path in sorted(remote) if path not in local and path not in _KEPT]
 
 
 def _files(api: HfApi, repo: str, kind: RepoKind, revision: str) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def _translate_errors(repo: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise UserError(f"{repo} is no name of a Hub repository: {error}") from None
+        raise UserError(f"{repo} is not a name of a Hub repository: {error}") from None
     except HfHubHTTPError as error:
         status, message = error.response.status_code, first_line(error)
         if status in (401, 403, 404):
@@ -178,11 +179,11 @@ def _translate_errors(repo: str) -> Iterator[None]:
             ) from error
         if status in (409, 412):
             raise Conflict(
-                f"somebody else made a commit to {repo} meanwhile, so nothing was published ({message}): look at it, and "
+                f"another client made a commit to {repo} meanwhile, so nothing was published ({message}): look at it, and "
                 "publish again"
             ) from error
         if status == 429 or status >= 500:
-            raise InfrastructureError(f"the Hub does not take {repo} now: {message}") from error
+            raise InfrastructureError(f"the Hub does not accept {repo} now: {message}") from error
         raise StoreError(f"the Hub refuses {repo}: {message}") from error
     except Exception as error:  # the client's transport errors have no common base of their own
-        raise InfrastructureError(f"the Hub, or the way to {repo} on it, failed: {first_line(error)}") from error
+        raise InfrastructureError(f"the Hub, or the connection to {repo} on it, failed: {first_line(error)}") from error

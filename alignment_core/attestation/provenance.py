@@ -1,7 +1,7 @@
 """Provenance for others: an in-toto statement (v1) with the predicate SLSA provenance (v1), made from a stage's record.
 
-https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1. Like the record, it is what this system says of itself: it
-proves something to those who trust whoever signed or sent it.
+https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1. Like the record, it is a claim of this
+system about itself: it is as trustworthy as its signature or its sender.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from alignment_core.attestation.names import commit_in, hub_uri, package_url, sh
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:alignment:stage:v1"
-"""What ``externalParameters`` and ``internalParameters`` mean: docs/trust.md says it."""
+"""Type of the definition; docs/trust.md explains ``externalParameters`` and ``internalParameters``."""
 BUILDER = "urn:alignment:run-host:v1"
 
 
@@ -56,7 +56,7 @@ def _definition(ancestry: Ancestry, record: Provenance) -> dict[str, Any]:
 def _artifacts(ancestry: Ancestry) -> Iterator[dict[str, Any]]:
     for ancestor in ancestry.earlier:
         yield {
-            "name": ancestor.way,
+            "name": ancestor.path,
             "uri": f"urn:alignment:{ancestor.reference}",
             "digest": {"sha256": ancestor.reference.digest},
             "annotations": {"kind": ancestor.reference.kind, **_maker(ancestor)},
@@ -87,7 +87,7 @@ def _sources(ancestry: Ancestry) -> Iterator[dict[str, Any]]:
 
 
 def _at_address(address: str, version: str) -> dict[str, Any]:
-    """A file at an address: with a digest where one is known, else with the version that the server gave."""
+    """A file at an address: with its digest if that is known, otherwise with the server's version."""
     if digest := sha256_of(version):
         return {"name": address, "uri": address, "digest": {"sha256": digest}}
     commit = commit_in(address)

@@ -20,17 +20,17 @@ README = "README.md"
 
 
 def publish(store: Store, reference: Reference, uri: str, tag: str | None = None, public: bool = False) -> Published:
-    """Publish a model, or a data set, to ``hf://organisation/name``, with what lies beside it and a page that says what it is.
+    """Publish a model or a data set to ``hf://organisation/name``, with its attestations, its signature and a README.
 
-    The commit gets the tag :func:`tag_of`, and ``tag`` as well. Raises what
-    :func:`~alignment_core.attestation.model_repo.publish_files` does, and UserError for another kind of artifact.
+    The commit gets the tag :func:`tag_of`, and ``tag`` as well. Raises the errors of
+    :func:`~alignment_core.attestation.model_repo.publish_files`, and UserError for another kind of artifact.
     """
     repo, kind = repo_of(uri), _repo_kind(reference)
     manifest, ancestry = store.manifest(reference), ancestry_of(store, reference)
     beside = {
         name: data if name == SIGNATURE else without_secrets(data)
         for name, data in attachments(store, reference).items()
-        if name in (PROVENANCE, BOM, SIGNATURE)  # and not what somebody else may put there
+        if name in (PROVENANCE, BOM, SIGNATURE)  # no attachment of another kind
     }
     page = (model_card if kind == "model" else data_card)(manifest, ancestry, repo, beside)
     tags = (tag_of(reference), *([tag] if tag else []))
@@ -42,7 +42,7 @@ def publish(store: Store, reference: Reference, uri: str, tag: str | None = None
 
 
 def tag_of(reference: Reference) -> str:
-    """The git tag of an artifact: whatever is published later, it leads to this one."""
+    """The git tag of an artifact, which still leads to it after later publications."""
     return f"sha256-{reference.digest[:12]}"
 
 
@@ -51,4 +51,4 @@ def _repo_kind(reference: Reference) -> RepoKind:
         return "model"
     if reference.kind == "dataset":
         return "dataset"
-    raise UserError(f"{reference.short} is a {reference.kind}: models and data sets are what the Hub takes")
+    raise UserError(f"{reference.short} is a {reference.kind}: only models and data sets can be published on the Hub")

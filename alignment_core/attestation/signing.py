@@ -1,7 +1,7 @@
 """Signatures of artifacts by an elliptic-curve key, as the package model-signing (OpenSSF) makes and checks them.
 
 A signature is over the folder of the artifact as it is fetched, so that ``model_signing verify key`` checks a copy of that
-folder without this project. Whoever holds the public key needs to trust neither the store nor what lies between.
+folder without this project. With the public key, neither the store nor the transport has to be trusted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def private_key() -> Path:
-    """The key that this machine signs with. Raises EnvironmentFault where it cannot sign."""
+    """The key that this machine signs with. Raises EnvironmentFault if it cannot sign."""
     named = os.environ.get(PRIVATE)
     if not named:
         raise EnvironmentFault(
@@ -46,9 +46,9 @@ def private_key() -> Path:
 
 
 def public_key(named: str | None) -> Path | None:
-    """The key to check signatures with: the one that is ``named``, or that of the environment; None where neither is.
+    """The key to check signatures with: the ``named`` one, or that of the environment; None if there is neither.
 
-    Raises UserError or EnvironmentFault for a file that holds none.
+    Raises UserError or EnvironmentFault for a file without a key.
     """
     if not (path := named or os.environ.get(PUBLIC)):
         return None
@@ -62,9 +62,9 @@ def public_key(named: str | None) -> Path | None:
 
 
 def sign(store: Store, reference: Reference, key: Path) -> bool:
-    """Sign an artifact, and put the signature beside it; False where a valid one by this key is there.
+    """Sign an artifact, and put the signature beside it; False if there is a valid one by this key.
 
-    Every byte is verified before. Raises EnvironmentFault for an unusable key, NotFound or Corrupt for such an artifact.
+    Every byte is verified first. Raises EnvironmentFault for an unusable key, NotFound or Corrupt for such an artifact.
     """
     _, public = _load(key, private=True)
     with store.workspace.scratch() as folder, ExitStack() as until:
@@ -80,13 +80,13 @@ def sign(store: Store, reference: Reference, key: Path) -> bool:
 
 
 def verify_signature(store: Store, reference: Reference, key: Path) -> Verdict:
-    """Check the signature of an artifact with a public key, against every byte of it. Raises NotFound for what was pruned."""
+    """Check the signature of an artifact with a public key, against every byte of it. Raises NotFound if it was pruned."""
     data = attachment(store, reference, SIGNATURE)
     if data is None:
         return Verdict("unsigned", f"{reference.short} has no signature")
     _, public = _load(key, private=False)
     if (hint := _hint(data)) is None:
-        return Verdict("tampered", f"the signature of {reference.short} is no signature that can be read")
+        return Verdict("tampered", f"the signature of {reference.short} cannot be read")
     if hint != hashlib.sha256(public).hexdigest():
         return Verdict("wrong key", f"{reference.short} was signed with another key than that of {key}")
     with ExitStack() as until:
@@ -109,14 +109,14 @@ def _checked(reference: Reference, data: bytes, folder: Path, key: Path, store: 
         try:
             config.verify(folder, scratch / SIGNATURE)
         except InvalidSignature:
-            return Verdict("tampered", f"the signature of {reference.short} was changed after the key had made it")
-        except (ValueError, KeyError, TypeError) as error:  # what its parsers and comparisons raise
-            return Verdict("tampered", f"{reference.short} is not what was signed: {error}")
-    return Verdict("valid", f"{reference.short} is what the owner of {key} signed")
+            return Verdict("tampered", f"the signature of {reference.short} was changed after it was made")
+        except (ValueError, KeyError, TypeError) as error:  # errors of its parsers and comparisons
+            return Verdict("tampered", f"{reference.short} differs from the signed files: {error}")
+    return Verdict("valid", f"{reference.short} was signed by the owner of {key}, and is unchanged")
 
 
 def _hint(signature: bytes) -> str | None:
-    """SHA-256 of the public key that a signature says it was made with; None if it is no signature."""
+    """SHA-256 of the public key that a signature names; None if it is not a signature."""
     try:
         hint = json.loads(signature)["verificationMaterial"]["publicKey"]["hint"]
     except (ValueError, KeyError, TypeError):
@@ -125,25 +125,25 @@ def _hint(signature: bytes) -> str | None:
 
 
 def _load(path: Path, private: bool) -> tuple[Any, bytes]:
-    """A key, and its public half as PEM. Raises EnvironmentFault where the file holds none of a kind that can sign."""
+    """A key, and its public half as PEM. Raises EnvironmentFault if the file has no key that can sign."""
     try:
-        import model_signing  # noqa: F401 (what follows needs it)
+        import model_signing  # noqa: F401 (callers need it)
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise EnvironmentFault(
             f"signatures need the package model-signing ({error}): pip install 'alignment[signing]'"
         ) from None
-    what = "private" if private else "public"
+    half = "private" if private else "public"
     try:
         data = path.read_bytes()
         key: Any = (
             serialization.load_pem_private_key(data, None) if private else serialization.load_pem_public_key(data)
         )
     except OSError as error:
-        raise EnvironmentFault(f"the {what} key {path} cannot be read: {error.strerror}") from None
+        raise EnvironmentFault(f"the {half} key {path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError) as error:
-        raise EnvironmentFault(f"{path} holds no {what} key in PEM without a password ({error}); {_HOW}") from None
+        raise EnvironmentFault(f"{path} holds no {half} key in PEM without a password ({error}); {_HOW}") from None
     public = key.public_key() if private else key
     if not isinstance(public, ec.EllipticCurvePublicKey) or public.curve.name not in _CURVES:
         raise EnvironmentFault(f"{path} holds a key of another kind than P-256, P-384 or P-521; {_HOW}")

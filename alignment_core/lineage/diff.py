@@ -14,17 +14,17 @@ from alignment_core.execution.cache_miss import changes, in_words
 
 
 class Side(BaseModel):
-    """One of the two artifacts; the stage is empty for one that was made outside."""
+    """One of the two artifacts; the stage is empty for an import."""
 
     reference: Reference
     stage: str = ""
     label: str = ""
-    """With the output's name where the stage made several."""
+    """With the output's name if the stage has several."""
     finished_at: str = ""
 
 
 class Pair(BaseModel):
-    """Two values of one name; None where a side has none. ``difference`` is b − a, of numbers."""
+    """Two values of one name; None if a side has none. ``difference`` is b − a, for numbers."""
 
     name: str
     a: Any
@@ -33,7 +33,7 @@ class Pair(BaseModel):
 
 
 class FileChange(BaseModel):
-    """A file that is not the same on both sides; size (bytes) and digest are None where it is missing."""
+    """A file that differs between the sides; size (bytes) and digest are None if it is missing."""
 
     path: str
     size_a: int | None
@@ -46,21 +46,21 @@ class Upstream(BaseModel):
     """Two corresponding earlier stages, and the differences between their keys, without inputs."""
 
     role: str
-    """The way to them, such as ``data.rollouts``."""
+    """The roles on the path to them, such as ``data.rollouts``."""
     a: Side
     b: Side
     key: list[str]
 
 
 class Difference(BaseModel):
-    """The whole comparison. ``metrics`` and ``cost`` hold every name, the other lists only what differs."""
+    """The whole comparison. ``metrics`` and ``cost`` hold every name, the other lists only differences."""
 
     a: Side
     b: Side
     identical: bool
-    """Whether both are the same bytes; their stages may still have cost different seconds."""
+    """Whether both have the same bytes; the costs of their stages may still differ."""
     key: list[str]
-    """The parts of the stages' keys that differ, inputs aside."""
+    """The parts of the stages' keys that differ, except inputs."""
     inputs: list[Pair]
     """By role."""
     upstream: list[Upstream]
@@ -69,7 +69,7 @@ class Difference(BaseModel):
     cost: list[Pair]
     packages: list[Pair]
     hardware: list[Pair]
-    """Where the stages ran, as far as it can change rounding; it is in no key."""
+    """Hardware of the stages that can change rounding; it is in no key."""
     files: list[FileChange]
 
 
@@ -98,16 +98,17 @@ def _key_changes(a: Provenance, b: Provenance) -> list[str]:
 
 def _upstream(store: Store, a: Provenance, b: Provenance) -> Iterator[Upstream]:
     """Breadth first along the roles whose artifacts differ; each pair of stages once."""
-    waiting, seen = deque([("", a, b)]), {(a.key, b.key)}
+    waiting = deque([("", a, b)])
+    seen = {(a.key, b.key)}
     while waiting:
-        way, left, right = waiting.popleft()
+        path, left, right = waiting.popleft()
         for role in [role for role in left.inputs if role in right.inputs and left.inputs[role] != right.inputs[role]]:
             pair = _nearest(store.records.makers(left.inputs[role]), store.records.makers(right.inputs[role]))
             first, second = pair
             if first is None or second is None or (first.key, second.key) in seen:
                 continue
             seen.add((first.key, second.key))
-            name = f"{way}.{role}" if way else role
+            name = f"{path}.{role}" if path else role
             waiting.append((name, first, second))
             if changed := _key_changes(first, second):
                 sides = {"a": _side(left.inputs[role], first), "b": _side(right.inputs[role], second)}

@@ -1,4 +1,4 @@
-"""Why each stage of a run ran or was cached: what of its key changed since the nearest earlier run of the same stage."""
+"""Why each stage of a run ran or was cached: the parts of its key that changed since the most similar earlier run of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Explanation(BaseModel):
 
 
 def explain(lines: Iterable[StageLine], records: Iterable[Provenance], run_id: str) -> list[Explanation]:
-    """One explanation per stage, in the run's order. ``records`` are the store's of these stages."""
+    """One explanation per stage, in the run's order. ``records`` are the store's records of these stages."""
     known = list(records)
     return [_explanation(line, known, run_id) for line in lines]
 
@@ -41,24 +41,25 @@ def _explanation(line: StageLine, records: list[Provenance], run_id: str) -> Exp
     shared = line.model_dump(include={"label", "state", "key", "seconds", "reference"})
     if line.state == "cached":
         maker = next((record for record in records if record.key == line.key), None)
-        gone = "same key as a record that no longer exists"
-        instead = gone if line.reason in ("", "same key") else line.reason  # made with other versions of packages
-        why = f"same key as {_name(maker)}{_where(maker)}" if maker else instead
+        without_record = "same key as a record that no longer exists"
+        reason = without_record if line.reason in ("", "same key") else line.reason  # made with other package versions
+        why = f"same key as {_name(maker)}{_where(maker)}" if maker else reason
         return Explanation(**shared, why=why)
     earlier = [
         record
         for record in records
         if record.key != line.key and record.finished_at < line.at and record.run_ids.get("prefect") != run_id
     ]
-    other = nearest(line.key_parts, earlier, line.label)
+    similar = nearest(line.key_parts, earlier, line.label)
     failure = f"; {line.reason}" if line.state == "failed" else ""
-    if other is None:
+    if similar is None:
         return Explanation(**shared, why=f"no earlier run of this stage in this store{failure}")
-    changed = tuple(in_words(changes(other.key_parts, line.key_parts), line.label))
-    mine = next((record for record in records if record.key == line.key), None)
-    elsewhere = tuple(changes(other.hardware, mine.hardware)) if mine and mine.hardware and other.hardware else ()
-    details = {"changed": changed, "elsewhere": elsewhere, "nearest": _name(other)}
-    return Explanation(**shared, why=f"changed since {_name(other)}{failure}", **details)
+    changed = tuple(in_words(changes(similar.key_parts, line.key_parts), line.label))
+    record = next((record for record in records if record.key == line.key), None)
+    both_known = record is not None and record.hardware and similar.hardware
+    elsewhere = tuple(changes(similar.hardware, record.hardware)) if record and both_known else ()
+    details = {"changed": changed, "elsewhere": elsewhere, "nearest": _name(similar)}
+    return Explanation(**shared, why=f"changed since {_name(similar)}{failure}", **details)
 
 
 def _name(record: Provenance) -> str:

@@ -18,8 +18,8 @@ class Node:
     """An artifact in a tree, reached from its neighbour by an edge.
 
     ``role`` is the edge: the role in which the later artifact used the earlier one, empty at the root. ``made_by``
-    are all records of this artifact. ``sources``, in upward trees: what its makers read from outside the store.
-    ``repeated``: the same artifact stands earlier in this tree, with its subtree.
+    are all records of this artifact. ``sources``, in upward trees: the sources outside the store that its makers read.
+    ``repeated``: the artifact occurs earlier in this tree, with its subtree.
     """
 
     reference: Reference
@@ -31,7 +31,7 @@ class Node:
 
 
 class Edges(Protocol):
-    """Gives the stages that made an artifact, and those that used it."""
+    """The stages that made an artifact, and the stages that used it."""
 
     def makers(self, reference: Reference) -> Sequence[Provenance]: ...
 
@@ -103,13 +103,13 @@ class Graph:
             return Node(reference, role, made_by, repeated=True)
         shown.add(reference)
         onward = self.parents(reference) if upward else self.children(reference)
-        children = tuple(self._tree(other, edge, upward, shown) for edge, other in onward)
+        children = tuple(self._tree(child, edge, upward, shown) for edge, child in onward)
         sources = (source for record in made_by for source in sources_of(record)) if upward else ()
         return Node(reference, role, made_by, children, tuple(dict.fromkeys(sources)))
 
 
 class _Listed:
-    """The edges that a list of records has."""
+    """The edges of a list of records."""
 
     def __init__(self, records: Iterable[Provenance]) -> None:
         self._makers: defaultdict[Reference, list[Provenance]] = defaultdict(list)

@@ -36,7 +36,7 @@ def to_json(node: Node) -> dict[str, Any]:
 
 
 def diff_text(difference: Difference) -> str:
-    """A comparison as text: who made each, then one section per sort of difference that there is."""
+    """A comparison as text: the makers of both, then a section for each kind of difference."""
     a, b = difference.a, difference.b
     lines = [f"a  {_side_line(a)}", f"b  {_side_line(b)}"]
     if difference.identical:
@@ -101,8 +101,8 @@ def _table(rows: list[list[str]]) -> list[str]:
 
 
 def _lines(node: Node, first: str, rest: str, shown_keys: set[str]) -> Iterator[str]:
-    """The lines of a subtree; ``first`` leads the first line, ``rest`` the others. Records whose keys are in ``shown_keys``
-    were shown before."""
+    """The lines of a subtree: the first with the prefix ``first``, the others with ``rest``. Records whose keys are in
+    ``shown_keys`` are shortened."""
     role = f"{node.role}: " if node.role else ""
     again = "  (shown above)" if node.repeated else ""
     yield f"{first}{role}{node.reference.short}{again}"

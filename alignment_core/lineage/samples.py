@@ -1,4 +1,4 @@
-"""Text for people: what the stages of a run sampled, paired or trained on, and each policy's completions of a prompt."""
+"""Texts of a run: samples, pairs and training rows of its stages, and each policy's completions of a prompt."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SHOWN = {
     "completion_text": "completion",
     **{name: name for name in ("label", "reward", "rewards", "verifier", "finish_reason")},
 }
-"""Columns of completions to show, in this order, and what they are called. ``step`` is the training step that they were
-sampled for, as in the curves."""
+"""Columns of completions to show, in this order, by their titles. ``step`` is the training step that they were sampled for,
+as in the curves."""
 HIDDEN = ("source", "task", "messages", "tools")
 """Columns of data sets that hold a row's origin, or the prompt a second time."""
 ROLLOUTS_FROM = ("rollouts", "scores")
-"""Roles of the inputs by which a result that holds no text itself leads to the completions that it is about."""
+"""Roles of the inputs that lead from a result without text to its completions."""
 EVALUATION = "/evaluation/generate"
 SAMPLES = ("rl", "generate")
-"""Stages whose completions are shown where no policies are compared."""
+"""Stages whose completions are shown if no policies are compared."""
 
 
 def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int) -> list[Row]:
@@ -108,13 +108,13 @@ def spaced(rows: Sequence[Any], count: int) -> list[Any]:
 
 
 def _folder_of(store: Store, line: StageLine | None) -> tuple[Path, Reference] | None:
-    """The folder with the text that a stage made or judged, and its artifact; None where there is no text."""
+    """The folder with the text that a stage made or judged, and its artifact; None if there is no text."""
     candidates = [Reference.parse(text) for text in line.outputs.values()] if line else []
     while candidates:
         with_text = next((reference for reference in candidates if _has_text(store, reference)), None)
         if with_text is not None:
             return store.fetch(with_text), with_text
-        # An artifact may have been made several times from different things: what this run's stage used comes first.
+        # Several stages may have made this artifact from different inputs: the inputs of this run's stage come first.
         records = [record.inputs for record in store.records.makers(candidates[0])] if line is None else [_inputs(line)]
         line = None
         candidates = [inputs[role] for inputs in records for role in ROLLOUTS_FROM if role in inputs][:1]
@@ -122,7 +122,7 @@ def _folder_of(store: Store, line: StageLine | None) -> tuple[Path, Reference] |
 
 
 def _has_text(store: Store, reference: Reference) -> bool:
-    """Whether an artifact holds text; nothing of it is fetched for that."""
+    """Whether an artifact holds text, without fetching it."""
     if store.is_pruned(reference):
         return False
     paths = [entry.path for entry in store.manifest(reference).files]
@@ -134,7 +134,7 @@ def _inputs(line: StageLine) -> dict[str, Reference]:
 
 
 def _given(score: Row, names: Sequence[str]) -> Row:
-    """The numbers that were given to a completion; what each reward gave, by its name, where there are several."""
+    """The numbers of a completion; with several rewards, the number of each by its name."""
     rewards = score.get("rewards") or ()
     names = names if len(names) == len(rewards) else [f"reward_{number}" for number in range(len(rewards))]
     by_name = dict(zip(names, rewards, strict=True)) if len(rewards) > 1 else None
@@ -142,7 +142,7 @@ def _given(score: Row, names: Sequence[str]) -> Row:
 
 
 def _names_of_rewards(store: Store, line: StageLine | None) -> list[str]:
-    """What the rewards of a stage are called; nothing where its record is not there, or a kind of reward is not installed."""
+    """The names of a stage's rewards; none if its record is missing, or a kind of reward is not installed."""
     record = store.records.by_key([line.made_by or line.key]).values() if line else ()
     for stage_record in record:
         config = stage_record.config.get("section", stage_record.config)
@@ -199,7 +199,7 @@ def _rounded(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value of a row for people: numbers short, several of them with their names."""
+    """A value of a row as text: numbers are shortened, and several numbers have their names."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""External data of a stage's record: the files, Hub names and tasks that it read, and with which settings."""
+"""External data of a stage's record: the files, Hub names and tasks that it read, with their settings."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Source:
     path: str
     """A file, an address, a name on the Hub, or a built-in or library's task."""
     sha256: str | None = None
-    """Of a file."""
+    """Digest of a file."""
     rows: int | None = None
-    """How many rows it gave, where the record says so."""
+    """Number of its rows, if the record has it."""
     commit: str | None = None
-    """Of a Hub name."""
+    """Commit of a Hub name."""
     version: str | None = None
-    """Of a file at an address: its ETag, or what else the server says of its content."""
+    """Version of a file at an address: its ETag, or another identification by the server."""
     settings: tuple[tuple[str, Any], ...] = ()
-    """How it was read, where that differs from the defaults."""
+    """Settings of reading it that differ from the defaults."""
 
 
 def sources_of(record: Provenance) -> tuple[Source, ...]:
@@ -100,8 +100,8 @@ def settings_of(record: Provenance) -> dict[str, Any]:
 def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """The ends of nested mappings; lists are ends."""
     for name, inner in sorted(value.items()):
-        here = f"{path}.{name}" if path else name
-        if here in ("files", "remote") or not isinstance(inner, Mapping):
-            yield here, inner
+        inner_path = f"{path}.{name}" if path else name
+        if inner_path in ("files", "remote") or not isinstance(inner, Mapping):
+            yield inner_path, inner
         else:
-            yield from _leaves(inner, here)
+            yield from _leaves(inner, inner_path)

@@ -1,7 +1,7 @@
 """Relative paths of a recipe are relative to its own file; those given on the command line, to the working folder.
 
-A field holds a path if its type says so, with one of the types below. What may also be a name stays one unless something of
-this name is there.
+A field holds a path if it has one of the types below. A text that may also be a name remains one unless a file or folder of
+this name exists.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pydantic import BeforeValidator
 
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".arrow")
 TEXT_SUFFIX = ".txt"
-"""Of a file that is one row, its text."""
+"""Suffix of a file whose text is one row."""
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 """Suffixes that may follow those of text formats."""
 STORE = "store:"
-"""Before the prefix of tags whose artifacts hold rows."""
+"""Precedes the prefix of tags whose artifacts hold rows."""
 
 BEGINS = "relative paths are relative to the recipe's file, those of --set to the working folder"
-"""What errors about a missing file add."""
+"""Added to errors about a missing file."""
 
 SCHEMES = ("s3", "gs", "https", "http", "hf")
-"""Of addresses that rows and models are read from."""
+"""Schemes of addresses of rows and models."""
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -41,16 +41,16 @@ class NumberText(str):
 
 
 class Written(str):
-    """A text of a recipe that knows the folder at which it begins if it is a relative path.
+    """A text of a recipe, with the folder that it is relative to if it is a relative path.
 
-    It lives until the recipe is validated; whatever copies or stores it makes a plain text of it.
+    It exists until the recipe is validated; copies and pickles of it are plain texts.
     """
 
     folder: Path
     elsewhere: Path
-    """The working folder, where such paths once began."""
+    """The working folder, which such paths were once relative to."""
     decided: bool
-    """Whether it was decided before what is a name, whatever lies in the folder by now."""
+    """Whether names and paths were distinguished earlier, so that the present content of the folder does not count."""
     is_number: bool
     """Whether it was a :class:`NumberText`."""
 
@@ -75,7 +75,7 @@ def plain(content: Any) -> Any:
 
 
 def with_numbers(content: Any) -> Any:
-    """Plain data with every number in it as one; other texts stay what they are."""
+    """Plain data with numbers in place of texts that are numbers."""
     return each_text(content, lambda text: number_of(text) if is_number(text) else text)
 
 
@@ -117,7 +117,7 @@ def may_be_hub_name(text: str) -> bool:
 
 
 def is_written_as_path(text: str) -> bool:
-    """Whether it can be no name, of the Hub or of a tag."""
+    """Whether a text cannot be a name, of the Hub or of a tag."""
     return text.startswith(("./", "../", "~", "/"))
 
 
@@ -134,7 +134,7 @@ def file_of(address: str) -> str:
 def _checked_address(address: str, hub: str) -> str:
     """The address, or the name of a whole repository of the Hub, which follows the prefix ``hub``.
 
-    Raises ValueError for a scheme that nothing is read from, and for a password in the address.
+    Raises ValueError for an unknown scheme, and for a password in the address.
     """
     scheme = address.partition("://")[0]
     if scheme not in SCHEMES:
@@ -149,7 +149,7 @@ def _checked_address(address: str, hub: str) -> str:
 
 
 def arriving(data: Any) -> Any:
-    """What a recipe gives as data that arrives, with no text in it that may still be a name: no data set of the Hub grows."""
+    """The data of a recipe to which rows are added, in which no text is a name: data sets of the Hub do not grow."""
     if isinstance(data, Written) and not data.decided and may_be_hub_name(data):
         return Written(f"./{data}", data.folder, data.elsewhere)
     if isinstance(data, list):
@@ -160,12 +160,12 @@ def arriving(data: Any) -> Any:
 
 
 def fixed_part(path: Path) -> tuple[Path, str]:
-    """The folder above ``path`` that is there, whatever characters its name holds, and the rest, which may be a glob."""
+    """The nearest existing folder above ``path``, even with glob characters in its name, and the rest, which may be a glob."""
     folder = next((above for above in path.parents if above.is_dir()), path.parent)
     return folder, str(path.relative_to(folder))
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     folder, rest = fixed_part(path)
     matches = glob.iglob(rest, root_dir=folder, recursive=True) if glob.has_magic(rest) else iter(())
     return path.exists() or next(matches, None) is not None
@@ -174,8 +174,9 @@ def _there(path: Path) -> bool:
 def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None = None) -> Any:
     """The absolute path of a value that is Written and a path (of its part ``text``), else the value itself.
 
-    It is not normalised: what `..` means after a symbolic link, the file system knows. Raises ValueError for what cannot be
-    accessed, and for a file that exists in the working folder alone, where a path of the command line would begin.
+    It is not normalised, because only the file system knows what `..` means after a symbolic link. Raises ValueError for a path
+    that cannot be accessed, and for a file that exists in the working folder alone, which paths of the command line are
+    relative to.
     """
     if not isinstance(value, Written):
         return value
@@ -183,7 +184,7 @@ def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None 
     try:
         place, other = (folder / Path(text).expanduser() for folder in (value.folder, value.elsewhere))
         is_path_here = is_path(text, place)
-        only_elsewhere = place != other and not _there(place) and _there(other)
+        only_elsewhere = place != other and not _exists(place) and _exists(other)
     except (OSError, RuntimeError) as error:  # too long a name, no permission; no such user
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ValueError(f"{text}: cannot be accessed: {reason}") from None
@@ -235,8 +236,8 @@ ModelPath = Annotated[str, BeforeValidator(_model)]
 CodePath = Annotated[str, BeforeValidator(code_path)]
 """``file.py:name``, or ``module:name``, or the name of something built in."""
 FolderPath = Annotated[str, BeforeValidator(_folder)]
-"""A folder that may still have to be made, or a URI."""
+"""A folder that may not exist yet, or a URI."""
 Anything = Annotated[Any, BeforeValidator(plain)]
-"""What somebody else's code takes."""
+"""Values for code outside this project."""
 Values = Annotated[Any, BeforeValidator(with_numbers)]
-"""What a field of another recipe takes."""
+"""Values of fields of another recipe."""

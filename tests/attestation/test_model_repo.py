@@ -78,7 +78,7 @@ def test_a_commit_that_somebody_makes_meanwhile_is_a_conflict_and_stays(hub, rep
         return found
 
     monkeypatch.setattr(model_repo, "_changes", interrupted)
-    with pytest.raises(Conflict, match="somebody else made a commit"):
+    with pytest.raises(Conflict, match="another client made a commit"):
         publish(repo, {"model.safetensors": weights, "config.json": b"{}"}, "two")
     assert content(repo) == {"model.safetensors", "theirs"}
     assert "two" not in tagged(repo)
