@@ -80,8 +80,8 @@ _SHOWN = 3
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error on one line. An error of pydantic, which has many lines and links to pages for programmers, becomes a
-    list of fields with their problems."""
+    """The text of an error on one line. Pydantic's errors, which have many lines and links to pages for programmers, become
+    fields with their problems."""
     from pydantic import ValidationError  # the sandbox of reward functions has this module, and no package
 
     if not isinstance(error, ValidationError):

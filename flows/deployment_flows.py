@@ -22,10 +22,10 @@ OWN = "run_"
 
 def _form(name: str) -> tuple[Method, Any, str] | None:
     """Method, default recipe and description of the flow of this name."""
-    for one in shipped().values():
-        if one.function == name:
-            recipe = one.recipe()
-            return method_of(recipe), recipe, one.description
+    for recipe_file in shipped().values():
+        if recipe_file.function == name:
+            recipe = recipe_file.recipe()
+            return method_of(recipe), recipe, recipe_file.description
     for known in METHODS.names() if name.startswith(OWN) else ():
         if own_flow(known) == name:
             return method(known), REQUIRED, str(method(known).recipe.__doc__)
@@ -59,7 +59,11 @@ def _more(method: Method) -> list[inspect.Parameter]:
     if (run := method.runner()) is None:
         return []
     parameters = inspect.signature(run, eval_str=True).parameters.values()
-    return [one.replace(kind=one.KEYWORD_ONLY) for one in parameters if one.name not in ("recipe", "from_stage")]
+    return [
+        parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for parameter in parameters
+        if parameter.name not in ("recipe", "from_stage")
+    ]
 
 
 def __getattr__(name: str) -> Flow[..., Any]:

@@ -118,11 +118,11 @@ def _register(
 ) -> None:
     deployment = _find(client, name)
     if deployment is None:
-        planned = [DeploymentScheduleCreate(schedule=one) for one in schedules or []]
+        planned = [DeploymentScheduleCreate(schedule=schedule) for schedule in schedules or []]
         client.create_deployment(client.create_flow_from_name(FLOW), name, schedules=planned, **content)
         return
     if schedules is not None:
-        content["schedules"] = [DeploymentScheduleUpdate(schedule=one, active=True) for one in schedules]
+        content["schedules"] = [DeploymentScheduleUpdate(schedule=schedule, active=True) for schedule in schedules]
     client.update_deployment(deployment.id, DeploymentUpdate(**content))
 
 
@@ -151,7 +151,7 @@ def problems(client: SyncPrefectClient, pool: str) -> dict[str, str]:
     problems: dict[str, str] = {}
     offset = 0
     while page := client.read_deployments(work_pool_filter=chosen, limit=PAGE, offset=offset):
-        problems |= {one.name: problem for one in page if (problem := _problem(one))}
+        problems |= {deployment.name: problem for deployment in page if (problem := _problem(deployment))}
         offset += PAGE
     return problems
 
@@ -182,14 +182,15 @@ def _problem(deployment: DeploymentResponse) -> str | None:
 def _problem_of_file(deployment: DeploymentResponse, file: str, function: str) -> str | None:
     """The problem of a deployment made from a file; None if its pull steps fetch the code, which cannot be checked here."""
     steps = deployment.pull_steps or []
-    folders = [one[name]["directory"] for one in steps for name in one if name.endswith("set_working_directory")]
+    folders = [step[name]["directory"] for step in steps for name in step if name.endswith("set_working_directory")]
     if len(folders) != len(steps):
         return None
     path = Path(folders[-1] if folders else deployment.path or "/", file)
     try:
         if path.samefile(str(deployment_flows.__file__)):  # its flows are built on access
             return None if hasattr(deployment_flows, function) else f"its entrypoint {path}:{function} does not exist"
-        names = {one.name for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)}
+        statements = ast.parse(path.read_text()).body
+        names = {statement.name for statement in statements if isinstance(statement, ast.FunctionDef)}
     except Exception as error:
         return f"its entrypoint {path}:{function} does not load: {error}"
     return None if function in names else f"its entrypoint {path}:{function} does not exist"

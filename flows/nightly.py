@@ -43,7 +43,7 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
                 mine.stop("the run was cancelled")
                 return outcome
             mine.end(_ended(entry, outcome))
-    given_up = [one.model_dump(mode="json") for one in mine.claim.given_up]
+    given_up = [batch.model_dump(mode="json") for batch in mine.claim.given_up]
     return {**outcome, "night": mine.night.model_dump(mode="json"), "given_up": given_up}
 
 
@@ -61,7 +61,7 @@ def _warn(sentence: str) -> None:
 
 def _given_up(ledger: Ledger) -> list[str]:
     """A sentence for each batch of rows that was given up, which no night takes until somebody decides."""
-    return [f"rows that were given up wait for a decision: {summary(one)}" for one in ledger.given_up()]
+    return [f"rows that were given up wait for a decision: {summary(batch)}" for batch in ledger.given_up()]
 
 
 def _ended(night: Night, outcome: dict[str, Any]) -> Night:

@@ -43,5 +43,5 @@ def page(recipe: NightlyRecipe, night: Night) -> str:
         lines += ["", "Looked for new rows in", "", *(f"- {line}" for line in night.inbox)]
     if night.malformed:
         lines += ["", f"{night.malformed_rows} malformed; the next night takes them once they are fixed:", ""]
-        lines += [f"- {one}" for one in night.malformed]
+        lines += [f"- {problem}" for problem in night.malformed]
     return "\n".join(lines) + "\n"

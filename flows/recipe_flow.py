@@ -29,7 +29,7 @@ def _run_name() -> str:
     parameters: dict[str, Any] = (context.parameters if context else None) or {}
     recipe: BaseRecipe = parameters["recipe"]
     overrides = [*parameters.get("overrides", ()), *(caller.overrides if caller else ())]
-    seed = [] if any(one.startswith("seed=") for one in overrides) else [f"seed {recipe.seed}"]
+    seed = [] if any(override.startswith("seed=") for override in overrides) else [f"seed {recipe.seed}"]
     more = sorted(parameters.keys() - {"recipe", "overrides", "from_stage"})
     others = [f"{name} {value}" for name in (*more, "from_stage") if (value := parameters.get(name))]
     name = ", ".join([recipe.name, *seed, *overrides, *others])

@@ -66,5 +66,5 @@ def _is_box(field: Schema) -> bool:
 
 def _named(field: Schema) -> str | None:
     """The name of the definition that a field refers to, if it is a reference."""
-    (reference,) = [one["$ref"] for one in (field, *field.get("allOf", ())) if "$ref" in one][:1] or [None]
+    (reference,) = [schema["$ref"] for schema in (field, *field.get("allOf", ())) if "$ref" in schema][:1] or [None]
     return str(reference).rpartition("/")[2] if reference else None

@@ -61,7 +61,7 @@ def leave_unfinished(name: str, run: Run, error: BaseException, cancelled: bool 
     with only_shown("the run's report", NONE), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
         unfinished = why_unfinished(run.journal.record.run_id, error, cancelled, str(run.host.log))
         report = unfinished_report(
-            run.store, name, run.journal.record.run_id, [one.label for one in run.steps], unfinished
+            run.store, name, run.journal.record.run_id, [step.label for step in run.steps], unfinished
         )
         return _leave(name, run, report)
     return None
@@ -140,7 +140,7 @@ def leave_tables(stages: Sequence[StageResult], metrics: Mapping[str, Any]) -> N
                 "stage": s.label,
                 "state": s.state,
                 **cost_cells(s.cost if s.state == "run" else {}),
-                "outputs": ", ".join(one.short for one in s.outputs.values()),
+                "outputs": ", ".join(output.short for output in s.outputs.values()),
                 "why": s.reason,
             }
             for s in stages

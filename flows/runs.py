@@ -103,7 +103,7 @@ def run_recipe(
 
 def planned(recipe: BaseRecipe) -> Callable[[Run], list[str]]:
     """Labels of all stages of a recipe, submitted or not."""
-    return lambda run: [one.label for one in plan(recipe, run.store).stages]
+    return lambda run: [stage.label for stage in plan(recipe, run.store).stages]
 
 
 def submitted(run: Run) -> list[str]:
@@ -217,7 +217,7 @@ def _prune(recipe: BaseRecipe, run: Run) -> None:
         logger.warning("nothing more was pruned: %s", error)
         return
     if pruned:
-        logger.info("pruned %d objects, %.1f MiB", len(pruned), sum(one.size for one in pruned) / 2**20)
+        logger.info("pruned %d objects, %.1f MiB", len(pruned), sum(garbage.size for garbage in pruned) / 2**20)
 
 
 def flow_run() -> FlowRun:

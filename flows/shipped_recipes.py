@@ -93,12 +93,12 @@ def shipped(distribution: str | None = None) -> dict[str, Shipped]:
     Raises UserError if that distribution ships none.
     """
     recipes: dict[str, Shipped] = {}
-    for one in _files():
-        if distribution in (None, one.distribution):
-            recipes.setdefault(one.name, one)
+    for recipe in _files():
+        if distribution in (None, recipe.distribution):
+            recipes.setdefault(recipe.name, recipe)
     if not recipes:
-        others = ", ".join(sorted({one.distribution for one in _files()}))
-        raise UserError(f"no distribution {distribution!r} that ships recipes is installed; there are {others}")
+        known = ", ".join(sorted({recipe.distribution for recipe in _files()}))
+        raise UserError(f"no distribution {distribution!r} that ships recipes is installed; there are {known}")
     return recipes
 
 
@@ -125,9 +125,10 @@ def hidden() -> dict[str, str]:
     """Recipes that are not deployed because another one has their name: a sentence by path."""
     known = shipped()
     return {
-        str(one.path): f"{one.distribution} brings a recipe {one.name!r}, and so does {known[one.name].distribution}"
-        for one in _files()
-        if known[one.name] != one
+        str(recipe.path): f"{recipe.distribution} brings a recipe {recipe.name!r}, and so does "
+        f"{known[recipe.name].distribution}"
+        for recipe in _files()
+        if known[recipe.name] != recipe
     }
 
 
@@ -155,13 +156,12 @@ def pool() -> dict[str, Any]:
 
 def prefect_yaml(distribution: str = OURS) -> str:
     """The file from which ``prefect deploy --all`` registers the recipes of a distribution. Raises UserError."""
-    return HEAD + "".join(_entry(one) for one in shipped(distribution).values())
+    return HEAD + "".join(_entry(recipe) for recipe in shipped(distribution).values())
 
 
-def _entry(one: Shipped) -> str:
-    text = (
-        f"  - name: {one.name}\n    entrypoint: alignment.flows.deployment_flows.{one.function}\n    work_pool: *pool\n"
-    )
-    if cron := one.cron():
+def _entry(recipe: Shipped) -> str:
+    text = f"  - name: {recipe.name}\n    entrypoint: alignment.flows.deployment_flows.{recipe.function}\n"
+    text += "    work_pool: *pool\n"
+    if cron := recipe.cron():
         text += f'    schedules:\n      - cron: "{cron}"\n        timezone: UTC\n'
     return text

@@ -68,7 +68,7 @@ class Run:
             for role, value in spec.inputs.items()
         }
         after = spec.after if isinstance(spec.after, SubmittedStage) else None
-        needed = tuple(one for one in (*spec.inputs.values(), after) if isinstance(one, SubmittedStage))
+        needed = tuple(value for value in (*spec.inputs.values(), after) if isinstance(value, SubmittedStage))
         again = self.runs_again(spec.label, spec.inputs.values())
         call = {
             "stage": spec.stage,
@@ -87,7 +87,7 @@ class Run:
             task_run_name=spec.label, retries=retries, retry_delay_seconds=_delays(retries)
         )
         future = prepared.submit(call, inputs, len(self.steps), wait_for=[after.future] if after else None)
-        may_fail = spec.may_fail or any(one.may_fail for one in needed)
+        may_fail = spec.may_fail or any(stage.may_fail for stage in needed)
         step = SubmittedStage(spec.label, future, self, again, needed, may_fail)
         self.steps.append(step)
         return step
@@ -184,7 +184,7 @@ class SubmittedStage:
 
     def cause(self) -> Exception | None:
         """The error with which the stage failed, or one that it needs."""
-        return self.failure() or next((cause for one in self.needed if (cause := one.cause())), None)
+        return self.failure() or next((cause for stage in self.needed if (cause := stage.cause())), None)
 
     def failure(self) -> Exception | None:
         """The error with which the stage itself failed, if it did."""
@@ -261,7 +261,7 @@ def stage_task(stage: str) -> Task[..., Any]:
             result.state,
             result.reason,
             result.times if result.state == "run" else "0.0 s",
-            ", ".join(one.short for one in result.outputs.values()),
+            ", ".join(output.short for output in result.outputs.values()),
         )
         data = result.model_dump(mode="json")
         return Completed(name="Cached", data=data) if result.state == "cached" else data

@@ -43,7 +43,7 @@ class Evaluations:
             if self.section.judge and self.section.judge.served_judge:
                 self.judge = steps.base_model("evaluation/judge", self.section.judge.served_judge)
             # Normalised by its own completions, every policy would have the same mean.
-            listed = [one.model_copy(update={"normalise": "none"}) for one in self.section.rewards]
+            listed = [reward.model_copy(update={"normalise": "none"}) for reward in self.section.rewards]
             self.rewards = rewards("evaluation.rewards", listed, reward_model, "evaluation", process_reward_model)
             self.prompts = steps.dataset(
                 "evaluation/prompts",

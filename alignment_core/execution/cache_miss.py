@@ -75,13 +75,13 @@ def in_words(changed: Iterable[str], label: str) -> list[str]:
     known."""
     words: list[str] = []
     code: list[str] = []
-    for one in changed:
-        if module := _CODE.match(one):
+    for change in changed:
+        if module := _CODE.match(change):
             code.append(module.group(1))
-        elif package := _PACKAGE.match(one):
+        elif package := _PACKAGE.match(change):
             words.append(" ".join(package.groups()))
         else:
-            words.append(re.sub(r"^[^: ]+", lambda path: _field(path.group(), label), one))
+            words.append(re.sub(r"^[^: ]+", lambda path: _field(path.group(), label), change))
     if not code:
         return words
     more = f" and {len(code) - NAMED} more modules" if len(code) > NAMED else ""

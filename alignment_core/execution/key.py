@@ -132,15 +132,15 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 def loads_remote_code(call: StageCall) -> bool:
     """Whether code that comes with a model may compute the result."""
-    return call.trust_remote_code and any(one.kind in MODELS for one in call.inputs.values())
+    return call.trust_remote_code and any(reference.kind in MODELS for reference in call.inputs.values())
 
 
 def packages_named(names: Iterable[str], field: str) -> tuple[str, ...]:
     """The packages that a field of the recipe names, under their names in keys. Raises UserError if one is not installed."""
     normalised = {name: _NORMALISED.sub("-", name).lower() for name in names}
     package_of = {build: package for package, builds in BUILDS.items() for build in builds}
-    packages = {name: package_of.get(one, one) for name, one in normalised.items()}
-    unknown = [name for name, one in packages.items() if package_versions([one])[one] == ABSENT]
+    packages = {name: package_of.get(package, package) for name, package in normalised.items()}
+    unknown = [name for name, package in packages.items() if package_versions([package])[package] == ABSENT]
     if unknown:
         raise UserError(f"{field}: {unknown[0]!r} is not an installed package; use its pip name, such as torch or vllm")
     return tuple(packages.values())

@@ -171,12 +171,12 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
     config = stage.config.model_validate(call.config)
     started = datetime.now(UTC)
 
-    with store.workspace.scratch() as folder, ExitStack() as held:
+    with store.workspace.scratch() as folder, ExitStack() as until:
         folders = {name: placed(store, folder / name) for name in stage.outputs}
-        for one in folders.values():
-            one.mkdir()
+        for output in folders.values():
+            output.mkdir()
         context = StageContext(
-            inputs={role: placed(store, store.fetch(reference, held)) for role, reference in call.inputs.items()},
+            inputs={role: placed(store, store.fetch(reference, until)) for role, reference in call.inputs.items()},
             references=dict(call.inputs),
             outputs=folders,
             progress=placed(store, progress),

@@ -96,7 +96,7 @@ class Rollout:
         return {"mask" if name == "loss_mask" else name: getattr(self, name) for name in _SEEN_BY_REWARDS}
 
 
-_SEEN_BY_REWARDS = [one.name for one in fields(Rollout) if one.name not in ("rewards", "used", "reward")]
+_SEEN_BY_REWARDS = [column.name for column in fields(Rollout) if column.name not in ("rewards", "used", "reward")]
 
 
 def to_batch(rollouts: Sequence[Rollout]) -> StepData:

@@ -79,11 +79,11 @@ def shard_rows(
             "prompt": first + index,
             "sample": sample,
             "prompt_ids": prompt["prompt_ids"],
-            "completion_ids": one.token_ids,
-            "logps": one.logps,
-            "finish_reason": one.finish_reason,
+            "completion_ids": completion.token_ids,
+            "logps": completion.logps,
+            "finish_reason": completion.finish_reason,
             "prompt_text": prompt["prompt"],
-            "completion_text": text(one.token_ids.tolist(), one.finish_reason),
+            "completion_text": text(completion.token_ids.tolist(), completion.finish_reason),
             "label": prompt["label"],
             "task": prompt["task"],
             "messages": prompt.get("messages"),
@@ -93,7 +93,7 @@ def shard_rows(
             "policy": policy,
         }
         for index, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
-        for sample, one in enumerate(group)
+        for sample, completion in enumerate(group)
     ]
 
 

@@ -98,10 +98,10 @@ class Trajectories:
 
 
 def _columns(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[Any]]:
-    columns = {name: [getattr(one, name, None) for one in rollouts] for name in step_schema().names}
-    columns["mask"] = [one.loss_mask for one in rollouts]
-    columns["rollout_logps"] = [one.logps for one in rollouts]
-    columns["rewards"] = [numbers(list(one.rewards.values())) for one in rollouts]
+    columns = {name: [getattr(rollout, name, None) for rollout in rollouts] for name in step_schema().names}
+    columns["mask"] = [rollout.loss_mask for rollout in rollouts]
+    columns["rollout_logps"] = [rollout.logps for rollout in rollouts]
+    columns["rewards"] = [numbers(list(rollout.rewards.values())) for rollout in rollouts]
     unused = len(rollouts) - len(batch.ends_S)
     for name, values in numbers_by_token(rollouts[: len(batch.ends_S)], batch).items():
         columns[name] = [*values, *(columns[name][-unused:] if unused else ())]
@@ -110,8 +110,8 @@ def _columns(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[Any
 
 def numbers_by_token(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[np.ndarray]]:
     """The batch's numbers of trained tokens, by name and rollout: [T] each, 0 at tokens that are not trained."""
-    mask_T = np.concatenate([one.loss_mask for one in rollouts])
-    ends_S = np.cumsum([len(one.loss_mask) for one in rollouts])
+    mask_T = np.concatenate([rollout.loss_mask for rollout in rollouts])
+    ends_S = np.cumsum([len(rollout.loss_mask) for rollout in rollouts])
     columns = {}
     for name, values_K in batch.numbers.items():
         values_T = np.zeros(len(mask_T), np.float32)

@@ -200,7 +200,7 @@ class Learner:
         The load-balancing loss of routers is averaged over the packs of the step, weighted by their tokens.
         """
         sums = MetricSums()
-        tokens = sum(row.tokens for one in terms for row in one.rows)
+        tokens = sum(row.tokens for step_term in terms for row in step_term.rows)
         for micro in self._packs(term.rows, self.packed.shares_prefixes):
             loss_of_pack, metrics = term.loss(run_packed(self.engine, micro, term.temperature), micro)
             tokens_of_pack = sum(row.tokens for row in micro.rows)
@@ -287,7 +287,7 @@ class Learner:
         assert self.training.lora, "the model has no adapter"
         self.check_consistent()
         model = self.packed.model
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         gathered: AbstractContextManager[Any] = nullcontext()  # collective: all ranks enter it before rank 0 writes
         if self.zero_stage == 3:
             import deepspeed

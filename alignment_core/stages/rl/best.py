@@ -92,7 +92,7 @@ class Best:
     def _reward(self, rollouts: Sequence[Rollout], sources: RewardSources) -> float:
         """Mean reward over all held-out prompts. Seeds are the same each time, so that differences have less noise."""
         results = zip(*sources([rollout.row() for rollout in rollouts]), strict=True)
-        rewards_SR = [numbers(one) for one in results if reasons(one) is None]
+        rewards_SR = [numbers(of_completion) for of_completion in results if reasons(of_completion) is None]
         if not rewards_SR:
             raise NumericError(f"none of the {len(rollouts)} completions of rl.best.prompts has a reward")
         tokens = sum(len(rollout.completion_ids) for rollout in rollouts)

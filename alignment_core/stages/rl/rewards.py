@@ -83,8 +83,8 @@ class Rewards:
         with self.watch.part("reward"):
             results = zip(*self.sources([rollout.row() for rollout in rollouts]), strict=True)
         rollouts = [
-            replace(rollout, rewards=dict(zip(self.names, one, strict=True)))
-            for rollout, one in zip(rollouts, results, strict=True)
+            replace(rollout, rewards=dict(zip(self.names, of_rollout, strict=True)))
+            for rollout, of_rollout in zip(rollouts, results, strict=True)
         ]
         rewarded = _rewarded(rollouts)
         self.cost["failed_rewards"] = self.cost.get("failed_rewards", 0.0) + len(rollouts) - len(rewarded)
@@ -115,7 +115,10 @@ class Rewards:
                 rollouts += sampler.next_batch(section.prompts_per_step - used_prompts)
             used_prompts = len({rollout.group for rollout in rollouts if rollout.used})
             attempts += 1
-        self.missing.add([numbers(list(one.rewards.values())) for one in rollouts], [one.failures for one in rollouts])
+        self.missing.add(
+            [numbers(list(rollout.rewards.values())) for rollout in rollouts],
+            [rollout.failures for rollout in rollouts],
+        )
         prompts = len({rollout.group for rollout in rollouts})
         if not _rewarded(rollouts):
             raise DataError(
@@ -167,8 +170,10 @@ def reward_metrics(rollouts: Sequence[Rollout], rewards: Sequence[RewardConfig])
 def extra_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """``extra_<name>``: the mean of each further number that rewards returned, over the completions that have it."""
     numbers_by_name = [extras(list(rollout.rewards.values())) for rollout in rollouts]
-    names = sorted({name for one in numbers_by_name for name in one})
-    return {f"extra_{name}": float(np.mean([one[name] for one in numbers_by_name if name in one])) for name in names}
+    names = sorted({name for extra in numbers_by_name for name in extra})
+    return {
+        f"extra_{name}": float(np.mean([extra[name] for extra in numbers_by_name if name in extra])) for name in names
+    }
 
 
 def _rewarded(rollouts: Sequence[Rollout]) -> list[Rollout]:

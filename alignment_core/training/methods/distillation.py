@@ -36,7 +36,7 @@ class Distillation(Sft):
         if not batch.rows:  # the pack of a rank without rows, whose backward pass must still take part in collectives
             return output.sum(), dict.fromkeys(("loss", "kl", "nll"), output.detach().sum())
         logps = [row.sequences[0].candidate_values for row in batch.rows]
-        teacher_KC = with_rest(output.new_tensor(np.concatenate([one for one in logps if one is not None])))
+        teacher_KC = with_rest(output.new_tensor(np.concatenate([values for values in logps if values is not None])))
         student_KC = with_rest(output[:, 1:])
         forward = forward_kl(teacher_KC, student_KC)
         if self.config.divergence == "forward_kl":

@@ -58,7 +58,7 @@ class ProcessRewardModel:
             return output.sum(), dict.fromkeys(("loss", "accuracy", "label"), output.detach().sum())
         log_odds_K = output[:, 1] - output[:, 2]
         labels = [row.sequences[0].candidate_values for row in batch.rows]
-        label_K = output.new_tensor(np.concatenate([one[:, 0] for one in labels if one is not None]))
+        label_K = output.new_tensor(np.concatenate([values[:, 0] for values in labels if values is not None]))
         loss = step_loss(log_odds_K, label_K).sum()
         metrics = {
             "loss": loss,
