@@ -29,22 +29,24 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
     ledger, run_id = Ledger(open_store(recipe.store), recipe), str(flow_run().id)
     due = Night(night=night or _due(), run=run_id)
     outcome: Any = Outcome(status="completed", run_id=run_id, store=ledger.store.uri).model_dump(mode="json")
-    with attempt(ledger, due, partial(_announce, recipe)) as mine:
-        entry, notes = mine.night, _given_up(ledger)
+    with attempt(ledger, due, partial(_announce, recipe)) as current:
+        entry, notes = current.night, _given_up(ledger)
         nothing_there = any(line.endswith(NO_FILES) for line in entry.inbox)
         get_run_logger().log(logging.WARNING if nothing_there else logging.INFO, "%s", summary(entry))
         for note in notes:
             _warn(note)
         if entry.state == "claimed":
-            composed = partial(compose_night, production=entry.production, rows=entry.batch, number=mine.claim.number)
-            lost = partial(mine.stop, "another attempt owns the run")
+            composed = partial(
+                compose_night, production=entry.production, rows=entry.batch, number=current.claim.number
+            )
+            lost = partial(current.stop, "another attempt owns the run")
             outcome = run_recipe(recipe, composed, from_stage, lost=lost, notes=notes)
             if isinstance(outcome, State):
-                mine.stop("the run was cancelled")
+                current.stop("the run was cancelled")
                 return outcome
-            mine.end(_ended(entry, outcome))
-    given_up = [batch.model_dump(mode="json") for batch in mine.claim.given_up]
-    return {**outcome, "night": mine.night.model_dump(mode="json"), "given_up": given_up}
+            current.end(_ended(entry, outcome))
+    given_up = [batch.model_dump(mode="json") for batch in current.claim.given_up]
+    return {**outcome, "night": current.night.model_dump(mode="json"), "given_up": given_up}
 
 
 def _announce(recipe: NightlyRecipe, night: Night) -> None:

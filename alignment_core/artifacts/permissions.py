@@ -93,5 +93,5 @@ def _trusted(tree: Path) -> Iterator[int]:
     yield 0
     if os.geteuid() == 0:  # the outermost store: other users could create one of theirs inside their own folders
         yield from [root.stat().st_uid for root in reversed(tree.parents) if (root / FORMAT).is_file()][:1]
-    with suppress(OSError), tempfile.TemporaryFile(dir=tree.parent) as mine:
-        yield os.fstat(mine.fileno()).st_uid  # this user as the file system sees it: NFS maps root to nobody
+    with suppress(OSError), tempfile.TemporaryFile(dir=tree.parent) as probe:
+        yield os.fstat(probe.fileno()).st_uid  # this user as the file system sees it: NFS maps root to nobody

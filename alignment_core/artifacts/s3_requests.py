@@ -115,11 +115,11 @@ class S3Requests:
                 pause_before(broken)
             answer = None
 
-    def put_if(self, call: str, path: str, request: dict[str, Any], replaces: str | None, mine: str) -> str | None:
+    def put_if(self, call: str, path: str, request: dict[str, Any], replaces: str | None, identity: str) -> str | None:
         """Make a call that creates or replaces an object; its new version, or None when the condition does not hold.
 
         An answer may be lost after the server has done the work, and then the retry finds its own object in the way. So the
-        object that is there is compared with ``mine``: the ETag of a large object, or the writer in a small one's metadata.
+        object that is there is compared with ``identity``: the ETag of a large object, or the writer in a small one's metadata.
         """
         condition = {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
         for attempt in range(ATTEMPTS):
@@ -135,7 +135,7 @@ class S3Requests:
                 if code not in LOST | NO_UPLOAD and isinstance(error, ClientError) and status_of(error) < 500:
                     raise
                 head = self.head(path)
-                if head is not None and mine in (head["ETag"], head.get("Metadata", {}).get("writer")):
+                if head is not None and identity in (head["ETag"], head.get("Metadata", {}).get("writer")):
                     return str(head["ETag"])
                 if code in LOST:
                     return None

@@ -52,17 +52,17 @@ def death(group: str, dead: list[str], call: str, error: Exception) -> Infrastru
     event = f"{group}: {'an actor' if len(dead) < 2 else f'{len(dead)} actors'} died during `{call}`"
     names = f" ({', '.join(dead)})" if dead else ""
     if (kill := MonitorKill.parse(text)) is not None:
-        ours = kill.killed + used_by(psutil.Process())
-        others = max(0, kill.used - ours)
+        by_this_run = kill.killed + used_by(psutil.Process())
+        by_others = max(0, kill.used - by_this_run)
         pronoun = "it" if len(dead) < 2 else "them"
         sentence = (
             f"{event}{names}: Ray's memory monitor killed {pronoun}, because {gib(kill.used)} of memory were in use and its "
-            f"limit is {gib(kill.threshold)}: this run used {gib(ours)}, other processes {gib(others)}"
+            f"limit is {gib(kill.threshold)}: this run used {gib(by_this_run)}, other processes {gib(by_others)}"
         )
-        if kill.largest is not None and others > ours:
+        if kill.largest is not None and by_others > by_this_run:
             number, size, program = kill.largest
             sentence += f" (the largest process: {program}, pid {number}, {gib(size)})"
-        return MemoryPressure(sentence, ours) if others > ours else InfrastructureError(sentence)
+        return MemoryPressure(sentence, by_this_run) if by_others > by_this_run else InfrastructureError(sentence)
     pid, detail = _PID.search(text), _DETAIL.search(text)
     if detail is not None:
         process = f"its process {pid['pid']}" if pid else "its process"

@@ -78,7 +78,7 @@ class ActorGroup(Generic[T]):
         """
         name = "start" if isinstance(factory, str) else getattr(factory, "__name__", "start")
         pairs = zip(self.actors, arguments, strict=True)
-        self._wait([actor.make.remote(factory, mine, guard) for actor, mine in pairs], name)
+        self._wait([actor.make.remote(factory, of_actor, guard) for actor, of_actor in pairs], name)
 
     def drop(self) -> None:
         """Close all objects and free their memory."""
@@ -87,7 +87,7 @@ class ActorGroup(Generic[T]):
     def run(self, function: Callable[..., object], arguments: Sequence[dict[str, Any]]) -> None:
         """Call a function in each actor's process, with arguments of its own."""
         pairs = zip(self.actors, arguments, strict=True)
-        self._wait([actor.run.remote(function, (), mine) for actor, mine in pairs], function.__name__)
+        self._wait([actor.run.remote(function, (), of_actor) for actor, of_actor in pairs], function.__name__)
 
     def run_on(self, rank: int, function: Callable[P, R], /, *arguments: P.args, **named: P.kwargs) -> R:
         """Call a function in one actor's process."""

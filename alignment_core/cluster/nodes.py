@@ -70,13 +70,13 @@ def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
     )
     try:
         group.make(PROBE, [{}] * len(nodes))
-        theirs = group.all(InstallationProbe.installed)
+        installations = group.all(InstallationProbe.installed)
     finally:
         group.kill()
-    mine = _only(installed(), packages)
+    here = _only(installed(), packages)
     wrong = []
-    for node, other in zip(nodes, theirs, strict=True):
-        clauses = mine.differences(_only(other, packages))
+    for node, installation in zip(nodes, installations, strict=True):
+        clauses = here.differences(_only(installation, packages))
         if clauses:
             more = f" and {len(clauses) - _SHOWN} more" if len(clauses) > _SHOWN else ""
             wrong.append(f"{addresses[node]} ({node[:8]}): {', '.join(clauses[:_SHOWN])}{more}")
@@ -96,5 +96,5 @@ def _only(everything: Installed, packages: Sequence[str]) -> Installed:
     )
 
 
-def _changed(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
-    return sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+def _changed(first: dict[str, str], second: dict[str, str]) -> list[str]:
+    return sorted(name for name in {*first, *second} if first.get(name) != second.get(name))

@@ -162,10 +162,10 @@ class Environments:
     def _verified(self, finals: Sequence[tuple[Episode, dict[str, str]]], process: int) -> Iterator[Episode]:
         """Add the score of each episode's answer to its reward."""
         for name in dict.fromkeys(final["verifier"] for _, final in finals):
-            mine = [(episode, final["completion"]) for episode, final in finals if final["verifier"] == name]
-            rows = [_as_row(episode, completion) for episode, completion in mine]
+            answers = [(episode, final["completion"]) for episode, final in finals if final["verifier"] == name]
+            rows = [_as_row(episode, completion) for episode, completion in answers]
             for number, score in self._verifier(process, name)(rows):
-                episode, _ = mine[number]
+                episode, _ = answers[number]
                 episode.failure = failure_of(score)
                 episode.reward += 0.0 if episode.failure else score
                 yield episode

@@ -76,12 +76,12 @@ def win_rate_per_prompt(
     A difference of at most ``margin``, or within the rounding of the two values, is a tie and counts one half. Completions
     without a value are skipped, and so are prompts without completions on one side.
     """
-    mine = _by_prompt(rows, column)
-    theirs = _by_prompt(baseline, column)
-    if mine.keys() != theirs.keys():
+    scores = _by_prompt(rows, column)
+    baseline_scores = _by_prompt(baseline, column)
+    if scores.keys() != baseline_scores.keys():
         raise ValueError("the two policies were sampled on different prompts")
-    both = [prompt for prompt in sorted(mine) if len(mine[prompt]) and len(theirs[prompt])]
-    return np.array([_wins(mine[prompt], theirs[prompt], margin) for prompt in both])
+    both = [prompt for prompt in sorted(scores) if len(scores[prompt]) and len(baseline_scores[prompt])]
+    return np.array([_wins(scores[prompt], baseline_scores[prompt], margin) for prompt in both])
 
 
 def pass_at(rows: Sequence[dict[str, Any]], column: str, k: int) -> np.ndarray:
@@ -98,9 +98,9 @@ def pass_at(rows: Sequence[dict[str, Any]], column: str, k: int) -> np.ndarray:
     )
 
 
-def _wins(mine: np.ndarray, theirs: np.ndarray, margin: float) -> float:
-    difference = mine[:, None] - theirs[None, :]
-    rounding = ROUNDING * np.maximum(np.abs(mine)[:, None], np.abs(theirs)[None, :])
+def _wins(scores: np.ndarray, baseline_scores: np.ndarray, margin: float) -> float:
+    difference = scores[:, None] - baseline_scores[None, :]
+    rounding = ROUNDING * np.maximum(np.abs(scores)[:, None], np.abs(baseline_scores)[None, :])
     return float(np.where(np.abs(difference) <= np.maximum(margin, rounding), 0.5, difference > 0).mean())
 
 

@@ -215,19 +215,19 @@ class _Session:
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._number = 0
-        mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
-        with theirs:
+        own_socket, child_socket = socketpair(AF_UNIX, SOCK_STREAM)
+        with child_socket:
             temporary = short_folder()
-            host = [sys.executable, "-m", "alignment_core.host.server", str(theirs.fileno())]
+            host = [sys.executable, "-m", "alignment_core.host.server", str(child_socket.fileno())]
             self.host = Supervised(
                 [*host, store, resources.model_dump_json(), str(temporary), str(int(samples))],
                 _environment(resources, temporary),
                 log,
                 temporary,
-                inherited=[theirs.fileno()],
+                inherited=[child_socket.fileno()],
                 grace=resources.stop_seconds,
             )
-        self.channel = Channel(mine)
+        self.channel = Channel(own_socket)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:

@@ -43,10 +43,10 @@ def compose(recipe: DistillationRecipe) -> Outputs:
     section = recipe.distillation
     base, start = base_and_start(recipe, recipe.sft)
     teacher: Input = steps.base_model("teacher", section.teacher.model)
-    ours, theirs = artifact(base), artifact(teacher)
-    if ours and theirs:
+    student_model, teacher_model = artifact(base), artifact(teacher)
+    if student_model and teacher_model:
         cure = "name a teacher with the student's tokenizer"
-        check_same_tokenizer(current().store, ours, theirs, "distillation.teacher.model", cure)
+        check_same_tokenizer(current().store, student_model, teacher_model, "distillation.teacher.model", cure)
     if section.teacher.sft:
         teacher = fine_tuned("teacher/sft", section.teacher.sft, teacher, teacher)
 

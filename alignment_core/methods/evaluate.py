@@ -50,10 +50,10 @@ def compose(recipe: EvaluateRecipe) -> Outputs:
     with independent():
         models = {name: steps.base_model(name, model) for name, model in recipe.models.items()}
     for name, model in models.items():
-        ours, theirs = artifact(base), artifact(model)
-        if ours and theirs:
+        base_model, other_model = artifact(base), artifact(model)
+        if base_model and other_model:
             cure = "evaluate it in a recipe of its own"
-            check_same_tokenizer(current().store, ours, theirs, f"models.{name}", cure)
+            check_same_tokenizer(current().store, base_model, other_model, f"models.{name}", cure)
     evaluations = Evaluations(recipe, base, None)
     evaluations.add(BASELINE, base)
     with independent():

@@ -337,7 +337,7 @@ def _are_as_alone(model: Any, head: Head, share_prefixes: bool = False) -> bool 
 def _are_kept_apart(model: Any, head: Head, share_prefixes: bool) -> bool:
     """Whether a sequence has no influence on the next one, at any precision: neither by its gradient, which is exactly zero
     then, nor by choices that have no gradient."""
-    first, second, mine = _sequences(model)
+    first, second, last = _sequences(model)
     embedded: list[Tensor] = []
 
     def keep(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
@@ -347,14 +347,14 @@ def _are_kept_apart(model: Any, head: Head, share_prefixes: bool) -> bool:
     hook = model.get_input_embeddings().register_forward_hook(keep)
     try:
         with torch.enable_grad():
-            states = _states(model, head, [first, mine], share_prefixes)
+            states = _states(model, head, [first, last], share_prefixes)
             (gradient,) = torch.autograd.grad(states.float().square().sum(), embedded[:1])
     finally:
         hook.remove()
-    layout = lay_out([first, mine])
+    layout = lay_out([first, last])
     foreign = np.setdiff1d(layout.places[0], layout.places[1]) if share_prefixes else np.arange(len(first))
     with torch.no_grad():
-        changed = _states(model, head, [second, mine], share_prefixes)
+        changed = _states(model, head, [second, last], share_prefixes)
     return not gradient[0, foreign].any() and _close(changed, states.detach())
 
 

@@ -51,15 +51,16 @@ class RopeLengths:
         for length in groups.unique().tolist():
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)  # reset its record of the longest sequence so far
-            mine = groups == length
+            selected = groups == length
             # The module takes the length from the largest position, so one more token is added that has it.
             positions = torch.cat(
-                [position_ids * mine, position_ids.new_full((len(position_ids), 1), length - 1)], dim=1
+                [position_ids * selected, position_ids.new_full((len(position_ids), 1), length - 1)], dim=1
             )
             output = type(module).forward(module, states, positions, **more)
             parts = [part[:, :-1] for part in ((output,) if isinstance(output, Tensor) else output)]
             result = tuple(
-                torch.where(mine[..., None], part, before) for part, before in zip(parts, result or parts, strict=True)
+                torch.where(selected[..., None], part, before)
+                for part, before in zip(parts, result or parts, strict=True)
             )
         return result[0] if isinstance(output, Tensor) else result
 

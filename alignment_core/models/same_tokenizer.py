@@ -21,13 +21,13 @@ TEXTS = (
     "中文字符 日本語テキスト 한국어 العربية עברית हिन्दी ไทย 👩‍👩‍👧 🏳️‍🌈 \u200b\ufeff",
     "CamelCase snake_case UPPER lower MiXeD http://example.org/?q=a%20b user@example.org",
 )
-"""Where normalisers and pre-tokenizers differ: spaces, digits, case, accents, composed characters, scripts, symbols."""
+"""Texts that normalisers and pre-tokenizers may treat differently: spaces, digits, case, accents, scripts, symbols."""
 
 
-def other_token(ours: Any, theirs: Any) -> str | None:
-    """A clause about the first token of ``ours`` that ``theirs`` has under another id or not at all; None if there is none."""
-    known = theirs.get_vocab()
-    for token, number in sorted(ours.get_vocab().items(), key=lambda item: item[1]):
+def other_token(first: Any, second: Any) -> str | None:
+    """A clause about a token of ``first`` that ``second`` has under another id or not at all; None if there is none."""
+    known = second.get_vocab()
+    for token, number in sorted(first.get_vocab().items(), key=lambda item: item[1]):
         if known.get(token) != number:
             return f"the token {token!r} is {number} in one and {known.get(token, 'missing')} in the other"
     return None
@@ -40,13 +40,13 @@ def difference(first: Path, second: Path) -> str | None:
     if equal == [name for name in FILES if (first / name).is_file() or (second / name).is_file()] != []:
         return None
     try:
-        ours, theirs = _load(first), _load(second)
+        tokenizers = _load(first), _load(second)
     except Exception as error:  # parsers of broken files raise all kinds
         return f"one of them cannot be read: {first_line(error)}"
-    if clause := other_token(ours, theirs) or other_token(theirs, ours):
+    if clause := other_token(*tokenizers) or other_token(*reversed(tokenizers)):
         return clause
     for text in TEXTS:
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (ours, theirs)]
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in tokenizers]
         if ids[0] != ids[1]:
             return f"one encodes {text[:40]!r} in {len(ids[0])} tokens and the other in {len(ids[1])} others"
     return None
@@ -55,8 +55,8 @@ def difference(first: Path, second: Path) -> str | None:
 def check_same_tokenizer(store: Store, base: Reference, policy: Reference, what: str, cure: str) -> None:
     """Raise UserError if the tokenizers of ``base``, which prepared the data, and ``policy`` differ. ``what`` names the policy
     in the sentence, ``cure`` says what to do."""
-    ours, theirs = ({e.path: e.sha256 for e in store.manifest(model).files} for model in (base, policy))
-    if all(ours.get(name) == theirs.get(name) for name in FILES):
+    digests = [{entry.path: entry.sha256 for entry in store.manifest(model).files} for model in (base, policy)]
+    if all(digests[0].get(name) == digests[1].get(name) for name in FILES):
         return
     with ExitStack() as uses:  # keeps both in the cache while they are read
         clause = difference(store.fetch(base, uses), store.fetch(policy, uses))

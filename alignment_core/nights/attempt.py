@@ -61,25 +61,25 @@ def attempt(ledger: Ledger, night: Night, announce: Callable[[Night], None]) -> 
 
     An outcome that the store does not take is in the log: the rows are still the next night's.
     """
-    mine = Attempt(ledger, night)
+    current = Attempt(ledger, night)
     try:
-        with ledger.claim(night.night, night.run) as mine.claim:
-            mine.night = mine.claim.night
-            for entry in mine.claim.given_up:
+        with ledger.claim(night.night, night.run) as current.claim:
+            current.night = current.claim.night
+            for entry in current.claim.given_up:
                 announce(entry)
             try:
-                yield mine
+                yield current
             except BaseException as error:
-                _record_end(mine, error, announce)
+                _record_end(current, error, announce)
                 raise
     except AlreadyRuns:
         raise
     except BaseException as error:
-        if mine.night is night:
-            _record_end_of_claim(mine, error, announce)
+        if current.night is night:
+            _record_end_of_claim(current, error, announce)
         raise
-    if mine.night.state != "stopped":
-        announce(mine.night)
+    if current.night.state != "stopped":
+        announce(current.night)
 
 
 _ENDS = {
@@ -90,27 +90,29 @@ _ENDS = {
 """Sentences for exceptions without one, by class: Prefect's for SIGTERM, which this package does not import, and Python's."""
 
 
-def _record_end(mine: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
-    if mine.night.state != "claimed":
+def _record_end(current: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
+    if current.night.state != "claimed":
         return  # its outcome is already recorded
     try:
         if isinstance(error, Exception) and not isinstance(error, Stopped):
-            mine.fail(error)
-            announce(mine.night)
+            current.fail(error)
+            announce(current.night)
         else:
-            mine.stop(_ENDS.get(type(error).__name__) or str(error) or type(error).__name__)
+            current.stop(_ENDS.get(type(error).__name__) or str(error) or type(error).__name__)
     except Exception as problem:
-        log.warning("the outcome of night %s could not be recorded: %s", mine.night.night, problem)
+        log.warning("the outcome of night %s could not be recorded: %s", current.night.night, problem)
 
 
-def _record_end_of_claim(mine: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
+def _record_end_of_claim(current: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
     """As above, where the claim itself was interrupted: its entry may be in the ledger already."""
     with suppress(Exception):  # the store may be away
         claimed = [
-            entry for entry in mine.ledger.batches() if (entry.night, entry.run) == (mine.night.night, mine.night.run)
+            entry
+            for entry in current.ledger.batches()
+            if (entry.night, entry.run) == (current.night.night, current.night.run)
         ]
-        mine.night = next((entry for entry in claimed if entry.state == "claimed"), mine.night)
-    _record_end(mine, error, announce)
+        current.night = next((entry for entry in claimed if entry.state == "claimed"), current.night)
+    _record_end(current, error, announce)
 
 
 def may_be_caused_by_rows(error: Exception) -> bool:

@@ -250,22 +250,22 @@ class Ledger(History):
         """One attempt. Raises Conflict if another night was faster."""
         head = self.store.tags.get(self.tag)
         nights = self.nights()
-        mine = next((night_entry for night_entry in reversed(nights) if night_entry.night == draft.night), None)
-        if mine and mine.state in OVER:
-            return Claim(mine, given_up=tuple(given_up))
+        own_entry = next((night_entry for night_entry in reversed(nights) if night_entry.night == draft.night), None)
+        if own_entry and own_entry.state in OVER:
+            return Claim(own_entry, given_up=tuple(given_up))
         last = _latest(nights)
-        for batch, entry in sorted(last.items(), key=lambda item: item[1] is not mine):
+        for batch, entry in sorted(last.items(), key=lambda item: item[1] is not own_entry):
             if entry.state in OVER or entry.state == GIVEN_UP:
                 continue
             if not self._lease(batch, leases):
-                if entry is mine and entry.state == "claimed":
+                if entry is own_entry and entry.state == "claimed":
                     raise AlreadyRuns(f"the night {draft.night} is being run by another process: wait until it ends")
                 continue
             # The lease was free because its night ended after the ledger was read: its outcome may be in the ledger by now.
             if self.store.tags.get(self.tag) != head:
                 raise Conflict("its night has ended since")
             number, production = list(last).index(batch), self._production(batch, entry)
-            if entry is mine and entry.state == "claimed" and production == entry.production:
+            if entry is own_entry and entry.state == "claimed" and production == entry.production:
                 return Claim(entry, number, tuple(given_up))
             died = entry.state == "claimed" and self._rows_may_have_killed(entry)
             failed = entry.failed_attempts + died

@@ -51,10 +51,14 @@ class JudgePairsConfig(StageConfig):
 
 
 def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
-    mine, theirs = (_by_prompt(context, role, config.judge.pairs_per_prompt) for role in ("rollouts", "baseline"))
-    if mine.keys() != theirs.keys():
+    of_policy, of_baseline = (
+        _by_prompt(context, role, config.judge.pairs_per_prompt) for role in ("rollouts", "baseline")
+    )
+    if of_policy.keys() != of_baseline.keys():
         raise DataError("the two policies were sampled on different prompts")
-    pairs = [(own, other) for prompt in mine for own, other in zip(mine[prompt], theirs[prompt], strict=False)]
+    pairs = [
+        (own, other) for prompt in of_policy for own, other in zip(of_policy[prompt], of_baseline[prompt], strict=False)
+    ]
     differ = [pair for pair in pairs if pair[0]["completion_text"] != pair[1]["completion_text"]]
     questions = [_question(config.judge, *order) for own, other in differ for order in ((own, other), (other, own))]
     worth = _values(context, config.judge, questions)

@@ -1,4 +1,4 @@
-"""Stage: several models → one, whose weights are an average of theirs."""
+"""Stage: several models → one, whose weights are an average of their weights."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def _check_shapes(models: list[Tensors]) -> None:
     first = models[0].role
     shapes = models[0].shapes()
     for model in models[1:]:
-        theirs = model.shapes()
-        for name in sorted(shapes.keys() | theirs.keys()):
-            if shapes.get(name) != theirs.get(name):
-                has, not_has = (f"{known[name]}" if name in known else "not at all" for known in (theirs, shapes))
+        other_shapes = model.shapes()
+        for name in sorted(shapes.keys() | other_shapes.keys()):
+            if shapes.get(name) != other_shapes.get(name):
+                has, not_has = (f"{known[name]}" if name in known else "not at all" for known in (other_shapes, shapes))
                 raise UserError(
                     f"merge.models: {model.role} has the tensor {name} {has}, {first} {not_has}; merge models of one "
                     "architecture"

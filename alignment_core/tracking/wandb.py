@@ -35,18 +35,18 @@ class WandbRun(Listener):
     def __init__(self, settings: WandbConfig, recipe: BaseRecipe, folder: Path, warn: Callable[[str], None]) -> None:
         self.log = folder / "wandb.log"
         self._warn = warn
-        mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+        own_socket, child_socket = socketpair(AF_UNIX, SOCK_STREAM)
         temporary = short_folder()
-        with theirs:
+        with child_socket:
             self.process = Supervised(
-                [sys.executable, "-m", "alignment_core.tracking.wandb_process", str(theirs.fileno())],
+                [sys.executable, "-m", "alignment_core.tracking.wandb_process", str(child_socket.fileno())],
                 _environment(temporary),
                 self.log,
                 temporary,
-                inherited=[theirs.fileno()],
+                inherited=[child_socket.fileno()],
                 grace=GRACE_SECONDS,
             )
-        self.channel = Channel(mine)
+        self.channel = Channel(own_socket)
         self._complaints = threading.Thread(target=self._pass_on, daemon=True)
         self._complaints.start()
         self._send(

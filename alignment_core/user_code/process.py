@@ -166,18 +166,18 @@ class FunctionProcess:
             if self._closed:
                 raise self._stopped()
             self._loaded = False
-            self._socket, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+            self._socket, child_socket = socketpair(AF_UNIX, SOCK_STREAM)
             self._lines = self._socket.makefile("rb")
             entries = self._path or [entry or os.getcwd() for entry in sys.path]
             path = os.pathsep.join([*entries, str(ROOT)])
-            with theirs, TemporaryFile() as files:
+            with child_socket, TemporaryFile() as files:
                 files.write(json.dumps(self._files).encode())
                 files.seek(0)
-                arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout)]
+                arguments = [str(child_socket.fileno()), self.name, self.field, str(self.timeout)]
                 self._process = subprocess.Popen(
                     # with the path of imports of this process alone
                     [sys.executable, "-P", "-m", __name__, *arguments],
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[child_socket.fileno()],
                     stdin=files,
                     env=_environment(path),
                     start_new_session=True,  # so that it can be ended with all that it started

@@ -102,9 +102,9 @@ def _check_options(options: Sequence[str]) -> None:
     """Raise UserError for an option of vLLM's that bypasses our checks of who can call the server."""
     for option in options:
         flag = option.partition("=")[0].replace("_", "-")
-        for theirs, ours in OURS.items():
-            if len(flag) > 3 and theirs.startswith(flag):  # argparse takes abbreviations
-                raise UserError(f"{option}: give {ours} before the --, where it is checked")
+        for vllm_option, own_option in OURS.items():
+            if len(flag) > 3 and vllm_option.startswith(flag):  # argparse accepts abbreviations
+                raise UserError(f"{option}: give {own_option} before the --, where it is checked")
 
 
 def token_of(host: str, token: str | None, variable: str | None) -> str | None:

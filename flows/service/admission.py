@@ -22,9 +22,11 @@ async def admitted(
     new = [response for response in due if not response.flow_run.run_count]
     if new and limit is not None:
         reserved = 0
-        ours = FlowFilter.model_validate({"name": {"any_": [FLOW]}})  # the reconciler resumes no others
+        of_recipes = FlowFilter.model_validate({"name": {"any_": [FLOW]}})  # the reconciler resumes no others
         newest_first = FlowRunSort.EXPECTED_START_TIME_DESC  # the reconciler reads the same page of runs
-        crashed = await client.read_flow_runs(**in_pool("CRASHED"), flow_filter=ours, sort=newest_first, limit=SHOWN)
+        crashed = await client.read_flow_runs(
+            **in_pool("CRASHED"), flow_filter=of_recipes, sort=newest_first, limit=SHOWN
+        )
         for run in filter(may_resume, crashed):  # a pool may hold hundreds of old ones, whose states are not read
             reserved += resumes_by_itself(run, await client.read_flow_run_states(run.id))
         if reserved:

@@ -129,8 +129,8 @@ def environment(port: int) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # otherwise the database grows forever
     }
     users, _ = access.split(os.environ)
-    ours = {access.URL: access.url_of(port), "ALIGN_HOME": str(align_home()), **SAFE_PATH}
-    return {**settings, **users, **ours}
+    own = {access.URL: access.url_of(port), "ALIGN_HOME": str(align_home()), **SAFE_PATH}
+    return {**settings, **users, **own}
 
 
 def database_settings(url: str | None) -> dict[str, str]:

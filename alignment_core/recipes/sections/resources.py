@@ -125,10 +125,10 @@ class ResourcesConfig(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ResourcesConfig:
-        for field, ours in (("deepspeed", OURS_OF_DEEPSPEED), ("engine_options", OURS_OF_VLLM)):
+        for field, reserved in (("deepspeed", OURS_OF_DEEPSPEED), ("engine_options", OURS_OF_VLLM)):
             options: dict[str, Any] = getattr(self, field)
             inner = {f"{name}.{part}" for name, value in options.items() if isinstance(value, dict) for part in value}
-            if taken := sorted({*options, *inner} & {*ours}):
+            if taken := sorted({*options, *inner} & {*reserved}):
                 raise ValueError(
                     f"`{field}.{taken[0]}` is set by other fields of the recipe, or must not be changed: remove it"
                 )

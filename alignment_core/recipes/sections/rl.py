@@ -54,8 +54,8 @@ class EnvironmentConfig(Config):
     def _functions_of_ours(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """In options of our own environments, `file.py:function` is a path; the meaning of other environments' options is
         unknown."""
-        ours = (info.data.get("name") or "").startswith(f"{PACKAGE}.")
-        return plain({name: _functions(value) for name, value in options.items()} if ours else options)
+        is_own = (info.data.get("name") or "").startswith(f"{PACKAGE}.")
+        return plain({name: _functions(value) for name, value in options.items()} if is_own else options)
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> EnvironmentConfig:

@@ -112,16 +112,16 @@ class _Sandbox:
     ) -> None:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True))
-            self._status_socket, theirs = socket.socketpair()
+            self._status_socket, child_socket = socket.socketpair()
             self._status_socket.setblocking(False)
             stack.callback(self._status_socket.close)
             defaults = {"program": None, "tests": None, "channel": channel and channel.fileno(), "folder": folder}
-            with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as standard_input, theirs:
+            with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as standard_input, child_socket:
                 job_file.write(json.dumps({**defaults, **job, **_filters()}).encode())
                 standard_input.write(given.encode(errors="replace"))
                 for file in (job_file, standard_input):
                     file.seek(0)
-                descriptors = (job_file.fileno(), theirs.fileno())
+                descriptors = (job_file.fileno(), child_socket.fileno())
                 self.process = subprocess.Popen(
                     # no user's site-packages, no folder of the program on the path, no byte code written
                     [sys.executable, "-s", "-P", "-B", sandboxed.__file__, *map(str, descriptors)],
