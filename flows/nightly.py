@@ -26,7 +26,8 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
 
     ``night`` is the name of the night. Default: the time at which the run was due.
     """
-    ledger, run_id = Ledger(open_store(recipe.store), recipe), str(flow_run().id)
+    ledger = Ledger(open_store(recipe.store), recipe)
+    run_id = str(flow_run().id)
     due = Night(night=night or _due(), run=run_id)
     outcome: Any = Outcome(status="completed", run_id=run_id, store=ledger.store.uri).model_dump(mode="json")
     with attempt(ledger, due, partial(_announce, recipe)) as current:

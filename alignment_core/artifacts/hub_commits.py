@@ -134,7 +134,9 @@ class Commits:
         If an answer is lost, reading tells whether the commit was made: the commit after ``tried`` then has this writer's
         name. While the head is ``tried``, the commit may still be made, so that the next attempt sends the same one.
         """
-        writer, tried, unanswered = uuid.uuid4().hex, None, 0
+        writer = uuid.uuid4().hex
+        tried = None
+        unanswered = 0
         for attempt in range(_ROUNDS):
             if attempt:
                 # Full jitter: writers that collided at this head must not collide again at the next one.

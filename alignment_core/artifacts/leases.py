@@ -142,7 +142,8 @@ class Leases:
             protects=tuple(sorted(protects)),
             token=uuid.uuid4().hex,
         )
-        began, data = time.monotonic(), lease.model_dump_json().encode()
+        began = time.monotonic()
+        data = lease.model_dump_json().encode()
         version = self.backend.put(path, data)
         if version is None:
             stored = self.backend.stat(path)
@@ -159,7 +160,8 @@ class Leases:
     ) -> Iterator[HeldLease]:
         """Acquire the lease at ``path`` as soon as it is free. ``waits`` is called with the owner's name when a wait begins,
         and with None when it is over."""
-        waiting, pauses = False, _pauses()
+        waiting = False
+        pauses = _pauses()
         while (lease := self.acquire(path, owner)) is None:
             if not waiting and (other := self.holder(path)) is not None:
                 waiting = True
@@ -192,7 +194,8 @@ class Leases:
         """
         lease = self.acquire(f"{PUBLICATIONS}{uuid.uuid4().hex}.json", protects=digests)
         assert lease is not None
-        done, pauses = False, _pauses()
+        done = False
+        pauses = _pauses()
         try:
             while self.holder(COLLECTOR):  # it may have listed the leases before this one was written
                 time.sleep(next(pauses))

@@ -80,7 +80,8 @@ def _prune_cache(store: Store, before: float, delete: bool) -> list[Garbage]:
 
 
 def _prune_progress(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
-    workspace, pruned = store.workspace, []
+    workspace = store.workspace
+    pruned = []
     for tree in entries(workspace.all_progress):
         try:
             with workspace.try_claim(tree.name) as free:

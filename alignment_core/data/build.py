@@ -164,7 +164,8 @@ def kept_rows(
     on_progress: OnProgress | None,
 ) -> Iterator[tuple[RowMeta, dict[str, Any]]]:
     """Rows of the table from all sources, with their columns; dropped rows are counted in the ``ledger``."""
-    total, number_of_row = _expected_rows(pinned), 0
+    total = _expected_rows(pinned)
+    number_of_row = 0
     for number, source in enumerate(pinned):
         names_tasks = origin_of(source.source).names_tasks
         read_rows = examples(source, number, ledger, kind, seed, limits.config.prompt_template)

@@ -14,7 +14,9 @@ class CompletionText:
 
     def __init__(self, tokenizer: Any, turn_end: TurnEnd | None = None, skip_special_tokens: bool = True) -> None:
         """Without a ``turn_end`` every added token may end a turn. ``skip_special_tokens`` leaves all special tokens out."""
-        self._tokenizer, self._turn_end, self._skip = tokenizer, turn_end, skip_special_tokens
+        self._tokenizer = tokenizer
+        self._turn_end = turn_end
+        self._skip = skip_special_tokens
         added = tokenizer.added_tokens_decoder.items()
         self._ends = {number for number, token in added if token.special or not turn_end}
         self._ends |= {tokenizer.eos_token_id, *(turn_end.stop_ids if turn_end else ())}

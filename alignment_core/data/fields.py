@@ -57,7 +57,8 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], columns: Mapping[str, str]) -> None:
-        self._values, self._mapped = values, columns
+        self._values = values
+        self._mapped = columns
         self._keys = {**columns}
         for role, name in _OTHER_NAMES.items():
             if role not in columns and role not in values and isinstance(values.get(name), list):

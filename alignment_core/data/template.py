@@ -246,7 +246,10 @@ class Renderer:
 
         The targets are answers and the ends of their turns. The last one ends with EOS if it has no end of its own.
         """
-        text, parts, ends, end = prompt, list[tuple[int, int]](), list[str](), ""
+        text = prompt
+        parts = list[tuple[int, int]]()
+        ends = list[str]()
+        end = ""
         for number, (span, target) in enumerate(spans, start=1):
             content, end = self.split_end(span)
             if target:

@@ -93,7 +93,8 @@ class Agent:
         if problem := self._problem(messages, body.get("tools")):
             self._events.put_nowait(Failed("wrong_shape", problem))
             raise Refused(problem)
-        self._conversation, self._tools = messages, body.get("tools")
+        self._conversation = messages
+        self._tools = body.get("tools")
         self._turn = asyncio.get_running_loop().create_future()
         request = {"messages": messages[known:], "tools": self._tools, "max_tokens": limit}
         self._events.put_nowait({"observation": request})

@@ -101,7 +101,9 @@ def run_stage(request: StageRequest) -> StageResult:
     runs out of memory, restarts from its progress: see :func:`with_restarts`. Once ``stopping`` is set, the stage saves its
     progress and raises Stopped.
     """
-    store, call, key = request.store, request.call, request.key
+    store = request.store
+    call = request.call
+    key = request.key
     if key is None:
         key = key_of(call)
     else:
@@ -165,7 +167,8 @@ def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> 
 
 def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cost: dict[str, float]) -> StageResult:
     """One attempt, into fresh folders. ``cost`` holds the entries of earlier attempts."""
-    store, call = request.store, request.call
+    store = request.store
+    call = request.call
     stage = call.definition()
     reason = why_it_runs(key.parts, store.records.all(key.parts["stage"]), call.label)
     config = stage.config.model_validate(call.config)

@@ -45,11 +45,14 @@ HEALTHY_SECONDS = 60.0
 
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit code, or 143 if it was ended from outside."""
-    lifeline, folder, command = int(arguments[0]), arguments[1], arguments[5:]
+    lifeline = int(arguments[0])
+    folder = arguments[1]
+    command = arguments[5:]
     restarts = None
     if command[0] == RESTART:
         command, restarts = command[1:], Path(folder, RESTARTS)
-    grace, orphan_grace = float(arguments[3]), float(arguments[4])
+    grace = float(arguments[3])
+    orphan_grace = float(arguments[4])
     inherited = [int(number) for number in arguments[2].split(",") if number]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)

@@ -26,7 +26,8 @@ class RequireToken:
     """Answers 401 to a request without the token."""
 
     def __init__(self, app: Any) -> None:
-        self._app, self._token = app, os.environ[VARIABLE]
+        self._app = app
+        self._token = os.environ[VARIABLE]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Send) -> None:
         if scope["type"] == "lifespan" or self._is_allowed(scope):

@@ -36,7 +36,9 @@ def policy_objective(
     each: ``advantages``, ``rollout_logps``, and if there are any ``old_logps`` and ``reference_logps``; ``sequence_K`` [K] the
     sequences, ``count`` of them, that the tokens belong to.
     """
-    config, kl, correction = section.loss, section.kl, section.mismatch
+    config = section.loss
+    kl = section.kl
+    correction = section.mismatch
     logps_K, entropy_K = output if output.dim() == 2 else (output, None)
     rollout_K = numbers["rollout_logps"]
     # Without old log-probabilities this is the batch's first update: the ratio is 1, and its gradient that of log π.

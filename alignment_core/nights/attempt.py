@@ -26,7 +26,9 @@ class Attempt:
     """One attempt of a night. ``night`` is its latest entry in the ledger."""
 
     def __init__(self, ledger: Ledger, night: Night) -> None:
-        self.ledger, self.night, self.claim = ledger, night, Claim(night)
+        self.ledger = ledger
+        self.night = night
+        self.claim = Claim(night)
 
     def end(self, ended: Night) -> Night:
         """Record the outcome of a night whose stages are complete.

@@ -57,7 +57,10 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
     for source in sources:
         formats.check_columns(source.columns)
         formats.check_format(source.format, KIND)
-        files, lines, before, unfinished = _files(str(source.path), store), 0, len(inbox.rows), list[str]()
+        files = _files(str(source.path), store)
+        lines = 0
+        before = len(inbox.rows)
+        unfinished = list[str]()
         for name, path in files:
             digest = _digest(path)
             inbox.files[name] = digest if inbox.files.get(name, digest) == digest else None

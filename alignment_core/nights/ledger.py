@@ -110,7 +110,8 @@ class History:
     """The nights of one inbox, kept as the history of one tag, which moves by compare-and-set."""
 
     def __init__(self, store: Store, inbox: str) -> None:
-        self.store, self.tag = store, f"{_TAGS_BEGIN}{inbox}{_TAGS_END}"
+        self.store = store
+        self.tag = f"{_TAGS_BEGIN}{inbox}{_TAGS_END}"
 
     def nights(self) -> list[Night]:
         """Every entry, oldest first."""
@@ -264,7 +265,8 @@ class Ledger(History):
             # The lease was free because its night ended after the ledger was read: its outcome may be in the ledger by now.
             if self.store.tags.get(self.tag) != head:
                 raise Conflict("its night has ended since")
-            number, production = list(last).index(batch), self._production(batch, entry)
+            number = list(last).index(batch)
+            production = self._production(batch, entry)
             if entry is own_entry and entry.state == "claimed" and production == entry.production:
                 return Claim(entry, number, tuple(given_up))
             died = entry.state == "claimed" and self._rows_may_have_killed(entry)

@@ -97,7 +97,8 @@ class Endpoint:
 
     def __call__(self, rows: Rows) -> Answers:
         with asyncio.Runner() as runner:
-            self._loop, batches = runner.get_loop(), self._batches(rows)
+            self._loop = runner.get_loop()
+            batches = self._batches(rows)
 
             async def next_batch() -> list[tuple[int, Any]] | None:
                 return await anext(batches, None)

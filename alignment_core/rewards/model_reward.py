@@ -116,7 +116,9 @@ class InText:
             raise UserError(
                 f"{field}: its tokenizer differs from the policy's and has no end-of-sequence token to end answers with"
             )
-        self.field, self.model, self._renderer = field, model, Renderer(tokenizer)
+        self.field = field
+        self.model = model
+        self._renderer = Renderer(tokenizer)
         self._most = context_length(model.path)
 
     def warning(self, policy: str) -> str:

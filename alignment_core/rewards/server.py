@@ -79,7 +79,8 @@ class Batcher:
             for _, done in together:
                 done.set_exception(error)
             return
-        self.batches, self.texts = self.batches + 1, self.texts + len(rewards)
+        self.batches += 1
+        self.texts += len(rewards)
         self.seconds += time.monotonic() - started
         place = 0
         for texts, done in together:
@@ -98,7 +99,9 @@ class RewardServer(ThreadingHTTPServer):
     ) -> None:
         """``compute`` gives the reward of each text; ``name`` is the model's. Raises OSError for an address that is taken."""
         super().__init__((host, port), _Handler)
-        self.batcher, self.name, self.token = Batcher(compute), name, token
+        self.batcher = Batcher(compute)
+        self.name = name
+        self.token = token
         self.requests = self.refused = 0
         self.under_way = 0
         self.changed = threading.Condition()

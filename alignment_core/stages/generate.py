@@ -71,7 +71,9 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
             (number, _generate(str(policy), shards[number], config, stop_ids, context.seed, number))
             for number in missing
         )
-        started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
+        started = time.monotonic()
+        tokens = 0
+        done = len(shards) - len(missing)
         context.report(done, len(shards), "shards")
         for number, completions in engines.spread(calls):
             rows = shard_rows(shards[number], number * generation.shard_size, completions.each(), text, str(policy))

@@ -1,4 +1,4 @@
-"""Stage: several models → one, whose weights are an average of their weights."""
+"""Stage: several models → one, with an average of their weights."""
 
 from __future__ import annotations
 

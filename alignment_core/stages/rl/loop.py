@@ -62,9 +62,11 @@ class Loop:
 
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the models; metrics."""
-        context, section = self.context, self.section
+        context = self.context
+        section = self.section
         state = resume(self.ranks, context.progress)
-        step, saved = state["step"], time.monotonic()
+        step = state["step"]
+        saved = time.monotonic()
         metrics: dict[str, Any] = {}
         if step > 0:
             self._restore(state["driver"])
@@ -142,7 +144,8 @@ class Loop:
     def _needs_old_logps(self, completions: int) -> bool:
         """Whether the policy changes while it trains on the batch, so that the clipped ratio needs its log-probabilities from
         before."""
-        training, kl = self.section.training, self.section.kl
+        training = self.section.training
+        kl = self.section.kl
         off_policy = training.num_train_epochs > 1 or training.batch_size < completions
         return off_policy or (kl.place == "reward" and kl.coefficient > 0)
 
