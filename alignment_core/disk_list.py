@@ -1,4 +1,4 @@
-"""Values that need not fit into memory: they are kept in a file, and each is read when it is asked for."""
+"""Values that need not fit into memory: they are kept in a file, and each is read on access."""
 
 from __future__ import annotations
 

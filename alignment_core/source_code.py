@@ -360,5 +360,5 @@ def modules_behind(name: str) -> tuple[str, ...]:
 
 
 def digest_of_module(name: str) -> str:
-    """16 hex digits over what a module of ours or of a plug-in computes, as it was at the first call in this process."""
+    """16 hex digits over the code of a module of ours or of a plug-in, as it was at the first call in this process."""
     return _source(name)[1].digest[:16]

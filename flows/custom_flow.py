@@ -61,7 +61,7 @@ def run(settings: Settings, from_stage: str | None = None) -> Iterator[OpenRun]:
 
 
 def _call(context: Any) -> dict[str, Any]:
-    """How ``align resume`` calls the flow again, for the run's journal.
+    """The call of the flow by ``align resume``, for the run's journal.
 
     Empty if the flow is not a function of a file, or if its parameters hold a secret or are no plain data.
     """

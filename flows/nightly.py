@@ -63,7 +63,7 @@ def _warn(sentence: str) -> None:
 
 
 def _given_up(ledger: Ledger) -> list[str]:
-    """A sentence for each batch of rows that was given up, which no night takes until somebody decides."""
+    """A sentence for each batch of rows that was given up, which no night takes until a user decides."""
     return [f"rows that were given up wait for a decision: {summary(batch)}" for batch in ledger.given_up()]
 
 

@@ -23,7 +23,7 @@ from alignment_core.recipes.methods import method_of
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the ``align`` command hands to the run in its process. Runs of deployments have none."""
+    """The objects that the ``align`` command passes to the run in its process. Runs of deployments have none."""
 
     display: Any
     host: Host | None

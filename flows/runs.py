@@ -205,7 +205,7 @@ def _leave_unfinished(
 
 
 def _prune(recipe: BaseRecipe, run: Run) -> None:
-    """Apply the recipe's retention. Errors are logged and do not fail the run: a later run prunes what is left."""
+    """Apply the recipe's retention. Errors are logged and do not fail the run: a later run prunes the rest."""
     logger = get_run_logger()
     try:
         if recipe.retention.journal_days is not None:

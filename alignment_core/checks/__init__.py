@@ -1,1 +1,1 @@
-"""What can be known of a recipe's plan before anything heavy starts: rows, functions and shapes that cannot work."""
+"""Checks of a recipe's plan before anything heavy starts: rows, functions and shapes that cannot work."""

@@ -1,4 +1,4 @@
-"""What runs in an actor's process: one object at a time, and calls of its methods. :mod:`~.group` is the other side."""
+"""An actor's process: it holds one object at a time and calls its methods. :mod:`~.group` is the other side."""
 
 from __future__ import annotations
 

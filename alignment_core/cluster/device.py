@@ -27,7 +27,7 @@ models fit beside them."""
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor runs: bundles of the placement group (one GPU each; none on a CPU), and its fraction of the first."""
+    """The place of an actor: bundles of the placement group (one GPU each; none on a CPU), and its fraction of the first."""
 
     bundles: tuple[int, ...] = ()
     gpu_share: float = 0.0
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Device:
-    """How actors are placed and started on this kind of device."""
+    """Placement and start of actors on this kind of device."""
 
     kind: Literal["cpu", "cuda"]
     count: int
@@ -131,15 +131,15 @@ class Device:
         }
 
     def trainer_place(self, rank: int) -> Place:
-        """Where a trainer rank runs."""
+        """The place of a trainer rank."""
         return Place() if self.kind == "cpu" else Place((rank,), TRAINER_GPU)
 
     def judge_place(self, index: int, resources: ResourcesConfig) -> Place:
-        """Where an actor of a reward model runs: beside trainers and engines on a GPU."""
+        """The place of an actor of a reward model: beside trainers and engines on a GPU."""
         return Place() if self.kind == "cpu" else Place((index % self.gpus_needed(resources),), JUDGE_GPU)
 
     def engine_place(self, index: int, resources: ResourcesConfig) -> Place:
-        """Where an engine runs. An engine over several GPUs claims none itself: vLLM's workers claim them."""
+        """The place of an engine. An engine over several GPUs claims none itself: vLLM's workers claim them."""
         size = resources.tensor_parallel_size
         if self.kind == "cpu":
             return Place()

@@ -16,9 +16,9 @@ from alignment_core.cluster.device import Place
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
 
 PROBE_SECONDS = 3.0
-"""How long actors may take to show that they are alive."""
+"""Time for actors to show that they are alive."""
 RESET_SECONDS = 5.0
-"""How long calls that are still running may take before their actors are killed rather than reused."""
+"""Time for running calls to end, after which their actors are killed rather than reused."""
 RELAYED = 2
 """Payloads between two groups at a time: one is made while the other is received."""
 
@@ -95,7 +95,7 @@ class ActorGroup(Generic[T]):
         return result
 
     def rendezvous(self, directory: Path) -> str:
-        """Where the actors meet: a file if all are on this node (no open port), otherwise rank 0's address."""
+        """The rendezvous of the actors: a file if all are on this node (no open port), otherwise rank 0's address."""
         nodes = self._wait([actor.node.remote() for actor in self.actors], "placement")
         here = self.ray.get_runtime_context().get_node_id()
         self.elsewhere = tuple(nodes.index(node) for node in dict.fromkeys(nodes) if node != here)

@@ -1,1 +1,1 @@
-"""What compositions are written with: steps, branches, evaluations, and the plan of a composition. Imports no Prefect."""
+"""The building blocks of compositions: steps, branches, evaluations, and the plan of a composition. Imports no Prefect."""

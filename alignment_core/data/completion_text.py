@@ -1,4 +1,4 @@
-"""The text of a completion: what a policy sampled, without the tokens that end its turns."""
+"""The text of a completion: the sampled tokens, without those that end turns."""
 
 from __future__ import annotations
 

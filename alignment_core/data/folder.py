@@ -229,7 +229,7 @@ def mixed(split: str, files: Sequence[PurePath]) -> list[str]:
 
 
 def configurations(folder: Path) -> dict[str, dict[str, Any]]:
-    """The configurations in the YAML in front of README.md, as the Hub has them: what to read, by name."""
+    """The configurations in the YAML in front of README.md, as the Hub has them: the files to read, by name."""
     import yaml
 
     readme = folder / "README.md"

@@ -49,7 +49,7 @@ class Limits:
         kept = self.cut_prompt(ids[:prompt], head)
         ids = kept + ids[prompt : prompt + tail]
         mask = [0] * len(kept) + mask[prompt : prompt + tail]
-        # Decoded, not sliced: the text has to be what the remaining tokens stand for.
+        # Decoded, not sliced: the text must be that of the remaining tokens.
         return {"input_ids": ids, "loss_mask": mask, "text": self.renderer.decode(ids), SHORTENED: True}
 
     def room(self, prompt: int, completion: int) -> tuple[int, int] | str:

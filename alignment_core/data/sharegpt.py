@@ -20,7 +20,7 @@ ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""What data sets call the roles."""
+"""Names of the roles in data sets."""
 CALL = "function_call"
 """The role of a message that is the JSON text of a call, or of a list of calls: ``{"name": …, "arguments": …}``."""
 

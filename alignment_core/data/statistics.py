@@ -16,7 +16,7 @@ from alignment_core.errors import DataError
 WARNING_SHARE = 0.05
 """Share of a source's rows that may be lost without a warning."""
 LISTED = 5
-"""How many bad rows an error names."""
+"""Bad rows that an error names."""
 
 
 class Ledger:

@@ -19,15 +19,15 @@ DIGITS = "0123456789"
 SPLITS = ("train", "test")
 OPTIONS = {"correct": "share of correct demonstrations, between 0 and 1"}
 COMPARED = 5
-"""How many digits the task `highest` has; the right answer has a step for each but one."""
+"""Number of digits in the task `highest`; the right answer has a step for each but one."""
 WRONG_STEPS = 0.1
-"""How often a step of a wrong answer is wrong, beside one that surely is."""
+"""Probability that a step of a wrong answer is wrong, beside the one that always is."""
 TEST_SHARE = 0.1
 """Share of all possible prompts that belongs to the test split."""
 
 
 Steps = list[tuple[str, bool]]
-"""Lines of an answer, and whether each follows from what is before it."""
+"""Lines of an answer, and whether each follows from the lines before it."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ TASKS: dict[str, Callable[[Random], Question]] = {
     "max": _max,
     "highest": _highest,
 }
-"""How to make one question of each task; a maker draws only from the generator that it is given."""
+"""Makers of one question of each task; a maker draws only from its argument, a random generator."""
 MIXED = "mixed"
 MIXTURE = ("reverse", "first", "last", "sort", "max")
 """The tasks that it draws from."""
@@ -235,7 +235,7 @@ CORRUPTIONS: dict[Callable[[str, str, Random], str], float] = {
     _insert: 0.07,
     _cut_off: 0.06,
 }
-"""How often each mistake is made: these are the mistakes that a half-trained model makes, too."""
+"""Probability of each mistake; half-trained models make the same mistakes."""
 
 
 def corrupt(answer: str, alphabet: str, random: Random) -> str:

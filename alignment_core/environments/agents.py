@@ -45,7 +45,7 @@ class Agent:
         """The policy's turn that the current request waits for."""
 
     async def reset(self, prompt: str, label: str | None) -> dict[str, Any]:
-        """Start the agent; its first request. Raises what the agent raises."""
+        """Start the agent; returns its first request. Raises the agent's errors."""
         self._endpoint = await endpoint()
         name = self._endpoint.admit(self)
         url = f"http://127.0.0.1:{self._endpoint.port}/episode/{name}/v1"

@@ -75,7 +75,7 @@ async def close(episode: str) -> Any:
 
 
 def options_content(name: str, field: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What an environment's own function ``content`` adds to stage keys for these options; or the ``problem``."""
+    """The result of an environment's own function ``content`` for these options, for stage keys; or the ``problem``."""
     try:
         of_options = getattr(_load(name, field), "content", None)
         return {"content": of_options(**options)} if of_options else {}

@@ -82,7 +82,7 @@ def answers(texts: Sequence[str], calls: Sequence[Call], turn: int) -> list[dict
 
 
 def _end_of_opened_thought(text: str) -> int:
-    """Where the turn's first words begin, behind a thought that it closes without having opened it."""
+    """Index of the turn's first words, behind a thought that is closed without having been opened."""
     ends, words = [0], _without_json(text)
     for mark, close in THOUGHTS.items():
         end = words.find(close)

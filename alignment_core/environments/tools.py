@@ -41,7 +41,7 @@ class Tools:
 
     @staticmethod
     def content(tools: list[str], verifier: str) -> dict[str, Any]:
-        """What of the options decides a result, for stage keys. Raises UserError for functions that are not there."""
+        """The options that decide a result, for stage keys. Raises UserError for missing functions."""
         name = _name_of(verifier)
         scorer = {**verifier_content(name, f"{FIELD}.verifier"), **verifier_computed_by(name)}
         named = _by_name(tools).values()

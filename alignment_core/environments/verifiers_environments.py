@@ -44,7 +44,7 @@ async def rollout(prompt: str, label: str | None, base_url: str, api_key: str, *
 
 
 def content(**options: Any) -> dict[str, Any]:
-    """What the options add to stage keys beside themselves. Raises UserError for options that do not fit."""
+    """The content of stage keys that depends on the options, beside the options themselves. Raises UserError for wrong ones."""
     taskset = options.get("taskset")
     if not isinstance(taskset, dict) or not isinstance(taskset.get("id"), str):
         raise UserError(f"{FIELD}.taskset: an object with the `id` of a taskset of verifiers is needed")
@@ -69,7 +69,7 @@ def _environment(options: dict[str, Any]) -> Any:
 
     sys.modules[HARNESS] = verifiers_harness  # a harness is found as a module of the first level
     library = loaders(FIELD)
-    config, seats = library.resolve_env_config(copy.deepcopy(options)), {}  # which it fills in
+    config, seats = library.resolve_env_config(copy.deepcopy(options)), {}  # it fills in defaults
     own_harness = library.default_harness_id(config.taskset.id) == config.taskset.id
     for name, seat in agent_config_fields(config).items():
         chosen: dict[str, Any] = {}

@@ -50,7 +50,7 @@ class Chat(Harness[HarnessConfig]):
             body = {"model": ctx.model, "messages": messages} | ({"tools": schemas} if schemas else {})
             while True:
                 answer = await client.post(f"{endpoint}/chat/completions", json=body)
-                if not answer.is_success:  # what happened is in the trace
+                if not answer.is_success:  # the trace has the reason
                     return ProgramResult(exit_code=1, stdout="", stderr=answer.text)
                 message = answer.json()["choices"][0]["message"]
                 messages.append(message)

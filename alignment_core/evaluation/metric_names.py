@@ -1,4 +1,4 @@
-"""How a metric is displayed: its label in the field's words, its unit, its group, and whether it is drawn as a curve.
+"""The display of metrics: label, unit, group, and whether a metric is drawn as a curve.
 
 The console, reports and the Prefect UI show metrics by this list, in its order. The direction of a metric is in
 :mod:`~alignment_core.evaluation.directions`. Names in stored files and trackers are independent of it.
@@ -26,7 +26,7 @@ EVALUATION, REWARDS, TRAINING, POLICY, COMPLETIONS, WORK, OTHER = GROUPS = (
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is shown."""
+    """The display of a metric."""
 
     label: str
     group: str
@@ -121,7 +121,7 @@ _PARTS = re.compile(r"\.(low|high|n|stderr|higher_is_better|first)$")
 
 
 def metric_of(name: str) -> Metric:
-    """How to show a metric."""
+    """The display of a metric by its name."""
     return _placed(name)[1]
 
 

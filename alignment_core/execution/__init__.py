@@ -1,1 +1,1 @@
-"""What runs a stage: its key, who may use the devices, retries, cost. A stage itself knows only :mod:`.base`."""
+"""The execution of a stage: its key, the use of devices, retries, cost. A stage itself depends only on :mod:`.base`."""

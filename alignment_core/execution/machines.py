@@ -1,4 +1,4 @@
-"""Who may use a run's actors, and when: one stage at a time each, and one run at a time on a machine's devices."""
+"""Access to a run's actors: by one stage at a time each, and on a machine's devices by one run at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from alignment_core.training.ranks import TrainerActors
 T = TypeVar("T")
 
 SERVES = "[align] {group} serve {label}"
-"""Printed when a stage takes a group: the log follows it to attribute what the actors print."""
+"""Printed when a stage takes a group: by it the log attributes the actors' output."""
 
 
 class WarmMachines:

@@ -39,7 +39,7 @@ class Ticket:
     """The stage's label in the recipe, for people."""
     run: RunName = RunName()
     starts: Callable[[str | None], None] = lambda _: None
-    """Called with a description of what is being started for the stage, and with None once it is ready."""
+    """Called with a description of the actors that are being started for the stage, and with None once they are ready."""
     used: Callable[[float], None] = lambda _: None
     """Called with the device-seconds for which the stage held trainers or engines."""
 

@@ -25,7 +25,7 @@ from alignment_core.training.step_report import StepReport
 from alignment_core.training.trainer import Trainer, TrainJob
 
 REPORT_SECONDS = 1.0
-"""How long the ranks train before they report."""
+"""Seconds for which the ranks train before they report."""
 
 
 def run_job(context: StageContext, job: TrainJob, test_before: bool, last: Path | None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ ENGINE_IMPORTS = "alignment_core.inference.engine:prepare"
 
 
 class WarmActors:
-    """Connects to Ray, and starts and ends groups of actors. :class:`~.machines.WarmMachines` decides who uses them when."""
+    """Connects to Ray, and starts and ends groups of actors. :class:`~.machines.WarmMachines` decides which stage uses them."""
 
     def __init__(self, resources: ResourcesConfig, temporary: Path) -> None:
         self.resources = resources
@@ -64,7 +64,7 @@ class WarmActors:
 
     @property
     def device(self) -> Device:
-        """What the actors run on."""
+        """The device of the actors."""
         self.connect()
         assert self._device is not None
         return self._device
@@ -80,7 +80,7 @@ class WarmActors:
         return self.device.engines_give_way(self.resources)
 
     def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
-        """Where a stage ran, as provenance records it; with its ``resources``, if it used trainers or engines."""
+        """The hardware of a stage for provenance; with its ``resources`` if it used trainers or engines."""
         hardware: dict[str, Any] = {"machine": platform.machine(), "cpu": cpu_model()}
         hardware |= {"device": self.device.kind, "devices": self.device.count}
         if self.device.kind == "cuda":

@@ -1,4 +1,4 @@
-"""Options of engines that depend on the device and may influence what is sampled."""
+"""Options of engines that depend on the device and may influence samples."""
 
 from __future__ import annotations
 

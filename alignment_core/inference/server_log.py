@@ -15,7 +15,7 @@ LONGEST_CAUSE = 2000
 PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:(?P<level>[A-Z]+) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
 EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Fault|Failure): \S")
 USAGE = re.compile(r"^[\w.-]+: error: (?P<reason>.+)")
-"""How ``argparse`` refuses an option."""
+"""Error of ``argparse`` about an option."""
 WRAPPER = "Engine core initialization failed"
 """Error of vLLM's main process if another process failed."""
 

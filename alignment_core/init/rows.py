@@ -65,7 +65,7 @@ class Rows:
 
 @contextmanager
 def without_recipe_hints() -> Iterator[None]:
-    """Remove what is about recipes from errors: here paths and names come from the command line."""
+    """Remove hints about recipes from errors: here paths and names come from the command line."""
     try:
         yield
     except ValidationError as error:

@@ -40,7 +40,7 @@ def attend(
 
 @functools.lru_cache(maxsize=4)
 def block_mask(nodes: tuple[TreeNode, ...], device: torch.device) -> BlockMask:
-    """Which tokens of a layout see which. Made once for all layers."""
+    """Visibility of a layout's tokens to each other. Made once for all layers."""
     seen_until = np.repeat([last for _, _, last in nodes], [end - start for start, end, _ in nodes])
     tokens = len(seen_until)
     starts = np.arange(0, tokens, BLOCK)

@@ -86,7 +86,7 @@ def least_kept(changes: Callable[[], Iterable[Tensor]], density: float) -> float
 
 
 def _counts(changes: Iterable[Tensor], part: Callable[[Tensor], Tensor]) -> Tensor:
-    """How often each value of a part of the magnitudes' bits occurs. Returns [65536]."""
+    """Count of each value of a part of the magnitudes' bits. Returns [65536]."""
     counts = torch.zeros(1 << HALF, dtype=torch.int64)
     for change in changes:
         counts += torch.bincount(part(change.float().abs().flatten().view(torch.int32)), minlength=1 << HALF)

@@ -97,7 +97,7 @@ def _account(given: str, files: int, rows: int, new: int, unfinished: list[str])
 
 
 def _read(content: dict[str, Any] | str, where: str, source: DataSource, known: Set[str]) -> InboxRow | None:
-    """The row, or none if it is known. Raises ValueError or UserError that says what is wrong with it."""
+    """The row, or None if it is known. Raises ValueError or UserError with the problem of a malformed one."""
     if isinstance(content, str):
         raise ValueError(content)
     digest = digest_of(json.loads(json.dumps(content, default=str)))  # Parquet holds times and the like, too
@@ -109,7 +109,7 @@ def _read(content: dict[str, Any] | str, where: str, source: DataSource, known: 
 
 
 def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) -> Iterator[NumberedRow]:
-    """The rows of a file, without a last line that somebody may be writing still; then the file is ``unfinished``.
+    """The rows of a file, without a last line that may still be written; then the file is ``unfinished``.
 
     A JSON object ends with its bracket. A row of CSV that is cut short may look whole: only its newline says that it is.
     """

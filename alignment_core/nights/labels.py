@@ -163,7 +163,7 @@ def _settle(labels: Labels, pair: Row, given: list[tuple[str, str]]) -> None:
 
 
 def _problem(row: Row, known: Mapping[str, Row] | None) -> str | None:
-    """What is wrong with a row, in a sentence that begins with ``unknown`` where it is none of the pairs."""
+    """The problem of a row, in a sentence that begins with ``unknown`` if it is none of the pairs."""
     if wrong := next((answer for _, answer in row["answers"] if answer not in ANSWERS), None):
         return f"`{QUESTION}` is {wrong!r}; a, b or tie is needed"
     if known is not None:

@@ -29,9 +29,9 @@ from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.inbox import Inbox, read_inbox
 
 OVER = ("promoted", "refused", "empty", "discarded")
-"""States after which a night has nothing left to do. After every other outcome its rows are still to be used."""
+"""States after which a night has nothing left to do. After every other outcome its rows have still to be used."""
 GIVEN_UP = "given_up"
-"""State of rows that no night takes until somebody returns them."""
+"""State of rows that no night takes until a user returns them."""
 MAX_FAILED_ATTEMPTS = 4
 """Attempts that ended in a way the rows may have caused, after which the rows are given up."""
 LISTED = 100
@@ -60,8 +60,8 @@ class Night(BaseModel):
         "returned",
         "discarded",
     ] = "claimed"
-    """``stopped``: ended on purpose before it was complete. ``given_up``: no night takes its rows any more, until somebody
-    makes them ``returned`` (the next night takes them) or ``discarded``."""
+    """``stopped``: ended on purpose before it was complete. ``given_up``: no night takes its rows until a user makes
+    them ``returned`` (the next night takes them) or ``discarded``."""
     at: str = ""
     """When the entry was made, ISO 8601 in UTC."""
     run: str = ""
@@ -69,10 +69,10 @@ class Night(BaseModel):
     batch: Reference | None = None
     """The rows that it took."""
     attempt: int = 0
-    """How many nights have claimed these rows, including this one."""
+    """Number of nights that have claimed these rows, including this one."""
     failed_attempts: int = 0
-    """How many attempts at these rows ended in a way that the rows may have caused: a death of the night's process, or a
-    failure of its stages. Orderly stops, outages, wrong recipes and conflicts do not count."""
+    """Number of attempts at these rows that ended in a way that the rows may have caused: a death of the night's process, or
+    a failure of its stages. Orderly stops, outages, wrong recipes and conflicts do not count."""
     rows: int = 0
     """Rows in the batch; for an empty night those that wait because they are too few."""
     malformed_rows: int = 0
@@ -97,7 +97,7 @@ class Claim:
     night: Night
     """``claimed``: train on its batch. In any other state the night is over, and this is the entry that says so."""
     number: int = 0
-    """How many batches were taken before this one."""
+    """Number of batches before this one."""
     given_up: tuple[Night, ...] = ()
     """Entries of rows that this claim gave up, because the processes of their nights died too often."""
 
@@ -302,7 +302,7 @@ class Ledger(History):
         return Claim(self._append(night, head), len(taken), given_up)
 
     def _production(self, batch: Reference, last: Night) -> Reference | None:
-        """Where to start from: production as it is now, unless these very rows are in it already.
+        """The policy to start from: present production, unless it was already trained on these rows.
 
         Then their night died after its promotion; started from the same policy again, all of its stages are cached.
         """
@@ -365,7 +365,7 @@ def _latest(nights: list[Night]) -> dict[Reference, Night]:
 
 
 def summary(night: Night) -> str:
-    """One line: what the entry says."""
+    """The entry in one line."""
     rows = f"{night.rows} row{'' if night.rows == 1 else 's'}"
     waiting = f"empty, {rows} waiting" if night.rows else "empty"
     texts = {"claimed": f"takes {rows}", "empty": waiting, GIVEN_UP: f"{rows} given up"}

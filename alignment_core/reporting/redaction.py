@@ -19,7 +19,7 @@ COMMON = {
     "admin", "align", "alignment", "app", "container", "data", "debian", "docker", "ec2-user", "jovyan", "localhost", "model",
     "nobody", "prefect", "ray", "root", "runner", "test", "train", "ubuntu", "user", "vllm", "worker", "workspace",
 }  # fmt: skip
-"""Common names of accounts and machines, which identify nobody: to replace such words would spoil the rest."""
+"""Common names of accounts and machines, which identify nobody and may be ordinary words of the text."""
 
 _QUOTED_ROW = re.compile(
     r"\b(for the prompt|gave|returned) (?:\"(?:[^\"\\\n]|\\.)*(?:\"|$)|'(?:[^'\\\n]|\\.)*(?:'|$))", re.MULTILINE
@@ -32,7 +32,7 @@ _PAIRS = re.compile(r"(?<![\w.-])([\w.-]+)(?=(?:[ \t]*[=:][ \t]*|\s+)(\S+))")
 
 
 class Redactor:
-    """Replaces what nobody else should read; ``cut`` counts the replacements by kind.
+    """Replaces private texts; ``cut`` counts the replacements by kind.
 
     Args: ``secrets`` are values; ``align_home`` and ``homes`` folders; ``users`` and ``hosts`` names. With ``rows``, texts of
     rows stay.

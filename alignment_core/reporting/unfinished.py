@@ -21,7 +21,7 @@ class Unfinished:
     sentence: str | None
     """The error, if there was one."""
     how: str
-    """How to continue it, as Markdown."""
+    """Advice to continue it, as Markdown."""
     log: str
     """Path of the run's log."""
 

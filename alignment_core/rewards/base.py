@@ -1,4 +1,4 @@
-"""The interface of a kind of reward: its plug-in, what it is opened with, and the open reward."""
+"""The interface of a kind of reward: its plug-in, the arguments of opening it, and the open reward."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ S = TypeVar("S", bound=Source)
 
 @dataclass(frozen=True)
 class Opening:
-    """What a reward may use while it is open."""
+    """The resources of a reward while it is open."""
 
     field: str
     """Its field in the recipe, such as ``rl.rewards.0``."""
@@ -91,7 +91,7 @@ class RewardKind(Generic[C]):
 
     config: type[C]
     open: Callable[[C, Opening], Source]
-    """Raises UserError for what is missing, and EnvironmentFault for what this machine or a server lacks."""
+    """Raises UserError for missing settings or files, and EnvironmentFault for a deficiency of this machine or a server."""
     description: Callable[[C], str]
     """Its name in messages, such as "the function f.py:f"."""
     content: Callable[[C, str], dict[str, Any]] = lambda config, field: config.model_dump(mode="json")

@@ -101,7 +101,7 @@ def expected(choice: Mapping[str, Any], values: Mapping[str, float]) -> float:
 
 
 def reads(read: Callable[[dict[str, Any]], float]) -> Callable[[httpx.Response, int], list[Any]]:
-    """How an endpoint reads the answer to one completion."""
+    """Reads an endpoint's answer about one completion."""
 
     def verdict(response: httpx.Response, _count: int) -> list[Any]:
         return [read(choice_of(response))]

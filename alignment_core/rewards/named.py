@@ -18,7 +18,7 @@ class Opened(Protocol):
         """The number of each row and its score in [0, 1], in any order."""
 
     def close(self) -> None:
-        """End what was started. From any thread."""
+        """End the started processes. Call it from any thread."""
 
 
 def _nothing() -> None:

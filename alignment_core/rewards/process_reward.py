@@ -32,7 +32,7 @@ StepForm = Literal["sum", "min"]
 
 
 def steps_of(folder: Path, given: StepsConfig | None, field: str) -> StepsConfig:
-    """How the model in ``folder`` reads steps: as ``given``, or as its own file says. Raises UserError if nothing does."""
+    """The form of steps that the model in ``folder`` reads: ``given``, or that of its file. Raises UserError without both."""
     if given is not None:
         return given
     try:

@@ -163,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps({"rewards": rewards, "scores": rewards, "extra_logs": {}}))
         except _Refused as refused:
             server.refused += 1
-            self.close_connection = True  # what it sent may not have been read
+            self.close_connection = True  # the request may not have been read to its end
             self._send(refused.status, json.dumps({"error": str(refused)}))
         except OSError:
             raise  # the client went away
@@ -219,7 +219,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def scores_of_texts(forward: Any, tokenizer: Any, most: int | None) -> Callable[[list[str]], Rewards]:
-    """How texts are scored by a reward model that is open (:class:`alignment_core.training.forward.Forward`).
+    """A function that scores texts by an open reward model (:class:`alignment_core.training.forward.Forward`).
 
     A text ends as an assistant turn does in training; one of more than ``most`` tokens has no score.
     """

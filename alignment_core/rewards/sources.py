@@ -54,7 +54,7 @@ class RewardSources:
         self._unrewarded_seen = False
         self._open = ExitStack()
         try:
-            self._start(actors=False)  # so that what is missing is reported before actors start
+            self._start(actors=False)  # so that missing files are reported before actors start
         except BaseException:
             self.stop()
             raise

@@ -47,7 +47,7 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, Any]:
     return {
         "name": name,
         "function": function_content(named.function, field),
-    }  # the processes load only what is counted
+    }  # the processes load only counted files
 
 
 def verifier_code(name: str) -> tuple[str, ...]:

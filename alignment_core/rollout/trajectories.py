@@ -93,7 +93,7 @@ class Trajectories:
             writing.result()
 
     def close(self) -> None:
-        """Finish what is being written, and end the thread."""
+        """Finish the current write, and end the thread."""
         self._thread.shutdown()
 
 

@@ -1,1 +1,1 @@
-"""Training: one DeepSpeed trainer; what is particular to a method is a small object beside it."""
+"""Training: one DeepSpeed trainer, and a small object for each method."""

@@ -1,1 +1,1 @@
-"""The user's Python: what of it counts in a key, how it is loaded, and the processes in which it runs."""
+"""The user's Python: the part of it that counts in a key, its loading, and the processes in which it runs."""

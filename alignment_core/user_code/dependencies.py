@@ -60,7 +60,7 @@ class Code:
     name: str
     """Name of the module once it is loaded; for a file, a name that no import can have."""
     folder: Path | None
-    """Where imports look first: beside a file."""
+    """The folder where imports look first: that of the file."""
     files: dict[str, Path] = field(default_factory=dict)
     """The user's files that count, by module name."""
     digests: dict[str, str] = field(default_factory=dict)

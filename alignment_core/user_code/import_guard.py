@@ -117,7 +117,7 @@ def _spec(name: str, file: Path) -> ModuleSpec:
 
 
 class _Loader(SourceFileLoader):
-    """Executes the source itself, never cached bytecode, and only if it is what the key counts."""
+    """Executes the source itself, never cached bytecode, and only if the key counts it."""
 
     def get_code(self, fullname: str) -> Any:
         data = self.get_data(self.path)
@@ -129,7 +129,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Guard:
-    """Finds what the finders after it do, and refuses to load the user's modules that do not count."""
+    """Finds the modules that the finders after it find, and refuses to load the user's modules that do not count."""
 
     of_user_code = True
 
@@ -146,7 +146,7 @@ class _Guard:
 
 
 class _Refusing(importlib.abc.InspectLoader):
-    """Raises Uncounted once the module is loaded: whoever asks only whether there is one gets an answer."""
+    """Raises Uncounted only when the module is loaded, so that code may still look for it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -157,16 +157,15 @@ class FunctionPool:
             worker.load()
         except (UserError, OSError) as error:
             with self._closing:
-                if (
-                    leads or self._closed or member.worker is not worker
-                ):  # the last: nobody waits for its answers any more
+                is_replaced = member.worker is not worker  # no call waits for it any more
+                if leads or self._closed or is_replaced:
                     raise
                 member.is_out = True
             log.warning("%s; the processes that have loaded it continue without further ones", error)
         return not member.is_out
 
     def _find_nodes(self, queue: _Queue) -> None:
-        """Have other nodes answer, too: these calls, and later ones."""
+        """Let other nodes take part in these calls and in later ones."""
         elsewhere = self._elsewhere
         self._elsewhere = None
         try:
@@ -187,7 +186,7 @@ class FunctionPool:
             self._thread(self._work, member, queue, False)
 
     def _end_busy(self) -> None:
-        """End the processes that work on calls whose answers nobody waits for."""
+        """End the processes that work on abandoned calls."""
         with self._closing:
             for member in self._members:
                 if member.busy.locked() and isinstance(member.worker, FunctionProcess):

@@ -44,7 +44,7 @@ HOW = {
     "function": "a reward function is called with one list of completions, each a dict",
     "verifier": "a verifier is called with `prompt`, `completion` and `label`",
 }
-"""How functions are called, by the last part of their field."""
+"""The calling convention of functions, by the last part of their field."""
 
 
 class FunctionProcess:

@@ -1,1 +1,1 @@
-"""What ``align up`` runs: Prefect's server, a worker and the reconciler, and how commands find them."""
+"""The services of ``align up``: Prefect's server, a worker and the reconciler, and the state by which commands find them."""

@@ -50,7 +50,7 @@ class _Run(BaseModel):
 
 
 class Ending(BaseModel):
-    """How a run ended."""
+    """The end of a run."""
 
     run_id: str
     status: str

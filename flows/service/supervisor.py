@@ -55,7 +55,7 @@ REPORT_SECONDS = 30.0
 RETRY_SECONDS = 5.0
 """Pause between attempts to start a service that the machine refuses."""
 PORT_SECONDS = 20.0
-"""How long the server of killed services may still hold the port."""
+"""Time for which the server of killed services may still hold the port."""
 LONGEST_LOG_BYTES = 64 << 20
 
 

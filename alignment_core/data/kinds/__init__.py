@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from alignment_core.data.tasks import Problem
 
 KEPT = "columns"
-"""The column, of kinds that have it, with what a source's ``keep_columns`` name, as the text of a JSON object."""
+"""The column, of kinds that have it, with the values of a source's ``keep_columns`` as the text of a JSON object."""
 
 
 Lengths = tuple[int, int | None]
@@ -46,12 +46,12 @@ class Example(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """How rows of a kind look in files."""
+    """The form of a kind's rows in files."""
 
     needs: tuple[str, ...]
     """Required columns, by role."""
     parse: Callable[[Fields], Example]
-    """Raises ValueError that says what is wrong with a row."""
+    """Raises ValueError with the problem of a row."""
     takes: tuple[str, ...] = ()
     """Optional columns, by role."""
     fits: Callable[[Fields], bool] = lambda row: True
@@ -81,7 +81,7 @@ class Kind(ABC):
 
     @abstractmethod
     def sequences(self, row: Mapping[str, Any]) -> Sequence[Lengths]:
-        """How long the sequences are that a model makes of a row of the table."""
+        """Lengths of the sequences that a model makes of a row of the table."""
 
     def of_problem(self, problem: Problem) -> dict[str, Any]:
         """A row, in the native format, from a problem of a built-in task. Raises UserError if there is none."""

@@ -44,7 +44,7 @@ class Pinned(Protocol):
 
     @property
     def name(self) -> str:
-        """What :meth:`Origin.name` says."""
+        """The result of :meth:`Origin.name`."""
 
 
 class Origin(ABC):
@@ -78,7 +78,7 @@ class Origin(ABC):
         none for this kind."""
 
     def expected(self, source: DataSource) -> int | None:
-        """How many rows there will be, where that is known without reading."""
+        """The number of rows, if it is known without reading them."""
         return None
 
     def runs_others_code(self, pinned: Pinned) -> bool:

@@ -157,7 +157,7 @@ def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:
 
     source = pinned.source
     snapshot = cache_folder(str(source.path), "dataset") / "snapshots" / str(pinned.hub_commit)
-    # Offline, `datasets` finds only what it has prepared before; the files of the snapshot itself are just as good.
+    # Offline, `datasets` finds only data that it has prepared before; the files of the snapshot itself are equivalent.
     local = is_offline("dataset") and snapshot.is_dir()
     origin: dict[str, Any] = {"path": str(snapshot)} if local else {"path": source.path, "revision": pinned.hub_commit}
     try:

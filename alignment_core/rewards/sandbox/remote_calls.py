@@ -42,7 +42,7 @@ TEXTS: dict[Any, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     **{kind: (str, kind) for kind in (complex, fractions.Fraction, decimal.Decimal)},
     **{kind: (str, kind.fromisoformat) for kind in (datetime.date, datetime.datetime, datetime.time)},
 }
-"""Plain values that cross as texts: their writers and readers, which check what they read."""
+"""Plain values that cross as texts: their writers, and readers that check them."""
 CONTAINER_READERS = {kind.__name__: reader for kind, (_, reader) in CONTAINERS.items()}
 TEXT_READERS = {kind.__name__: reader for kind, (_, reader) in TEXTS.items()}
 PLAIN: tuple[Any, ...] = (str, bytes, bytearray, int, float, complex, dict, list, tuple, set, frozenset)
