@@ -88,7 +88,7 @@ def test_a_damaged_snapshot_of_progress_is_said_and_the_stage_begins_anew(
 ) -> None:
     damage(store, snapshot_path(KEY), b'{"files": [{"path": 1}]}')
     assert files_of(store, snapshot_path(KEY)) == ()
-    assert "the stage begins anew: files.0.path: Input should be a valid string" in caplog.text
+    assert "the stage starts from the beginning: files.0.path: Input should be a valid string" in caplog.text
     assert "pydantic" not in caplog.text
 
 

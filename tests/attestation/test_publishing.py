@@ -100,7 +100,7 @@ def test_a_data_set_is_a_data_set_repository_and_other_kinds_are_refused(hub, re
     splits = [{"split": name, "path": f"{name}.parquet"} for name in ("train", "test")]
     told = card_of(repo, tmp_path, "dataset").data.to_dict()
     assert told["configs"] == [{"config_name": "default", "data_files": splits}]
-    with pytest.raises(UserError, match="is a scores: models and data sets"):
+    with pytest.raises(UserError, match="is a scores: only models and data sets"):
         publish(store, made["scores"], f"hf://{repo}")
 
 
