@@ -18,14 +18,14 @@ class DiskList(Generic[V]):
     bytes of each stay in memory. Recently read values stay in the operating system's file cache if there is memory for them."""
 
     def __init__(self, folder: Path | None = None, values: Iterable[V] = ()) -> None:
-        """The file lies in ``folder``; None: where temporary files go. Raises OSError where the disk has no room."""
+        """The file lies in ``folder``; None: where temporary files go. Raises OSError if the disk has no room."""
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it lives as long as this object)
         self._ends = array("q", [0])
         for value in values:
             self.append(value)
 
     def append(self, value: V) -> None:
-        """Add a value that can be pickled. Raises OSError where the disk has no room for it."""
+        """Add a value that can be pickled. Raises OSError if the disk has no room for it."""
         self._ends.append(self._ends[-1] + self._file.write(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)))
 
     def __len__(self) -> int:

@@ -41,7 +41,7 @@ class ProcessId(BaseModel):
         return self.boot.partition(" ")[0] == boot_id()
 
     def lives(self) -> bool | None:
-        """Whether it is alive; None where this process cannot know: on another machine, in another container, or of a user
+        """Whether it is alive; None if this process cannot know: on another machine, in another container, or of a user
         whose processes are hidden."""
         if self.boot != boot():
             return None

@@ -265,12 +265,12 @@ def _copy(source: Path, destination: Path) -> None:
 
 
 def _clone(source: Path, destination: Path) -> bool:
-    """Reflink ``source`` to ``destination``, a new or empty file; False where that is impossible."""
+    """Reflink ``source`` to ``destination``, a new or empty file; False if that is impossible."""
     return _possible(lambda: _reflink(source, destination))
 
 
 def _link(source: Path, destination: Path) -> bool:
-    """Hard-link ``source`` to the new file ``destination``; False where that is impossible."""
+    """Hard-link ``source`` to the new file ``destination``; False if that is impossible."""
     return _possible(lambda: os.link(source, destination, follow_symlinks=False))
 
 

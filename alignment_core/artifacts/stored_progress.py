@@ -89,7 +89,7 @@ class StoredProgress:
         self._note(folder, stored)
 
     def push(self, folder: Path) -> bool:
-        """Replace the snapshot by the content of ``folder``; False where that changed meanwhile and a retry is needed."""
+        """Replace the snapshot by the content of ``folder``; False if that changed meanwhile and a retry is needed."""
         try:
             files = settled(folder)
             if not files or files == self._pushed:

@@ -113,7 +113,7 @@ class Workspace:
 
     @contextmanager
     def try_claim(self, name: str) -> Iterator[bool]:
-        """Claim a progress directory without waiting; False where it is claimed, another user's, or gone."""
+        """Claim a progress directory without waiting; False if it is claimed, another user's, or gone."""
         path = self.all_progress / name / _LOCK
         check_key(key_of_progress(name))
         with contextlib.ExitStack() as stack:
@@ -237,7 +237,7 @@ def time_and_size(tree: Path) -> tuple[float, int]:
 def abandoned(temporary: Path) -> Iterator[bool]:
     """Whether no living process uses an entry of the temporary directory; its lock is held within the ``with``.
 
-    False where this user may not read the lock: the entry is left to its owner.
+    False if this user may not read the lock: the entry is left to its owner.
     """
     with contextlib.ExitStack() as stack:
         free = temporary.name.startswith(_DISCARD)

@@ -203,7 +203,7 @@ class Fields:
         return [name for name in unread if not _is_blank(self._values[name])]
 
     def column(self, name: str) -> Any:
-        """The value of a column by its own name. Raises ValueError where there is none."""
+        """The value of a column by its own name. Raises ValueError if there is none."""
         self._read.add(name)
         value = _lookup(self._values, name)
         if value is _ABSENT:

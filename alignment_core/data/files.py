@@ -33,7 +33,7 @@ NumberedRow = tuple[int, dict[str, Any] | str]
 def read_file(path: RowsFile) -> Iterator[NumberedRow]:
     """The rows of one file, of a suffix in ``recipes.paths.ROW_SUFFIXES`` or ``TEXT_SUFFIX``.
 
-    Raises DataError where it cannot be read at all.
+    Raises DataError if it cannot be read at all.
     """
     reader = _READERS[str(row_suffix(path.name))]
     return _unpacked(path, reader) if path.suffix.lower() in COMPRESSIONS else reader(path)

@@ -93,7 +93,7 @@ def splits_of(folder: Path, subset: str | None = None) -> Folder:
 def splits_by_name(folder: Path | str, every: list[PurePath]) -> Folder:
     """The splits of a folder, local or at an address, by the relative paths of its files.
 
-    Raises UserError where none of them holds rows.
+    Raises UserError if none of them holds rows.
     """
     every = sorted(filter(_counts, every), key=PurePath.as_posix)
     splits = {split: _of_one_format(files) for split, files in _by_name(every).items()}

@@ -38,7 +38,7 @@ def answered_calls(messages: Messages) -> list[dict[str, Any]]:
 
 
 def as_given(row: Mapping[str, Any]) -> str | Messages | None:
-    """The prompt of a row (of prompts or of completions) before the chat template; None where no template was applied or the
+    """The prompt of a row (of prompts or of completions) before the chat template; None if no template was applied or the
     prompt was truncated."""
     given = row.get("messages")
     return json.loads(given) if given else None

@@ -97,7 +97,7 @@ def _space(text: str) -> str:
 
 def _around_answer(render: Callable[[Messages, bool], str]) -> tuple[str, str, str]:
     """Text of the template between generation prompt and answer, behind an answer at the end of a conversation, and behind one
-    that another message follows; each is empty where the template renders no such conversation."""
+    that another message follows; each is empty if the template renders no such conversation."""
 
     def around(*messages: dict[str, Any]) -> tuple[str, str]:
         for question in _BEFORE:

@@ -101,7 +101,7 @@ def _without_json(text: str) -> str:
 
 
 def _body(text: str, start: int) -> tuple[str, int] | None:
-    """The content of a call that is opened before ``start``, and the end of the call; None where no call follows.
+    """The content of a call that is opened before ``start``, and the end of the call; None if no call follows.
 
     The closing tag may be missing, if the turn was truncated or another call follows; arguments may contain the tags.
     """

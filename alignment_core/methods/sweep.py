@@ -87,7 +87,7 @@ class SweepRecipe(BaseRecipe):
 
     @property
     def ranks(self) -> str:
-        """The metric that ranks the variants; empty where only their training measures one."""
+        """The metric that ranks the variants; empty if only their training measures one."""
         if self.rank_by or self.evaluation is None:
             return self.rank_by
         return next((name for name in RANKING if self._measured(name)), "")

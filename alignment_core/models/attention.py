@@ -324,7 +324,7 @@ def _are_as_alone_in_trees(model: Any, head: Head) -> bool | None:
 
 def _are_as_alone(model: Any, head: Head, share_prefixes: bool = False) -> bool | None:
     """Whether sequences that are computed together do not influence each other, and the last one's states are those of it
-    alone; None where the weights are not finite, so that the probe cannot decide."""
+    alone; None if the weights are not finite, so that the probe cannot decide."""
     sequences = _sequences(model)
     with torch.no_grad():
         alone = _states(model, head, sequences[-1:], share_prefixes=False)

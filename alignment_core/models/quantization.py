@@ -25,7 +25,7 @@ def quantise(model: Any, head: nn.Module) -> None:
     """Quantize the linear layers of ``model`` other than ``head`` to 4 bits, on the CPU, so that every device computes with the
     same numbers. Experts of a mixture that ``transformers`` keeps in one tensor stay as they are.
 
-    Raises UserError where ``bitsandbytes`` does not load, or the model has no such layer.
+    Raises UserError if ``bitsandbytes`` does not load, or the model has no such layer.
     """
     bitsandbytes = _library().nn
     for name in _layers(model, head):

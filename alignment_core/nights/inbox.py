@@ -43,7 +43,7 @@ class Inbox:
     malformed: list[str] = field(default_factory=list)
     """Rows and files that cannot be read, as ``file:line: reason``. They stay; once repaired, they are new rows."""
     files: dict[str, str | None] = field(default_factory=dict, compare=False)
-    """SHA-256 of the files as they were just before they were read, by name; none where several have this name."""
+    """SHA-256 of the files as they were just before they were read, by name; none if several have this name."""
     looked: list[str] = field(default_factory=list, compare=False)
     """One sentence for each source: its path, files and rows."""
 

@@ -312,7 +312,7 @@ class Ledger(History):
         return last.production if self.has_in_production(batch) else now
 
     def _lease(self, batch: Reference, leases: ExitStack) -> bool:
-        """Lease the batch for this process; False where another process that is alive has it."""
+        """Lease the batch for this process; False if another process that is alive has it."""
         lease = self.store.leases.acquire(night_path(batch.digest), self.tag)
         if lease is not None:
             leases.callback(lease.release)

@@ -36,6 +36,6 @@ class NamedVerifier:
     packages: tuple[str, ...] = ()
     """Distributions that decide its scores: their versions are in the stage's key."""
     check: Callable[[], object] = _nothing
-    """Raises UserError where it cannot be used, as without a package."""
+    """Raises UserError if it cannot be used, as without a package."""
     tasks_only: bool = False
     """Whether it scores completions of the built-in tasks alone."""

@@ -50,7 +50,7 @@ class RewardValue:
 
 
 RewardResult = float | RewardValue | Failed | None
-"""Result of one reward for one completion: a finite number, the reason of a failure, or None where it is ignored."""
+"""Result of one reward for one completion: a finite number, the reason of a failure, or None if it is ignored."""
 
 
 def scores(rewards: Sequence[RewardResult]) -> list[float | None]:

@@ -27,7 +27,7 @@ def verify(
     processes: int | None = 1,
     elsewhere: Elsewhere | None = None,
 ) -> list[float | None]:
-    """A number in [0, 1] for each row of rollouts; None where the verifier failed or did not answer in ``timeout`` seconds.
+    """A number in [0, 1] for each row of rollouts; None if the verifier failed or did not answer in ``timeout`` seconds.
 
     Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed. ``fields`` are
     where the recipe has ``name`` and ``max_failed``; ``processes`` and ``elsewhere`` as FunctionPool has them.

@@ -57,7 +57,7 @@ class Rollout:
     used: bool = False
     """Whether the completion is trained on."""
     reward: float | None = None
-    """The total reward; None where the completion is not trained on."""
+    """The total reward; None if the completion is not trained on."""
 
     @classmethod
     def of(cls, episode: Episode, text: CompletionText, policy: str) -> Rollout:

@@ -87,7 +87,7 @@ class Trajectories:
         return self.folder / f"step-{step:06d}.parquet"
 
     def settle(self) -> None:
-        """Wait until all is written. Raises OSError where the disk has no room."""
+        """Wait until all is written. Raises OSError if the disk has no room."""
         if self._writing:
             writing, self._writing = self._writing, None
             writing.result()

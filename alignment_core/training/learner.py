@@ -181,7 +181,7 @@ class Learner:
         fill_gradients(self.packed)
         self.engine.step()
         report = terms[0].report
-        norm = self.engine.get_global_grad_norm()  # over all ranks; infinite if NaN; None where `_clip` clips
+        norm = self.engine.get_global_grad_norm()  # over all ranks; infinite if NaN; None if `_clip` clips
         report.grad_norm = self.grad_norm if norm is None else float(norm)
         if not math.isfinite(report.grad_norm):
             raise NumericError("the gradient is not finite")

@@ -181,7 +181,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)
     network.prepare()
     for name in ("stdout", "stderr"):
-        if stream := getattr(sys, name):  # None where it is closed
+        if stream := getattr(sys, name):  # None if it is closed
             setattr(sys, name, Unbroken(stream))
     with _errors_as_sentences("--json" in sys.argv), _output_written():
         app()

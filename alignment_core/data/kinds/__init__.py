@@ -24,7 +24,7 @@ KEPT = "columns"
 
 
 Lengths = tuple[int, int | None]
-"""Of a sequence: the tokens that precede the targets, and the targets; None where a policy is to answer."""
+"""Of a sequence: the tokens that precede the targets, and the targets; None if a policy is to answer."""
 
 
 class Example(Protocol):

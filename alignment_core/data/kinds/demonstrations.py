@@ -113,7 +113,7 @@ def _of_prompt_and_completion(row: Fields) -> Demonstration:
 
 
 def _untrained(row: Fields, role: str, messages: Messages) -> list[int]:
-    """The places of turns with the weight 0. Raises ValueError where all have it."""
+    """The places of turns with the weight 0. Raises ValueError if all have it."""
     places = row.untrained(role)
     if places and len(places) == sum(message["role"] == "assistant" for message in messages):
         raise ValueError(

@@ -89,7 +89,7 @@ def _of_columns(row: Fields) -> Preference:
 
 
 def answer_of(row: Fields, role: str) -> str | Messages:
-    """An answer that is compared or labelled. Raises ValueError where its own weight says that it is no target."""
+    """An answer that is compared or labelled. Raises ValueError if its own weight says that it is no target."""
     answer = row.text_or_messages(role)
     if len(answer) - 1 in row.untrained(role):
         raise ValueError(

@@ -58,7 +58,7 @@ class Origin(ABC):
     """Whether ``task`` of a row names the built-in task that made it."""
 
     def pin(self, source: DataSource) -> dict[str, Any]:
-        """Decide which exact content the source stands for: fields of :class:`Pinned`, nothing where its settings say it.
+        """Decide which exact content the source stands for: fields of :class:`Pinned`, nothing if its settings say it.
 
         Raises UserError, in one sentence, for what could not be read later.
         """

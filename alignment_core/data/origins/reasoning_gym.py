@@ -23,7 +23,7 @@ BLOCK = 1000
 
 
 def library() -> Any:
-    """The package. Raises UserError where it is not installed."""
+    """The package. Raises UserError if it is not installed."""
     try:
         import reasoning_gym
     except ModuleNotFoundError as error:

@@ -22,7 +22,7 @@ FIELD = "verifiers"
 
 
 def loaders(field: str = FIELD) -> Any:
-    """The package's module that finds tasksets and environments. Raises UserError where it is not installed."""
+    """The package's module that finds tasksets and environments. Raises UserError if it is not installed."""
     try:
         import verifiers.v1.utils.loaders
     except ModuleNotFoundError as error:

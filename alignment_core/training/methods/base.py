@@ -55,7 +55,7 @@ class BatchMethod(TrainingMethod, Protocol):
         """Sums over a micro-batch of this pass, in one dimension."""
 
     def of_batch(self, rows: Sequence[Row], sums: Tensor | None, done: float | None) -> TrainingMethod:
-        """The method for a batch of these training rows, with the sums of the pass before; None where there was none.
+        """The method for a batch of these training rows, with the sums of the pass before; None if there was none.
 
         ``done`` is the fraction of steps that are done, from 0 in the first step to 1 in the last; None for held-out rows,
         whose losses must be comparable over the steps.
