@@ -57,7 +57,7 @@ def test_the_sentence_names_the_file_and_the_cure(store: Store, made: Reference,
         reads[document]()
     sentence = str(caught.value)
     assert sentence.startswith(f"{paths[document]} in {store.uri} is not a {document}: ")
-    assert ("align run" if document != "tag move" else "put the file back") in sentence
+    assert ("align run" if document != "tag move" else "restore the file") in sentence
     assert "\n" not in sentence
     assert "pydantic" not in sentence
 

@@ -283,10 +283,10 @@ def test_trl(command: str, path: str, value: Any, migrated: Migrate):
 
 
 REFUSED = [
-    (f"python -m openrlhf.cli.{DPO} --lr_scheduler polynomial", "--lr_scheduler", "none of cosine_with_min_lr"),
+    (f"python -m openrlhf.cli.{DPO} --lr_scheduler polynomial", "--lr_scheduler", "not one of cosine_with_min_lr"),
     (f"python -m openrlhf.cli.{DPO} --lora_alpha 32", "--lora_alpha", "--lora_rank"),
     (f"python -m openrlhf.cli.{DPO} --eval_steps 10", "--eval_steps", "test_rows"),
-    (f"python -m openrlhf.cli.{DPO} --max_epochs 0.5", "--max_epochs", "no whole number"),
+    (f"python -m openrlhf.cli.{DPO} --max_epochs 0.5", "--max_epochs", "not a whole number"),
     (f"python -m openrlhf.cli.{DPO} --max_epochs many", "--max_epochs", "is not a number"),
     (f"python -m openrlhf.cli.{DPO} --param_dtype fp16", "--param_dtype", "`bf16`"),
     (f"python -m openrlhf.cli.{DPO} --ring_attn_size 2", "--ring_attn_size", "not supported"),
@@ -306,10 +306,10 @@ REFUSED = [
     (f"trl sft {TRL} --push_to_hub --hub_token hf_x", "--hub_token", "promotion.publish"),
     (f"trl dpo {TRL} --label_smoothing 0.1", "--label_smoothing", "robust and exo_pair"),
     (f"trl sft {TRL} --lr_scheduler_type constant --warmup_ratio 0.1", "--warmup_ratio", "no warm-up"),
-    (f"python -m openrlhf.cli.{DPO} --max_epochs inf", "--max_epochs", "no value of it"),
-    (f"python -m openrlhf.cli.{DPO} --adam_betas 0.9", "--adam_betas", "no value of it"),
-    (f"trl grpo {TRL} --top_k", "--top_k", "no value of it"),
-    (f"trl grpo {TRL} --reward_funcs mine.right --reward_weights a", "--reward_funcs", "no value of it"),
+    (f"python -m openrlhf.cli.{DPO} --max_epochs inf", "--max_epochs", "not a valid value"),
+    (f"python -m openrlhf.cli.{DPO} --adam_betas 0.9", "--adam_betas", "not a valid value"),
+    (f"trl grpo {TRL} --top_k", "--top_k", "not a valid value"),
+    (f"trl grpo {TRL} --reward_funcs mine.right --reward_weights a", "--reward_funcs", "not a valid value"),
 ]
 
 

@@ -147,7 +147,7 @@ def test_missing_fields_are_reported_in_a_sentence(align: Align):
         ([""], "no command of OpenRLHF or TRL"),
         (["python -m openrlhf.cli.serve_rm --reward_pretrain x"], "align serve-reward"),
         (["python -m openrlhf.cli.lora_combiner --model_path a --lora_path b"], "adapter: ADAPTER"),
-        (["python -m openrlhf.cli.train_swarm --x 1"], "no training that is known"),
+        (["python -m openrlhf.cli.train_swarm --x 1"], "not a known training program"),
         (["python -m openrlhf.cli.batch_inference --eval_task rm --pretrain x"], "iterative-dpo"),
         (["trl vllm-serve --model x"], "align serve"),
         (["trl sft --config missing.yaml"], "missing.yaml"),
