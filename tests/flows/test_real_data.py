@@ -36,98 +36,97 @@ HH = {
 }
 
 
-def run(align: Align, home: Path, recipe: dict[str, Any]) -> dict[str, Any]:
-    path = home / f"{recipe['name']}.yaml"
-    path.write_text(yaml.safe_dump({"model": MODEL, "resources": {"trainers": 1, "engines": 1}, **recipe}))
-    return align(home / "home", "run", str(path))
-
-
-def test_sft_on_gsm8k_then_dpo_on_hh_pairs(align: Align, tmp_path: Path) -> None:
-    gsm8k = {
-        "path": str(DATA / "gsm8k" / "train.jsonl"),
-        "columns": {"prompt": "question", "completion": "answer"},
-        "rows": 200,
-    }
-    outcome = run(
-        align,
-        tmp_path,
-        {
-            "method": "dpo",
-            "name": "sft-dpo",
-            "sft": {"data": {"sources": [gsm8k], "max_length": 768}, "training": FEW},
-            "dpo": {"data": {**HH, "test_rows": 20}, "training": {**FEW, "learning_rate": 1e-4}},
-        },
-    )
-    metrics = {stage["label"]: stage["metrics"] for stage in outcome["stages"]}
-    assert metrics["sft"]["loss"] < 5.6  # ln 264 is the loss of knowing nothing
-    assert 0.3 < metrics["dpo"]["test_loss"] < 1.0  # ln 2 is the loss of an unchanged policy
-    assert metrics["dpo/data"]["train_rows"] > 100
-
-
-def test_a_reward_model_and_one_round_of_dpo_on_hh(align: Align, tmp_path: Path) -> None:
-    prompts = {**HH, "max_length": 256, "max_prompt_length": 200}
-    outcome = run(
-        align,
-        tmp_path,
-        {
+GSM8K = {"path": str(DATA / "gsm8k" / "train.jsonl"), "rows": 200}
+QUESTIONS = {"columns": {"prompt": "question", "label": "answer"}}
+DEMONSTRATIONS = {"sources": [{**GSM8K, "columns": {"prompt": "question", "completion": "answer"}}], "max_length": 768}
+HH_PROMPTS = {**HH, "max_length": 256, "max_prompt_length": 200}
+SLOWLY = {**FEW, "learning_rate": 1e-4}
+RECIPE: dict[str, Any] = {
+    "method": "comparison",
+    "name": "real-data",
+    "model": MODEL,
+    "sft": {"data": DEMONSTRATIONS, "training": FEW},
+    "reward_model": {"data": {**HH, "test_rows": 20}, "training": FEW},
+    "branches": {
+        "dpo": {"method": "dpo", "dpo": {"data": {**HH, "test_rows": 20}, "training": SLOWLY}},
+        "kto": {"method": "kto", "kto": {"data": {**HH, "test_rows": 20}, "training": SLOWLY}},
+        "rounds": {
             "method": "iterative-dpo",
-            "name": "hh",
-            "reward_model": {"data": {**HH, "test_rows": 20}, "training": FEW},
+            "reward_model": "ours",
             "iterative_dpo": {
                 "rounds": 1,
-                "prompts": prompts,
+                "prompts": HH_PROMPTS,
                 "prompts_per_round": 16,
                 "generation": {"num_generations": 2, "max_completion_length": 24},
-                "training": {**FEW, "learning_rate": 1e-4},
-            },
-            "evaluation": {
-                "prompts": {**prompts, "path": str(DATA / "hh-rlhf-harmless" / "test.jsonl"), "rows": 16},
-                "generation": {"num_generations": 1, "max_completion_length": 24},
+                "training": SLOWLY,
             },
         },
-    )
-    assert set(outcome["metrics"]["policies"]) == {"start", "round-1"}
-    assert 0 <= outcome["metrics"]["policies"]["round-1"]["win_rate"] <= 1
-    assert outcome["outputs"]["reward_model"].startswith("reward-model@sha256:")
-
-
-def test_kto_on_hh_pairs(align: Align, tmp_path: Path) -> None:
-    """Pairs are split into desirable and undesirable answers."""
-    kto = {"data": {**HH, "test_rows": 20}, "training": {**FEW, "learning_rate": 1e-4}}
-    outcome = run(align, tmp_path, {"method": "kto", "name": "hh-kto", "kto": kto})
-    metrics = {stage["label"]: stage["metrics"] for stage in outcome["stages"]}
-    assert metrics["kto/data"]["train_rows"] > 200, "two for each pair"
-    assert 0.3 < metrics["kto"]["test_loss"] < 0.7  # 1/2 is the loss of an unchanged policy
-
-
-def test_rejection_sampling_on_gsm8k_with_its_verifier(align: Align, tmp_path: Path) -> None:
-    """So small a model solves nothing: the round keeps nothing below `min_score`, and says so."""
-    gsm8k = {"path": str(DATA / "gsm8k" / "train.jsonl"), "rows": 200}
-    demonstrations = {**gsm8k, "columns": {"prompt": "question", "completion": "answer"}}
-    prompts = {"columns": {"prompt": "question", "label": "answer"}}
-    section = {
-        "rounds": 1,
-        "prompts": {"sources": [{**gsm8k, **prompts}], "max_prompt_length": 768},
-        "prompts_per_round": 16,
-        "generation": {"num_generations": 4, "max_completion_length": 32},
-        "selection": {"strategy": "best_of_n", "score": "verifier"},
-        "training": FEW,
-    }
-    held_out = {"sources": [{**gsm8k, **prompts, "path": str(DATA / "gsm8k" / "test.jsonl"), "rows": 16}]}
-    outcome = run(
-        align,
-        tmp_path,
-        {
+        "rejection": {
             "method": "rejection-sampling",
-            "name": "gsm8k",
-            "sft": {"data": {"sources": [demonstrations], "max_length": 768}, "training": FEW},
-            "rejection_sampling": section,
+            "rejection_sampling": {
+                "rounds": 1,
+                "prompts": {"sources": [{**GSM8K, **QUESTIONS}], "max_prompt_length": 768},
+                "prompts_per_round": 16,
+                "generation": {"num_generations": 4, "max_completion_length": 32},
+                "selection": {"strategy": "best_of_n", "score": "verifier"},
+                "training": FEW,
+            },
             "evaluation": {
-                "prompts": {**held_out, "max_prompt_length": 768},
+                "prompts": {
+                    "sources": [{**GSM8K, **QUESTIONS, "path": str(DATA / "gsm8k" / "test.jsonl"), "rows": 16}],
+                    "max_prompt_length": 768,
+                },
                 "generation": {"num_generations": 1, "max_completion_length": 32},
                 "verifier": "math",
             },
         },
-    )
-    assert set(outcome["metrics"]["policies"]) == {"sft", "round-1"}
-    print({s["label"]: s["metrics"] for s in outcome["stages"]})
+    },
+    "evaluation": {
+        "prompts": {**HH_PROMPTS, "path": str(DATA / "hh-rlhf-harmless" / "test.jsonl"), "rows": 16},
+        "generation": {"num_generations": 1, "max_completion_length": 24},
+    },
+    "resources": {"trainers": 1, "engines": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def outcome(align: Align, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run of four methods, which saves the start of three."""
+    folder = tmp_path_factory.mktemp("real-data")
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    return align(folder / "home", "run", str(folder / "recipe.yaml"))
+
+
+@pytest.fixture(scope="module")
+def metrics(outcome: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The metrics of each stage, by label."""
+    return {stage["label"]: stage["metrics"] for stage in outcome["stages"]}
+
+
+def test_sft_learns_worked_solutions_of_gsm8k(metrics: dict[str, dict[str, Any]]) -> None:
+    assert metrics["sft"]["loss"] < 5.6  # ln 264 is the loss of knowing nothing
+
+
+def test_dpo_trains_on_pairs_of_hh(metrics: dict[str, dict[str, Any]]) -> None:
+    assert 0.3 < metrics["dpo/dpo"]["test_loss"] < 1.0  # ln 2 is the loss of an unchanged policy
+    assert metrics["reward-model/data"]["train_rows"] > 100  # the same rows, so the same stage
+
+
+def test_kto_trains_on_both_answers_of_each_pair_of_hh(metrics: dict[str, dict[str, Any]]) -> None:
+    assert metrics["kto/kto/data"]["train_rows"] > 200, "two for each pair"
+    assert 0.3 < metrics["kto/kto"]["test_loss"] < 0.7  # 1/2 is the loss of an unchanged policy
+
+
+def test_a_reward_model_of_hh_ranks_the_answers_of_a_round_of_dpo(outcome: dict[str, Any]) -> None:
+    assert set(outcome["metrics"]["policies"]) == {"sft", "dpo", "kto", "rounds", "rejection"}
+    assert 0 <= outcome["metrics"]["policies"]["rounds"]["win_rate"] <= 1
+
+
+def test_a_round_of_rejection_sampling_judges_all_answers_to_gsm8k_and_keeps_whole_ones(
+    metrics: dict[str, dict[str, Any]],
+) -> None:
+    judged, best = metrics["rejection/round-1/judge"], metrics["rejection/round-1/best"]
+    assert (judged["completions"], judged["failed_rewards"]) == (16 * 4, 0)
+    assert best["rows"] + best["dropped_truncated"] + best["dropped_not_best"] == 16 * 4
+    assert metrics["rejection/round-1/sft"]["rows"] == best["rows"]
+    assert metrics["rejection/sft/evaluation"]["accuracy.n"] == 16
