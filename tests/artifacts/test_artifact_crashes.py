@@ -197,7 +197,7 @@ def test_a_false_alarm_is_cleared_without_writing_the_blob_again(store, write, d
     assert (store.backend.root / blob_path(entry.sha256)).stat().st_ino == inode
 
 
-def test_what_was_suspected_of_a_blob_that_is_gone_does_not_fall_on_the_next(store, write, draft):
+def test_suspicion_of_a_deleted_blob_does_not_affect_its_next_publication(store, write, draft):
     model = store.publish(write("d"), "model", draft())
     for entry in store.manifest(model).files:
         store.backend.put(f"suspects/{entry.sha256}", b"")
@@ -225,7 +225,7 @@ def test_a_file_that_does_not_fit_leaves_no_half_artifact(store, write, draft, i
     store.publish(directory, "model", draft())
 
 
-def test_a_full_disk_is_said_and_leaves_no_half_artifact(tmp_path, write, draft):
+def test_a_full_disk_is_reported_and_leaves_no_partial_artifact(tmp_path, write, draft):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], capture_output=True, check=False)

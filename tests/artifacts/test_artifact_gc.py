@@ -17,7 +17,7 @@ from tests.artifacts.conftest import age
 KEY = "a" * 64
 
 
-def test_only_what_nothing_reaches_is_garbage(store, write, draft):
+def test_only_unreachable_objects_are_garbage(store, write, draft):
     data = store.publish(write("data", {"rows": "1"}), "dataset")
     output = store.publish(write("model"), "model", draft(inputs={"train": data}))
     old = store.publish(write("old", {"n": "1"}), "model")
@@ -44,7 +44,7 @@ def test_nothing_young_is_deleted(store, write):
     assert store.verify(orphan) == []
 
 
-def test_the_cache_of_a_deleted_artifact_goes_with_it(store, write):
+def test_deleting_an_artifact_deletes_its_cache(store, write):
     cached = store.fetch(store.publish(write("d"), "model"))
     assert len(collect(store, delete=True, older_than=-1).of("cache")) == 1
     assert not cached.exists()
@@ -100,7 +100,7 @@ def test_nothing_in_flight_goes_however_young_the_collector_may_take_things(stor
     assert all(store.verify(reference) == [] for reference in made.values())
 
 
-def test_what_a_publisher_reuses_is_spared_for_a_while(store, write):
+def test_recently_reused_objects_are_not_collected(store, write):
     directory = write("d")
     old = store.publish(directory, "model")
     age(store, 2)

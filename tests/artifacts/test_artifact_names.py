@@ -26,7 +26,7 @@ def test_a_reference_is_its_text():
 @pytest.mark.parametrize(
     "text", ["", "model", "model@sha256:1a2b", "Model" + TEXT[5:], TEXT.upper(), TEXT + "\n", TEXT + "0", "@" + TEXT]
 )
-def test_a_malformed_reference_says_what_would_be_right(text):
+def test_a_malformed_reference_is_refused_with_the_expected_form(text):
     with pytest.raises(UserError, match="expected kind@sha256:<64 lower-case hex digits>"):
         Reference.parse(text)
 

@@ -94,7 +94,7 @@ def test_the_first_whole_result_of_a_key_stands_with_all_of_its_outputs(store, o
 # ------------------------------------------------------------------ retention of one output
 
 
-def test_the_stage_of_dropped_trajectories_does_not_run_again_unless_they_are_needed(store, outputs, draft, caplog):
+def test_pruned_trajectories_invalidate_a_record_only_if_needed(store, outputs, draft, caplog):
     made = store.publish_outputs(outputs, draft())
     age(store, 2)
     (gone,) = prune(store, None, 1, delete=True)
@@ -122,7 +122,7 @@ def test_a_stage_that_runs_again_for_its_trajectories_and_makes_others_replaces_
     assert store.records.find(KEY, needs=["trajectories"]).outputs == again
 
 
-def test_only_who_needs_the_trajectories_uses_them(store, outputs, draft):
+def test_only_a_lookup_that_needs_trajectories_marks_them_as_used(store, outputs, draft):
     store.publish_outputs(outputs, draft())
     age(store, 2)
     assert store.records.find(KEY, needs=["trajectories"]) is not None
@@ -158,7 +158,7 @@ def test_progress_of_a_stage_that_has_to_make_dropped_trajectories_again_is_no_g
 # ------------------------------------------------------------------ lineage
 
 
-def test_lineage_says_which_output_was_used(store, outputs, draft, write):
+def test_lineage_names_the_output_that_was_used(store, outputs, draft, write):
     outputs["best"] = (write("better", {"model": "better"}), "model")
     start = store.publish(write("start", {"model": "start"}), "model")
     made = store.publish_outputs(outputs, draft(stage="rl", label="rl", inputs={"policy": start}))

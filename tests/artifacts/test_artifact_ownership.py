@@ -36,7 +36,7 @@ def test_progress_is_closed_to_others_also_that_of_before(store):
 
 
 @AS_ROOT
-def test_what_somebody_else_made_is_not_read(store, monkeypatch):
+def test_files_of_another_user_are_not_read(store, monkeypatch):
     theirs = store.workspace.progress(KEY)
     (theirs / "state").write_bytes(b"a pickle")
     os.chown(theirs / "state", 4242, 4242)
@@ -51,7 +51,7 @@ def test_what_somebody_else_made_is_not_read(store, monkeypatch):
 
 
 @AS_ROOT
-def test_root_reads_and_goes_on_with_what_the_owner_of_the_store_made(store):
+def test_root_continues_from_progress_of_the_stores_owner(store):
     give(store.backend.root, 4242)
     with store.workspace.claim(KEY) as progress:
         (progress / "state").write_bytes(b"a pickle")
@@ -68,7 +68,7 @@ def test_root_reads_and_goes_on_with_what_the_owner_of_the_store_made(store):
 
 
 @AS_ROOT
-def test_root_whom_the_file_system_calls_nobody_trusts_itself(store, monkeypatch):
+def test_root_squashed_to_nobody_trusts_its_own_files(store, monkeypatch):
     lstat, fstat = Path.lstat, os.fstat  # stand for NFS with root_squash, which needs a server
     real = store.workspace.progress(KEY)
 
@@ -129,7 +129,7 @@ def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monk
 
 
 @AS_ROOT
-def test_users_of_a_group_share_a_folder_that_was_given_to_it(in_children, request, monkeypatch):
+def test_users_of_a_group_share_a_folder_of_the_group(in_children, request, monkeypatch):
     place = tempfile.TemporaryDirectory()
     request.addfinalizer(place.cleanup)
     folder, homes = Path(place.name) / "store", Path(place.name)
@@ -186,7 +186,7 @@ def test_users_of_a_group_share_a_folder_that_was_given_to_it(in_children, reque
     assert in_children(told) == [0], "who may not write is told so"
 
 
-def test_a_new_home_is_closed_to_others_and_one_that_is_there_keeps_its_mode(tmp_path, monkeypatch):
+def test_a_new_home_is_private_and_an_existing_home_keeps_its_mode(tmp_path, monkeypatch):
     def mode(name: str) -> int:
         monkeypatch.setenv("ALIGN_HOME", str(tmp_path / name))
         return stat.S_IMODE(align_home().stat().st_mode)
@@ -204,7 +204,7 @@ def give(tree: Path, user: int) -> None:
         os.chown(path, user, user)
 
 
-def test_a_directory_that_goes_while_it_is_made_private_is_made_again(store, monkeypatch):
+def test_a_directory_removed_while_being_made_private_is_created_again(store, monkeypatch):
     lstat = Path.lstat
 
     def gone_first(path):

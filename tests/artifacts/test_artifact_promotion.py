@@ -45,7 +45,7 @@ def test_two_rollbacks_in_a_row_go_two_back_and_do_not_toggle(store, models, mov
     assert [move.number for move in store.tags.history(TAG)] == [1, 2, 3, 4, 5]
 
 
-def test_what_is_promoted_after_a_rollback_goes_back_to_what_was_rolled_back_to(store, models, moved):
+def test_rollback_after_a_later_promotion_skips_the_move_that_was_rolled_back(store, models, moved):
     moved("ABC")
     rollback(store, TAG)
     moved("D")
@@ -102,7 +102,7 @@ def test_a_pruned_artifact_is_refused(store, write, draft):
         promote(store, "samples", rollouts, None, "")
 
 
-def test_of_several_rollbacks_at_once_one_wins(store, models, moved, in_children):
+def test_concurrent_rollbacks_append_a_linear_history(store, models, moved, in_children):
     moved("ABC")
 
     codes = in_children(*[lambda: rollback(store, TAG)] * 4)

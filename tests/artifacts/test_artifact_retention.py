@@ -49,7 +49,7 @@ def test_old_rollouts_lose_their_bytes_and_stay_known(store, write, draft, rollo
     assert prune(store, None, 1, delete=True) == []
 
 
-def test_the_stage_of_pruned_rollouts_runs_again_and_brings_them_back(store, write, draft, rollouts, caplog):
+def test_rerunning_the_stage_of_pruned_rollouts_restores_them(store, write, draft, rollouts, caplog):
     prune(store, None, 1, delete=True)
     with caplog.at_level("INFO"):
         assert store.records.find(KEY) is None
@@ -61,7 +61,7 @@ def test_the_stage_of_pruned_rollouts_runs_again_and_brings_them_back(store, wri
     assert (store.fetch(rollouts) / "part-0.parquet").read_text() == "many"
 
 
-def test_what_is_young_tagged_or_of_another_kind_stays(store, write, rollouts):
+def test_young_tagged_and_other_kinds_of_artifacts_are_not_pruned(store, write, rollouts):
     tagged = store.publish(write("tagged", {"rows": "t"}), "scores")
     store.tags.move("scores/now", tagged, None, "to be looked at")
     model = store.publish(write("model"), "model")
@@ -89,7 +89,7 @@ def test_rollouts_that_a_run_finds_again_count_as_used(store, rollouts):
     assert len(prune(store, None, 1, delete=True)) == 1
 
 
-def test_the_collector_leaves_what_is_pruned_known_and_takes_its_mark_with_it(store, write, draft, rollouts):
+def test_gc_keeps_manifests_of_pruned_artifacts_and_deletes_marks_of_deleted_artifacts(store, write, draft, rollouts):
     orphan = store.publish(write("orphan", {"rows": "o"}), "scores")  # no record, so that gc takes it altogether
     age(store, 2)
     prune(store, None, 1, delete=True)
@@ -102,7 +102,7 @@ def test_the_collector_leaves_what_is_pruned_known_and_takes_its_mark_with_it(st
 # ------------------------------------------------------------------ progress
 
 
-def test_forgotten_progress_goes_and_what_is_claimed_or_fresh_stays(store):
+def test_old_progress_is_pruned_unless_claimed_or_fresh(store):
     for key in (KEY, OTHER_KEY, "c" * 64):
         with store.workspace.claim(key) as progress:
             (progress / "step-00000001").mkdir()
@@ -134,7 +134,7 @@ def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rol
 # ------------------------------------------------------------------ crashes and other processes
 
 
-def test_a_killed_pruner_leaves_a_whole_artifact_or_a_marked_one(tmp_path, write, draft, in_children):
+def test_a_killed_pruner_leaves_an_artifact_whole_or_marked(tmp_path, write, draft, in_children):
     directory = write("rollouts", ROWS)
     halves = 0
     for step in range(1, 100):
@@ -165,7 +165,7 @@ def test_a_killed_pruner_leaves_a_whole_artifact_or_a_marked_one(tmp_path, write
     assert halves > 1  # the deletion was cut at several points
 
 
-def test_a_killed_publisher_of_pruned_rollouts_leaves_them_marked_or_whole(tmp_path, write, draft, in_children):
+def test_a_killed_publisher_of_pruned_rollouts_leaves_an_artifact_marked_or_whole(tmp_path, write, draft, in_children):
     directory = write("rollouts", ROWS)
     for step in range(1, 100):
         store = open_store(tmp_path / f"store-{step}")
@@ -185,7 +185,7 @@ def test_a_killed_publisher_of_pruned_rollouts_leaves_them_marked_or_whole(tmp_p
     assert not store.is_pruned(rollouts)
 
 
-def test_pruners_beside_a_publisher_take_nothing_from_under_it(store, write, draft, in_children, tmp_path):
+def test_concurrent_pruners_delete_nothing_that_a_publisher_returned(store, write, draft, in_children, tmp_path):
     directory = write("rollouts", ROWS)
     rollouts = store.publish(directory, "rollouts", draft())
     end, seen = time.time() + 2, {name: tmp_path / name for name in ("found", "pruned")}

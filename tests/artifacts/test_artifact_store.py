@@ -23,7 +23,7 @@ from alignment_core.errors import Conflict, EnvironmentFault, NotFound, StoreErr
 KEY, OTHER_KEY = "a" * 64, "b" * 64
 
 
-def test_what_is_published_is_fetched_read_only(store, write):
+def test_published_files_are_fetched_read_only(store, write):
     directory = write("d", {"config.json": "{}", "weights/part-0.bin": b"\0\1", "empty": ""})
     path = store.fetch(store.publish(directory, "model"))
     files = {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
@@ -84,7 +84,7 @@ def test_the_default_store_lies_in_align_home(monkeypatch, tmp_path):
     assert open_store(None).uri == str(tmp_path / "home" / "store")
 
 
-def test_what_is_not_there_is_named(store, write):
+def test_a_missing_artifact_is_reported_by_its_reference(store, write):
     absent = Reference("model", "0" * 64)
     with pytest.raises(NotFound, match="0" * 64):
         store.fetch(absent)
@@ -184,7 +184,7 @@ def test_progress_belongs_to_a_key_and_is_dropped(store):
     assert list(store.workspace.progress(KEY).iterdir()) == []
 
 
-def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(store, write, draft):
+def test_a_key_has_a_single_claimant_and_the_next_finds_the_result(store, write, draft):
     order, waited = [], []
 
     def second() -> None:
@@ -258,7 +258,7 @@ def test_a_later_format_is_refused(store):
         open_store(store.uri)
 
 
-def test_a_store_that_lost_its_format_is_still_one(store, write):
+def test_a_store_without_its_format_file_still_opens(store, write):
     reference = store.publish(write("d"), "model")
     (store.backend.root / "format.json").unlink()
     assert open_store(store.uri, writes=False).verify(reference) == []
@@ -273,7 +273,7 @@ def test_to_look_at_a_store_writes_nothing(tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
-def test_who_writes_into_the_cache_leaves_the_store_as_it_was(store, write):
+def test_writes_into_the_cache_do_not_reach_the_store(store, write):
     reference = store.publish(write("d"), "model")
     for path in store.fetch(reference).rglob("*"):
         with contextlib.suppress(PermissionError, IsADirectoryError), path.open("r+b") as file:
@@ -292,7 +292,7 @@ def test_a_backend_that_ignores_conditional_writes_is_refused(tmp_path):
         check_backend(Careless(tmp_path / "store"))
 
 
-def test_a_file_that_changes_while_it_is_published_is_noticed(store, write):
+def test_a_file_that_changes_during_publication_is_refused(store, write):
     directory = write("d")
 
     class Meddling(FolderBackend):

@@ -47,7 +47,7 @@ def test_attachments_go_when_their_artifact_goes_and_no_sooner(store, write):
     assert (attachments(store, kept), attachments(store, orphan)) == ({"signature": b"1"}, {})
 
 
-def test_what_a_killed_collector_left_of_a_deleted_artifact_goes_next_time(store, write):
+def test_attachments_left_by_a_killed_collector_are_collected_next_time(store, write):
     orphan = store.publish(write("orphan"), "model")
     attach(store, orphan, {"signature": b"1"})
     for prefix in (MANIFESTS, BLOBS):

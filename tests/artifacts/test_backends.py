@@ -52,7 +52,7 @@ def test_an_object_is_created_once_and_replaced_only_from_the_version_that_was_s
     assert [one.path for one in backend.list("")] == ["a/one"]
 
 
-def test_what_is_not_there_is_said_and_its_deletion_is_no_error(backend: Backend, tmp_path: Path) -> None:
+def test_reading_a_missing_object_fails_and_deleting_it_succeeds(backend: Backend, tmp_path: Path) -> None:
     assert backend.stat("none") is None
     with pytest.raises(NotFound):
         backend.read("none")
@@ -69,7 +69,7 @@ def test_what_is_not_there_is_said_and_its_deletion_is_no_error(backend: Backend
 
 
 @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 2 * PART + 12345])
-def test_files_of_any_size_come_back_as_they_were(backend: Backend, tmp_path: Path, size: int) -> None:
+def test_files_of_any_size_round_trip_unchanged(backend: Backend, tmp_path: Path, size: int) -> None:
     source, to = tmp_path / "source", tmp_path / "to"
     source.write_bytes(os.urandom(size))
     version = backend.put("blobs/one", source)
@@ -86,7 +86,7 @@ def test_files_of_any_size_come_back_as_they_were(backend: Backend, tmp_path: Pa
     assert backend.read("blobs/one") == b"mended"
 
 
-def test_a_listing_has_what_lies_below_the_prefix_in_order(backend: Backend) -> None:
+def test_a_listing_has_the_objects_below_the_prefix_in_order(backend: Backend) -> None:
     for path in ("b/2", "a/x/1", "b/1", "ab", "a/y"):
         backend.put(path, path.encode())
     assert [one.path for one in backend.list("a/")] == ["a/x/1", "a/y"]
@@ -102,7 +102,7 @@ def test_time_is_the_storages_own_and_moves_on(backend: Backend) -> None:
     assert -1.0 <= backend.now() - one.modified < 60
 
 
-def test_of_many_writers_one_wins(backend: Backend) -> None:
+def test_exactly_one_of_many_concurrent_writers_wins(backend: Backend) -> None:
     version = backend.put("lease", b"0")
     for step, condition in enumerate((version, None)):
         if condition is None:
@@ -130,7 +130,7 @@ def test_no_path_leaves_the_root(backend: Backend) -> None:
                 use(path)
 
 
-def test_it_travels_and_survives_a_fork(backend: Backend) -> None:
+def test_a_backend_survives_pickling_and_a_fork(backend: Backend) -> None:
     backend.put("one", b"1")
     other = pickle.loads(pickle.dumps(backend))
     assert (other.uri, other.read("one")) == (backend.uri, b"1")
@@ -198,7 +198,7 @@ def machine(fresh: Callable[[], Backend]) -> type[RuleBasedStateMachine]:
     return Contract
 
 
-def test_any_sequence_of_operations_does_what_a_dictionary_does(backend: Backend, tmp_path: Path) -> None:
+def test_any_sequence_of_operations_behaves_as_on_a_dictionary(backend: Backend, tmp_path: Path) -> None:
     numbers = iter(range(10**6))
 
     def fresh() -> Backend:
@@ -230,7 +230,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server
     server.end(signal.SIGKILL)
 
 
-def test_what_was_acknowledged_survives_the_death_of_the_server(server: S3Server, tmp_path: Path) -> None:
+def test_acknowledged_writes_survive_the_death_of_the_server(server: S3Server, tmp_path: Path) -> None:
     backend = S3Backend("mine", "store/")
     source = tmp_path / "source"
     source.write_bytes(os.urandom(PART + 1))
@@ -272,7 +272,7 @@ def test_an_upload_that_was_killed_goes_on_with_the_parts_that_are_there(
     assert list(backend.unfinished()) == []
 
 
-def test_an_upload_that_nobody_ends_can_be_given_up(bucket: str, tmp_path: Path) -> None:
+def test_an_unfinished_upload_can_be_aborted(bucket: str, tmp_path: Path) -> None:
     backend = S3Backend(bucket, f"{tmp_path.name}/")
     backend.requests.client.create_multipart_upload(Bucket=bucket, Key=f"{tmp_path.name}/blobs/one")
     (unfinished,) = backend.unfinished()
@@ -313,7 +313,7 @@ def test_a_lost_answer_is_found_out_by_reading(bucket: str, tmp_path: Path, monk
         ({"AWS_PROFILE": "nobody"}, "nobody"),
     ],
 )
-def test_what_is_missing_is_said(
+def test_missing_buckets_and_credentials_are_reported(
     bucket: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], sentence: str
 ) -> None:
     for name, value in change.items():
@@ -329,7 +329,7 @@ def test_a_bucket_that_does_not_exist_is_named(bucket: str) -> None:
         open_store("s3://never-made/store")
 
 
-def test_a_store_in_s3_does_what_one_in_a_folder_does(bucket: str, tmp_path: Path, home: Path) -> None:
+def test_a_store_in_s3_publishes_fetches_and_collects_as_in_a_folder(bucket: str, tmp_path: Path, home: Path) -> None:
     """Two machines that share nothing but the bucket."""
     source = tmp_path / "source"
     source.mkdir()

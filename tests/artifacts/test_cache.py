@@ -51,7 +51,7 @@ def use(store: Store, reference: Reference, when: float) -> Path:
     return folder
 
 
-def test_what_was_used_longest_ago_makes_room(
+def test_the_cache_evicts_the_least_recently_used_artifact(
     remote: Store, artifacts: list[Reference], cached: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, three = artifacts
@@ -65,7 +65,7 @@ def test_what_was_used_longest_ago_makes_room(
     assert (remote.fetch(two) / "weights").is_file(), "it is fetched again when it is wanted"
 
 
-def test_what_somebody_holds_stays_and_a_killed_process_holds_nothing(
+def test_held_artifacts_are_not_evicted_and_a_killed_process_holds_none(
     remote: Store, artifacts: list[Reference], cached: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, three = artifacts
@@ -87,7 +87,7 @@ def test_what_somebody_holds_stays_and_a_killed_process_holds_nothing(
     assert {path.name for path in (remote.workspace.root / "holds").iterdir()} == {two.digest}
 
 
-def test_the_collector_leaves_what_is_held(
+def test_gc_keeps_cached_artifacts_that_are_held(
     remote: Store, artifacts: list[Reference], cached: Callable[[], set[str]]
 ) -> None:
     from alignment_core.artifacts import collect
@@ -102,9 +102,7 @@ def test_the_collector_leaves_what_is_held(
         assert cached() == {artifacts[0].digest}
 
 
-def test_what_a_stage_publishes_is_not_fetched_again_by_the_next_one(
-    remote: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_outputs_are_cached_for_the_next_stage(remote: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = ProvenanceDraft(key="a" * 64, stage="sft", label="sft")
     with remote.workspace.scratch() as scratch:
         (scratch / "model").mkdir()
@@ -130,7 +128,7 @@ def test_a_publisher_keeps_its_own_files(remote: Store, tmp_path: Path) -> None:
     assert (after.st_mode, after.st_nlink) == (before.st_mode, before.st_nlink)
 
 
-def test_a_bound_that_is_no_number_is_said(
+def test_a_cache_bound_that_is_no_number_is_refused(
     remote: Store, artifacts: list[Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BOUND, "much")

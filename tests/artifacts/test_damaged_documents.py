@@ -62,7 +62,7 @@ def test_the_sentence_names_the_file_and_the_cure(store: Store, made: Reference,
     assert "pydantic" not in sentence
 
 
-def test_the_commands_say_it_too_and_a_new_publication_mends_it(
+def test_commands_report_a_damaged_manifest_and_publishing_again_repairs_it(
     store: Store,
     made: Reference,
     home: Path,
@@ -83,7 +83,7 @@ def test_the_commands_say_it_too_and_a_new_publication_mends_it(
     assert store.verify(made) == []
 
 
-def test_a_damaged_snapshot_of_progress_is_said_and_the_stage_begins_anew(
+def test_a_damaged_snapshot_of_progress_is_reported_and_the_stage_starts_anew(
     store: Store, made: Reference, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(store, snapshot_path(KEY), b'{"files": [{"path": 1}]}')

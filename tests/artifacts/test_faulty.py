@@ -90,7 +90,7 @@ def test_without_a_fault_all_passes_over_one_connection(echo: str) -> None:
         ]
 
 
-def test_each_fault_is_what_its_name_says(echo: str) -> None:
+def test_each_fault_does_what_its_name_says(echo: str) -> None:
     faults: list[Fault | None] = []
     with Faulty(echo, lambda method, target, number: faults.pop()) as proxy:
 
@@ -127,7 +127,7 @@ def test_a_random_schedule_is_the_same_for_the_same_seed() -> None:
     assert 60 < sum(fault is not None for fault in drawn[0]) < 140
 
 
-def test_it_runs_as_a_program(echo: str) -> None:
+def test_the_faulty_proxy_runs_as_a_program(echo: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "tests.servers.faulty", echo, "--status", "1"], stdout=subprocess.PIPE, text=True
     ) as program:

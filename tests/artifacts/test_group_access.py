@@ -106,7 +106,9 @@ def test_users_with_any_umask_publish_read_and_collect_in_one_store(
     assert in_children(user(BOB, of_bob, use_all)) == [0]
 
 
-def test_users_who_write_at_once_never_meet_a_closed_directory(folder: Path, user: As, in_children: InChildren) -> None:
+def test_concurrent_writers_of_a_group_never_meet_a_closed_directory(
+    folder: Path, user: As, in_children: InChildren
+) -> None:
     def tries(folder: Path) -> None:
         store = open_store(folder)
         for number in range(200):
@@ -133,7 +135,7 @@ def damage(folder: Path) -> None:
         path.chmod(0o2720 if path.is_dir() else 0o600 if path.name == "lock" else 0o400)
 
 
-def test_a_damaged_store_is_mended_by_the_next_command_of_its_owner_and_doctor_names_it(
+def test_closed_folders_are_named_by_doctor_and_opened_by_the_owners_next_command(
     folder: Path, user: As, in_children: InChildren
 ) -> None:
     assert in_children(user(ALICE, 0o022, publish("one"))) == [0]
@@ -159,7 +161,7 @@ def test_a_damaged_store_is_mended_by_the_next_command_of_its_owner_and_doctor_n
     assert in_children(user(BOB, 0o022, use_all)) == [0]
 
 
-def test_a_folder_that_was_given_to_a_group_without_what_lies_in_it_is_mended(
+def test_a_folder_given_to_a_group_without_its_content_is_repaired(
     folder: Path, user: As, in_children: InChildren
 ) -> None:
     folder.chmod(0o755)
@@ -171,7 +173,7 @@ def test_a_folder_that_was_given_to_a_group_without_what_lies_in_it_is_mended(
     assert in_children(user(BOB, 0o077, publish("two"))) == [0]
 
 
-def test_what_is_closed_is_listed_with_its_owner_to_users_who_cannot_open_it(
+def test_users_without_access_see_closed_folders_with_their_owner(
     folder: Path, user: As, in_children: InChildren, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert in_children(user(ALICE, 0o022, publish("one"))) == [0]
@@ -245,7 +247,7 @@ def test_a_stage_that_one_user_interrupted_can_be_run_by_another(
     assert list((folder / "progress").iterdir()) == []
 
 
-def test_no_link_leads_out_of_the_store_to_what_is_not_the_groups(
+def test_a_link_in_the_store_never_opens_its_target_to_the_group(
     folder: Path, user: As, in_children: InChildren
 ) -> None:
     """A member of the group may put a link anywhere in the store; who opens the store must not open its target to others."""

@@ -50,7 +50,7 @@ def test_the_repo_is_private_and_made_by_the_first_write(backend: HubBackend, hu
     assert api.repo_info(backend.repo.name, repo_type="dataset").private
 
 
-def test_what_threads_write_at_once_goes_into_few_commits(backend: HubBackend, commits: Callable[[], int]) -> None:
+def test_concurrent_writes_of_threads_share_few_commits(backend: HubBackend, commits: Callable[[], int]) -> None:
     backend.put("first", b"0")
     start, versions = threading.Barrier(8), dict[str, str | None]()
 
@@ -117,7 +117,7 @@ def test_a_lost_answer_is_found_out_when_others_have_gone_on(
     assert (backend.put("lease", b"mine") is not None) == made
 
 
-def test_a_busy_hub_is_asked_again_and_one_that_stays_silent_is_named(
+def test_requests_to_a_busy_hub_are_retried_and_a_silent_hub_is_named(
     backend: HubBackend, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert backend.put("one", b"1")
@@ -151,7 +151,9 @@ def test_a_listing_of_many_pages_is_whole_and_so_is_the_search_for_a_commit(back
 # ------------------------------------------------------------------ large files
 
 
-def test_what_breaks_off_is_taken_up_where_it_was(backend: HubBackend, hub_server: HubServer, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes_where_it_stopped(
+    backend: HubBackend, hub_server: HubServer, tmp_path: Path
+) -> None:
     source, to = tmp_path / "source", tmp_path / "to"
     source.write_bytes(os.urandom(PART + 5))
     backend.put("large", source)
@@ -171,7 +173,7 @@ def server(tmp_path: Path, organisation: str, monkeypatch: pytest.MonkeyPatch) -
     server.end(signal.SIGKILL)
 
 
-def test_what_was_acknowledged_survives_the_death_of_the_server(server: HubServer, tmp_path: Path) -> None:
+def test_acknowledged_writes_survive_the_death_of_the_server(server: HubServer, tmp_path: Path) -> None:
     backend, source = HubBackend("org/store"), tmp_path / "source"
     source.write_bytes(os.urandom(PART + 1))
     versions = {"small": backend.put("small", b"1"), "large": backend.put("large", source)}
@@ -196,7 +198,7 @@ def test_what_was_acknowledged_survives_the_death_of_the_server(server: HubServe
         ({}, "nobody/store", "cannot create the private dataset repo nobody/store: .*You don't have the rights"),
     ],
 )
-def test_what_is_missing_is_said(
+def test_missing_repositories_and_tokens_are_reported(
     organisation: str, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], name: str, sentence: str
 ) -> None:
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
@@ -206,9 +208,7 @@ def test_what_is_missing_is_said(
         open_store(f"hf://{name}")
 
 
-def test_a_machine_that_is_told_to_stay_offline_has_no_store_there(
-    organisation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_offline_machine_cannot_open_a_store_on_the_hub(organisation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE is set"):
         open_store(f"hf://{organisation}/store")
@@ -265,7 +265,7 @@ def test_machines_share_a_store_on_the_hub_and_nothing_else(
     assert not (tmp_path / "huggingface").exists(), "nothing lies outside ALIGN_HOME"
 
 
-def test_what_nobody_refers_to_goes_when_its_publisher_has_ended(
+def test_unreferenced_objects_are_collected_once_their_publisher_has_ended(
     organisation: str, tmp_path: Path, home: Path, write: Callable[..., Path]
 ) -> None:
     store = open_store(f"hf://{organisation}/{tmp_path.name}")

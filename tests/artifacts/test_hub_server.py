@@ -82,7 +82,7 @@ def test_a_listing_comes_in_pages_with_the_last_commits(api: HfApi, repo: tuple[
     assert folder.path == "d"
 
 
-def test_what_is_not_there_and_who_may_not_is_told_apart(
+def test_missing_objects_and_missing_permissions_have_different_errors(
     api: HfApi, repo: tuple[str, str], hub_server: HubServer
 ) -> None:
     kind, name = repo

@@ -96,7 +96,7 @@ def reads(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
     return paths
 
 
-def test_what_is_known_is_not_read_again(store: Store, make: Callable[..., Reference], reads: list[str]) -> None:
+def test_indexed_documents_are_not_read_again(store: Store, make: Callable[..., Reference], reads: list[str]) -> None:
     data = make(store, "data", kind="dataset")
     model = make(store, "model", data)
     store.tags.move("policy", model, None, "first")
@@ -112,7 +112,7 @@ def test_what_is_known_is_not_read_again(store: Store, make: Callable[..., Refer
     assert len(reads) == 2, "the new manifest and the new record"
 
 
-def test_a_record_that_was_replaced_is_read_again_and_a_deleted_one_is_gone(
+def test_a_replaced_record_is_read_again_and_a_deleted_record_disappears(
     store: Store, make: Callable[..., Reference]
 ) -> None:
     model = make(store, "model")
@@ -126,7 +126,7 @@ def test_a_record_that_was_replaced_is_read_again_and_a_deleted_one_is_gone(
     assert told(store) == read(store)
 
 
-def test_what_cannot_be_read_is_logged_and_left_out_until_it_is_mended(
+def test_unreadable_documents_are_logged_and_left_out_until_repaired(
     store: Store, make: Callable[..., Reference], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = make(store, "one"), make(store, "two")
@@ -194,7 +194,7 @@ DAMAGES = ("deleted", "empty", "garbage", "cut", "holes", "a changed letter", "o
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_whatever_becomes_of_the_file_nothing_is_lost(
+def test_a_damaged_index_file_loses_nothing(
     folder: Store, make: Callable[..., Reference], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make(folder, "model")
@@ -211,7 +211,7 @@ def test_whatever_becomes_of_the_file_nothing_is_lost(
     db.close()
 
 
-def test_a_file_that_is_damaged_while_it_is_open_is_replaced(folder: Store, make: Callable[..., Reference]) -> None:
+def test_an_index_file_damaged_while_open_is_replaced(folder: Store, make: Callable[..., Reference]) -> None:
     first = make(folder, "model")
     second = make(folder, "other", first)
     told(folder)
@@ -263,7 +263,7 @@ def test_another_users_file_is_not_believed(
 # ------------------------------------------------------------------ several processes
 
 
-def test_processes_that_fill_it_at_once_all_see_the_store(
+def test_processes_that_fill_the_index_concurrently_all_see_the_store(
     store: Store, make: Callable[..., Reference], in_children: Callable[..., list[int]]
 ) -> None:
     for number in range(6):
@@ -289,7 +289,7 @@ def test_processes_that_fill_it_at_once_all_see_the_store(
 
 
 @pytest.mark.parametrize("step", [1, 4, 7])
-def test_a_process_that_is_killed_while_it_fills_it_does_no_harm(
+def test_a_process_killed_while_filling_the_index_does_no_harm(
     step: int,
     folder: Store,
     make: Callable[..., Reference],
@@ -317,9 +317,7 @@ def test_a_process_that_is_killed_while_it_fills_it_does_no_harm(
     assert told(folder) == read(folder)
 
 
-def test_a_view_stays_what_was_listed_whatever_others_write_into_the_file(
-    folder: Store, make: Callable[..., Reference]
-) -> None:
+def test_a_view_is_a_snapshot_despite_later_writes_to_the_index(folder: Store, make: Callable[..., Reference]) -> None:
     first = make(folder, "first")
     old = folder.index.view(STAGES)
     second = make(folder, "second", first)

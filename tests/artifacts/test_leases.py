@@ -27,7 +27,7 @@ def written_elsewhere(store: Store, seconds: float = 60.0) -> None:
     assert store.backend.put(PATH, Lease(owner="run 7", process=ELSEWHERE, seconds=seconds).model_dump_json().encode())
 
 
-def test_one_of_many_holds_it_and_its_end_frees_it(store: Store) -> None:
+def test_a_lease_has_a_single_holder_and_ends_with_it(store: Store) -> None:
     held = store.leases.acquire(PATH, "the first")
     assert held is not None
     assert store.leases.acquire(PATH) is None
@@ -52,7 +52,7 @@ def test_a_holder_that_died_here_is_followed_at_once(store: Store) -> None:
         assert time.monotonic() - began < 5, "no time to live had to pass"
 
 
-def test_a_holder_that_has_ended_and_whose_parent_has_not_heard_of_it_is_dead(store: Store) -> None:
+def test_a_zombie_process_holds_no_lease(store: Store) -> None:
     def holds() -> None:
         assert store.leases.acquire(PATH)
         os._exit(0)
@@ -97,9 +97,7 @@ def test_a_child_does_not_keep_its_parent_alive(store: Store) -> None:
     os.close(over[1])
 
 
-def test_a_holder_elsewhere_lives_as_long_as_it_said_by_the_stores_clock(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_of_another_machine_expires_by_the_stores_clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     written_elsewhere(store, seconds=60)
     now = time.time()
     monkeypatch.setattr("time.time", lambda: now + 9e9)  # the clock of a machine that is far ahead
@@ -112,7 +110,7 @@ def test_a_holder_elsewhere_lives_as_long_as_it_said_by_the_stores_clock(
     held.release()
 
 
-def test_of_many_that_follow_one_wins(store: Store) -> None:
+def test_exactly_one_of_many_successors_gets_an_expired_lease(store: Store) -> None:
     written_elsewhere(store, seconds=1e-9)
     start, won = threading.Barrier(16), []
 
@@ -131,7 +129,7 @@ def test_of_many_that_follow_one_wins(store: Store) -> None:
     held.release()
 
 
-def test_who_lost_a_lease_hears_of_it_and_does_not_take_it_from_its_follower(store: Store) -> None:
+def test_a_holder_notices_a_lost_lease_and_leaves_its_successors_lease_alone(store: Store) -> None:
     held = store.leases.acquire(PATH, seconds=0.6)
     assert held is not None
     stored = store.backend.stat(PATH)
@@ -149,7 +147,7 @@ def test_who_lost_a_lease_hears_of_it_and_does_not_take_it_from_its_follower(sto
     assert holder.owner == "the next"
 
 
-def test_who_cannot_renew_hears_of_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_cannot_renew_notices_the_loss(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     held = store.leases.acquire(PATH, seconds=0.3)
     assert held is not None
 
@@ -164,7 +162,7 @@ def test_who_cannot_renew_hears_of_it(store: Store, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-def test_a_renewal_that_reached_the_store_without_an_answer_costs_nobody_the_lease(
+def test_a_renewal_without_an_answer_does_not_lose_the_lease(
     store: Store, monkeypatch: pytest.MonkeyPatch, renewed: bool
 ) -> None:
     held = store.leases.acquire(PATH, seconds=0.9 if renewed else 600)
@@ -190,9 +188,7 @@ def test_a_renewal_that_reached_the_store_without_an_answer_costs_nobody_the_lea
     assert store.backend.stat(PATH) is None
 
 
-def test_a_release_finds_its_lease_after_two_renewals_that_heard_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_finds_its_lease_after_two_unanswered_renewals(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     held = store.leases.acquire(PATH, seconds=600)
     assert held is not None
     put = store.backend.put
@@ -220,7 +216,7 @@ def test_a_store_with_leases_travels(store: Store) -> None:
 # ------------------------------------------------------------------ collectors
 
 
-def test_a_publisher_waits_for_a_collector_that_deletes_and_not_for_one_that_died(store: Store, write) -> None:  # type: ignore[no-untyped-def]
+def test_a_publisher_waits_for_a_live_collector_and_not_for_a_dead_one(store: Store, write) -> None:  # type: ignore[no-untyped-def]
     reference = store.publish(write("d"), "model")
     with store.leases.hold(COLLECTOR):
         publisher = in_child(lambda: open_store(store.uri).publish(write("d"), "model"))
@@ -241,7 +237,7 @@ def test_a_publisher_waits_for_a_collector_that_deletes_and_not_for_one_that_die
     store.publish(write("e", {"n": "1"}), "model")
 
 
-def test_a_publisher_anywhere_keeps_what_it_needs_from_a_collector(store: Store, write) -> None:  # type: ignore[no-untyped-def]
+def test_a_collector_spares_objects_that_a_publisher_elsewhere_protects(store: Store, write) -> None:  # type: ignore[no-untyped-def]
     reference = store.publish(write("d"), "model")
     for found in store.backend.list(PUBLICATIONS):
         store.backend.delete(found.path)

@@ -115,7 +115,7 @@ def test_a_store_of_version_0_1_is_read(old: Store, draft: ProvenanceDraft) -> N
     assert collect(old, older_than=-1).garbage == ()
 
 
-def test_records_manifests_and_moves_are_written_as_version_0_1_reads_them(
+def test_records_manifests_and_moves_are_written_as_in_version_0_1(
     tmp_path: Path, write: Callable[..., Path], draft: ProvenanceDraft
 ) -> None:
     new = open_store(tmp_path / "new")

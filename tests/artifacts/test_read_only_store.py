@@ -94,7 +94,7 @@ def test_commands_that_only_read_answer(
         assert done.stdout.replace(str(read_only), store.uri) == shown.stdout
 
 
-def test_what_is_fetched_from_a_read_only_store_lies_in_the_home_of_the_reader(
+def test_artifacts_of_a_read_only_store_are_fetched_into_the_readers_home(
     read_only: Path, made: Reference, home: Path
 ) -> None:
     opened = open_store(read_only, writes=False)
@@ -108,7 +108,7 @@ def test_what_is_fetched_from_a_read_only_store_lies_in_the_home_of_the_reader(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_another_user_who_may_only_read_pulls_into_a_store_of_their_own(
+def test_another_user_with_read_access_pulls_into_their_own_store(
     write: Callable[..., Path], in_children: Callable[..., list[int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as place:  # pytest closes its own to other users
@@ -134,7 +134,7 @@ def test_another_user_who_may_only_read_pulls_into_a_store_of_their_own(
         assert in_children(pull) == [0]
 
 
-def test_a_bucket_that_one_may_only_read_can_be_pulled_from(
+def test_a_read_only_bucket_can_be_pulled_from(
     s3_server: S3Server, bucket: str, store: Store, made: Reference, tmp_path: Path, home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

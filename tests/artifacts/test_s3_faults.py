@@ -81,7 +81,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_whichever_request_fails_once_the_outcome_is_that_of_no_failure(
+def test_a_single_failure_of_any_request_changes_no_outcome(
     backend: S3Backend, proxy: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, fault: str
 ) -> None:
     if fault == "409" and call not in ("PutObject", "CompleteMultipartUpload", "DeleteObject"):
@@ -107,7 +107,7 @@ def test_whichever_request_fails_once_the_outcome_is_that_of_no_failure(
 
 
 @pytest.mark.slow
-def test_a_store_opens_although_one_answer_in_five_is_500_503_or_429(
+def test_a_store_opens_although_a_fifth_of_the_answers_is_500_503_or_429(
     proxy: Faulty, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request is sent at most 8 times, and 0.2 ** 8 is 3 in a million: of some 150 requests none fails for good."""
@@ -127,7 +127,7 @@ def test_a_throttled_request_waits_longer_each_time() -> None:
 
 
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
-def test_an_error_that_stays_ends_in_one_after_a_bounded_number_of_tries(
+def test_a_persistent_error_is_raised_after_a_bounded_number_of_tries(
     backend: S3Backend, proxy: Faulty, status: int
 ) -> None:
     proxy.rule = lambda *_: Fault(status=status)
@@ -136,7 +136,7 @@ def test_an_error_that_stays_ends_in_one_after_a_bounded_number_of_tries(
     assert len(proxy.requests) <= 16
 
 
-def test_a_412_is_a_loss_unless_the_object_is_ones_own(backend: S3Backend, proxy: Faulty) -> None:
+def test_a_412_is_a_lost_condition_unless_the_object_is_the_writers_own(backend: S3Backend, proxy: Faulty) -> None:
     proxy.rule = first(Fault(status=412), "PUT")
     assert backend.put("one", b"1") is None
     assert backend.stat("one") is None
@@ -177,7 +177,9 @@ def test_a_release_whose_answer_is_lost_leaves_the_lease_of_the_next_holder(
     assert backend.stat("leases/one") is None
 
 
-def test_a_server_that_knows_no_condition_for_deletions_deletes(backend: S3Backend, proxy: Faulty) -> None:
+def test_deletion_is_unconditional_if_the_server_does_not_support_the_condition(
+    backend: S3Backend, proxy: Faulty
+) -> None:
     backend.put("one", b"1")
     proxy.rule = first(Fault(status=501, code="NotImplemented"), "DELETE")
     backend.delete("one", '"another"')
@@ -185,7 +187,7 @@ def test_a_server_that_knows_no_condition_for_deletions_deletes(backend: S3Backe
 
 
 @pytest.mark.parametrize("at", [1, PART + 3])
-def test_a_download_that_is_cut_goes_on_where_it_was(
+def test_an_interrupted_download_resumes_where_it_stopped(
     backend: S3Backend, proxy: Faulty, tmp_path: Path, at: int
 ) -> None:
     source = large(tmp_path, 2 * PART)
@@ -200,9 +202,7 @@ def test_a_download_that_is_cut_goes_on_where_it_was(
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
 
-def test_a_body_that_is_short_or_changed_on_its_way_is_asked_for_again(
-    proxy: Faulty, bucket: str, tmp_path: Path, home: Path
-) -> None:
+def test_a_short_or_corrupted_body_is_downloaded_again(proxy: Faulty, bucket: str, tmp_path: Path, home: Path) -> None:
     store, source = open_store(f"s3://{bucket}/{tmp_path.name}"), tmp_path / "model"
     source.mkdir()
     (source / "weights").write_bytes(random.Random(2).randbytes(100_000))
@@ -236,7 +236,7 @@ def test_a_body_that_is_short_or_changed_on_its_way_is_asked_for_again(
         ("HEAD", 403, "ExpiredToken", "have they not expired"),
     ],
 )
-def test_what_the_server_refuses_in_the_middle_is_a_sentence(
+def test_a_refusal_in_the_middle_of_work_is_reported_in_a_sentence(
     backend: S3Backend, proxy: Faulty, call: str, status: int, code: str, sentence: str
 ) -> None:
     def work() -> None:

@@ -71,7 +71,7 @@ def proxy(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> 
         ({"ALIGN_S3_SSE": "aws:kms", "ALIGN_S3_SSE_KMS_KEY_ID": KEY}, "aws:kms", KEY),
     ],
 )
-def test_every_upload_is_encrypted_as_the_environment_says(
+def test_every_upload_is_encrypted_as_the_environment_sets(
     bucket: str,
     tmp_path: Path,
     home: Path,

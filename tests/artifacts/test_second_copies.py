@@ -67,7 +67,7 @@ def publish(folder: Path) -> Reference:
 
 
 @AS_ROOT
-def test_the_user_who_published_a_model_uses_it_without_a_second_copy_and_cannot_write_into_it(
+def test_a_publisher_fetches_a_model_read_only_without_a_second_copy(
     folder: Path, in_children: Callable[..., list[int]]
 ) -> None:
     def work() -> None:
@@ -88,7 +88,7 @@ def test_the_user_who_published_a_model_uses_it_without_a_second_copy_and_cannot
 
 
 @AS_ROOT
-def test_root_gets_a_copy_of_what_another_user_linked_so_that_no_write_reaches_the_store(
+def test_root_gets_a_copy_of_a_linked_file_so_that_no_write_reaches_the_store(
     folder: Path, in_children: Callable[..., list[int]]
 ) -> None:
     references: list[Reference] = []
@@ -106,7 +106,7 @@ def test_root_gets_a_copy_of_what_another_user_linked_so_that_no_write_reaches_t
 
 
 @AS_ROOT
-def test_who_reads_a_link_goes_on_reading_while_root_replaces_it(
+def test_an_open_link_stays_readable_while_root_replaces_it(
     folder: Path, in_children: Callable[..., list[int]]
 ) -> None:
     assert in_children(as_alice(lambda: open_store(folder / "store").fetch(publish(folder)))) == [0]
@@ -123,7 +123,7 @@ def test_who_reads_a_link_goes_on_reading_while_root_replaces_it(
 
 
 @AS_ROOT
-def test_a_second_copy_is_said_once_with_its_reason_and_the_command_that_frees_it(
+def test_a_second_copy_is_reported_once_with_its_reason_and_the_command_to_free_it(
     store: Store, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("alignment_core.artifacts.folder._FICLONE", 0)  # a call that no file system knows
@@ -140,7 +140,7 @@ def test_a_second_copy_is_said_once_with_its_reason_and_the_command_that_frees_i
     assert [path for path in store.workspace.temporary.rglob("*") if path.is_file()] == []
 
 
-def test_gc_frees_copies_that_nothing_used_and_the_next_use_brings_them_back(
+def test_gc_frees_unused_copies_and_the_next_fetch_restores_them(
     store: Store, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("alignment_core.artifacts.folder._FICLONE", 0)  # a call that no file system knows

@@ -44,7 +44,7 @@ def held(folder: Path) -> dict[str, bytes]:
     return {path: (folder / path).read_bytes() for path in settled(folder)}
 
 
-def test_another_machine_goes_on_from_what_counted(machine: Machine) -> None:
+def test_another_machine_continues_from_complete_progress(machine: Machine) -> None:
     store, folder = machine("one")
     checkpoint(folder, 10)
     checkpoint(folder, 20, complete=False)
@@ -90,7 +90,7 @@ def test_a_snapshot_that_lists_a_pickle_is_not_taken(machine: Machine, caplog: p
     assert "lists files that may be pickles" in caplog.text
 
 
-def test_a_machine_that_comes_back_takes_what_another_one_did_meanwhile_and_keeps_what_is_its_own(
+def test_a_returning_machine_pulls_newer_progress_and_keeps_its_local_files(
     machine: Machine,
 ) -> None:
     store, folder = machine("one")
@@ -109,7 +109,7 @@ def test_a_machine_that_comes_back_takes_what_another_one_did_meanwhile_and_keep
     assert held(mine) == held(theirs)
 
 
-def test_a_checkpoint_is_in_the_store_while_the_stage_goes_on_and_the_end_of_it_when_it_stops(machine: Machine) -> None:
+def test_checkpoints_are_stored_during_a_stage_and_once_more_at_its_stop(machine: Machine) -> None:
     store, folder = machine("one")
     progress = StoredProgress(store, KEY)
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_is_in_the_store_while_the_stage_goes_on_and_the_end_of_it_
     assert "step-00000020/complete.json" in held(theirs)
 
 
-def test_a_killed_machine_loses_what_came_after_its_last_checkpoint_and_no_more(machine: Machine) -> None:
+def test_a_killed_machine_loses_only_progress_after_its_last_checkpoint(machine: Machine) -> None:
     store, folder = machine("one")
 
     def stage() -> None:
@@ -143,7 +143,7 @@ def test_a_killed_machine_loses_what_came_after_its_last_checkpoint_and_no_more(
     assert set(held(theirs)) == {"step-00000010/complete.json", "step-00000010/state/weights.safetensors"}
 
 
-def test_only_what_is_new_is_sent(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_files_are_uploaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     store, folder = machine("one")
     (folder / "shard-1.parquet").write_bytes(b"rows")
     progress = StoredProgress(store, KEY)
@@ -162,9 +162,7 @@ def test_only_what_is_new_is_sent(machine: Machine, monkeypatch: pytest.MonkeyPa
     assert len([path for path in sent if path.startswith("blobs/")]) == 1
 
 
-def test_a_checkpoint_that_makes_room_for_the_next_one_in_the_middle_of_a_push_is_no_error(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_deleted_during_a_push_is_no_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     store, folder = machine("one")
     checkpoint(folder, 10)
     put, gone = store.blobs.put, []
@@ -181,7 +179,7 @@ def test_a_checkpoint_that_makes_room_for_the_next_one_in_the_middle_of_a_push_i
     assert progress.push(folder)
 
 
-def test_the_collector_keeps_what_a_stage_goes_on_from_and_takes_it_when_that_is_over(machine: Machine) -> None:
+def test_gc_keeps_progress_until_its_stage_drops_it(machine: Machine) -> None:
     store, folder = machine("one")
     checkpoint(folder, 10)
     progress = StoredProgress(store, KEY)
@@ -192,9 +190,7 @@ def test_the_collector_keeps_what_a_stage_goes_on_from_and_takes_it_when_that_is
     assert len(collect(store, delete=True, older_than=-1).of("blob")) == 2
 
 
-def test_progress_that_nobody_goes_on_from_is_pruned_by_its_days(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_progress_is_pruned_by_age(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     store, folder = machine("one")
     checkpoint(folder, 10)
     StoredProgress(store, KEY).push(folder)
@@ -206,7 +202,7 @@ def test_progress_that_nobody_goes_on_from_is_pruned_by_its_days(
     assert store.backend.stat(pruned.path) is None
 
 
-def test_what_another_machine_put_instead_and_the_collector_took_is_sent_again(machine: Machine) -> None:
+def test_files_collected_after_another_machines_push_are_uploaded_again(machine: Machine) -> None:
     store, folder = machine("one")
     checkpoint(folder, 10)
     mine = StoredProgress(store, KEY)

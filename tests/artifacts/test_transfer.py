@@ -61,9 +61,7 @@ def test_an_artifact_comes_with_its_provenance_and_a_second_time_nothing_is_sent
     assert (policy.sent, policy.kept) == (1, 1), "files that it shares with another artifact are there"
 
 
-def test_with_its_ancestors_all_that_it_comes_from_can_be_found_there(
-    store: Store, target: Store, made: dict[str, Reference]
-) -> None:
+def test_a_copy_with_ancestors_has_the_whole_lineage(store: Store, target: Store, made: dict[str, Reference]) -> None:
     copied = copy(store, target, plan(store, target, made["policy"], ancestors=True))
     assert set(copied.artifacts) == {made["policy"], made["sft"], made["data"]}
     with Graph.of(target) as graph:
@@ -83,7 +81,7 @@ def test_outputs_that_stay_behind_are_known_as_pruned_and_come_with_a_copy_of_th
     assert not target.is_pruned(made["policy"])
 
 
-def test_what_was_pruned_is_told_of_among_ancestors_and_refused_itself(
+def test_a_pruned_artifact_is_copied_as_a_mark_among_ancestors_and_refused_alone(
     store: Store, target: Store, made: dict[str, Reference], write: Callable[..., Path]
 ) -> None:
     draft = ProvenanceDraft(key="4" * 64, stage="pairs", label="pairs", inputs={"rollouts": made["trajectories"]})
@@ -99,7 +97,7 @@ def test_what_was_pruned_is_told_of_among_ancestors_and_refused_itself(
         assert graph.descends(pairs, made["data"])
 
 
-def test_a_copy_that_was_killed_leaves_no_part_to_be_seen_and_the_next_one_goes_on(
+def test_a_killed_copy_leaves_no_visible_part_and_the_next_continues(
     store: Store, target: Store, made: dict[str, Reference]
 ) -> None:
     seen = []
@@ -139,7 +137,7 @@ def test_a_store_is_not_copied_onto_itself(store: Store, made: dict[str, Referen
         plan(store, open_store(store.uri), made["sft"], ancestors=False)
 
 
-def test_what_the_target_has_whole_is_not_marked_as_pruned_because_the_source_lost_it(
+def test_a_copy_marks_no_whole_artifact_of_the_target_as_pruned(
     store: Store, target: Store, made: dict[str, Reference]
 ) -> None:
     copy(store, target, plan(store, target, made["trajectories"], ancestors=False))
@@ -150,7 +148,7 @@ def test_what_the_target_has_whole_is_not_marked_as_pruned_because_the_source_lo
     assert target.records.find(KEYS["rl"], needs=["trajectories"]) is not None
 
 
-def test_what_came_without_its_ancestors_can_be_copied_on_with_them(
+def test_an_artifact_copied_without_ancestors_can_be_copied_on_with_ancestors(
     store: Store, target: Store, made: dict[str, Reference], tmp_path: Path
 ) -> None:
     copy(store, target, plan(store, target, made["sft"], ancestors=False))
@@ -158,7 +156,7 @@ def test_what_came_without_its_ancestors_can_be_copied_on_with_them(
     assert copy(target, third, plan(target, third, made["sft"], ancestors=True)).artifacts == (made["sft"],)
 
 
-def test_what_lies_beside_an_artifact_comes_with_it_and_replaces_nothing(
+def test_attachments_are_copied_with_an_artifact_and_replace_none(
     store: Store, target: Store, made: dict[str, Reference]
 ) -> None:
     attach(store, made["sft"], {"bom": b"1"})

@@ -53,7 +53,7 @@ def artifact(shared: Store, tmp_path: Path) -> Reference:
     return shared.publish(folder, "dataset")
 
 
-def test_an_artifact_is_fetched_into_the_cache_of_the_machine_where_it_arrives(
+def test_an_unpickled_path_fetches_its_artifact_into_the_local_cache(
     shared: Store, artifact: Reference, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
     path = placed(shared, shared.fetch(artifact))
@@ -64,7 +64,7 @@ def test_an_artifact_is_fetched_into_the_cache_of_the_machine_where_it_arrives(
     assert Path(folder).is_relative_to(tmp_path / "other" / "stores")
 
 
-def test_what_is_written_elsewhere_comes_back_through_the_store_and_leaves_nothing_there(
+def test_files_written_elsewhere_return_through_the_store_and_leave_nothing_behind(
     shared: Store, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
     with shared.workspace.scratch() as scratch:

@@ -37,7 +37,7 @@ def test_the_statement_is_about_the_artifact_and_each_of_its_files(store, made):
     }
 
 
-def test_the_statement_tells_the_stage_its_inputs_their_inputs_and_what_was_read_from_outside(store, made):
+def test_the_statement_has_the_stage_its_direct_and_indirect_inputs_and_external_sources(store, made):
     predicate = told(store, made["sft"], PROVENANCE)["predicate"]
     definition, details = predicate["buildDefinition"], predicate["runDetails"]
     assert definition["externalParameters"] == {
@@ -67,7 +67,7 @@ def test_the_statement_tells_the_stage_its_inputs_their_inputs_and_what_was_read
     assert details["alignment_metrics"] == {"loss": 0.5}
 
 
-def test_the_statement_is_one_that_the_in_toto_library_takes(store, made):
+def test_the_in_toto_library_validates_the_statement(store, made):
     content = told(store, made["sft"], PROVENANCE)
     read = Statement([], "", {})
     json_format.ParseDict(content, read.pb)
@@ -78,7 +78,7 @@ def test_the_statement_is_one_that_the_in_toto_library_takes(store, made):
         one.validate()
 
 
-def test_the_bill_fits_the_schema_and_tells_model_data_base_and_packages(store, made):
+def test_the_bill_of_materials_fits_the_schema_and_has_model_data_base_and_packages(store, made):
     text = attestations(store, made["sft"])[BOM].decode()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bom = json.loads(text)
@@ -125,13 +125,13 @@ def test_a_data_set_and_an_import_have_bills_that_fit_the_schema(store, made, pu
         assert (PROVENANCE in found) is (reference == made["data"]), "nobody knows how an import was made"
 
 
-def test_attestations_are_the_same_bytes_whenever_they_are_made(store, made, monkeypatch):
+def test_attestations_do_not_depend_on_the_time(store, made, monkeypatch):
     before = attestations(store, made["sft"])
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert attest(store, made["sft"]) == before == attachments(store, made["sft"])
 
 
-def test_of_two_stages_that_made_the_same_bytes_the_latest_is_told(store, made):
+def test_provenance_is_of_the_latest_stage_that_made_the_same_bytes(store, made):
     folder = store.fetch(made["sft"])
     later = store.records.makers(made["sft"])[0].model_copy(
         update={"key": "e" * 64, "label": "again", "finished_at": "2026-02-01T00:00:00+00:00"}
@@ -142,7 +142,7 @@ def test_of_two_stages_that_made_the_same_bytes_the_latest_is_told(store, made):
     assert told_by["label"] == "again"
 
 
-def test_files_at_addresses_are_told_with_their_versions(store, publish: Publish):
+def test_files_at_addresses_are_listed_with_their_versions(store, publish: Publish):
     files = {
         "s3://bucket/rows.jsonl": '"etag"',
         "https://host/rows.jsonl": f"sha256:{'6' * 64}",

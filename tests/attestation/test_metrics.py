@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignment_core.attestation.bom import intervals
 
 
-def test_what_is_measured_beside_a_metric_is_no_metric_of_its_own() -> None:
+def test_intervals_and_counts_beside_a_metric_are_no_metrics() -> None:
     """Of lm-eval's numbers, as :func:`alignment_core.evaluation.lm_eval_process.metrics_of` names them."""
     name = "lm_eval/gsm8k/exact_match@strict-match"
     beside = {f"{name}.stderr": 0.1, f"{name}.n": 8.0, f"{name}.higher_is_better": 1.0}

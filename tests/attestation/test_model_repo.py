@@ -52,7 +52,7 @@ def test_the_same_again_makes_no_commit(hub, repo, weights):
     assert (again.new, again.commit, len(hub.commits("model", repo))) == (False, first.commit, 2)
 
 
-def test_a_new_version_sends_what_changed_and_deletes_what_is_no_longer_there(hub, repo, weights, tmp_path):
+def test_a_new_version_uploads_changed_files_and_deletes_removed_ones(hub, repo, weights, tmp_path):
     publish(repo, {"model.safetensors": weights, "config.json": b"1", "old.json": b"{}"}, "one")
     hub.fail("PUT /lfs", "400", 100)  # whoever sends the weights again fails
     done = publish(repo, {"model.safetensors": weights, "config.json": b"2"}, "two")
@@ -66,7 +66,7 @@ def test_a_new_version_sends_what_changed_and_deletes_what_is_no_longer_there(hu
     hub.fail("nothing", "400")
 
 
-def test_a_commit_that_somebody_makes_meanwhile_is_a_conflict_and_stays(hub, repo, weights, monkeypatch):
+def test_a_concurrent_commit_is_a_conflict_and_stays(hub, repo, weights, monkeypatch):
     publish(repo, {"model.safetensors": weights}, "one")
     real = model_repo._changes
 
@@ -84,7 +84,7 @@ def test_a_commit_that_somebody_makes_meanwhile_is_a_conflict_and_stays(hub, rep
     assert "two" not in tagged(repo)
 
 
-def test_of_several_that_publish_the_same_at_once_one_commits_and_all_succeed(hub, repo, weights):
+def test_concurrent_publications_of_the_same_files_make_a_single_commit_and_all_succeed(hub, repo, weights):
     publish(repo, {"model.safetensors": weights}, "one")
     files: dict[str, Path | bytes] = {"model.safetensors": weights, "config.json": b"{}"}
     with ThreadPoolExecutor(4) as pool:
@@ -101,7 +101,7 @@ def test_an_answer_that_is_lost_is_found_out_by_reading(hub, repo, weights):
     assert len(hub.commits("model", repo)) == 3
 
 
-def test_who_died_between_commit_and_tag_sets_the_tag_next_time(hub, repo, weights):
+def test_a_publication_that_failed_before_tagging_sets_the_tag_next_time(hub, repo, weights):
     hub.fail("POST .*/tag/", "500", 100)
     with pytest.raises(InfrastructureError):
         publish(repo, {"model.safetensors": weights}, "one")
@@ -120,7 +120,7 @@ def test_a_tag_never_moves_to_other_files(hub, repo, weights, tmp_path):
     assert tagged(repo) == {"v1": first.commit}
 
 
-def test_who_may_not_write_is_told_what_is_missing(hub, repo, weights, monkeypatch):
+def test_a_publication_without_write_access_names_the_missing_token(hub, repo, weights, monkeypatch):
     use(hub, monkeypatch, READER)
     with pytest.raises(EnvironmentFault, match="set HF_TOKEN"):
         publish(repo, {"model.safetensors": weights})

@@ -63,7 +63,7 @@ def test_a_published_model_is_loaded_by_name_and_is_the_model_of_another_recipe(
     assert ours == theirs, "the weights have come round"
 
 
-def test_the_page_tells_base_data_metrics_and_what_is_beside(hub, repo, store, made, keys, tmp_path):
+def test_the_model_card_has_base_model_data_metrics_and_attestations(hub, repo, store, made, keys, tmp_path):
     attest(store, made["sft"])
     sign(store, made["sft"], keys("one")[0])
     publish(store, made["sft"], f"hf://{repo}", tag="v1")
@@ -115,7 +115,7 @@ def test_the_command_publishes(hub, repo, store, made, tmp_path):
     assert align_here(tmp_path / "home", *command).returncode == 2
 
 
-def test_a_recipe_that_publishes_is_refused_before_it_runs_where_there_is_no_token(hub, monkeypatch, tmp_path):
+def test_a_publishing_recipe_without_a_token_is_refused_before_the_run(hub, monkeypatch, tmp_path):
     section = PromotionConfig(publish="hf://org/name")
     check_ready(section)
     monkeypatch.delenv("HF_TOKEN")

@@ -52,7 +52,7 @@ def test_another_artifacts_signature_and_an_edited_one_are_tampered(store, made,
         assert state(store, made["sft"], public) == "tampered"
 
 
-def test_a_valid_signature_by_the_same_key_is_kept_and_one_by_another_key_is_replaced(store, made, keys):
+def test_a_valid_signature_by_the_same_key_is_kept_and_by_another_key_replaced(store, made, keys):
     (first, _), (second, public) = keys("one"), keys("two", "secp384r1")
     assert sign(store, made["sft"], first)
     kept = attachment(store, made["sft"], SIGNATURE)
@@ -76,7 +76,7 @@ def test_the_tool_of_model_signing_verifies_a_copy_of_the_fetched_folder(store, 
     assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
-def test_a_key_that_cannot_sign_is_said_before_anything_is_signed(keys, tmp_path, monkeypatch):
+def test_an_unusable_signing_key_is_refused(keys, tmp_path, monkeypatch):
     monkeypatch.delenv(PRIVATE, raising=False)
     with pytest.raises(EnvironmentFault, match=f"set {PRIVATE} to the path"):
         private_key()

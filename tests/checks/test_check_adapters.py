@@ -37,7 +37,7 @@ def test_an_adapters_own_tokenizer_renders_the_rows(store, rows, tiny_model, ada
     assert "the template refuses this row" in problem
 
 
-def test_the_tokenizer_of_an_adapter_in_the_store_renders_them(store, rows, tiny_model, adapter):
+def test_the_tokenizer_of_a_stored_adapter_renders_the_rows(store, rows, tiny_model, adapter):
     byte_tokenizer(REFUSES).save_pretrained(adapter)
     recipe = sft(rows) | {"model": {"name": str(tiny_model()), "adapter": str(store.publish(adapter, ADAPTER))}}
     assert "the template refuses this row" in look(store, recipe).problems[0]
@@ -49,7 +49,7 @@ def test_an_adapters_own_template_renders_the_rows(store, rows, tiny_model, adap
     assert "the template refuses this row" in problem
 
 
-def test_the_recipes_template_renders_them_whatever_the_adapter_brings(store, rows, tiny_model, adapter):
+def test_the_recipes_template_takes_precedence_over_the_adapters(store, rows, tiny_model, adapter):
     byte_tokenizer(REFUSES).save_pretrained(adapter)
     template = byte_tokenizer().chat_template
     assert problems(store, rows, tiny_model(), adapter, chat_template=template) == []

@@ -40,7 +40,7 @@ def test_a_template_without_the_role_of_the_answers_is_refused(store: Store, row
     assert look(store, with_tools(rows, tmp_path, chat_template=TEMPLATE)).problems == []
 
 
-def test_it_is_refused_also_where_the_prompts_are_there_from_an_earlier_run(
+def test_a_template_without_tools_is_refused_also_if_prompts_are_cached(
     store: Store, rows: Path, tmp_path: Path
 ) -> None:
     parsed = parse_recipe(with_tools(rows, tmp_path))

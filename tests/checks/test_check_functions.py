@@ -49,7 +49,7 @@ def moody(rows):
         ("rewards", "rl.rewards.0.function: FILE has no 'rewards'; did you mean 'reward'?"),
     ],
 )
-def test_a_function_is_called_on_real_rows_and_one_that_always_fails_is_named_with_its_line(
+def test_functions_are_called_on_real_rows_and_a_failing_function_is_named_with_its_line(
     store, rows, tmp_path, function, sentence
 ):
     file = tmp_path / "calls.py"
@@ -82,7 +82,7 @@ def test_a_function_that_may_fail_often_is_loaded_and_left_to_the_run(store, row
     assert look(store, recipe).problems == []
 
 
-def test_a_function_that_always_fails_is_said_before_any_other_data_set_is_rendered(store, rows, tmp_path, monkeypatch):
+def test_a_failing_function_is_reported_before_other_data_sets_are_rendered(store, rows, tmp_path, monkeypatch):
     (tmp_path / "calls.py").write_text(CALLS)
     rendered = []
 
@@ -98,7 +98,7 @@ def test_a_function_that_always_fails_is_said_before_any_other_data_set_is_rende
     assert rendered == ["rl/prompts"], "sft/data comes first in the recipe, and takes as long again"
 
 
-def test_functions_of_every_list_of_rewards_are_called_on_the_prompts_that_they_judge(store, rows, tmp_path):
+def test_functions_of_every_list_of_rewards_are_called_on_the_prompts_of_their_section(store, rows, tmp_path):
     (tmp_path / "calls.py").write_text(CALLS)
     prompts, fails = {"path": str(rows)}, {"function": f"{tmp_path}/calls.py:fails"}
     recipe = {"method": "iterative-dpo", "name": "demo", "model": MODEL}
@@ -120,7 +120,7 @@ def test_a_function_of_a_reward_that_needs_actors_is_not_called(monkeypatch):
     assert not list(called_by({"rl.rewards.0": reward}, sampling, ResourcesConfig()))
 
 
-def test_the_reader_of_rows_tells_a_malformed_one_without_transformers_and_without_what_calls_functions(rows):
+def test_the_row_reader_finds_malformed_rows_without_loading_transformers_or_function_checks(rows):
     rows.write_text("{broken\n")
     (question,) = questions(sft(rows))
     code = (

@@ -49,7 +49,7 @@ def test_a_plan_shows_cached_running_and_dependent_stages(store, rows, tmp_path)
     assert after.stages[2].waits_for() == ["sft/data"]
 
 
-def test_what_a_promotion_is_compared_with_is_planned_where_its_tag_names_something(store, rows, tmp_path):
+def test_the_plan_has_the_evaluation_of_the_tagged_model_if_the_tag_exists(store, rows, tmp_path):
     prompts = {"path": str(rows), "columns": {"label": "completion"}}
     evaluation = {"prompts": prompts, "generation": {"max_completion_length": 8}, "verifier": "math"}
     promotion = {"gates": [{"metric": "accuracy", "min_gain": 0}]}
@@ -62,7 +62,7 @@ def test_what_a_promotion_is_compared_with_is_planned_where_its_tag_names_someth
     assert planned["production/evaluation/generate"] == planned["promotion/report"] == "depends"
 
 
-def test_a_night_is_planned_but_for_the_rows_that_it_has_yet_to_take(store, rows, tmp_path):
+def test_a_nightly_plan_leaves_open_the_rows_that_a_night_will_take(store, rows, tmp_path):
     pairs, prompts = tmp_path / "arrives.jsonl", {"path": str(rows), "columns": {"label": "completion"}}
     recipe = {
         "method": "nightly",
@@ -85,7 +85,7 @@ def test_cached_data_sets_are_not_checked(store, rows):
     assert check(Plan(store, 0, cached), parse_recipe(sft(rows.parent)).resources) == Findings()
 
 
-def test_the_command_says_the_sentence_starts_no_run_and_imports_nothing_heavy(rows, tmp_path):
+def test_a_refused_run_prints_the_sentence_and_imports_nothing_heavy(rows, tmp_path):
     rows.write_text("{broken\n")
     (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))  # JSON is YAML
     code = (
@@ -113,7 +113,9 @@ def test_align_check_lists_stages_and_data(rows, tmp_path):
     assert [(one["label"], one["read"]) for one in found["data"]] == [("sft/data", 100)]
 
 
-def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_names(rows, tmp_path, monkeypatch, capsys):
+def test_align_check_explains_why_a_policy_cannot_be_compared_with_the_tagged_model(
+    rows, tmp_path, monkeypatch, capsys
+):
     prompts = {"path": str(rows), "columns": {"label": "completion"}}
     gates = [{"metric": "kl", "max": 1}, {"metric": "length", "min_gain": 0}]
     content = {**sft(rows), "evaluation": {"prompts": prompts}, "promotion": {"gates": gates}}

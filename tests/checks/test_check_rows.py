@@ -88,7 +88,7 @@ def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixi
         ),  # and one token of an answer
     ],
 )
-def test_a_row_as_long_as_the_context_passes_and_one_token_more_is_refused(name, columns, tokens):
+def test_a_row_as_long_as_the_context_passes_and_a_longer_row_is_refused(name, columns, tokens):
     kind = kinds.load(name)
     rows = [kind.sequences(compact({**columns, "source": "rows.jsonl:7"}, kind.columns))]
     check_context(rows, tokens, ["rows.jsonl:7"].__getitem__)

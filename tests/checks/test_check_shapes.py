@@ -75,7 +75,7 @@ def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store
         ({"whole": False, "used": False}, None, 0),
     ],
 )
-def test_of_prompts_only_that_is_held_for_certain_which_any_choice_of_them_has(seen, count, longest):
+def test_certain_lengths_of_prompts_hold_for_any_choice_of_rows(seen, count, longest):
     assert Answer(label="prompts", lengths=[2, 5, 9], **seen).certain(count) == longest
 
 

@@ -65,7 +65,7 @@ def test_stages_on_gpus_or_a_cluster_are_not_compared_with_this_machines_memory(
     assert bytes_needed([stage], 10**9, ResourcesConfig(device="cpu")) == 0
 
 
-def test_a_machine_that_is_too_small_is_refused_and_one_that_others_fill_is_warned_of(
+def test_a_machine_too_small_for_the_model_is_refused_and_a_busy_machine_is_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray's monitor leaves 95 % of 10 GiB to processes: 9.5 GiB. With 8 GiB in use 1.5 GiB of them are free."""
@@ -82,7 +82,7 @@ def test_a_machine_that_is_too_small_is_refused_and_one_that_others_fill_is_warn
     assert shortage(GIB) is None
 
 
-def test_a_recipe_is_refused_before_it_starts_where_its_model_does_not_fit(
+def test_a_recipe_whose_model_exceeds_the_memory_is_refused_before_the_run(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.jsonl"

@@ -47,7 +47,7 @@ def test_a_kill_for_memory_of_other_processes_names_the_largest_process(monkeypa
     )
 
 
-def test_a_kill_of_several_actors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_of_several_actors_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deaths, "used_by", lambda _: GIB)
     error = death("trainers", ["trainers[0]", "trainers[1]"], "train", Exception(OUT_OF_MEMORY))
     assert "2 actors died during `train` (trainers[0], trainers[1]): Ray's memory monitor killed them" in str(error)
@@ -100,5 +100,5 @@ def test_the_message_of_the_installed_ray_is_understood(short_folder: Path) -> N
     assert "other processes" in sentence
 
 
-def test_what_is_no_message_of_the_monitor_is_not_taken_for_one() -> None:
+def test_only_messages_of_the_memory_monitor_are_parsed() -> None:
     assert MonitorKill.parse(DIED) is None

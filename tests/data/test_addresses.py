@@ -256,7 +256,7 @@ def test_file_of_a_web_server_is_read_and_refused_after_a_change(web: FileServer
 
 
 @pytest.mark.parametrize("marks", ["etag", "date", "nothing"])
-def test_marks_of_a_web_server_stand_for_content_at_one_address_only(web: FileServer, marks: str) -> None:
+def test_etags_identify_content_only_within_an_address(web: FileServer, marks: str) -> None:
     web.marks = marks
     web.files["/here/rows.jsonl"] = web.files["/there/rows.jsonl"] = lines(ROWS)
     contents = [at(f"{web.url}/{folder}/rows.jsonl").content() for folder in ("here", "there")]
@@ -281,7 +281,7 @@ def test_parquet_of_a_web_server_needs_ranges(web: FileServer) -> None:
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_server_that_sends_a_file_only_as_a_whole_may_not_say_so(
+def test_files_are_read_whole_from_a_server_without_range_requests(
     web: FileServer, says_so: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(addresses, "BLOCK", 1 << 16)
@@ -302,7 +302,7 @@ def test_body_may_take_longer_than_the_limit_of_the_library(web: FileServer, mon
     assert len(rows_of(pinned)) == 100_000
 
 
-def test_answer_that_breaks_off_is_asked_for_again(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_answer_is_requested_again(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses.time, "sleep", lambda seconds: None)
     web.files["/rows.jsonl"] = lines(ROWS * 1000)
     pinned = at(f"{web.url}/rows.jsonl")

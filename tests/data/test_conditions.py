@@ -41,7 +41,7 @@ def test_the_first_words_of_the_user_are_in_the_template_in_every_form_of_rows(b
     assert shown in built(jsonl(pairs), "preferences", prompt_template=TEMPLATE).train["prompt"][0].as_py()
 
 
-def test_prompts_are_told_apart_and_compared_without_the_template(built: Build, jsonl: Write) -> None:
+def test_prompts_are_compared_without_the_template(built: Build, jsonl: Write) -> None:
     rows = [row(f"p{number // 4}", quality=number, completion=f"c{number}") for number in range(40)]
     plain = built(jsonl(rows), "demonstrations", test_rows=8)
     with_template = built(jsonl(rows), "demonstrations", test_rows=8, prompt_template=TEMPLATE)

@@ -108,7 +108,7 @@ def test_written_folder_is_a_data_set_for_datasets(built: Build, jsonl: Write, t
         assert loaded["train"].column_names == ["input_ids", "loss_mask", "text", "source"]
 
 
-def test_test_set_has_the_size_asked_for_and_no_row_of_the_training_set(built: Build, jsonl: Write) -> None:
+def test_test_set_has_the_requested_size_and_no_training_row(built: Build, jsonl: Write) -> None:
     data = built(jsonl(PAIRS), "demonstrations", test_rows=7)
     train, test = set(column(data, "text")), set(column(data, "text", "test"))
     assert (len(train), len(test), len(train & test)) == (33, 7, 0)
@@ -136,7 +136,7 @@ def test_no_prompt_is_on_both_sides_of_the_split(built: Build, jsonl: Write) -> 
     assert not prompts(data) & prompts(data, "test")
 
 
-def test_prompts_are_told_apart_across_sources_and_formats(built: Build, jsonl: Write) -> None:
+def test_equal_prompts_are_recognised_across_sources_and_formats(built: Build, jsonl: Write) -> None:
     texts = [{"prompt": f"p{i}", "completion": f"a{i}"} for i in range(20)]
     chats = [
         {"messages": [{"role": "user", "content": f" p{i}\n"}, {"role": "assistant", "content": f"b{i}"}]}
@@ -368,7 +368,7 @@ def test_statistics_add_up(built: Build, jsonl: Write) -> None:
     assert json.loads(json.dumps(statistics)) == statistics
 
 
-def test_rows_that_vanish_are_said_with_the_reason(built: Build, jsonl: Write) -> None:
+def test_dropped_rows_are_reported_with_the_reason(built: Build, jsonl: Write) -> None:
     long = [{"prompt": f"l{i}", "completion": "c" * 50} for i in range(6)]
     data = built(
         jsonl([*PAIRS, *long, {"prompt": "e", "completion": " "}]), "demonstrations", max_length=20, test_rows=5
@@ -386,7 +386,7 @@ def test_rows_that_vanish_are_said_with_the_reason(built: Build, jsonl: Write) -
 CUT = {"overlong": "truncate"}
 
 
-def test_rows_that_are_shortened_are_said_too(built: Build, jsonl: Write) -> None:
+def test_shortened_rows_are_reported(built: Build, jsonl: Write) -> None:
     long = [{"prompt": "p", "completion": "c" * 50}, {"prompt": "p" * 50, "completion": "c"}]
     data = built(jsonl([*PAIRS[:8], *long]), "demonstrations", max_length=20, overlong="truncate")
     assert (data.statistics["shortened"], data.statistics["sources"][0]["shortened"]) == (2, 2)
@@ -400,7 +400,7 @@ def test_rows_that_are_shortened_are_said_too(built: Build, jsonl: Write) -> Non
     assert built(jsonl(PAIRS), "demonstrations", **CUT).statistics["shortened"] == 0
 
 
-def test_a_source_that_a_mixture_cuts_is_said(built: Build) -> None:
+def test_unused_rows_of_a_mixture_are_reported(built: Build) -> None:
     sources = [{"task": "max", "rows": 20, "weight": 1}, {"task": "sort", "rows": 200, "weight": 1}]
     data = built({"sources": sources}, "demonstrations")
     cut = data.statistics["sources"][1]["unused"]

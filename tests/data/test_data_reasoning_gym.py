@@ -80,7 +80,7 @@ def test_the_librarys_own_score_survives_the_label(name: str) -> None:
     assert wrong < 0.1
 
 
-def test_what_is_no_label_of_a_row_is_a_failure() -> None:
+def test_a_label_of_no_row_is_refused() -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
     with pytest.raises(DataError, match="'42' is not the label of a `reasoning_gym` row"):
         verify("reasoning_gym", [completion("42", "42")])

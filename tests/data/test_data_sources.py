@@ -157,7 +157,7 @@ def test_empty_text_file_has_no_rows(tmp_path: Path, name: str) -> None:
     assert read(tmp_path / name) == []
 
 
-def test_rows_caps_what_is_read(tmp_path: Path) -> None:
+def test_rows_caps_the_number_of_rows_read(tmp_path: Path) -> None:
     assert len(read(write(tmp_path / "a.jsonl", ROWS), rows=1)) == 1
 
 
@@ -273,7 +273,7 @@ def test_flow_process_stays_light() -> None:
 
 
 @pytest.mark.parametrize("field", ["subset", "revision"])
-def test_what_is_for_the_hub_is_refused_of_a_file(jsonl: Any, field: str) -> None:
+def test_fields_for_hub_data_sets_are_refused_for_a_file(jsonl: Any, field: str) -> None:
     path = jsonl([{"text": "a"}])
     with pytest.raises(UserError, match=rf"train.jsonl: `{field}` applies only to Hub data sets, but this is a file"):
         pin(DataSource.model_validate({"path": str(path), field: "main"}))

@@ -41,7 +41,7 @@ def test_answers_are_right(task: str, solve: Any) -> None:
 
 
 @NAMES
-def test_no_prompt_is_in_both_splits_whatever_the_seed(task: str) -> None:
+def test_no_prompt_is_in_both_splits_for_any_seed(task: str) -> None:
     train = {row["prompt"] for seed in (1, 2) for row in made(task, "demonstrations", "train", 500, seed)}
     test = {row["prompt"] for seed in (1, 2) for row in made(task, "prompts", "test", 100, seed)}
     assert not train & test
@@ -58,7 +58,7 @@ def test_rejected_answers_are_wrong_and_not_empty() -> None:
         assert row["rejected"] not in ("", row["chosen"])
 
 
-def test_share_of_correct_demonstrations_is_as_asked() -> None:
+def test_share_of_correct_demonstrations_is_as_configured() -> None:
     gold = {row["prompt"]: row["chosen"] for row in made("reverse", "preferences", count=1000)}
     right = sum(
         gold[row["prompt"]] == row["completion"] for row in made("reverse", "demonstrations", count=1000, correct=0.3)
@@ -66,7 +66,7 @@ def test_share_of_correct_demonstrations_is_as_asked() -> None:
     assert 240 <= right <= 360  # 300 expected, standard deviation 14
 
 
-def test_prompts_of_the_mixture_name_the_task_that_made_them() -> None:
+def test_prompts_of_the_mixture_name_their_task() -> None:
     assert {row["task"] for row in made("mixed", "prompts")} == set(tasks.MIXTURE)
 
 

@@ -66,7 +66,7 @@ def test_eos_is_added_as_a_target_if_the_template_writes_none(tokenizer: Any) ->
     assert targets(tokenizer, text) == "yo<eos>"
 
 
-def test_template_that_rewrites_history_gives_one_row_per_turn_as_inference_saw_it(tokenizer: Any) -> None:
+def test_template_that_rewrites_history_gives_a_row_per_turn_as_in_inference(tokenizer: Any) -> None:
     first, second = Demonstration([], TWO_TURNS).render(Renderer(tokenizer, FORGETS_THOUGHTS))
     assert first.text == "<user>a<assistant><think>x</think>b<eos>"
     assert second.text == "<user>a<assistant>b<eos><user>c<assistant><think>y</think>d<eos>"

@@ -85,9 +85,7 @@ def test_a_document_that_fits_is_one_row_with_its_own_text(tokenizer: Any, jsonl
     assert data.statistics["rows"]["split"] == 0
 
 
-def test_blocks_name_the_line_of_their_document_and_the_account_says_how_many_were_split(
-    tokenizer: Any, jsonl: Write
-) -> None:
+def test_blocks_name_the_line_of_their_document_and_split_documents_are_counted(tokenizer: Any, jsonl: Write) -> None:
     path = jsonl([{"text": "ab"}, {"text": " \n"}, {"text": "abcdefg"}, {"text": ""}])
     data = documents(path, tokenizer, max_length=4)
     assert data.train["source"].to_pylist() == ["train.jsonl:1"] + ["train.jsonl:3"] * 3

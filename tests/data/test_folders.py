@@ -195,7 +195,7 @@ def test_shards_beside_the_data_folder_are_separate_splits_too(tmp_path: Path) -
         pinned(folder)
 
 
-def test_files_that_datasets_takes_for_one_split_are_said_and_can_be_named(tmp_path: Path, loaded: Any) -> None:
+def test_files_that_datasets_joins_to_a_split_are_reported_and_can_be_named(tmp_path: Path, loaded: Any) -> None:
     folder = write(tmp_path / "folder", "train_sft.jsonl", "train_prefs.jsonl", "test.jsonl")
     assert texts(folder) == loaded(folder)["train"]
     assert pinned(folder).notes == (

@@ -144,7 +144,7 @@ def test_answers_that_are_read_and_not_trained_are_context() -> None:
     assert prompts_of(example, last_turn=True) == ((before[3],), tuple(before[:3]))
 
 
-def test_what_a_held_out_source_answers_is_in_no_conversation_that_is_trained_on(built: Build, jsonl: Write) -> None:
+def test_answers_of_a_held_out_source_are_in_no_training_conversation(built: Build, jsonl: Write) -> None:
     test = jsonl([{"messages": chat("hi", "hello", "q3", "a3")}], name="test.jsonl")
     train = jsonl(
         [
@@ -173,7 +173,7 @@ def test_only_the_last_prompt_counts_where_only_the_last_answer_is_trained(built
     )
 
 
-def test_a_test_set_that_is_much_smaller_than_asked_for_is_said(built: Build, jsonl: Write) -> None:
+def test_a_test_set_much_smaller_than_requested_is_reported(built: Build, jsonl: Write) -> None:
     from alignment_core.data.statistics import losses
 
     rows = [{"prompt": "hello", "completion": str(i)} for i in range(500)]

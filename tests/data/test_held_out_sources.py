@@ -46,7 +46,7 @@ def test_all_rows_of_a_held_out_source_are_the_test_set_and_none_of_its_prompts_
     assert (of_test["train"], of_test["test"], of_test["unused"]) == (0, 3, 0)
 
 
-def test_what_leaves_nothing_to_train_or_to_measure_on_is_refused(built: Build, jsonl: Write) -> None:
+def test_an_empty_training_or_test_set_is_refused(built: Build, jsonl: Write) -> None:
     train, test = jsonl(rows(1, 2)), jsonl(rows(2, 1), name="test.jsonl")
     with pytest.raises(DataError, match="have a prompt of a source that is held out"):
         built(sources(train, test), "demonstrations")
@@ -69,7 +69,7 @@ def test_what_leaves_nothing_to_train_or_to_measure_on_is_refused(built: Build, 
         ),
     ],
 )
-def test_two_test_sets_or_none_to_train_on_get_one_sentence(content: dict[str, Any], sentence: str) -> None:
+def test_two_test_sets_or_no_training_set_are_refused_in_a_sentence(content: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         DataConfig.model_validate(content)
 

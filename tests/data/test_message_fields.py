@@ -76,7 +76,7 @@ def thinking(name: str) -> str:
     ],
 )
 @pytest.mark.parametrize("kind", ["demonstrations", "prompts"])
-def test_what_a_template_does_not_show_is_refused_by_name(
+def test_fields_that_a_template_does_not_show_are_refused_by_name(
     built: Build, jsonl: Write, messages: Any, sentence: str, kind: str
 ) -> None:
     if kind == "prompts":
@@ -99,7 +99,7 @@ def test_thoughts_are_trained_under_the_name_that_the_template_reads(
     assert targets(data, tokenizer) == ["<think>two and two</think>4<eos>"]
 
 
-def test_each_turn_is_trained_with_its_reasoning_although_later_turns_hide_it(
+def test_each_turn_is_trained_with_its_reasoning_although_templates_drop_it_later(
     built: Build, jsonl: Write, tokenizer: Any
 ) -> None:
     chat = [USER, {**FOUR, "reasoning": "one"}, OTHER, {**SIX, "reasoning": "two"}]
@@ -200,7 +200,7 @@ def test_a_turn_with_the_weight_0_is_context_and_no_target(
     assert "unread" not in data.statistics
 
 
-def test_the_last_turn_alone_is_the_last_one_that_has_a_weight(built: Build, jsonl: Write, tokenizer: Any) -> None:
+def test_the_last_turn_is_the_last_with_a_nonzero_weight(built: Build, jsonl: Write, tokenizer: Any) -> None:
     path = jsonl([{"messages": [USER, FOUR, OTHER, {**SIX, "weight": 0}]}])
     data = built(path, "demonstrations", chat_template=CHATML, assistant_turns="last")
     assert targets(data, tokenizer) == ["4<eos>"]
@@ -295,7 +295,9 @@ def test_the_words_of_the_system_may_stand_in_the_question(built: Build, jsonl: 
         ({**FOUR, "votes": 3}, None, ["8 assistant messages have `votes`, which the chat template does not show"]),
     ],
 )
-def test_the_check_before_a_run_says_so(jsonl: Write, message: Any, problem: str | None, warnings: list[str]) -> None:
+def test_the_check_before_a_run_reports_problems_and_warnings(
+    jsonl: Write, message: Any, problem: str | None, warnings: list[str]
+) -> None:
     path = jsonl([{"messages": [{**USER, "content": f"{number}+2?"}, message]} for number in range(8)])
     data = DataConfig.model_validate({"sources": [str(path)], "chat_template": CHATML})
     dataset = DatasetConfig(data=data, sources=(pin(data.sources[0]),), kind="demonstrations")

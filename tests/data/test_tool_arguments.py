@@ -92,7 +92,7 @@ def test_a_call_without_arguments_has_none(built: Build, jsonl: Write) -> None:
     assert data.train["text"].to_pylist() == [text({})]
 
 
-def test_what_init_writes_down_of_a_parquet_file_is_not_padded(tmp_path: Path) -> None:
+def test_tool_arguments_of_a_parquet_file_are_not_padded_by_init(tmp_path: Path) -> None:
     rows = [row({"city": "Oslo"}), row({"unit": "C"})]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     found = starting_rows.find(str(tmp_path / "rows.parquet")).first

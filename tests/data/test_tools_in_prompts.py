@@ -50,7 +50,7 @@ ROWS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("kind", "format"), ROWS)
-def test_the_prompt_has_the_tools_as_transformers_renders_them(
+def test_tools_in_the_prompt_are_rendered_as_by_transformers(
     built: Build, jsonl: Write, tokenizer: Any, kind: str, format: str
 ) -> None:
     path = jsonl([{**ROWS[kind, format], "tools": TOOLS}])

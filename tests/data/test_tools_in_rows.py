@@ -54,7 +54,7 @@ def test_the_template_shows_tools_and_calls_and_calls_are_targets(
     assert targets(data, tokenizer) == ["[square(3)]<eos>nine<eos>"]
 
 
-def test_the_last_turn_alone_is_trained_if_asked_for(built: Build, jsonl: Write, tokenizer: Any) -> None:
+def test_only_the_last_turn_is_trained_if_configured(built: Build, jsonl: Write, tokenizer: Any) -> None:
     rows = [{"messages": CHAT, "tools": TOOLS}, {"prompt": "a", "completion": "b"}]
     data = built(jsonl(rows[:1]), "demonstrations", chat_template=TEMPLATE, assistant_turns="last")
     assert targets(data, tokenizer) == ["nine<eos>"]

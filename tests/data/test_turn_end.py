@@ -94,7 +94,7 @@ def test_a_reply_closes_the_turn_before_only_if_that_is_open(tokenizer: Any, end
     assert tokenizer.decode(ids) == begins + "<|im_start|>assistant\n"
 
 
-def test_no_message_behind_a_turn_begins_the_next_one(tokenizer: Any) -> None:
+def test_a_turn_without_a_following_message_opens_the_next_turn(tokenizer: Any) -> None:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert tokenizer.decode(Renderer(tokenizer, CHATML).encode_reply([], end)) == "\n<|im_start|>assistant\n"
 

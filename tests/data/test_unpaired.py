@@ -77,7 +77,7 @@ def test_a_pair_becomes_a_desirable_and_an_undesirable_row(built: Build, jsonl: 
         assert read(built(jsonl([pair]), "unpaired", shuffle=False)) == read(data)
 
 
-def test_what_cannot_be_trained_on_is_dropped_and_counted(built: Build, jsonl: Write) -> None:
+def test_untrainable_rows_are_dropped_and_counted(built: Build, jsonl: Write) -> None:
     rows = [*ROWS, {**ROWS[0], "completion": " "}, {**ROWS[0], "completion": "x" * 30}]
     assert built(jsonl(rows), "unpaired", max_length=16).statistics["dropped"] == {"empty_completion": 1, "too_long": 1}
     pairs = [PAIR, {**PAIR, "rejected": "good"}, {**PAIR, "rejected": "x" * 30}]
