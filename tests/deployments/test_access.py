@@ -38,7 +38,7 @@ REQUEST = httpx.Request("GET", "http://127.0.0.1:4200/api/version")
 
 
 @pytest.mark.slow
-def test_nobody_is_answered_without_the_token(services: Services) -> None:
+def test_requests_without_the_token_are_refused(services: Services) -> None:
     assert services.ask("/version").status_code == 401
     assert services.ask("/version", token="another").status_code == 401
     assert services.ask("/version", token=services.token).status_code == 200
@@ -56,7 +56,7 @@ def test_no_page_of_another_origin_is_let_in(services: Services) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_takes_the_port_of_a_server_that_died(services: Services) -> None:
+def test_the_port_of_a_dead_server_stays_reserved(services: Services) -> None:
     os.kill(services.pid("server"), signal.SIGKILL)
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,7 +67,7 @@ def test_nobody_takes_the_port_of_a_server_that_died(services: Services) -> None
 
 
 @pytest.mark.slow
-def test_the_server_alone_knows_the_password_of_the_database(services: Services) -> None:
+def test_only_the_server_has_the_password_of_the_database(services: Services) -> None:
     server = psutil.Process(services.pid("server"))
     told = {server.pid, server.ppid()}
     for pid in processes_of(services.home):
@@ -92,13 +92,13 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("secrets")
-def test_what_runs_below_a_run_is_told_nothing_of_prefect(tmp_path: Path) -> None:
+def test_processes_below_a_run_get_no_prefect_variables(tmp_path: Path) -> None:
     for told in (client._environment(ResourcesConfig(), tmp_path), wandb._environment(tmp_path)):
         assert not [name for name in told if name.startswith("PREFECT_")]
 
 
 @pytest.mark.usefixtures("secrets")
-def test_what_looks_before_a_run_is_told_nothing_of_prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_before_a_run_get_no_prefect_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(TELLS)  # every Python that starts says what it was told
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
@@ -192,7 +192,7 @@ def taken() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_services_that_wait_for_their_port_are_not_said_to_be_ready(home: Path, taken: int) -> None:
+def test_services_that_wait_for_their_port_are_not_ready(home: Path, taken: int) -> None:
     killed_services(home, taken)
     process = subprocess.Popen(up.command(taken), stdin=subprocess.DEVNULL, cwd="/", env=up.environment(taken))
 
@@ -208,7 +208,7 @@ def test_services_that_wait_for_their_port_are_not_said_to_be_ready(home: Path, 
         process.wait()
 
 
-def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, tmp_path: Path) -> None:
+def test_folders_named_like_ours_are_not_imported(home: Path, taken: int, tmp_path: Path) -> None:
     for name in (
         "alignment/flows/service/supervisor.py",
         "alignment/flows/access.py",
@@ -256,9 +256,7 @@ def test_the_end_of_the_services_ends_the_runs_that_use_their_server(home: Path)
             process.communicate()
 
 
-def test_services_that_had_a_database_do_not_silently_begin_with_another(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_services_do_not_silently_switch_to_another_database(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert up.database_settings(None) == {}
     (home / "services" / "database").write_text("postgresql+asyncpg://host/name")
     with pytest.raises(up.UserError, match=r"are in postgresql\+asyncpg://host/name; give its URL again"):
@@ -276,7 +274,7 @@ def test_services_that_had_a_database_do_not_silently_begin_with_another(
 
 
 @pytest.mark.slow
-def test_the_log_of_the_server_holds_no_transaction_that_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_of_the_server_has_no_retried_transactions(caplog: pytest.LogCaptureFixture) -> None:
     from alignment.flows.service import prefect_server  # noqa: F401 (sets up the log)
 
     locked = sqlite3.OperationalError("database is locked")
@@ -314,7 +312,7 @@ HERE, ELSEWHERE = "http://127.0.0.1:4200/api/flows", "https://elsewhere.example/
         "another error",
     ],
 )
-def test_a_run_whose_server_is_gone_says_why_and_how_it_goes_on(
+def test_a_run_that_lost_its_server_names_the_cause_and_how_to_resume(
     error: Exception, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in access.of_client("http://127.0.0.1:4200/api", "token").items():

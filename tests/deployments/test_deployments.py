@@ -65,7 +65,7 @@ def test_the_run_form_shows_typed_described_fields_with_the_shipped_defaults(ser
 
 
 @pytest.mark.parametrize("name", ["iterative-dpo", "nightly", "ppo"])
-def test_a_deployment_takes_a_recipe_as_it_is_written(services: Services, name: str) -> None:
+def test_a_deployment_accepts_a_recipe_as_written(services: Services, name: str) -> None:
     written = yaml.safe_load((ROOT / "deployments" / "recipes" / f"{name}.yaml").read_text())
     later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"}}
     deployment = services.get(f"/deployments/name/alignment/{name}")
@@ -75,7 +75,7 @@ def test_a_deployment_takes_a_recipe_as_it_is_written(services: Services, name: 
     services.get(f"/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
 
 
-def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Services, tmp_path: Path) -> None:
+def test_a_users_recipe_is_deployed_with_a_schedule_and_stays(services: Services, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("method: sft\nname: mine\nmodel: some/model\nsft: {data: rows.jsonl}\n")
     due = ["--cron", "0 3 * * *", "--timezone", "Europe/Berlin"]
@@ -117,7 +117,7 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
         client.delete_deployment(mine.id)
 
 
-def test_a_flow_of_ones_own_is_deployed_from_its_file(services: Services, tmp_path: Path) -> None:
+def test_a_users_flow_is_deployed_from_its_file(services: Services, tmp_path: Path) -> None:
     (tmp_path / "two_betas.py").write_text(files_of(DOCS / "flows.md")["two_betas.py"])
     said = services.align(
         "deploy", "two_betas.py", "--name", "betas", "--set", "betas=[0.2]", "--cron", "0 3 * * *", folder=tmp_path
@@ -137,7 +137,7 @@ def test_a_flow_of_ones_own_is_deployed_from_its_file(services: Services, tmp_pa
         client.delete_deployment(made.id)
 
 
-def test_a_deployment_whose_code_does_not_load_is_said(tmp_path: Path) -> None:
+def test_a_deployment_whose_code_does_not_load_is_reported(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def flow(): pass\n")
     (tmp_path / "broken.py").write_text("def flow(:\n")
     there = [{"prefect.deployments.steps.set_working_directory": {"directory": str(tmp_path)}}]
@@ -165,7 +165,7 @@ def test_a_deployment_whose_code_does_not_load_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_deployed_is_said_in_a_sentence() -> None:
+def test_invalid_deployments_are_refused_in_a_sentence() -> None:
     with pytest.raises(UserError, match="--name nightly: a deployment of this name comes with the project"):
         deployments.register_recipe(None, "nightly", load_recipe(ROOT / "deployments/recipes/sft.yaml"), ROOT, None)  # type: ignore[arg-type]
 
@@ -223,7 +223,7 @@ watched()
 """
 
 
-def test_a_stage_that_takes_its_time_shows_its_progress_on_the_run_while_it_runs(services: Services) -> None:
+def test_progress_of_a_long_stage_is_shown_on_the_run_until_its_end(services: Services) -> None:
     environment = {**services.environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", FLOW], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ def home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return small_disk
 
 
-def test_a_service_that_cannot_start_is_tried_again_later(home: Path) -> None:
+def test_a_service_that_cannot_start_is_retried_later(home: Path) -> None:
     service = supervisor._Service("worker", [sys.executable, "-c", "import time; time.sleep(60)"])
     taken = fill(home)
     service.keep_running()
@@ -65,7 +65,7 @@ def test_a_line_that_the_log_does_not_take_ends_nothing(home: Path, monkeypatch:
             path.unlink()
 
 
-def test_services_do_not_start_on_a_full_disk_and_say_so_at_once(home: Path) -> None:
+def test_services_refuse_to_start_on_a_full_disk_at_once(home: Path) -> None:
     fill(home)
     with pytest.raises(EnvironmentFault, match=r"Prefect's server needs .* the disk is full"):
         services.start(1, None)

@@ -50,6 +50,6 @@ def test_recipes_that_commands_name_are_installed() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
-def test_what_a_shipped_recipe_says_to_try_first_is_shipped(name: str) -> None:
+def test_recipes_recommended_by_shipped_recipes_are_shipped(name: str) -> None:
     for recipe in PRINTED.findall(shipped()[name].path.read_text()):
         assert file_of(Path(recipe)).is_file()

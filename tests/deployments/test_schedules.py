@@ -47,7 +47,7 @@ def test_other_schedules_are_taken(cron: str) -> None:
 
 
 @pytest.mark.parametrize("zone", ["Berlin", "", "europe/berlin", "UTC+2", "localtime", "Factory", "../etc/passwd"])
-def test_a_time_zone_that_names_no_place_is_refused(zone: str) -> None:
+def test_a_time_zone_that_is_no_place_is_refused(zone: str) -> None:
     with pytest.raises(UserError, match="is not valid; write it like 'Europe/Berlin'"):
         schedule("0 2 * * *", zone)
 
@@ -57,12 +57,12 @@ def test_a_time_zone_without_a_schedule_is_refused_before_anything_is_loaded(tmp
     assert (done.returncode, "--timezone needs --cron" in done.stderr) == (UserError.exit_code, True)
 
 
-def test_the_next_run_is_said_with_its_offset_so_that_a_reversed_sign_is_seen() -> None:
+def test_the_next_run_is_shown_with_its_utc_offset() -> None:
     """Etc/GMT+2 lies two hours behind UTC: POSIX counts westwards."""
     assert next_run(schedule("0 2 * * *", "Etc/GMT+2")).strftime("%H:%M %z") == "02:00 -0200"
 
 
-def test_a_time_that_a_clock_change_skips_or_repeats_is_said_with_its_date() -> None:
+def test_times_skipped_or_repeated_by_clock_changes_are_reported_with_the_date() -> None:
     skipped, repeated = clock_changes(schedule("30 2 * * *", "Europe/Berlin"), BEGIN)
     assert skipped.startswith("02:30 on 2027-03-28 does not exist in Europe/Berlin: the clock goes from 02:00 to 03:00")
     assert repeated.startswith("02:30 on 2027-10-31 happens twice in Europe/Berlin: the clock goes from 03:00 to 02:00")
@@ -89,7 +89,7 @@ def test_only_schedules_that_a_change_touches_are_warned_of(cron: str, zone: str
     assert [sentence.split(" on ")[1].split()[0] for sentence in sentences] == said
 
 
-def test_the_server_starts_a_skipped_time_at_another_hour_and_a_repeated_one_at_either() -> None:
+def test_a_skipped_time_starts_at_another_hour_and_a_repeated_time_at_either() -> None:
     """Why they are worth a warning: Prefect's own scheduler is asked for the days of the changes."""
 
     def first(start: datetime) -> str:

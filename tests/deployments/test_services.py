@@ -26,19 +26,19 @@ from tests.processes import processes_of, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_status_says_what_runs(services: Services) -> None:
+def test_status_lists_the_running_services(services: Services) -> None:
     status = services.align("status")["services"]
     assert status["phase"] == "ready"
     assert [one["name"] for one in status["services"]] == ["server", "worker", "reconciler"]
 
 
-def test_the_worker_leaves_nothing_where_another_users_worker_would(services: Services) -> None:
+def test_the_worker_keeps_temporary_files_in_its_own_folder(services: Services) -> None:
     variables = psutil.Process(services.pid("worker")).environ()
     assert wait_until((Path(variables[TEMPORARY]) / "runner_storage").is_dir, 60)
     assert variables.get("TMPDIR") == os.environ.get("TMPDIR"), "runs start Ray below it: its sockets need short paths"
 
 
-def test_up_again_changes_nothing_and_a_taken_port_is_said(services: Services, tmp_path: Path) -> None:
+def test_a_second_up_changes_nothing_and_a_taken_port_is_refused(services: Services, tmp_path: Path) -> None:
     before = services.align("status")["services"]["pid"]
     assert services.align("up", "--port", str(services.port))["pid"] == before
     other = Services(tmp_path / "other")
@@ -46,19 +46,19 @@ def test_up_again_changes_nothing_and_a_taken_port_is_said(services: Services, t
     assert f"port {services.port} is not free" in refused["error"]
 
 
-def test_a_service_that_is_killed_is_started_again(services: Services) -> None:
+def test_a_killed_service_is_restarted(services: Services) -> None:
     killed = services.pid("reconciler")
     os.kill(killed, signal.SIGKILL)
     assert wait_until(lambda: services.align("status")["services"]["services"][2]["restarts"] >= 1, 60)
 
 
-def test_a_run_that_is_killed_goes_on_by_itself_and_loses_no_step(services: Services, measured: Any) -> None:
+def test_a_killed_run_resumes_by_itself_and_loses_no_step(services: Services, measured: Any) -> None:
     """`make test-long` ends it in all other ways."""
     marked, again = check_that_it_goes_on(services, "SIGKILL of worker and flow")
     measured(f"marked after {marked:.1f} s, training again {again:.1f} s later")
 
 
-def test_a_run_of_a_machine_that_went_silent_is_marked(services: Services) -> None:
+def test_a_run_on_a_silent_machine_is_marked_as_crashed(services: Services) -> None:
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
         run = client.create_flow_run(alignment, name="elsewhere", state=Running())
         moment = 0.0
@@ -81,7 +81,7 @@ def test_the_password_of_the_database_is_written_nowhere(services: Services) -> 
     assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
 
 
-def test_without_a_database_it_is_sqlite_below_the_home(tmp_path: Path, migrated: Path) -> None:
+def test_the_default_database_is_sqlite_below_the_home(tmp_path: Path, migrated: Path) -> None:
     (tmp_path / "prefect").mkdir()
     shutil.copyfile(migrated, tmp_path / "prefect" / "prefect.db")
     services = Services(tmp_path)

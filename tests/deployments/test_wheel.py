@@ -103,7 +103,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path, migrated: P
     return environment
 
 
-def test_it_holds_one_public_name_the_recipes_and_no_tests(wheel: Path) -> None:
+def test_the_wheel_has_the_public_packages_and_recipes_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == set(OURS)
     recipes = {Path(name).name for name in names if name.startswith("alignment/recipes/")}
@@ -114,7 +114,7 @@ def test_it_holds_one_public_name_the_recipes_and_no_tests(wheel: Path) -> None:
     assert packed == ours | {"alignment/__init__.py"}
 
 
-def test_it_is_what_is_imported_and_leaves_other_names_alone(installed: Environment) -> None:
+def test_the_installed_package_is_imported_and_shadows_no_other_names(installed: Environment) -> None:
     (installed.folder / "work" / "flows").mkdir(parents=True, exist_ok=True)
     (installed.folder / "work" / "flows" / "__init__.py").write_text("MINE = True\n")
     code = (
@@ -127,7 +127,7 @@ def test_it_is_what_is_imported_and_leaves_other_names_alone(installed: Environm
     assert where[2:] == ["None", "sft"]
 
 
-def test_a_recipe_that_is_installed_runs_by_its_name(installed: Environment) -> None:
+def test_an_installed_recipe_runs_by_name(installed: Environment) -> None:
     outcome = installed.align("run", "quickstart", *(word for one in FEW_STEPS for word in ("--set", one)))
     assert outcome["status"] == "completed"
     assert installed.align("check", "sweep")["status"] == "checked"
@@ -135,7 +135,7 @@ def test_a_recipe_that_is_installed_runs_by_its_name(installed: Environment) -> 
     assert "sft" in said
 
 
-def test_its_services_run_its_deployments(installed: Environment) -> None:
+def test_installed_services_run_installed_deployments(installed: Environment) -> None:
     try:
         installed.run("align", "up", "--port", str(free_port()))
         assert installed.align("status")["services"]["problems"] == {}
@@ -150,7 +150,7 @@ def test_its_services_run_its_deployments(installed: Environment) -> None:
     assert wait_until(lambda: not processes_of(installed.home), 60)
 
 
-def test_a_plug_in_works_with_it(installed: Environment, tmp_path: Path) -> None:
+def test_a_plug_in_works_with_the_installed_package(installed: Environment, tmp_path: Path) -> None:
     for name, text in PLUG_IN.items():
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / name).write_text(text)

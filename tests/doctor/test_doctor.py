@@ -38,7 +38,7 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str
     return {one["name"]: (one["state"], one["sentence"]) for one in json.loads(done.stdout)["checks"]}
 
 
-def test_a_sound_machine_passes_and_leaves_nothing_behind(tmp_path):
+def test_a_healthy_machine_passes_and_leaves_nothing_behind(tmp_path):
     done = run_doctor(tmp_path, "--json")
     assert done.returncode == 0, done.stdout
     found = findings(done)
@@ -65,7 +65,7 @@ def test_a_home_on_a_network_file_system_is_refused(tmp_path, monkeypatch, kind,
     assert ("only the store can be shared" in sentence) == (state == "failed")
 
 
-def test_one_failed_check_exits_3_with_the_cure(tmp_path):
+def test_a_failed_check_exits_3_with_the_fix(tmp_path):
     (tmp_path / "store").write_text("not a folder")
     done = run_doctor(tmp_path, "--json", PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 3
@@ -105,7 +105,7 @@ def test_no_part_of_a_secret_is_ever_shown(tmp_path):
     assert found["proxies"] == ("ok", "HTTPS_PROXY, but not for 127.0.0.1")
 
 
-def test_a_check_that_raises_or_hangs_has_failed_and_the_others_still_answer(monkeypatch):
+def test_a_check_that_raises_or_hangs_fails_and_other_checks_still_answer(monkeypatch):
     release = threading.Event()
 
     def broken() -> doctor.Answer:
@@ -125,7 +125,7 @@ def test_a_check_that_raises_or_hangs_has_failed_and_the_others_still_answer(mon
 
 
 @pytest.mark.parametrize(("code", "state"), [(200, "ok"), (401, "ok"), (404, "failed")])
-def test_prefect_is_asked_for_its_health(monkeypatch, code, state):
+def test_the_health_of_prefects_server_is_checked(monkeypatch, code, state):
     with answering(code) as (port, asked):
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api/")
         assert environment.prefect()[0] == state
@@ -133,7 +133,7 @@ def test_prefect_is_asked_for_its_health(monkeypatch, code, state):
 
 
 @pytest.mark.parametrize("url", ["localhost:4200/api", "file:///etc/passwd", "http:///api"])
-def test_a_prefect_address_that_is_none_is_refused_unasked(monkeypatch, url):
+def test_an_invalid_prefect_address_is_refused_without_a_request(monkeypatch, url):
     monkeypatch.setenv("PREFECT_API_URL", url)
     assert environment.prefect() == (
         "failed",
@@ -208,7 +208,7 @@ def test_too_few_open_files_are_a_warning():
     assert "`ulimit -n " in sentence
 
 
-def test_a_folder_that_may_not_be_written_and_missing_shared_memory_are_said(monkeypatch, tmp_path):
+def test_a_read_only_folder_and_missing_shared_memory_are_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(machine.os, "access", lambda *_: False)  # root, who runs these tests, may write anywhere
     assert machine.disk(tmp_path / "new" / "home") == (
         "failed",

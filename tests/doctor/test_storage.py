@@ -14,7 +14,7 @@ from tests.align import align_here
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
-def test_a_sound_store_keeps_its_promises_and_nothing_of_the_trial_stays(
+def test_a_working_store_passes_and_nothing_of_the_check_stays(
     kind: str, home: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     where = tmp_path / "store" if kind == "folder" else f"s3://{request.getfixturevalue('bucket')}/{tmp_path.name}"
@@ -28,7 +28,7 @@ def test_a_sound_store_keeps_its_promises_and_nothing_of_the_trial_stays(
     assert kind == "s3" or not any((tmp_path / "store" / "tmp").iterdir())
 
 
-def test_storage_that_overwrites_is_found(store: Store, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_storage_that_overwrites_is_detected(store: Store, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     put = store.backend.put
 
     def overwrites(path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
@@ -44,7 +44,7 @@ def test_storage_that_overwrites_is_found(store: Store, monkeypatch: pytest.Monk
     ]
 
 
-def test_a_store_is_chosen_for_all_commands_until_another_one_is_named(
+def test_a_chosen_store_serves_all_commands_until_another_is_named(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALIGN_STORE", raising=False)
@@ -72,7 +72,9 @@ def test_a_store_that_cannot_be_used_is_not_chosen(home: Path, tmp_path: Path) -
     assert not (home / "default-store").exists()
 
 
-def test_the_store_check_names_what_the_storage_does_not_do(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_check_names_the_guarantee_that_the_storage_lacks(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(type(store.backend), "list", lambda backend, prefix: iter(()))
     state, sentence = store_probe(store.uri)
     assert state == "failed"

@@ -142,7 +142,7 @@ def turn(text: str) -> list[int]:
     return [*text.encode(), byte_tokenizer().eos_token_id]
 
 
-def test_sampled_ids_stay_as_they_are_and_only_new_messages_are_told(environments: Any) -> None:
+def test_sampled_ids_stay_unchanged_and_only_new_messages_are_encoded(environments: Any) -> None:
     one, other = episodes = [episode(0), episode(1)]
     places = environments("two_turns", options={"worth": 2})
     places.answer_all(episodes)
@@ -164,7 +164,7 @@ def test_sampled_ids_stay_as_they_are_and_only_new_messages_are_told(environment
     assert [(each.over, each.reward, each.failure) for each in episodes] == [(True, 8.0, None), (True, 14.0, None)]
 
 
-def test_the_package_of_openai_drives_it_and_reads_tool_calls(environments: Any) -> None:
+def test_openais_client_drives_an_episode_and_reads_tool_calls(environments: Any) -> None:
     pytest.importorskip("openai")
     template = "{% for t in tools or [] %}({{ t.function.name }}){% endfor %}" + CHAT_TEMPLATE
     one, places = episode(), environments("with_openai", template=template)
@@ -198,7 +198,7 @@ def test_a_call_that_a_policy_only_thinks_about_is_no_call_for_an_agent() -> Non
     assert (reply["content"], [one["id"] for one in reply["tool_calls"]]) == (f"<think>{call}</think>", ["000020000"])
 
 
-def test_the_first_request_of_an_agent_keeps_what_a_template_may_show() -> None:
+def test_the_first_request_of_an_agent_keeps_fields_that_a_template_may_show() -> None:
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     told: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
@@ -221,7 +221,7 @@ def test_the_first_request_of_an_agent_keeps_what_a_template_may_show() -> None:
         ("no_such", "", "has no 'no_such'"),
     ],
 )
-def test_an_episode_that_goes_wrong_says_why(name: str, reason: str, says: str, environments: Any) -> None:
+def test_a_failed_episode_has_its_reason(name: str, reason: str, says: str, environments: Any) -> None:
     one, places = episode(), environments(name, timeout=3 if name == "hangs" else 30)
     while not one.over:
         places.answer_all([one])
@@ -232,7 +232,7 @@ def test_an_episode_that_goes_wrong_says_why(name: str, reason: str, says: str, 
     assert one.failure.reason == (reason or "raised")
 
 
-def test_what_the_endpoint_refuses_costs_no_episode(environments: Any) -> None:
+def test_a_request_that_the_endpoint_refuses_fails_no_episode(environments: Any) -> None:
     one, places = episode(), environments("refused")
     places.answer_all([one])
     say(one, turn("well"))
@@ -240,7 +240,7 @@ def test_what_the_endpoint_refuses_costs_no_episode(environments: Any) -> None:
     assert (one.reward, one.failure) == (0.5, None)
 
 
-def test_an_agent_that_asks_more_often_than_it_may_has_what_it_has(environments: Any) -> None:
+def test_an_agent_that_exceeds_max_turns_ends_with_its_reward_so_far(environments: Any) -> None:
     one, places = episode(), environments("two_turns", max_turns=1)
     places.answer_all([one])
     say(one, turn("well"))

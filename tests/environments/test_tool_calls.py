@@ -73,7 +73,7 @@ def test_marks_of_thoughts_in_the_arguments_of_a_call_are_none() -> None:
     assert parse(f"{written}?</think>4")[1] == []
 
 
-def test_a_malformed_call_is_still_one() -> None:
+def test_a_malformed_call_counts_as_a_call() -> None:
     for turn in (call("charge(5)"), '<tool_call>{"name": "charge", "argu', call('{"name": "charge"} please')):
         assert [bool(one.problem) for one in parse(turn)[1]] == [True]
 
@@ -174,7 +174,7 @@ def test_a_thought_that_the_prompt_opens_and_the_turn_does_not_close_calls_nothi
 @pytest.mark.parametrize(
     ("name", "says"), [("decorated", "decorated 1"), ("asks", "object 1"), ("partial", "object 1")]
 )
-def test_a_tool_is_awaited_however_it_is_async(tools: Callable[..., dict[str, Any]], name: str, says: str) -> None:
+def test_every_kind_of_async_tool_is_awaited(tools: Callable[..., dict[str, Any]], name: str, says: str) -> None:
     tokenizer = byte_tokenizer(TEMPLATE)
     with closing(opened(tools(name), tokenizer)) as made:
         episode = answered(made, tokenizer, call(json.dumps({"name": name, "arguments": {"x": 1}})))
@@ -182,7 +182,7 @@ def test_a_tool_is_awaited_however_it_is_async(tools: Callable[..., dict[str, An
 
 
 @pytest.mark.parametrize("name", ["hidden", "maps"])
-def test_a_tool_that_returns_an_iterator_fails_the_episode_and_tells_the_policy_nothing(
+def test_a_tool_that_returns_an_iterator_fails_the_episode_without_an_observation(
     tools: Callable[..., dict[str, Any]], name: str
 ) -> None:
     tokenizer = byte_tokenizer(TEMPLATE)
@@ -243,14 +243,14 @@ def hides(completions, prompts, **columns):
 
 
 @pytest.mark.parametrize(("name", "reward"), [("decorated", 0.5), ("scores", 0.25), ("hides", 0.75)])
-def test_a_reward_function_is_awaited_however_it_is_async(tmp_path: Path, name: str, reward: float) -> None:
+def test_every_kind_of_async_reward_function_is_awaited(tmp_path: Path, name: str, reward: float) -> None:
     (tmp_path / "rewards.py").write_text(REWARDS)
     rows = [{"prompt": "a", "completion": "b", "messages": None}]
     with FunctionProcess(f"{tmp_path / 'rewards.py'}:{name}", 20, "rl.rewards.0.function") as process:
         assert [answer for _, answer in process.answers([[rows]])] == [[reward]]
 
 
-def test_answers_say_which_call_they_answer_in_the_form_that_mistral_takes() -> None:
+def test_tool_results_name_their_call_in_mistrals_form() -> None:
     told = answers(["1", "2"], [Call("f", {}), Call(problem="no JSON")], turn=3)
     assert [IDS.fullmatch(one["tool_call_id"]) is not None for one in told] == [True, True]
     assert [one.get("name") for one in told] == ["f", None]
@@ -258,7 +258,7 @@ def test_answers_say_which_call_they_answer_in_the_form_that_mistral_takes() -> 
     assert [one.get("name") for one in answers(["of both"], [Call("f", {}), Call("g", {})], 1)] == [None]
 
 
-def test_a_template_that_asks_for_ids_gets_them(tools: Callable[..., dict[str, Any]]) -> None:
+def test_a_template_that_requires_call_ids_gets_them(tools: Callable[..., dict[str, Any]]) -> None:
     tokenizer = byte_tokenizer(MISTRAL)
     with closing(opened(tools("charge"), tokenizer)) as made:
         episode = answered(made, tokenizer, CHARGE)

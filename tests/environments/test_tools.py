@@ -65,7 +65,7 @@ def environments(config: EnvironmentConfig, tokenizer: Any) -> Iterator[Environm
     made.close()
 
 
-def test_a_verifier_that_a_thread_makes_loads_only_what_the_key_counted(
+def test_a_verifier_loaded_in_a_thread_refuses_code_changed_since_the_key(
     config: EnvironmentConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "verifier.py"
@@ -130,7 +130,7 @@ def inner(a):
 """
 
 
-def test_a_tool_whose_import_is_refused_fails_the_episode_and_tells_the_user_not_the_policy(tmp_path: Path) -> None:
+def test_a_refused_import_of_a_tool_fails_the_episode_with_an_error_for_the_user_only(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(HIDDEN)
     (tmp_path / "hidden_rules.py").write_text("VALUE = 1\n")
     tools = [f"{tmp_path / 'tools.py'}:{name}" for name in ("plain", "wrapped", "inner")]
@@ -152,7 +152,7 @@ def test_a_tool_whose_import_is_refused_fails_the_episode_and_tells_the_user_not
     assert "Error: TypeError: len() takes exactly one argument (2 given)<" in told, "of its inside, not of its call"
 
 
-def test_a_call_that_was_not_closed_is_one_and_other_text_is_none() -> None:
+def test_an_unclosed_call_counts_as_a_call_and_other_text_does_not() -> None:
     assert parse('a <tool_call>{"name": "f"}') == ("a", [Call("f", {})])
     assert parse("a {} b") == ("a {} b", [])
     assert [one.problem[:9] for one in parse(call("[]") + call('{"name": "f", "arguments": []}'))[1]] == [

@@ -73,7 +73,7 @@ def context(tmp_path: Path, tokenizer: Any) -> Iterator[Any]:
     ("turn", "finish_reason"), [("hello<|im_end|>", "stop"), ("hello", "length")], ids=["ended", "truncated"]
 )
 @pytest.mark.parametrize("observations", [["no"], [""], ["no", "again"], []])
-def test_a_turn_is_closed_once_and_each_observation_is_a_message_also_an_empty_one(
+def test_a_turn_is_closed_once_and_each_observation_is_a_message_even_if_empty(
     context: Any, tokenizer: Any, turn: str, finish_reason: str, observations: list[str]
 ) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "hello"}]

@@ -78,7 +78,7 @@ def heard(one: Episode) -> str:
     return byte_tokenizer().decode([*one.prompt_ids, *one.ids.tolist()])
 
 
-def test_a_task_is_asked_and_rewarded_by_its_own_code(environments: Any) -> None:
+def test_a_task_is_prompted_and_rewarded_by_its_own_code(environments: Any) -> None:
     right, wrong = episodes = [episode("2", 0), episode("2", 1)]
     places = environments()
     places.answer_all(episodes)
@@ -124,7 +124,7 @@ def test_the_limits_of_a_seat_hold(environments: Any) -> None:
     assert (one.over, one.reward, one.failure) == (True, 2.25, None), "what was said so far is rewarded"
 
 
-def test_an_episode_that_goes_wrong_says_why_and_the_others_go_on(environments: Any) -> None:
+def test_a_failed_episode_has_its_reason_and_other_episodes_continue(environments: Any) -> None:
     places = environments()
     unknown = [episode("4", 0), episode("two", 1), episode(None, 2)]
     raising, right = episode("1", 3), episode("1", 4)

@@ -19,7 +19,7 @@ def test_the_best_of_two_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=7), st.data())
-def test_it_is_the_mean_over_all_choices(completions: list[tuple[int, bool]], data: st.DataObject) -> None:
+def test_best_of_n_is_the_mean_over_all_choices(completions: list[tuple[int, bool]], data: st.DataObject) -> None:
     n = data.draw(st.integers(1, len(completions)))
 
     def of(choice: tuple[tuple[int, bool], ...]) -> float:
@@ -31,6 +31,6 @@ def test_it_is_the_mean_over_all_choices(completions: list[tuple[int, bool]], da
 
 
 @pytest.mark.parametrize("n", [0, 3])
-def test_there_are_so_many_completions(n: int) -> None:
+def test_n_is_between_1_and_the_number_of_completions(n: int) -> None:
     with pytest.raises(ValueError, match=f"the best of {n} among 2 completions"):
         chance_right([1.0, 2.0], [True, True], n)

@@ -36,7 +36,7 @@ def test_the_direction_of_a_metric(name: str, higher: bool) -> None:
     assert higher_is_better(name) is higher
 
 
-def test_lm_eval_says_the_direction_of_its_metrics() -> None:
+def test_directions_of_lm_evals_metrics_come_from_its_tasks() -> None:
     """A task of one's own may state `higher_is_better: false` of any name; a group whose tasks disagree has None."""
     results = {
         "mine": {"toxicity,none": 0.25, "toxicity_stderr,none": 0.1, "perplexity,low": 3.0},
@@ -95,7 +95,7 @@ def test_a_sweep_ranks_the_better_value_first(
     assert worst_first[-1] == measured[best]
 
 
-def test_a_gate_asks_for_a_gain_in_the_direction_that_is_better() -> None:
+def test_a_gate_requires_a_gain_in_the_better_direction() -> None:
     """Perplexity 20 after 25: by hand a gain of 5, and 20 after 18 one of -2."""
     name = "lm_eval/wikitext/word_perplexity"
     gates = (Gate(metric=name, min_gain=4),)

@@ -48,16 +48,16 @@ def test_a_refusal_has_the_measured_value_and_the_difference(gate, sentence):
     assert check(**gate) == [sentence]
 
 
-def test_every_condition_that_does_not_hold_has_its_sentence():
+def test_every_failed_condition_has_its_sentence():
     gates = (Gate(metric="accuracy", min=0.6, min_gain=0.5), Gate(metric="kl", max=20), Gate(metric="kl", max=1))
     assert [line.split()[0] for line in refusals(gates, METRICS, BASELINE, "sft")] == ["accuracy", "accuracy", "kl"]
 
 
-def test_no_gates_refuse_nothing():
+def test_a_policy_without_gates_passes():
     assert refusals((), {}, {}, "sft") == []
 
 
-def test_a_metric_that_was_not_measured_is_an_error_that_lists_those_that_were():
+def test_an_unmeasured_metric_is_an_error_that_lists_the_measured_ones():
     with pytest.raises(UserError, match=r"'reward' was not measured; measured are: accuracy, kl, win_rate\.low$"):
         check(metric="reward", min=0)
 

@@ -59,7 +59,7 @@ def test_a_proportion_of_few_prompts_has_the_interval_of_wilson(right, low, high
     assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
-def test_one_prompt_says_almost_nothing():
+def test_a_single_prompt_has_a_wide_interval():
     # z² / (1 + z²) = 3.841 / 4.841
     assert wilson(np.ones(1), 0.95) == Interval(1.0, pytest.approx(1 - 0.7935, abs=1e-4), 1.0)  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ def test_ties_are_half_a_win_and_vary_less_than_wins_and_losses_do():
     assert wilson(np.repeat([1.0, 0.5], [3, 17]), 0.95).low < 0.5
 
 
-def test_of_many_prompts_wilson_and_bootstrap_agree():
+def test_wilson_and_bootstrap_agree_on_many_prompts():
     values = np.repeat([0.0, 0.25, 0.5, 1.0], 100)
     one, other = wilson(values, 0.95), bootstrap(values, 0.95, 4000, seed=0)
     assert one.mean == other.mean

@@ -150,7 +150,7 @@ def test_align_check_warns_of_a_promotion_without_gates(tmp_path: Path) -> None:
     assert warning.startswith("promotion.gates: there are none, so policy/production moves to every new policy")
 
 
-def test_every_shipped_recipe_that_promotes_has_gates_also_on_the_reward_model_that_it_trains() -> None:
+def test_shipped_recipes_that_promote_gate_also_the_trained_reward_model() -> None:
     promoting = [one.recipe() for one in shipped("alignment").values() if one.recipe().promotion is not None]
     assert len(promoting) > 5
     for recipe in promoting:

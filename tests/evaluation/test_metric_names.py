@@ -86,7 +86,7 @@ def test_curves_of_reinforcement_learning_and_of_fine_tuning() -> None:
     assert not any(map(is_curve, ["grad_norm", "tokens_per_second", "steps", "a_metric_of_a_plugin"]))
 
 
-def test_arrows_say_which_direction_is_better() -> None:
+def test_arrows_show_which_direction_is_better() -> None:
     found = {name: arrow(name, {}) for name in ("loss", "accuracy", "reward", "kl", "steps", "entropy", "test_loss")}
     assert found == {
         "loss": "↓",
@@ -102,7 +102,7 @@ def test_arrows_say_which_direction_is_better() -> None:
     assert arrow("lm_eval/t/toxicity", {"lm_eval/t/toxicity.higher_is_better": 0.0}) == "↓"
 
 
-def test_what_has_no_better_direction_has_none_on_held_out_rows_or_of_the_critic_either() -> None:
+def test_metrics_without_a_better_direction_have_none_on_held_out_rows_or_of_the_critic() -> None:
     """KTO measures its baseline and the share of desirable rows on held-out rows, too, and PPO's critic has a gradient; what a
     user's function logs is not known."""
     neutral = "test_baseline test_desirable test_label critic_grad_norm critic_learning_rate extra_length extra_score"

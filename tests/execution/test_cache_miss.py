@@ -44,7 +44,7 @@ def test_a_reference_and_a_digest_are_shown_short():
     assert changes({"code": "a" * 64}, {"code": "b" * 64}) == ["code: aaaaaaaa… → bbbbbbbb…"]
 
 
-def test_the_first_run_says_so():
+def test_the_reason_of_a_first_run_is_that_no_earlier_run_exists():
     other = record({"stage": "dpo"})
     assert why_it_runs(key_of(call()).parts, [other]) == "first run of this stage in this store"
 
@@ -132,7 +132,7 @@ def test_the_same_label_goes_first_and_then_other_rounds():
     assert why_it_runs(parts, [near, other], "round-2/dpo").startswith("changed since round-1/dpo")
 
 
-def test_what_a_record_holds_and_what_is_computed_now_differ_in_nothing():
+def test_stored_key_parts_equal_computed_key_parts():
     section = {"prompts": {"task": "reverse", "rows": 8}, "rewards": [{"verifier": "task"}], "steps": 3}
     parts = key_of(call(stage="rl", label="rl", config={"section": section})).parts
     assert changes(json.loads(json.dumps(parts)), parts) == []
@@ -144,7 +144,7 @@ def test_a_stage_with_an_equal_record_runs_because_its_artifact_is_gone():
     )
 
 
-def test_a_record_of_an_earlier_version_whose_code_is_one_digest_is_compared_with() -> None:
+def test_a_record_of_an_earlier_version_with_a_single_code_digest_is_compared() -> None:
     parts = key_of(call()).parts
     old = {name: value for name, value in parts.items() if name != "packages"} | {"code": "a" * 64}
     assert why_it_runs(parts, [record(old)], "sft") == (

@@ -40,7 +40,7 @@ def result(looks: EvaluationCheckpoints, folder: Path) -> str:
     return (folder / "weights").read_text()
 
 
-def test_they_are_due_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+def test_evaluations_are_due_every_eval_steps_and_at_the_end(tmp_path: Path) -> None:
     found = looks(tmp_path)
     assert [step for step in range(10) if found.is_due(step)] == [2, 4, 6, 8, 9]
     assert [found.next_after(step) for step in (0, 1, 2, 8)] == [2, 2, 4, 9]
@@ -63,7 +63,7 @@ def test_a_look_before_the_first_step_is_no_candidate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "best"), [("loss", 4), ("nll", 6), ("accuracy", 2), ("margin", 8)])
-def test_the_best_has_the_lowest_loss_or_the_highest_of_another_metric_the_first_of_equals(
+def test_the_best_has_the_lowest_loss_or_highest_other_metric_and_the_earliest_wins_ties(
     name: str, best: int, tmp_path: Path
 ) -> None:
     found = looks(tmp_path, metric_for_best_model=name)
@@ -79,7 +79,7 @@ def test_the_best_has_the_lowest_loss_or_the_highest_of_another_metric_the_first
     assert result(found, tmp_path / "result") == str(best)
 
 
-def test_it_is_enough_after_so_many_looks_that_were_no_better(tmp_path: Path) -> None:
+def test_training_stops_once_patience_is_exhausted(tmp_path: Path) -> None:
     found = looks(tmp_path, early_stopping_patience=2)
     stopped = []
     for step, loss in zip((2, 4, 6, 8), (3.0, 3.0, 2.0, 2.5), strict=True):
@@ -90,7 +90,7 @@ def test_it_is_enough_after_so_many_looks_that_were_no_better(tmp_path: Path) ->
     assert found.stop
 
 
-def test_a_restart_forgets_later_looks_and_finds_the_best_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_restart_drops_later_evaluations_and_keeps_the_best_of_its_checkpoint(tmp_path: Path) -> None:
     found = looks(tmp_path)
     take(found, 2, loss=2.0)
     take(found, 4, loss=3.0)
@@ -103,7 +103,7 @@ def test_a_restart_forgets_later_looks_and_finds_the_best_of_its_checkpoint(tmp_
     assert [folder.name for folder in tmp_path.glob("best-*")] == ["best-00000006"]
 
 
-def test_a_metric_that_is_not_measured_is_refused_with_those_that_are(tmp_path: Path) -> None:
+def test_an_unmeasured_metric_is_refused_with_a_list_of_measured_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metric_for_best_model: 'los' is not measured .*; there are accuracy, loss"):
         take(looks(tmp_path, metric_for_best_model="los"), 2, loss=1.0, accuracy=0.5)
 
@@ -127,7 +127,7 @@ def run(machines: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_killed_run_that_keeps_the_best_ends_as_one_that_was_not_killed(run: Any, tiny_model: Any) -> None:
+def test_a_killed_run_that_keeps_the_best_ends_as_an_undisturbed_run(run: Any, tiny_model: Any) -> None:
     asked = {"eval_steps": 2, "metric_for_best_model": "loss"}
     whole, steps, store = run("whole", **asked)
     assert (steps[-1], whole.metrics["steps"]) == (8, 8)

@@ -109,7 +109,7 @@ def test_generation_survives_the_death_of_an_engine_and_keeps_its_finished_shard
     assert killed.reference == whole.reference
 
 
-def test_a_collective_that_waits_for_a_peer_is_ended_by_its_deadline_and_says_which_call(
+def test_a_collective_that_waits_for_a_peer_ends_at_its_deadline_and_names_the_call(
     machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
 ) -> None:
     pq.write_table(demonstrations(), tmp_path / "train.parquet")

@@ -174,7 +174,7 @@ def test_a_killed_run_frees_its_place_in_the_queue(new_run: NewRun, tmp_path: Pa
     assert not list(tmp_path.glob("*.queue/*")), "no slot is left"
 
 
-def test_what_can_wait_leaves_the_machine_to_others(new_run: NewRun, tmp_path: Path) -> None:
+def test_deferrable_work_leaves_the_machine_to_other_runs(new_run: NewRun, tmp_path: Path) -> None:
     machine, other = MachineQueue(tmp_path), new_run("other")
     with machine.use_if_free(Ticket(run=RunName("warm"))) as entered:
         assert entered

@@ -29,13 +29,13 @@ def test_steps_count_by_their_weight_and_a_metric_that_is_missing_does_not(tmp_p
     assert window.metrics() == {"loss": 0.5, "kl": 0.1, "loss.first": 2.0, "kl.first": 0.5}
 
 
-def test_of_one_that_stops_early_the_last_steps_count(tmp_path):
+def test_final_metrics_of_an_early_stop_are_of_its_last_steps(tmp_path):
     window = MetricWindow(tmp_path, 0, 40)
     go(window, 0, 20)
     assert window.metrics() == {"loss": (17 + 18 + 19 + 20) / 4, "loss.first": (1 + 2 + 3 + 4) / 4}
 
 
-def test_an_attempt_that_goes_on_knows_the_first_steps_from_the_one_before(tmp_path):
+def test_a_resumed_attempt_keeps_the_first_metrics_of_the_earlier_attempt(tmp_path):
     go(MetricWindow(tmp_path, 0, 40), 0, 10)
     window = MetricWindow(tmp_path, 10, 40)
     go(window, 10, 40)

@@ -195,9 +195,7 @@ def test_runs_that_share_stages_come_to_an_end(new_run: Any, hook: Any, tmp_path
         assert not stuck, f"{stuck} wait for each other after {steps}"
 
 
-def test_runs_on_a_cluster_keep_no_gpus_while_they_wait_for_each_others_stages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_runs_on_a_cluster_hold_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One GPU: a run that has it waits for a stage of another one, which waits for the GPU."""
     gpu, store = Gpu(), open_store(tmp_path / "store")
     monkeypatch.setattr(ray_cluster, "reserve_gpus", gpu.reserve)
@@ -240,7 +238,7 @@ class Gpu:
         self._free.release()
 
 
-def test_a_stage_that_takes_engines_while_it_has_trainers_is_refused(new_run: Any) -> None:
+def test_a_stage_with_trainers_that_takes_engines_is_refused(new_run: Any) -> None:
     machines = new_run("cpu")
     with machines.trainers(), pytest.raises(RuntimeError, match="in one call"), machines.engines(POLICY):
         pass

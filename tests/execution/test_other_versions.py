@@ -36,7 +36,7 @@ def evaluation(store: Store, folder: Path, accept: tuple[str, ...] = (), **accep
     return StageCall(stage="evaluate", label="eval", config={}, inputs=inputs, accept=accept, accepted=accepted)
 
 
-def test_after_an_upgrade_a_stage_runs_again_and_says_of_what(
+def test_a_stage_runs_again_after_an_upgrade_and_names_the_package(
     store: Store, tmp_path: Path, installed: dict[str, str]
 ) -> None:
     call = evaluation(store, tmp_path / "scores")

@@ -60,9 +60,7 @@ def drop_trajectories(store: Store) -> None:
     assert [one.what for one in prune(store, None, 1, delete=True)] == ["trajectories"]
 
 
-def test_each_output_is_an_artifact_of_its_kind_and_one_whose_folder_stays_empty_is_not_made(
-    run: Any, store: Store
-) -> None:
+def test_each_output_is_an_artifact_of_its_kind_and_empty_outputs_are_not_published(run: Any, store: Store) -> None:
     result = run(call("policy", "trajectories"))
     assert {name: one.kind for name, one in result.outputs.items()} == {
         "policy": "model",
@@ -82,7 +80,7 @@ def test_a_stage_without_its_default_output_is_not_finished(run: Any, store: Sto
     assert list(store.records.all()) == []
 
 
-def test_dropped_trajectories_are_made_again_only_for_a_composition_that_needs_them(run: Any, store: Store) -> None:
+def test_pruned_trajectories_are_recomputed_only_for_a_composition_that_needs_them(run: Any, store: Store) -> None:
     first = run(call(*OUTPUTS))
     drop_trajectories(store)
     assert run(call(*OUTPUTS)).state == "cached"

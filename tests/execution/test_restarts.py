@@ -66,7 +66,7 @@ def succeed(_: StageContext) -> None:
     return None
 
 
-def test_a_death_begins_the_stage_again_from_its_progress_and_the_record_says_how_often(
+def test_a_stage_restarts_from_its_progress_after_a_death_and_the_record_counts_restarts(
     run: Any, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     def leave_progress_and_die(context: StageContext) -> None:
@@ -102,7 +102,7 @@ def test_seconds_of_a_stage_are_those_of_all_its_attempts_without_waits(run: Any
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_restarts_are_bounded_and_the_tasks_do_not_try_what_was_given_up(run: Any, allowed: int) -> None:
+def test_restarts_are_bounded_and_tasks_do_not_retry_an_abandoned_stage(run: Any, allowed: int) -> None:
     attempts: list[int] = []
 
     def die(_: StageContext) -> None:
@@ -146,7 +146,7 @@ def test_running_out_of_memory_at_the_smallest_micro_batch_names_fields_that_may
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_another_attempt_cannot_cure_is_raised_at_once(run: Any, error: AlignmentError) -> None:
+def test_errors_that_a_restart_cannot_fix_are_raised_at_once(run: Any, error: AlignmentError) -> None:
     with pytest.raises(type(error), match=str(error)):
         run(fail(error), succeed)
 

@@ -39,7 +39,7 @@ def test_a_wait_is_reported_from_start_to_end_and_no_wait_is_not_reported() -> N
     assert told == ["the trainers, in use by sft", None]
 
 
-def test_giving_way_lets_an_earlier_stage_through_and_no_later_one() -> None:
+def test_giving_way_admits_an_earlier_stage_and_no_later_stage() -> None:
     turnstile, went, waiting = OrderedLock(), [], []
 
     def stage(order: int) -> None:

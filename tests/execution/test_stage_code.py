@@ -261,7 +261,7 @@ PLUGINS = (
 """Beside each of these there is going to be another, of another name."""
 
 
-def test_another_plugin_of_each_kind_beside_ours_changes_no_key_of_a_shipped_recipe(tmp_path: Path) -> None:
+def test_additional_plugins_of_each_kind_change_no_key_of_a_shipped_recipe(tmp_path: Path) -> None:
     """All that the keys of the stages of the shipped recipes are made of, but for the stages' inputs."""
     core = copy_of_the_package(tmp_path)
     before = python(PLANNED.format(folder=str(tmp_path)))

@@ -57,7 +57,7 @@ def test_a_key_is_made_of_meaning_alone_without_resources_or_paths():
     ],
     ids=["config", "input", "inputs swapped", "input missing", "seed", "stream", "stage", "trust"],
 )
-def test_one_change_gives_another_key(changed):
+def test_any_single_change_gives_another_key(changed):
     assert key_of(call(**changed)).value != key_of(call()).value
 
 
@@ -125,7 +125,7 @@ def test_a_guard_that_is_not_set_changes_neither_keys_nor_seeds():
 # ---------------------------------------------------------------- seeds
 
 
-def test_what_differs_in_settings_inputs_or_label_shares_its_noise():
+def test_stages_that_differ_only_in_settings_inputs_or_label_share_a_seed():
     others = [
         call(config={"training": {"learning_rate": 2e-4, "batch_size": 8}}),
         call(inputs={"model": reference("model", "9"), "data": reference("dataset", "8")}),

@@ -73,7 +73,7 @@ def merge(source: Path, adapter: Path, output: Path, **config: Any) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("config", TIED.values(), ids=TIED)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_a_merged_adapter_answers_as_peft_does_with_it(base, tmp_path, config, tied):
+def test_a_merged_adapter_has_the_logits_of_peft(base, tmp_path, config, tied):
     source = base(tied)
     expected = others_adapter(source, tmp_path / "adapter", **config)
     beside = peft.PeftModel.from_pretrained(
@@ -173,7 +173,7 @@ def test_an_adapter_with_a_template_alone_keeps_the_models_tokenizer(base, tmp_p
     assert found(TEXTS)["input_ids"] == ours(TEXTS)["input_ids"]
 
 
-def test_the_recipes_template_is_used_whatever_the_adapter_brings(base, tmp_path):
+def test_the_recipes_template_takes_precedence_over_the_adapters(base, tmp_path):
     source = base()
     others_adapter(source, tmp_path / "adapter", **ATTENTION)
     own_tokenizer(source, tmp_path / "adapter", chat_template="mine")
@@ -181,7 +181,7 @@ def test_the_recipes_template_is_used_whatever_the_adapter_brings(base, tmp_path
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == "the recipe's"
 
 
-def test_an_adapter_without_a_tokenizer_leaves_the_models_as_it_is(base, tmp_path):
+def test_an_adapter_without_a_tokenizer_keeps_the_models_tokenizer(base, tmp_path):
     source = base()
     edit(source / "generation_config.json", temperature=0.9)
     others_adapter(source, tmp_path / "adapter", **ATTENTION)

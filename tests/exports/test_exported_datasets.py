@@ -24,7 +24,9 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_what_public_readers_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_readers_read_the_rows_that_were_built(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     row, column = KINDS[kind]
     rows = [{name: one.format(n) if isinstance(one, str) else one for name, one in row.items()} for n in range(12)]

@@ -37,7 +37,7 @@ def greedy(model: Any, tokenizer: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("architecture", "tied"), [("llama", True), ("qwen2", False)])
-def test_a_policy_generates_what_the_trained_one_does(base, tmp_path, architecture, tied):
+def test_an_exported_policy_generates_as_the_trained_policy(base, tmp_path, architecture, tied):
     source = base(tied, architecture)
     edit(source / GENERATION_CONFIG, eos_token_id=[257, 40], repetition_penalty=1.3)
     trained = export(source, tmp_path / "out")
@@ -50,7 +50,7 @@ def test_a_policy_generates_what_the_trained_one_does(base, tmp_path, architectu
 
 
 @pytest.mark.parametrize("entries", INCONSISTENT, ids=lambda entries: next(iter(entries)))
-def test_the_generation_config_is_the_bases_even_where_transformers_would_not_save_it(base, tmp_path, entries):
+def test_the_base_models_generation_config_is_exported_even_if_transformers_refuses_it(base, tmp_path, entries):
     source = base()
     edit(source / GENERATION_CONFIG, **entries)
     with pytest.raises(ValueError, match="GenerationConfig is invalid"):
@@ -60,7 +60,7 @@ def test_the_generation_config_is_the_bases_even_where_transformers_would_not_sa
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
-def test_without_the_file_generation_is_what_the_bases_config_says(base, tmp_path):
+def test_without_a_generation_config_the_base_models_config_decides(base, tmp_path):
     """Before the file existed config.json held these entries, and ``transformers`` drops them from there when it saves."""
     source = base()
     (source / GENERATION_CONFIG).unlink()
@@ -109,7 +109,7 @@ def test_the_recipes_chat_template_replaces_all_of_the_models(base, tmp_path):
     assert transformers.AutoTokenizer.from_pretrained(context.output).chat_template == "{{ 'mine' }}"
 
 
-def test_a_process_reward_model_is_a_language_model_whose_verdict_tokens_say_how_good_a_step_is(base, tmp_path):
+def test_an_exported_process_reward_model_scores_steps_by_its_verdict_tokens(base, tmp_path):
     """docs/methods/process-reward-model.md: the log-odds of a step are the logit of its good verdict token at the step's
     placeholder, less that of the bad one."""
     export(base(), tmp_path / "out")

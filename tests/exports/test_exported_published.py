@@ -51,7 +51,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.slow
-def test_what_is_published_is_loaded_by_name(hub: Any, store: Any, base: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_published_artifacts_are_loaded_by_name(hub: Any, store: Any, base: Any, tmp_path: Path) -> None:  # noqa: F811
     shows = "{% for tool in tools %}{{ tool.function.name }};{% endfor %}" + CHAT_TEMPLATE
     source = base(chat_template={"default": CHAT_TEMPLATE, "tool_use": shows}, pad_token="<eos>")
     settings = json.loads((source / "generation_config.json").read_text())

@@ -105,7 +105,7 @@ def test_tokens_that_end_generation_are_no_padding(base, tmp_path):
     assert tokenizer.pad_token == "<pad>"
 
 
-def test_a_model_whose_only_special_token_is_eos_refuses_batches_instead_of_scoring_them_wrongly(base, tmp_path):
+def test_a_reward_model_without_a_padding_token_refuses_batches_instead_of_scoring_wrongly(base, tmp_path):
     """As GPT-2. Without a padding token ``transformers`` scores single sequences at their last token."""
     source = base()
     only_eos(source)

@@ -47,7 +47,7 @@ def models(base: Any, tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 @pytest.mark.parametrize("how", ["linear", "slerp"])
-def test_a_merged_model_answers_as_plain_arithmetic_on_its_models_does(models: Any, tmp_path: Path, how: str) -> None:
+def test_a_merged_model_has_the_logits_of_plain_arithmetic_on_its_models(models: Any, tmp_path: Path, how: str) -> None:
     base, one, other = models
     merge(tmp_path / "out", one, other, base=base if how == "slerp" else None, merge_method=how)
     start, first, second = (state(folder) for folder in models)
@@ -64,7 +64,9 @@ def test_a_merged_model_answers_as_plain_arithmetic_on_its_models_does(models: A
     torch.testing.assert_close(logits(found, IDS), logits(expected, IDS), atol=1e-4, rtol=1e-4)
 
 
-def test_it_has_the_first_models_tokenizer_templates_and_generation_config(models: Any, tmp_path: Path) -> None:
+def test_a_merged_model_has_the_first_models_tokenizer_templates_and_generation_config(
+    models: Any, tmp_path: Path
+) -> None:
     _, one, other = models
     (one / "additional_chat_templates").mkdir()
     (one / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
@@ -75,7 +77,7 @@ def test_it_has_the_first_models_tokenizer_templates_and_generation_config(model
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").temperature == 0.9
 
 
-def test_reward_models_are_merged_to_one(base: Any, tmp_path: Path) -> None:
+def test_reward_models_are_merged_to_a_reward_model(base: Any, tmp_path: Path) -> None:
     source = base(pad_token="<eos>")
     trained = export(source, tmp_path / "one", "score")
     shutil.copytree(tmp_path / "one", tmp_path / "other")

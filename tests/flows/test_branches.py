@@ -47,7 +47,7 @@ def labels(stage: PlannedStage) -> dict[str, str]:
     return {role: one.label for role, one in stage.inputs.items() if isinstance(one, PlannedStage)}
 
 
-def test_equal_stages_of_branches_are_one_stage(planned: Plan) -> None:
+def test_equal_stages_of_branches_are_shared(planned: Plan) -> None:
     names = [stage.label for stage in planned.stages]
     assert len(set(names)) == len(names)
     assert [name for name in names if name.endswith("sft")] == ["sft", "best/round-1/sft"]
@@ -72,7 +72,7 @@ def test_a_branch_has_the_stages_of_its_recipe_run_alone(planned: Plan, tmp_path
     assert {"sft", "reward_model", "generate", "score", "select_best", "evaluate"} < {stage.stage for stage in own}
 
 
-def test_held_out_prompts_are_compared_with_the_data_of_every_branch_or_of_one(planned: Plan) -> None:
+def test_held_out_prompts_are_compared_with_the_data_of_all_branches_or_a_single_branch(planned: Plan) -> None:
     by_label = {stage.label: stage for stage in planned.stages}
     every = {"held_out", "sft/data", "reward-model/data", "pairs/dpo/data", "best/rejection-sampling/prompts"}
     assert labels(by_label["evaluation/overlap"]).keys() == every
@@ -86,9 +86,7 @@ def test_held_out_prompts_are_compared_with_the_data_of_every_branch_or_of_one(p
 
 
 @pytest.mark.slow
-def test_policies_stand_in_one_table_with_lengths_and_a_branch_that_changes_runs_alone(
-    align: Align, tmp_path: Path
-) -> None:
+def test_policies_share_a_table_with_lengths_and_only_a_changed_branch_runs_again(align: Align, tmp_path: Path) -> None:
     small = {"training": {"max_steps": 2, "batch_size": 4}}
     branches = {
         "dpo": {"method": "dpo", "dpo": {"data": TASK, **small}},

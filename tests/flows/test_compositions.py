@@ -136,7 +136,7 @@ def test_held_out_prompts_are_compared_with_all_training_data(composed, method, 
         assert composed.roles("rl/held-out/overlap") == {"held_out": "rl/held-out", **{one: one for one in trained}}
 
 
-def test_a_model_that_is_merged_is_the_start_or_made_of_it(composed):
+def test_merged_models_are_the_initial_policy_or_trained_from_it(composed):
     compose(composed, "merge")
     assert composed.roles("model-2/sft") == {"model": "sft", "data": "model-2/sft/data"}
     assert composed.roles("model-2/sft/data") == {"tokenizer": "model"}
@@ -191,7 +191,7 @@ def test_the_rounds_have_the_engines_before_the_evaluations(composed):
     }
 
 
-def test_one_list_of_rewards_ranks_the_rounds_and_another_evaluates(composed):
+def test_rounds_and_evaluation_have_their_own_lists_of_rewards(composed):
     section = {**ROUNDS, "rewards": REWARDS}
     compose(composed, "iterative-dpo", iterative_dpo=section, evaluation={**EVALUATION, "rewards": REWARDS})
     found, of_round = composed.configs["sft/evaluation/score"], composed.configs["round-1/score"]
@@ -213,7 +213,7 @@ def test_one_list_of_rewards_ranks_the_rounds_and_another_evaluates(composed):
     assert [one.normalise for one in found.rewards] == ["none"] * 3, "by its own samples every policy would be average"
 
 
-def test_where_no_rewards_are_listed_the_section_reward_model_stands_for_one(composed):
+def test_the_section_reward_model_is_the_default_reward(composed):
     compose(composed, "iterative-dpo")
     by_default = {name: (composed.configs[name], composed.roles(name)) for name in composed.inputs if "score" in name}
     assert len(by_default) == 3
@@ -328,7 +328,7 @@ def test_kto_compares_with_mismatched_completions_too_unless_its_loss_has_no_bas
 
 
 @pytest.mark.parametrize(("reference", "second"), [("initial", "sft"), ("previous", "round-1/dpo")])
-def test_each_round_is_compared_with_the_policy_before_it_or_with_the_first_of_all(composed, reference, second):
+def test_the_reference_of_a_round_is_the_policy_before_it_or_the_initial_policy(composed, reference, second):
     section = {**ROUNDS, "rounds": 2, "reference": reference, "training": {"max_steps": 1}}
     compose(composed, "iterative-dpo", iterative_dpo=section)
     assert composed.roles("round-1/reference-logps") == {"model": "sft", "data": "round-1/select"}
@@ -338,7 +338,7 @@ def test_each_round_is_compared_with_the_policy_before_it_or_with_the_first_of_a
     assert orders[0] != orders[1], "rounds take their rows in orders of their own"
 
 
-def test_a_policy_may_be_evaluated_by_other_rewards_than_it_was_trained_by(composed):
+def test_a_policy_may_be_evaluated_by_other_rewards_than_in_training(composed):
     compose(composed, "sft", evaluation={**EVALUATION, "rewards": REWARDS[:2]})
     assert composed.roles("sft/evaluation/score")["reward-1"] == "evaluation/reward-1"
     compose(composed, "rl", evaluation={**EVALUATION, "rewards": REWARDS}, reward_model=PAIRS)

@@ -49,7 +49,7 @@ def test_every_name_of_the_facade_is_there_and_known_to_type_checkers() -> None:
         alignment.spt  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_facade_costs_nothing_until_a_name_is_asked_for() -> None:
+def test_the_facade_imports_nothing_until_a_name_is_used() -> None:
     code = "import sys, alignment; print([one for one in ('prefect', 'torch', 'pydantic') if one in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
@@ -73,7 +73,7 @@ def test_parameters_are_set_as_fields_of_recipes_are(file: Path) -> None:
         checked(own, parameters_of(own, ("betas=many",)))
 
 
-def test_what_is_no_flow_is_said_in_a_sentence(file: Path, tmp_path: Path) -> None:
+def test_a_missing_or_broken_flow_is_refused_in_a_sentence(file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.py: no such file"):
         load_flow(str(tmp_path / "gone.py"))
     with pytest.raises(UserError, match=r"it has no flow 'three'; there are .*two_betas\.py:two_betas"):
@@ -91,7 +91,7 @@ def test_a_flow_is_not_taken_for_a_recipe(file: Path) -> None:
         file_of(file)
 
 
-def test_of_a_flow_with_several_runs_each_outcome_is_said_before_one_decides_the_exit_code(
+def test_every_outcome_of_a_flow_with_several_runs_is_printed_before_the_exit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     refused = Outcome(status="completed", run_id="1", store="s", promotion={"state": "refused"}).model_dump(mode="json")
@@ -133,14 +133,14 @@ def first(home: Path, prefect_api: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_and_resumed_it_repeats_nothing_that_was_done(home: Path, first: dict[str, Any]) -> None:
+def test_a_killed_custom_flow_resumes_without_repeating_finished_stages(home: Path, first: dict[str, Any]) -> None:
     assert states(first)["model"] == "cached"
     assert first["status"] == "completed"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_branches_evaluates_and_promotes_the_better_one(first: dict[str, Any]) -> None:
+def test_a_custom_flow_branches_evaluates_and_promotes_the_better_policy(first: dict[str, Any]) -> None:
     done = states(first)
     assert [label for label in done if label.endswith("dpo")] == ["beta-0.05/dpo", "beta-0.5/dpo"]
     assert sum(label == "sft" for label in done) == 1
@@ -154,7 +154,7 @@ def test_it_branches_evaluates_and_promotes_the_better_one(first: dict[str, Any]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_one_more_branch_runs_and_a_stage_that_is_asked_for_with_what_depends_on_it(
+def test_from_stage_reruns_a_stage_with_its_dependants_beside_an_added_branch(
     align: Align, home: Path, first: dict[str, Any]
 ) -> None:
     more = (*SMALL, "--set", "betas=[0.05, 0.5, 1.0]", "--from-stage", "beta-0.5/dpo")
@@ -166,7 +166,7 @@ def test_one_more_branch_runs_and_a_stage_that_is_asked_for_with_what_depends_on
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_stage_that_there_is_not_is_said(home: Path, first: dict[str, Any]) -> None:
+def test_from_stage_with_an_unknown_stage_is_refused(home: Path, first: dict[str, Any]) -> None:
     missing = subprocess.run(
         [sys.executable, "-m", "alignment.flows.cli.main", "run", str(home / "two_betas.py"), "--from-stage", "dpo2"],
         env={**os.environ, "ALIGN_HOME": str(home)}, capture_output=True, text=True, check=False,

@@ -74,7 +74,7 @@ def recipe(**prompts: Any) -> Any:
     return parse_recipe(content)
 
 
-def test_prompts_may_fill_what_the_longest_answer_leaves_of_the_model(tmp_path: Path) -> None:
+def test_prompts_may_fill_the_context_except_for_the_longest_answer(tmp_path: Path) -> None:
     assert limits_of(recipe()) == {"max_length": 2048, "max_prompt_length": 1948}
     assert limits_of(recipe(max_length=512)) == limits_of(recipe(max_prompt_length=512)) == {}
     (tmp_path / "config.json").write_text("{}")
@@ -96,14 +96,14 @@ def test_prompts_without_answers_are_described() -> None:
     ("output", "says"),
     [("there.jsonl", "is there already: give another --output, or --overwrite"), ("no/such/a.jsonl", "no such folder")],
 )
-def test_what_is_there_is_not_written_over(output: str, says: str, tmp_path: Path) -> None:
+def test_an_output_that_exists_or_has_no_folder_is_refused(output: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "there.jsonl").write_text("mine")
     done = align_here(tmp_path / "home", "generate", "a/model", "prompts.jsonl", "-o", str(tmp_path / output))
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
     assert (tmp_path / "there.jsonl").read_text() == "mine"
 
 
-def test_a_file_that_finds_no_room_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_file_that_exceeds_the_space_leaves_nothing_and_is_an_error(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -118,7 +118,7 @@ def test_a_file_that_finds_no_room_leaves_nothing_and_says_so(tmp_path: Path) ->
     assert (tmp_path / "out.jsonl").stat().st_size == 5000
 
 
-def test_a_recipe_of_it_only_samples() -> None:
+def test_a_generate_recipe_only_samples() -> None:
     content: dict[str, Any] = {"method": "generate", "name": "a", "model": "m/m", "generate": {"prompts": "p.jsonl"}}
     assert parse_recipe(content).generate.generation.num_generations == 1  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="`evaluation` has no effect, as this recipe only samples"):

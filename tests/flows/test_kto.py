@@ -49,9 +49,7 @@ def started(machines: Any, tiny_model: Any, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_a_training_compares_with_what_the_reference_says_of_its_rows_and_of_mismatched_ones(
-    started: Any, tiny_model: Any
-) -> None:
+def test_kto_uses_reference_logps_of_matched_and_mismatched_rows(started: Any, tiny_model: Any) -> None:
     rows = labelled([[number % 5, 7, 7] for number in range(14)], lambda number: number > 8)
     run, model, data = started("rows", rows)
     training = TrainingConfig(batch_size=6, learning_rate=1e-3)

@@ -82,7 +82,7 @@ def week(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str]) 
     return Week(home, nights)
 
 
-def test_a_night_that_is_better_than_production_replaces_it_and_one_that_is_worse_does_not(week: Week) -> None:
+def test_a_better_night_replaces_production_and_a_worse_night_does_not(week: Week) -> None:
     assert [week.state(name) for name in ("night-1", "night-3")] == ["promoted", "refused"]
     refused = week.nights["night-3"]["night"]
     (reason,) = refused["reasons"]
@@ -107,7 +107,7 @@ def test_the_night_after_a_killed_one_takes_its_rows_and_finds_its_finished_stag
     assert adopted["stages"]["production/evaluation/generate"] == "cached"  # as the candidate that it was
 
 
-def test_of_two_nights_that_overlap_one_promotes_and_the_rows_of_the_other_are_taken_again(week: Week) -> None:
+def test_the_slower_of_two_overlapping_nights_conflicts_and_its_rows_are_taken_again(week: Week) -> None:
     overtaken, faster, later = (week.nights[name]["night"] for name in ("night-6", "night-6b", "night-7"))
     assert (faster["state"], overtaken["state"], later["state"]) == ("promoted", "conflict", "promoted")
     assert faster["production"] == overtaken["production"]
@@ -116,7 +116,7 @@ def test_of_two_nights_that_overlap_one_promotes_and_the_rows_of_the_other_are_t
     assert week.store.verify(week.reference("night-6", "candidate")) == []
 
 
-def test_the_history_of_production_is_linear_and_holds_what_the_nights_promoted(week: Week) -> None:
+def test_the_history_of_production_is_linear_and_has_exactly_the_promoted_models(week: Week) -> None:
     moves = week.store.tags.history("policy/production")
     promoted = [week.reference(name, "candidate") for name in ("night-1", "night-5", "night-6b", "night-7")]
     assert [move.to for move in moves] == promoted
@@ -124,7 +124,7 @@ def test_the_history_of_production_is_linear_and_holds_what_the_nights_promoted(
     assert [move.number for move in moves] == [1, 2, 3, 4]
 
 
-def test_every_promoted_model_descends_from_the_one_before_and_from_the_rows_of_its_night(week: Week) -> None:
+def test_every_promoted_model_descends_from_its_predecessor_and_the_rows_of_its_night(week: Week) -> None:
     with Graph.of(week.store) as graph:
         for name, parent in (
             ("night-1", None),
@@ -146,7 +146,7 @@ def test_every_promoted_model_descends_from_the_one_before_and_from_the_rows_of_
             assert seen > 4
 
 
-def test_each_row_was_taken_by_one_batch_and_none_is_left(week: Week) -> None:
+def test_each_row_is_in_exactly_one_batch(week: Week) -> None:
     batches = {one.batch for one in week.ledger.nights() if one.batch}
     lines = [line for batch in batches for line in (week.store.fetch(batch) / ROWS).read_text().splitlines()]
     taken = [(row["prompt"], row["chosen"]) for row in map(json.loads, lines)]
@@ -157,7 +157,7 @@ def test_each_row_was_taken_by_one_batch_and_none_is_left(week: Week) -> None:
     assert [line.split(": ")[0] for line in first["malformed"]] == ["copy.jsonl:25", "sunday.jsonl:25"]
 
 
-def test_a_night_that_fails_says_why_and_is_on_record(week: Week) -> None:
+def test_a_failed_night_is_recorded_with_its_error(week: Week) -> None:
     assert "there is no such file or folder" in week.nights["night-8"]["error"]
     last = week.ledger.nights()[-1]
     assert (last.night, last.state, last.batch) == ("night-8", "failed", None)

@@ -106,7 +106,7 @@ def test_a_planned_stage_has_not_failed(tmp_path: Path) -> None:
     assert failure(planned.stages) is None
 
 
-def test_the_table_of_variants_ends_with_failed_ones_and_their_errors(tmp_path: Path) -> None:
+def test_failed_variants_are_last_in_the_table_with_their_errors(tmp_path: Path) -> None:
     config = VariantsConfig(
         metric="test_loss",
         lower_is_better=True,

@@ -38,9 +38,7 @@ def recipe(tmp_path: Path, tiny_model: TinyModel) -> Path:
     return path
 
 
-def test_a_verifier_that_cannot_be_loaded_is_said_before_anything_is_trained(
-    align: Align, recipe: Path, tmp_path: Path
-) -> None:
+def test_an_unloadable_verifier_is_reported_before_any_training(align: Align, recipe: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     failure = align(home, "run", str(recipe), "--set", "evaluation.verifier=nowhere.py:right", expect=2)
     assert "nowhere.py:right' cannot be loaded: FileNotFoundError: no file /" in failure["error"]
@@ -112,7 +110,7 @@ def _below(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
-def test_a_run_joins_the_ray_that_ray_address_names_and_leaves_it_running(
+def test_a_run_joins_the_cluster_at_ray_address_and_leaves_it_running(
     align: Align, recipe: Path, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster)
@@ -125,7 +123,7 @@ def test_a_run_joins_the_ray_that_ray_address_names_and_leaves_it_running(
     assert subprocess.run(status, capture_output=True, timeout=60).returncode == 0
 
 
-def test_a_ray_address_where_nobody_answers_is_said_at_once(
+def test_an_unreachable_ray_address_is_reported_at_once(
     align: Align, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")

@@ -45,7 +45,7 @@ def model(store: Store, tmp_path: Path) -> Callable[[str], Reference]:
     return publish
 
 
-def test_of_two_candidates_for_the_same_production_the_second_is_in_conflict(store, model):
+def test_the_second_of_two_candidates_for_the_same_production_is_in_conflict(store, model):
     first, second = model("first"), model("second")
     assert promote.fn(SECTION, first, *BETTER, expected=None)["state"] == "promoted"
     outcome = promote.fn(SECTION, second, *BETTER, expected=None)
@@ -54,7 +54,7 @@ def test_of_two_candidates_for_the_same_production_the_second_is_in_conflict(sto
     assert store.tags.get(SECTION.tag) == first
 
 
-def test_a_run_that_was_killed_after_it_had_promoted_has_promoted(store, model):
+def test_a_run_killed_after_its_promotion_counts_as_promoted(store, model):
     first, second = model("first"), model("second")
     promote.fn(SECTION, first, *BETTER, expected=None)
     promote.fn(SECTION, second, *BETTER, expected=first)  # by another run, meanwhile
@@ -69,7 +69,7 @@ def test_a_candidate_that_is_production_moves_nothing(store, model):
     assert len(store.tags.history(SECTION.tag)) == 1
 
 
-def test_a_gate_that_does_not_hold_refuses_and_says_by_how_much(store, model):
+def test_a_failed_gate_refuses_with_the_missing_amount(store, model):
     policy, production = model("first"), model("second")
     for compared, said in (
         (Compared(production, "candidate", "production", None), f"policy/production ({production.short})"),
@@ -128,7 +128,7 @@ def test_a_policy_that_cannot_be_compared_is_not_promoted(store, model):
         (None, "refused", True),
     ],
 )
-def test_a_policy_that_was_to_be_promoted_and_was_not_has_an_exit_code_of_its_own(promotion, night, expected):
+def test_a_refused_promotion_has_its_own_exit_code(promotion, night, expected):
     state = {"promotion": promotion, "night": night}
     assert not_promoted({name: one and {"state": one} for name, one in state.items()}) is expected
 
@@ -151,7 +151,7 @@ def test_attestations_are_attached_to_a_policy_before_the_tag_moves(store, model
     assert attachments(store, second).keys() == {"bom.cdx.json"}, "the recipe asks for more than before"
 
 
-def test_a_recipe_that_signs_is_refused_before_it_runs_where_there_is_no_key(store, monkeypatch):
+def test_a_signing_recipe_without_a_key_is_refused_before_the_run(store, monkeypatch):
     monkeypatch.delenv("ALIGN_SIGNING_KEY", raising=False)
     content = {"method": "sft", "name": "one", "model": "some/model", "sft": {"data": "rows.jsonl"}}
     recipe = parse_recipe({**content, "promotion": {"sign": "key"}})
@@ -159,7 +159,7 @@ def test_a_recipe_that_signs_is_refused_before_it_runs_where_there_is_no_key(sto
         check_recipe(recipe, store)
 
 
-def test_a_publication_that_fails_is_said_and_undoes_no_promotion(store, model):
+def test_a_failed_publication_is_reported_and_undoes_no_promotion(store, model):
     section = SECTION.model_copy(update={"publish": "hf://org/name"})
     first = model("first")
     outcome = promote.fn(section, first, *BETTER, expected=None)
@@ -172,7 +172,7 @@ def test_a_publication_that_fails_is_said_and_undoes_no_promotion(store, model):
     assert promotion_line(outcome).startswith("policy/production: promoted; not published to hf://org/name: ")
 
 
-def test_a_run_that_goes_on_late_does_not_replace_on_the_hub_what_was_promoted_after_it(store, model):
+def test_a_late_resumed_run_does_not_replace_a_later_promotion_on_the_hub(store, model):
     section = SECTION.model_copy(update={"publish": "hf://org/name"})
     first, second = model("first"), model("second")
     promote.fn(section, first, *BETTER, expected=None)

@@ -75,7 +75,7 @@ def test_a_run_makes_policy_reward_model_and_report(first: dict[str, Any], home:
 
 
 @pytest.mark.slow
-def test_an_unmet_gate_refuses_and_says_by_how_much(align: Align, first: dict[str, Any], home: Path) -> None:
+def test_an_unmet_gate_refuses_with_the_missing_amount(align: Align, first: dict[str, Any], home: Path) -> None:
     assert first["promotion"]["state"] == "refused"
     assert "below the minimum of 0.99" in first["promotion"]["reasons"][0]
     assert align(home, "tags", "ls") == {"tags": {}}
@@ -142,7 +142,7 @@ def test_the_policy_loads_in_transformers(align: Align, first: dict[str, Any], h
 
 
 @pytest.mark.slow
-def test_one_changed_field_runs_exactly_the_stages_below_it(align: Align, first: dict[str, Any], home: Path) -> None:
+def test_a_changed_field_reruns_exactly_the_stages_below_it(align: Align, first: dict[str, Any], home: Path) -> None:
     changed = run_small(align, home, "iterative_dpo.loss.beta=0.2")
     ran = {label for label, state in states(changed).items() if state == "run"}
     assert ran == {

@@ -75,7 +75,7 @@ def compose(tmp_path: Path, recipe: Any, told: Mapping[str, Any] = MappingProxyT
         return run, method_of(recipe).compose(recipe)
 
 
-def test_a_round_samples_judges_keeps_the_best_and_trains_on_it(tmp_path):
+def test_a_round_samples_judges_selects_the_best_and_trains(tmp_path):
     run, outputs = compose(tmp_path, parsed())
     assert run.inputs["round-2/sample"] == {"policy": "round-1/sft", "prompts": "rejection-sampling/prompts"}
     assert run.inputs["round-2/judge"] == {"rollouts": "round-2/sample", "tokenizer": "round-1/sft"}
@@ -103,7 +103,7 @@ def test_rounds_may_start_from_the_first_policy_and_keep_earlier_rows(tmp_path):
     ]
 
 
-def test_no_round_is_submitted_after_one_without_gain(tmp_path):
+def test_no_round_is_submitted_after_a_round_without_gain(tmp_path):
     stops = {"result": "round-1", "stops": "round 2 brought no gain"}
     run, outputs = compose(tmp_path, parsed(STOP), {"round-1/gain": {"result": "round-1"}, "round-2/gain": stops})
     assert (outputs.policy.label, outputs.final) == ("round-1/sft", "round-1")
@@ -184,7 +184,7 @@ def runs(machines: Any, tmp_path: Path) -> Iterator[Runs]:
 
 
 @pytest.mark.slow
-def test_real_rounds_end_without_gain_and_are_cached_and_a_round_without_rows_says_so(runs, tiny_model):
+def test_rounds_end_without_gain_are_cached_and_warn_about_a_round_without_rows(runs, tiny_model):
     small = {
         "rounds": 4,
         "prompts": {"task": "first", "rows": 16},

@@ -27,7 +27,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         journal.restart("sft", "another")
 
 
-def test_the_console_says_it_as_a_warning_of_the_stage() -> None:
+def test_the_console_shows_restarts_as_a_warning_of_the_stage() -> None:
     events: list[dict[str, object]] = []
     stream = EventStream(events.append)
     stream.started("sft")
@@ -45,7 +45,7 @@ def test_the_journal_keeps_every_restart_and_the_state_of_the_stage() -> None:
     assert (line.state, line.restarts) == ("running", (SENTENCE, "another"))
 
 
-def test_reports_of_complete_and_of_unfinished_runs_say_it(store: Store) -> None:
+def test_reports_of_complete_and_unfinished_runs_show_restarts(store: Store) -> None:
     complete = run_report(store, "small", "run", [], {}).markdown
     unfinished = unfinished_report(store, "small", "run", [], Unfinished("failed", None, "", "log")).markdown
     for report in (complete, unfinished):

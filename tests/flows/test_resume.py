@@ -44,7 +44,7 @@ def test_a_run_that_is_complete_computes_nothing_again(resumed: dict[str, Any], 
     assert references(resumed) == references(first)
 
 
-def test_explain_says_for_each_stage_why_it_ran_or_was_cached(
+def test_explain_has_for_each_stage_why_it_ran_or_was_cached(
     align: Align, home: Path, first: dict[str, Any], resumed: dict[str, Any]
 ) -> None:
     ran = {stage["label"]: stage for stage in align(home, "explain", first["run_id"])["stages"]}
@@ -54,7 +54,7 @@ def test_explain_says_for_each_stage_why_it_ran_or_was_cached(
     assert f"run {first['run_id'][:8]}, made on " in cached["sft"]["why"]
 
 
-def test_from_stage_runs_a_stage_and_what_depends_on_it_again_to_the_same_artifacts(
+def test_from_stage_reruns_a_stage_and_its_dependants_to_the_same_artifacts(
     align: Align, home: Path, resumed: dict[str, Any]
 ) -> None:
     again = align(home, "run", str(home / "small.yaml"), "--from-stage", "sft/data")

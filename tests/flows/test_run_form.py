@@ -47,7 +47,7 @@ def test_the_form_is_short_with_overrides_on_top(method: str) -> None:
     assert recipe[-3:] == [".recipe.resources", ".recipe.retention", ".recipe.tracking"]
 
 
-def test_what_a_method_takes_in_numbers_comes_first_and_objects_are_boxes_with_their_defaults() -> None:
+def test_the_form_has_plain_fields_first_and_objects_as_boxes_with_defaults() -> None:
     form = run_form(deployed("iterative-dpo").parameters.model_dump())
     section = form["definitions"]["IterativeDpoConfig"]["properties"]
     assert section["rounds"]["type"] == "integer"
@@ -57,7 +57,7 @@ def test_what_a_method_takes_in_numbers_comes_first_and_objects_are_boxes_with_t
     assert form["properties"]["recipe"]["default"]["iterative_dpo"]["training"]["batch_size"] > 0
 
 
-def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
+def test_shipped_defaults_and_handwritten_yaml_pass_the_form() -> None:
     from jsonschema import Draft202012Validator
 
     for name in [*shipped(), "iterative-dpo"]:
@@ -82,14 +82,14 @@ def test_a_deployed_run_makes_the_form_of_its_own_flow_alone() -> None:
     assert said.strip() == "['deployed_sft']"
 
 
-def test_only_what_is_shipped_or_a_method_is_a_flow() -> None:
+def test_only_shipped_recipes_and_methods_are_flows() -> None:
     assert all(isinstance(deployed(name), Flow) for name in shipped())
     with pytest.raises(AttributeError, match="has no attribute 'deployed_nothing'"):
         getattr(flows, "deployed_nothing")  # noqa: B009
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_the_form_shows_what_the_recipe_says_and_means_the_same(name: str) -> None:
+def test_the_form_shows_only_written_fields_and_parses_to_the_same_recipe(name: str) -> None:
     every_field = run_form(deployed(name).parameters.model_dump())["properties"]["recipe"]["default"]
     written = form_of(deployed(name))["properties"]["recipe"]["default"]
     assert parse_recipe(written) == parse_recipe(every_field)

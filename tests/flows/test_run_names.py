@@ -26,7 +26,7 @@ def name(*overrides: str, **parameters: Any) -> str:
         COMMAND_LINE.reset(token)
 
 
-def test_a_run_is_named_by_its_recipe_and_by_what_differs() -> None:
+def test_a_run_is_named_by_its_recipe_and_overrides() -> None:
     assert name() == "small, seed 7"
     assert name(overrides=["seed=3", "sft.training.max_steps=4"]) == "small, seed=3, sft.training.max_steps=4"
     assert name("sft.training.max_steps=4") == "small, seed 7, sft.training.max_steps=4"

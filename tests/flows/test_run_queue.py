@@ -25,7 +25,7 @@ from alignment_core.errors import UserError
 NOW = datetime.now(UTC)
 
 
-def test_a_run_that_waits_says_for_which_runs_and_its_place() -> None:
+def test_a_waiting_run_names_the_running_runs_and_its_place() -> None:
     queue = run_queue.Queue(max_runs=1, running=("1a2b3c4d (nightly)",), waiting=("first", "second"))
     reason = queue.reason("second")
     assert reason is not None
@@ -101,7 +101,7 @@ OLD = Crashed().model_copy(update={"timestamp": NOW - timedelta(days=3)})
         "no limit",
     ],
 )
-def test_no_later_run_takes_the_place_of_one_that_is_about_to_resume(
+def test_no_later_run_takes_the_place_of_a_run_about_to_resume(
     limit: int | None, active: int, crashed: list[list[State]], due: list[int], admitted: list[int]
 ) -> None:
     """``due`` and ``admitted`` are how often each run was running before. New runs have as many places as the limit leaves
@@ -113,7 +113,7 @@ def test_no_later_run_takes_the_place_of_one_that_is_about_to_resume(
     assert [one.flow_run.run_count for one in found] == admitted
 
 
-def test_the_states_of_old_crashes_are_not_asked_for_at_each_look_of_the_worker() -> None:
+def test_workers_do_not_query_the_states_of_old_crashes() -> None:
     client: Any = Client([*[[Running(), OLD]] * 150, [Running(), Crashed()]], 0)
     due: Any = [SimpleNamespace(flow_run=SimpleNamespace(run_count=0))]
     assert asyncio.run(admitted_runs(client, 2, due)) == due
@@ -130,7 +130,7 @@ def client(prefect_api: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.slow
-def test_the_limit_is_one_until_somebody_changes_it_and_then_it_stays(client: SyncPrefectClient) -> None:
+def test_the_default_limit_is_1_and_a_changed_limit_is_kept(client: SyncPrefectClient) -> None:
     assert deployments.create_pool(client, run_queue.POOL, None) == 1
     assert client.read_work_pool(run_queue.POOL).concurrency_limit == 1
     assert deployments.create_pool(client, run_queue.POOL, 3) == 3
@@ -140,7 +140,7 @@ def test_the_limit_is_one_until_somebody_changes_it_and_then_it_stays(client: Sy
 
 
 @pytest.mark.slow
-def test_a_run_that_resumes_goes_before_later_ones_and_a_schedule_queues_one_run(client: SyncPrefectClient) -> None:
+def test_a_resuming_run_precedes_later_runs_and_a_schedule_queues_a_single_run(client: SyncPrefectClient) -> None:
     """Prefect's server gives a worker the runs in the order in which they are due."""
     deployments.create_pool(client, run_queue.POOL, 1)
     flow = client.create_flow_from_name(run_queue.FLOW)
@@ -174,7 +174,7 @@ def test_a_run_that_resumes_goes_before_later_ones_and_a_schedule_queues_one_run
     assert Reconciler().look(client) == [], "runs that somebody asked for are never skipped"
 
 
-def test_of_a_schedule_only_the_latest_due_run_waits() -> None:
+def test_only_the_latest_due_run_of_a_schedule_waits() -> None:
     deployment, other = uuid.uuid4(), uuid.uuid4()
 
     def run(

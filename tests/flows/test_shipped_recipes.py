@@ -25,7 +25,7 @@ def theirs(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "their_package" / "recipes"
 
 
-def test_prefect_yaml_is_what_the_shipped_recipes_make_of_it():
+def test_prefect_yaml_is_up_to_date_with_the_shipped_recipes():
     written = (ROOT / "prefect.yaml").read_text()
     assert written == shipped_recipes.prefect_yaml(), "align deployments alignment --prefect-yaml > prefect.yaml"
     deployed = yaml.safe_load(written)["deployments"]
@@ -45,7 +45,7 @@ def test_recipes_of_a_distribution_are_deployed_beside_ours(theirs):
     assert "their-own" not in shipped_recipes.prefect_yaml()
 
 
-def test_a_recipe_does_not_take_the_name_of_one_of_ours(theirs):
+def test_a_plugin_recipe_does_not_replace_a_shipped_recipe_of_its_name(theirs):
     (theirs / "sft.yaml").write_text(RECIPE)
     assert shipped_recipes.shipped()["sft"].distribution == "alignment"
     assert shipped_recipes.hidden() == {

@@ -47,7 +47,7 @@ def store(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return store
 
 
-def test_to_look_takes_no_room_and_what_nothing_needs_can_go(store: Store, tmp_path: Path) -> None:
+def test_reading_commands_and_gc_work_on_a_full_disk(store: Store, tmp_path: Path) -> None:
     run = CliRunner()
     for command in LOOK:
         done = run.invoke(app, command)

@@ -52,7 +52,7 @@ def planned(recipe: SweepRecipe, folder: Path) -> Plan:
     return plan(recipe, open_store(str(folder / "store")))
 
 
-def test_equal_stages_of_variants_are_one_stage_without_a_variants_name(file: Path, tmp_path: Path) -> None:
+def test_equal_stages_of_variants_are_shared_without_a_variants_name(file: Path, tmp_path: Path) -> None:
     labels = [one.label for one in planned(sweep(file, "dpo.loss.beta=0.05,0.1,0.3"), tmp_path).stages]
     names = ["beta=0.05", "beta=0.1", "beta=0.3"]
     shared = [label for label in labels if not label.startswith("beta=")]
@@ -71,7 +71,7 @@ def test_a_variant_has_the_stages_of_its_recipe_run_alone(file: Path, tmp_path: 
     assert all((one.stage, one.config) in have for one in alone.stages)
 
 
-def test_several_fields_are_their_grid_named_by_as_many_words_as_tell_them_apart(file: Path) -> None:
+def test_several_fields_make_a_grid_with_the_shortest_distinct_names(file: Path) -> None:
     found = sweep(file, "sft.training.learning_rate=1e-4,2e-4", "dpo.training.learning_rate=1e-5", "seed=1,2")
     assert [*found.variants] == [
         f"sft.training.learning_rate={one},dpo.training.learning_rate=1e-05,seed={seed}"
@@ -145,7 +145,7 @@ def test_without_an_evaluation_rows_that_are_held_out_rank(file: Path) -> None:
     assert sweep(file, "dpo.loss.beta=0.1,0.2", overrides=("dpo.data.test_rows=8",)).ranks == ""
 
 
-def test_the_best_comes_first_and_an_interval_that_overlaps_is_said(tmp_path: Path) -> None:
+def test_the_best_variant_is_first_and_overlapping_intervals_are_noted(tmp_path: Path) -> None:
     def variant(beta: float, accuracy: float) -> Variant:
         metrics = {
             "accuracy": accuracy,

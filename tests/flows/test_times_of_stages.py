@@ -54,7 +54,7 @@ def test_work_alone_is_one_number() -> None:
     assert times({"seconds": 2.0, "startup_seconds": 0.01}) == "2.0 s"
 
 
-def test_a_silent_stage_says_every_ten_seconds_what_is_being_started() -> None:
+def test_a_silent_stage_reports_every_ten_seconds_what_is_starting() -> None:
     clock, said = Clock(), list[str]()
     stream = EventStream(lambda event: said.append(event["text"]), clock)
     stream.started("sft")

@@ -13,7 +13,7 @@ TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", [*TUTORIALS, DOCS / "flows.md"], ids=lambda page: page.stem)
-def test_every_tutorial_runs_something_on_files_that_it_shows(page: Path) -> None:
+def test_every_tutorial_runs_a_command_on_files_that_it_shows(page: Path) -> None:
     assert files_of(page)
     assert "align run" in script_of(page)
 

@@ -37,7 +37,7 @@ def ends(run: Run, number: int, error: Exception | None = None) -> None:
         future.wrapped_future.set_result(result(LABELS[number]).model_dump(mode="json"))
 
 
-def test_waiting_for_a_stage_reports_stages_that_end_before_and_no_running_ones(run: Run) -> None:
+def test_waiting_for_a_stage_reports_earlier_finished_stages_and_no_running_ones(run: Run) -> None:
     ends(run, 0)
     threading.Timer(0.1, ends, (run, 1)).start()
     assert run.steps[1].result().label == "round-1"

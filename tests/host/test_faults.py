@@ -35,14 +35,14 @@ def test_our_own_errors_keep_their_type_and_others_their_name() -> None:
     assert str(rebuilt) == "KeyError: 'weights'"
 
 
-def test_what_nobody_foresaw_names_the_stage_and_the_log() -> None:
+def test_an_unexpected_error_names_the_stage_and_the_log() -> None:
     unforeseen = rebuild(describe(RuntimeError("engines: `generate` failed: ValueError('head 16')")))
     found = placed(unforeseen, "round-1/generate", Path("run.log"))
     said = "round-1/generate: RuntimeError: engines: `generate` failed: ValueError('head 16'); the log is run.log"
     assert (type(found), str(found)) == (AlignmentError, said)
 
 
-def test_an_error_of_ours_names_the_stage_once() -> None:
+def test_an_expected_error_names_the_stage_once() -> None:
     for said in ("1 of 3 rows is malformed", "sft/data: 1 of 3 rows is malformed"):
         found = placed(UserError(said), "sft/data", Path("run.log"))
         assert (type(found), str(found)) == (UserError, "sft/data: 1 of 3 rows is malformed")

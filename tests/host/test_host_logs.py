@@ -72,7 +72,7 @@ def test_long_lines_are_cut_and_progress_bars_reduced_to_their_end(read: Callabl
     assert bar == "100%"
 
 
-def test_lines_beyond_the_rate_limit_are_counted_and_later_ones_forwarded(log: Path) -> None:
+def test_lines_beyond_the_rate_limit_are_counted_and_later_lines_forwarded(log: Path) -> None:
     log.write_text("".join(f"line {n}\n" for n in range(100_000)))
     heard: Lines = []
     tail = LogTail(log, 0, lambda *line: heard.append(line))
@@ -90,7 +90,7 @@ def test_the_last_output_is_forwarded_without_a_line_end_and_with_any_bytes(log:
     assert [text for _, _, text in heard] == ["\ufffd broken", "Fatal"]
 
 
-def test_what_an_earlier_attempt_wrote_is_not_repeated_and_a_log_may_begin_late(log: Path) -> None:
+def test_lines_of_an_earlier_attempt_are_not_repeated_and_a_log_may_begin_late(log: Path) -> None:
     heard: Lines = []
     late = LogTail(log, len("old\n"), lambda *line: heard.append(line))
     log.write_text("old\nnew\n")
@@ -98,7 +98,7 @@ def test_what_an_earlier_attempt_wrote_is_not_repeated_and_a_log_may_begin_late(
     assert heard == [(None, "host", "new")]
 
 
-def test_a_listener_that_fails_hears_the_next_lines(log: Path) -> None:
+def test_a_failing_listener_gets_the_next_lines(log: Path) -> None:
     log.write_text("(engines[0] pid=1) one\n(engines[1] pid=2) two\n")
     heard: list[str] = []
 
@@ -152,5 +152,5 @@ def test_the_newest_logs_stay(tmp_path: Path) -> None:
         ("Fatal Python error: Aborted", logging.ERROR),
     ],
 )
-def test_what_looks_like_an_error_is_one(text: str, expected: int) -> None:
+def test_lines_get_the_log_level_that_their_text_suggests(text: str, expected: int) -> None:
     assert level(text) == expected

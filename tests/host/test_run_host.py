@@ -23,7 +23,7 @@ def model_call(config: BaseModelConfig) -> StageCall:
     return StageCall(stage="base_model", label="model", config=config.model_dump(mode="json"), inputs={})
 
 
-def test_nothing_outlives_the_process_that_asked(tmp_path: Path, tiny_model: TinyModel) -> None:
+def test_nothing_outlives_the_calling_process(tmp_path: Path, tiny_model: TinyModel) -> None:
     """Ended by Ctrl-C. In tests/host/test_stopping.py it trains, and `make test-long` kills it as it is idle, too."""
     check_that_nothing_outlives(signal.SIGINT, tmp_path, tiny_model())
 

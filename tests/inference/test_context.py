@@ -36,7 +36,7 @@ def long_model(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.slow
-def test_a_server_takes_the_longest_context_that_fits_and_says_so(long_model: Path) -> None:
+def test_a_server_reports_the_longest_context_that_fits(long_model: Path) -> None:
     with served(str(long_model), "judge", RESOURCES) as server:
         assert server.context == 32_736
         assert server.shortened == (
@@ -54,7 +54,7 @@ def test_a_server_takes_the_longest_context_that_fits_and_says_so(long_model: Pa
 
 
 @pytest.mark.slow
-def test_a_server_that_is_asked_for_more_says_why_it_does_not_start(long_model: Path) -> None:
+def test_a_context_that_exceeds_the_cache_is_refused_with_the_reason(long_model: Path) -> None:
     with (
         pytest.raises(EnvironmentFault) as caught,
         running(str(long_model), "policy", "127.0.0.1", 18099, RESOURCES, options=["--max-model-len", "40000"]),
@@ -72,7 +72,9 @@ def test_a_server_that_is_asked_for_more_says_why_it_does_not_start(long_model: 
 
 
 @pytest.mark.slow
-def test_an_engine_of_a_run_says_how_large_a_cache_it_needs(long_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_with_too_small_a_cache_names_the_size_it_needs(
+    long_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = Device("cpu", 1)
     for name, value in device.engine_environment(RESOURCES, Place()).items():
         monkeypatch.setenv(name, value)

@@ -22,7 +22,7 @@ from alignment_core.recipes import ResourcesConfig
         ({"max_num_batched_tokens": "many"}, "does not take max_num_batched_tokens: .*valid integer"),
     ],
 )
-def test_what_vllm_does_not_take_is_the_users_error(options: dict[str, Any], says: str, tiny_model: Any) -> None:
+def test_options_that_vllm_refuses_are_the_users_error(options: dict[str, Any], says: str, tiny_model: Any) -> None:
     model = Model(tiny_model(), Reference.parse(f"model@sha256:{'a' * 64}"))
     with pytest.raises(UserError, match=f"^resources.engine_options: vLLM {says}"):
         Engine(model, 64, ResourcesConfig(engine_options=options), Device("cpu", 1))

@@ -103,7 +103,7 @@ def test_the_policy_that_is_in_the_engine_is_not_loaded_again(
     assert load(engine, models, "a") == 0.0
 
 
-def test_equal_arguments_give_equal_completions_whatever_was_generated_before(engine: ActorGroup[Engine]) -> None:
+def test_equal_arguments_give_equal_completions_after_any_history(engine: ActorGroup[Engine]) -> None:
     first = generate(engine)
     generate(engine, prompts=PROMPTS[::-1], seed=99)
     again = generate(engine)
@@ -146,7 +146,7 @@ def test_log_probabilities_are_those_of_the_tempered_distribution(
             np.testing.assert_allclose(one.logps, expected.numpy(), atol=1e-4)
 
 
-def test_any_stop_token_ends_a_completion_and_is_part_of_it(engine: ActorGroup[Engine]) -> None:
+def test_any_stop_token_ends_a_completion_as_its_last_token(engine: ActorGroup[Engine]) -> None:
     likeliest = tokens(generate(engine, num_generations=1, temperature=0.0))[0][0]
     stop = likeliest[3]
     [[one]] = generate(engine, prompts=PROMPTS[:1], stop_ids=(STOP, stop), num_generations=1, temperature=0.0)
@@ -201,7 +201,7 @@ def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(
     assert parity(engine, models, "a") < 1e-4
 
 
-def test_an_engine_that_sleeps_holds_nothing_until_new_weights_wake_it(
+def test_a_sleeping_engine_holds_no_memory_until_new_weights_wake_it(
     engine: ActorGroup[Engine], models: dict[str, Path]
 ) -> None:
     for _ in range(2):
@@ -245,7 +245,7 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: ActorGroup[Engine], m
     assert parity(engine, models, "a") < 1e-4
 
 
-def test_adapters_reach_the_engine_within_the_weights_that_they_belong_to(
+def test_adapters_reach_the_engine_merged_into_their_weights(
     engine: ActorGroup[Engine], models: dict[str, Path], tmp_path: Path
 ) -> None:
     model = adapted(models["a"], LoraConfig(r=4), seed=3)
@@ -255,7 +255,7 @@ def test_adapters_reach_the_engine_within_the_weights_that_they_belong_to(
     assert parity(engine, models, "a") > 1e-3
 
 
-def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_whose(
+def test_running_completions_continue_with_new_weights_and_record_a_version_per_token(
     engine: ActorGroup[Engine], models: dict[str, Path]
 ) -> None:
     import torch
@@ -291,7 +291,7 @@ def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_wh
             np.testing.assert_allclose(one.logps[chosen], expected[chosen], atol=1e-4)
 
 
-def test_what_is_dropped_does_not_come_back(engine: ActorGroup[Engine]) -> None:
+def test_dropped_requests_return_no_completion(engine: ActorGroup[Engine]) -> None:
     sampling = GenerationConfig(num_generations=1, max_completion_length=64)
     engine.one(0, Engine.advance, [Request("old", [1, 2], 64, seed=1)], sampling, [STOP], 0.01)
     engine.all(Engine.drop_all)

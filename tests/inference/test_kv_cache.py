@@ -22,7 +22,7 @@ def test_plain_attention_takes_a_key_and_a_value_for_each_layer_and_head() -> No
     assert bytes_per_token(SMOLLM2, shards=3) == 15_360, "each of three workers holds one of the three heads"
 
 
-def test_a_sequence_takes_whole_blocks_and_one_more() -> None:
+def test_a_sequence_takes_whole_blocks_and_a_spare_block() -> None:
     """vLLM's own estimate for this model with 256 MiB is 5,792 tokens (its message, version 0.32): 256 MiB are 182 blocks of
     32 · 46,080 = 1,474,560 bytes, of which one stays free; 181 · 32 = 5,792. All 8,192 tokens take 256 blocks and that one,
     257 · 1,474,560 bytes = 361.4 MiB."""
@@ -30,7 +30,7 @@ def test_a_sequence_takes_whole_blocks_and_one_more() -> None:
     assert mib_needed(SMOLLM2, 8192) == 362
 
 
-def test_a_sliding_window_takes_one_block_more() -> None:
+def test_a_sliding_window_takes_an_additional_block() -> None:
     """vLLM 0.32 says of this model with 32 MiB that 32,704 tokens fit: a block is 32 · 1,024 bytes, so there are 1,024 of them,
     one stays free, one is for a window that begins inside a block, and 1,022 · 32 = 32,704."""
     mistral = {
@@ -95,7 +95,7 @@ VLLM = (
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8192}])
-def test_an_engine_whose_cache_is_too_small_says_what_to_set(tmp_path: Any, options: dict[str, Any]) -> None:
+def test_an_engine_whose_cache_is_too_small_names_the_setting(tmp_path: Any, options: dict[str, Any]) -> None:
     """362 MiB: see above. Further options of the engine are not blamed for it."""
 
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
@@ -111,7 +111,7 @@ def test_an_engine_whose_cache_is_too_small_says_what_to_set(tmp_path: Any, opti
     assert "the estimated maximum model length is 5792" in first
 
 
-def test_other_refusals_of_vllm_stay_what_they_are(tmp_path: Any) -> None:
+def test_other_refusals_of_vllm_are_raised_unchanged(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text("{}")
 
     def make(**options: Any) -> None:
@@ -123,7 +123,7 @@ def test_other_refusals_of_vllm_stay_what_they_are(tmp_path: Any) -> None:
         started(make, tmp_path, 64, ResourcesConfig(engine_options={"swap_space": 4}))
 
 
-def test_no_size_below_the_present_one_is_advised() -> None:
+def test_no_size_below_the_present_size_is_advised() -> None:
     """On a GPU, or with a `kv_cache_dtype` of another size, the cache may be too small though `kv_cache_mib` is not."""
     assert raise_it(300, ResourcesConfig(kv_cache_mib=256)).startswith(
         "raise resources.kv_cache_mib to 300 or more (it is 256"

@@ -55,7 +55,7 @@ def test_a_long_cause_keeps_its_beginning() -> None:
     assert len(str(root_cause(f"RuntimeError: why {'x' * 10_000}"))) == 2000
 
 
-def test_a_cache_without_room_for_a_token_is_named_with_its_options_in_front_of_what_vllm_advises() -> None:
+def test_a_cache_too_small_for_a_token_is_named_with_its_options_before_vllms_advice() -> None:
     """The cause is what vLLM 0.32 raises on a CPU with ``--kv-cache-memory-bytes=500K``, which has no GPU memory."""
     cause = (
         "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try "
@@ -124,7 +124,7 @@ def test_a_context_that_the_cache_cannot_hold_is_a_plain_sentence_before_vllms_o
         (None, "it did not answer within 60 seconds"),
     ],
 )
-def test_a_server_without_any_exception_in_its_log_says_how_it_ended(code: int | None, says: str) -> None:
+def test_a_server_that_ends_without_an_exception_is_reported_with_its_exit_code(code: int | None, says: str) -> None:
     output = ServerLog(io.BytesIO(b"INFO loading\n"))
     output.join(30)
     sentence, _, saved = http_server._why(code, output, 60.0).partition(" (its log: ")

@@ -20,7 +20,7 @@ def test_the_input_of_alpaca_is_part_of_every_prompt(draft: Draft, tmp_path: Pat
     assert ("input", "in the prompt", "") in result.columns
 
 
-def test_a_further_column_with_nulls_is_said(draft: Draft, tmp_path: Path) -> None:
+def test_an_additional_column_with_nulls_is_reported(draft: Draft, tmp_path: Path) -> None:
     content = [{"instruction": f"do {n}", "input": "it" if n % 4 else None, "output": f"a {n}"} for n in range(40)]
     assert any(
         "`input` is not put into the prompt" in one for one in draft(jsonl(tmp_path / "r.jsonl", content)).warnings
@@ -37,7 +37,7 @@ def test_a_second_likely_column_is_listed_as_not_used(draft: Draft, tmp_path: Pa
     assert corrected["columns"] == {"completion": "reply"}
 
 
-def test_columns_inside_of_one_object_may_be_named(draft: Draft, store: Store, tmp_path: Path) -> None:
+def test_nested_columns_may_be_named(draft: Draft, store: Store, tmp_path: Path) -> None:
     content = [{"data": {"prompt": f"q {n}", "completion": f"a {n}"}} for n in range(40)]
     result = draft(
         jsonl(tmp_path / "rows.jsonl", content), columns={"prompt": "data.prompt", "completion": "data.completion"}
@@ -67,7 +67,7 @@ def test_a_cell_that_cannot_be_read_is_named(draft: Draft, tmp_path: Path) -> No
     assert ("completion", "", None) in result.columns
 
 
-def test_a_field_of_messages_that_the_chat_template_does_not_show_is_said(draft: Draft, tmp_path: Path) -> None:
+def test_message_fields_that_the_chat_template_does_not_show_are_reported(draft: Draft, tmp_path: Path) -> None:
     turn = {"role": "assistant", "content": "yes"}
     chats = [[{"role": "user", "content": f"{number}?"}, {**turn, "votes": 1}] for number in range(9)]
     result = draft(jsonl(tmp_path / "rows.jsonl", [{"messages": chat} for chat in chats]))
@@ -77,7 +77,7 @@ def test_a_field_of_messages_that_the_chat_template_does_not_show_is_said(draft:
     assert any("rows were not measured" in warning for warning in result.warnings)
 
 
-def test_rows_that_cannot_be_read_are_said(draft: Draft, tmp_path: Path) -> None:
+def test_unreadable_rows_are_reported(draft: Draft, tmp_path: Path) -> None:
     file = jsonl(tmp_path / "rows.jsonl", ROWS["prompt and completion"][2])
     file.write_text("{no row\n" + file.read_text())
     (said,) = [warning for warning in draft(file).warnings if "cannot be read" in warning]

@@ -39,7 +39,7 @@ def test_answers_that_a_verifier_scores_are_greedy(method: str, write: Write) ->
 
 
 @pytest.mark.parametrize(("rows", "method"), [(TEXTS, "sft"), (PAIRS, "dpo")])
-def test_answers_that_only_the_kl_is_measured_on_are_sampled_and_the_recipe_says_so(
+def test_without_a_verifier_answers_are_sampled_at_temperature_1_for_the_kl(
     rows: list[dict[str, Any]], method: str, write: Write
 ) -> None:
     """The KL's estimator needs samples of the policy at its own temperature."""

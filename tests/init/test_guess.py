@@ -35,14 +35,14 @@ def test_rows_speak_for_a_method_under_any_of_their_names(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("role", OTHER_NAMES)
-def test_every_role_with_other_names_is_one_of_a_format(role: str) -> None:
+def test_every_role_with_alternative_names_belongs_to_a_format(role: str) -> None:
     format, _, plain = role.rpartition(".")
     assert plain in kinds.roles()
     assert not format or format in formats()
 
 
 @pytest.mark.parametrize(("likelier", "other"), [("response", "reply"), ("completion", "response")])
-def test_of_two_likely_columns_the_likelier_is_taken(likelier: str, other: str, tmp_path: Path) -> None:
+def test_the_likelier_of_two_columns_is_chosen(likelier: str, other: str, tmp_path: Path) -> None:
     content = [{"prompt": f"q {n}", other: f"long answer {n}", likelier: f"a {n}"} for n in N]
     assert guessed(tmp_path, content)[1].columns["completion"] == likelier
 
@@ -61,7 +61,7 @@ def test_answers_in_words_are_imitated_and_bare_numbers_are_verified(tmp_path: P
     assert guessed(tmp_path, [{"question": f"{n}+1?", "answer": f"{n + 1}"} for n in N])[0] == "rl"
 
 
-def test_a_few_rows_of_another_kind_do_not_change_what_the_rest_are(tmp_path: Path) -> None:
+def test_a_few_rows_of_another_kind_do_not_change_the_guessed_method(tmp_path: Path) -> None:
     content: list[dict[str, Any]] = [{"prompt": f"q {n}", "completion": f"a {n}"} for n in N]
     content[7] = {"prompt": "", "completion": None}
     assert guessed(tmp_path, content)[0] == "sft"
@@ -80,7 +80,7 @@ def test_a_few_rows_of_another_kind_do_not_change_what_the_rest_are(tmp_path: Pa
         ("text", "sft"),
     ],
 )
-def test_a_method_that_is_asked_for_reads_what_it_can(name: str, method: str, tmp_path: Path) -> None:
+def test_a_requested_method_reads_every_kind_of_rows_that_it_supports(name: str, method: str, tmp_path: Path) -> None:
     assert guessed(tmp_path, ROWS[name][2], method=method)[0] == method
 
 
@@ -97,7 +97,7 @@ def test_methods_go_by_their_other_names_too(tmp_path: Path) -> None:
         ("dpo", "looked for `chosen` and `rejected`; the first row has prompt, completion"),
     ],
 )
-def test_a_method_that_cannot_be_begun_says_why(method: str, sentence: str, tmp_path: Path) -> None:
+def test_a_method_that_init_cannot_start_is_refused_with_the_reason(method: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s).*") as error:
         guessed(tmp_path, ROWS["prompt and completion"][2], method=method)
     assert sentence in str(error.value)
@@ -120,7 +120,7 @@ def test_rows_that_nothing_reads_are_described(content: dict[str, Any], sentence
     assert sentence in str(error.value)
 
 
-def test_names_match_whatever_their_case_and_separators() -> None:
+def test_names_match_regardless_of_case_and_separators() -> None:
     assert called(("prompt_text", "question"), ["Question", "Prompt Text", "x"]) == ["Prompt Text", "Question"]
 
 
@@ -134,7 +134,7 @@ def test_other_answers_are_not(label: str) -> None:
     assert not is_final(label)
 
 
-def test_a_verifier_is_chosen_by_what_the_labels_look_like() -> None:
+def test_the_verifier_is_chosen_by_the_form_of_the_labels() -> None:
     assert ends_with_final("2+2 is 4\n#### 4")
     assert verifier_of(["2+2 is 4\n#### 4"] * 9) == "math"
     assert verifier_of(["2+2 is 4\n#### 4"] * 9, worked=False) is None

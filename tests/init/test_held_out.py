@@ -20,7 +20,7 @@ def test_held_out_rows_are_in_a_file_and_no_prompt_of_theirs_is_trained_on(draft
     assert len(result.profile.held_out.rows) == 4
 
 
-def test_too_few_rows_are_all_trained_on_and_the_user_is_told(draft: Draft, store: Store, tmp_path: Path) -> None:
+def test_too_few_rows_are_all_trained_on_with_a_warning(draft: Draft, store: Store, tmp_path: Path) -> None:
     result = draft(jsonl(tmp_path / "rows.jsonl", ROWS["prompt and completion"][2][:1]))
     assert "evaluation" not in result.recipe
     assert result.warnings == [
@@ -72,7 +72,7 @@ def test_a_constant_prompt_leaves_nothing_to_hold_out(draft: Draft, store: Store
     assert "test_rows" not in result.recipe["reward_model"]["data"]
 
 
-def test_what_was_held_out_before_is_no_data(draft: Draft, store: Store, tmp_path: Path) -> None:
+def test_rows_held_out_by_an_earlier_init_are_no_data(draft: Draft, store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     jsonl(folder / "a.jsonl", ROWS["labels"][2])

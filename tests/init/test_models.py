@@ -116,7 +116,7 @@ def test_a_model_that_is_none_is_refused(model: str, sentence: str, store: Store
     assert sentence in str(error.value)
 
 
-def test_a_name_that_the_hub_cannot_be_asked_for_leaves_a_recipe(
+def test_an_unverifiable_hub_name_still_gives_a_recipe(
     draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -24,9 +24,7 @@ TURNS = [{"question_id": number, "turns": [f"Say {number}.", "Say it again."]} f
 
 
 @pytest.mark.parametrize("name", [name for name, (method, *_) in ROWS.items() if method != "continued-pretraining"])
-def test_every_kind_of_rows_that_has_prompts_is_read_as_init_reads_it_for_generate(
-    name: str, draft: Draft, tmp_path: Path
-) -> None:
+def test_generate_reads_rows_with_prompts_as_init_does(name: str, draft: Draft, tmp_path: Path) -> None:
     path = jsonl(tmp_path / "rows.jsonl", ROWS[name][2])
     try:
         result = draft(path, method="generate")
@@ -51,7 +49,7 @@ def asked(data: dict[str, Any], row: dict[str, Any]) -> Any:
     return kind.formats["prompts"].parse(Fields(row, dict(source.columns))).prompt  # type: ignore[attr-defined]
 
 
-def test_the_first_of_several_turns_is_asked_and_the_others_are_said(tmp_path: Path) -> None:
+def test_the_first_of_several_turns_is_the_prompt_and_further_turns_are_noted(tmp_path: Path) -> None:
     data, notes = prompts_of(str(jsonl(tmp_path / "bench.jsonl", TURNS)))
     assert data["columns"] == {"prompt": "turns.0"}
     assert asked(data, TURNS[1]) == "Say 1."
@@ -81,13 +79,13 @@ def test_folders_globs_and_further_columns_are_read(tmp_path: Path) -> None:
     assert "path" in prompts_of(f"{tmp_path}/two")[0]
 
 
-def test_rows_without_a_prompt_are_refused_with_what_they_have(tmp_path: Path) -> None:
+def test_rows_without_a_prompt_are_refused_with_their_columns(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "rows.jsonl", [{"alpha": 1, "beta": 2}])
     with pytest.raises(UserError, match="alpha, beta"):
         prompts_of(str(path))
 
 
-def test_the_cure_for_rows_without_a_prompt_is_one_that_generate_takes(tmp_path: Path) -> None:
+def test_the_advice_for_rows_without_a_prompt_is_an_option_of_generate(tmp_path: Path) -> None:
     """`align generate` has no option `--column`: its columns are fields of the recipe."""
     path = jsonl(tmp_path / "rows.jsonl", [{"text": "Say it."}])
     with pytest.raises(UserError) as refused:

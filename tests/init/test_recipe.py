@@ -36,7 +36,7 @@ def test_the_recipe_of_any_rows_loads_and_passes_its_checks(
 
 @pytest.mark.parametrize("method", sorted(loaded()))
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=["CPU", "GPU"])
-def test_every_method_with_a_start_can_be_asked_for(
+def test_every_method_that_init_supports_can_be_requested(
     method: str, machine: Machine, draft: Draft, store: Store, tmp_path: Path
 ) -> None:
     named = {"kto": "labels", "dpo": "HH", "reward-model": "preferences", "process-reward-model": "steps"}
@@ -47,7 +47,7 @@ def test_every_method_with_a_start_can_be_asked_for(
 
 
 @pytest.mark.parametrize("method", ["iterative-dpo", "rejection-sampling", "kto", "sft"])
-def test_methods_take_pairs_where_they_can(method: str, draft: Draft, store: Store, tmp_path: Path) -> None:
+def test_methods_that_can_train_on_pairs_accept_them(method: str, draft: Draft, store: Store, tmp_path: Path) -> None:
     draft(jsonl(tmp_path / "rows.jsonl", ROWS["preferences"][2]), method=method)
     assert problems(tmp_path / "recipe.yaml", store) == []
 

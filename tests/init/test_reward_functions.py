@@ -68,7 +68,7 @@ def test_rows_objects_that_can_be_called_and_coroutine_functions_are_rewards(nam
     assert problems(Path("recipes/recipe.yaml"), store) == []
 
 
-def test_a_class_is_refused_by_the_checks_with_what_to_write(run: Run, store: Store) -> None:
+def test_a_class_as_reward_is_refused_with_the_correct_form(run: Run, store: Store) -> None:
     run("code/rewards.py:Length")
     (problem,) = problems(Path("recipes/recipe.yaml"), store)
     assert "is a class: name a function, or an object of it" in problem
@@ -85,7 +85,7 @@ def test_a_class_is_refused_by_the_checks_with_what_to_write(run: Run, store: St
         ("other.py:ours", r"no file other\.py$"),
     ],
 )  # fmt: skip
-def test_a_name_that_names_no_function_is_refused_with_the_likely_one(run: Run, reward: str, says: str) -> None:
+def test_an_unknown_function_is_refused_with_the_nearest_name(run: Run, reward: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         run(reward)
     assert not Path("recipes/recipe.yaml").exists()

@@ -42,7 +42,9 @@ def test_thumbs_that_are_all_up_are_demonstrations(draft: Draft, tmp_path: Path)
 
 
 @pytest.mark.parametrize("method", ["rl", "conditional-sft", "rejection-sampling"])
-def test_a_method_that_needs_right_answers_says_where_to_name_them(method: str, draft: Draft, tmp_path: Path) -> None:
+def test_a_method_that_needs_right_answers_is_refused_without_a_column_for_them(
+    method: str, draft: Draft, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="its answers cannot be verified: no column holds a right answer"):
         draft(jsonl(tmp_path / "rows.jsonl", ROWS["prompts alone"][2]), method=method)
 

@@ -75,7 +75,7 @@ def test_rows_of_any_file_are_read(name: str, write: Callable[[Path], Path], tmp
     ],
     ids=["empty", "blank", "binary", "UTF-16", "gzip", "lists", "one endless line"],
 )
-def test_a_file_without_a_row_says_why(content: bytes, sentence: str, tmp_path: Path) -> None:
+def test_a_file_without_rows_is_refused_with_the_reason(content: bytes, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content)
     with pytest.raises(UserError) as error:
@@ -172,11 +172,11 @@ def test_all_rows_of_a_prompt_are_held_out_and_more_rows_move_few(tmp_path: Path
     assert len({row["prompt"] for row in kept} & {row["prompt"] for row in again}) >= 3
 
 
-def test_nothing_is_held_out_of_copies_of_one_prompt() -> None:
+def test_nothing_is_held_out_of_copies_of_the_same_prompt() -> None:
     assert some_to_hold_out(CONTENT[:1] * 30, MAPPING, 4) == []
 
 
-def test_of_a_folder_with_splits_of_its_own_one_is_chosen_and_named(tmp_path: Path) -> None:
+def test_a_split_of_a_folder_is_chosen_and_named(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for split in ("test_gen", "test_sft", "train_prefs", "train_sft"):
         parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")

@@ -28,7 +28,7 @@ def line(key: str, state: str, at: int, **config: Any) -> StageLine:
     return StageLine(label="sft", stage="sft", key=key * 64, key_parts=parts, state=state, at=stamp)
 
 
-def test_a_stage_that_ran_is_told_what_changed_in_the_key_and_where_it_ran() -> None:
+def test_a_stage_that_ran_is_explained_by_changes_of_key_and_hardware() -> None:
     before = record("a", 1, "one", {"cpu": "EPYC", "trainers": 1}, training={"bf16": False})
     after = record("b", 5, "two", {"cpu": "EPYC", "trainers": 2}, training={"bf16": True})
     (found,) = explain([line("b", "run", 5, training={"bf16": True})], [before, after], "two")
@@ -36,7 +36,7 @@ def test_a_stage_that_ran_is_told_what_changed_in_the_key_and_where_it_ran() -> 
     assert found.elsewhere == ("trainers: 1 → 2",)
 
 
-def test_a_cached_stage_is_told_on_what_it_was_made() -> None:
+def test_a_cached_stage_names_its_run_and_hardware() -> None:
     maker = record("a", 1, "one", {"cpu": "EPYC", "trainers": 2})
     (found,) = explain([line("a", "cached", 5)], [maker], "two")
     assert found.why.endswith("run one, made on EPYC, 2 trainers")

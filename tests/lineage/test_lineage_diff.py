@@ -35,7 +35,7 @@ def publish(store: Store, tmp_path: Path) -> Publish:
     return make
 
 
-def test_a_changed_setting_is_told_with_what_came_of_it(store, publish):
+def test_a_changed_setting_is_shown_with_the_resulting_differences(store, publish):
     old_rows, new_rows = publish({"rows": "old"}, "dataset"), publish({"rows": "new, more"}, "dataset")
     base = publish({"weights": "base"})
     a = publish(
@@ -101,7 +101,7 @@ def test_artifacts_made_outside_are_compared_by_their_files(store, publish):
     assert diff_text(compare(store, a, publish({"weights": "c"}))).count("made outside") == 2
 
 
-def test_of_several_stages_that_made_the_same_bytes_the_nearest_are_compared(store, publish):
+def test_the_nearest_stages_that_made_the_same_bytes_are_compared(store, publish):
     near, far = {"lr": 1, "seed": 1}, {"lr": 9, "seed": 9}
     a = publish({"weights": "a"}, name="a", config=near)
     assert publish({"weights": "a"}, name="b", config=far) == a
@@ -109,7 +109,7 @@ def test_of_several_stages_that_made_the_same_bytes_the_nearest_are_compared(sto
     assert compare(store, a, b).key == ["config.lr: 1 → 2"]
 
 
-def test_what_was_pruned_can_still_be_compared(store, publish):
+def test_pruned_artifacts_can_be_compared(store, publish):
     a = publish({"rows": "a"}, "rollouts", name="a", config={"x": 1})
     b = publish({"rows": "b"}, "rollouts", name="b", config={"x": 2})
     prune(store, None, 0, delete=True)
@@ -117,7 +117,7 @@ def test_what_was_pruned_can_still_be_compared(store, publish):
     assert compare(store, a, b).key == ["config.x: 1 → 2"]
 
 
-def test_what_changed_upstream_is_told(store, publish):
+def test_upstream_changes_are_shown(store, publish):
     def chain(rows: int, name: str) -> Reference:
         data = publish({"rows": f"{rows}"}, "dataset", f"{name}data", label="sft/data", config={"data": {"rows": rows}})
         sft = publish({"weights": f"{rows}"}, name=f"{name}sft", label="sft", config={"x": 1}, inputs={"data": data})
@@ -131,7 +131,7 @@ def test_what_changed_upstream_is_told(store, publish):
     assert "model.data, by sft/data\n    sft.data.rows: 100 → 200" in diff_text(found)
 
 
-def test_another_machine_is_told_although_it_is_in_no_key(store, publish):
+def test_a_difference_in_hardware_is_shown_although_no_key_has_it(store, publish):
     a, b = (
         publish({"w": f"{ranks}"}, name=f"{ranks}", config={}, hardware={"cpu": "x86", "trainers": ranks})
         for ranks in (1, 2)

@@ -57,7 +57,7 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
     return made
 
 
-def test_the_upward_tree_tells_how_a_model_came_to_be(store, made):
+def test_the_upward_tree_shows_stages_inputs_and_settings_of_a_model(store, made):
     short = {name: reference.short for name, reference in made.items()}
     empty, sources = digest_of({})[:12], store.records.find(digest_of("data")).config
     with Graph.of(store) as graph:
@@ -87,7 +87,7 @@ def test_the_upward_tree_tells_how_a_model_came_to_be(store, made):
         )
 
 
-def test_the_downward_tree_tells_what_became_of_the_data(store, made):
+def test_the_downward_tree_shows_the_users_of_the_data(store, made):
     with Graph.of(store) as graph:
         node = graph.down(made["data"])
     assert [(child.role, child.reference) for child in node.children] == [("train", made["sft"])]
@@ -100,7 +100,7 @@ def test_the_downward_tree_tells_what_became_of_the_data(store, made):
     assert "source:" not in text_tree(node)
 
 
-def test_an_unknown_artifact_is_a_tree_of_one_line(store, made):
+def test_an_unknown_artifact_is_a_tree_with_a_single_line(store, made):
     unknown = Reference("model", "0" * 64)
     with Graph.of(store) as graph:
         assert graph.up(unknown).children == graph.down(unknown).children == ()
@@ -155,7 +155,7 @@ def test_two_stages_that_made_the_same_bytes_both_stand_in_the_tree():
     assert {child.reference for child in node.children} == {one, other}
 
 
-def test_hundreds_of_rounds_are_one_tree():
+def test_hundreds_of_rounds_make_a_single_tree():
     chain = [Reference("model", f"{number:064x}") for number in range(300)]
     graph = Graph(record(f"round-{n}", chain[n], policy=chain[n - 1]) for n in range(1, 300))
     assert text_tree(graph.up(chain[-1])).count("by round-") == 299

@@ -82,7 +82,7 @@ def test_names_on_the_hub_stand_there_with_their_commits():
     assert (found.path, found.commit) == ("org/model", "d" * 40)
 
 
-def test_only_what_differs_from_the_defaults_is_shown_of_the_settings():
+def test_only_settings_that_differ_from_the_defaults_are_shown():
     config = SftStageConfig(training=TrainingConfig(learning_rate=1e-3, batch_size=TrainingConfig().batch_size))
     assert settings_of(record("sft", config)) == {"training.learning_rate": 1e-3}
 

@@ -105,7 +105,7 @@ def lines() -> dict[str, StageLine]:
     return stages(RUN)
 
 
-def test_completions_come_with_their_rewards_whichever_stage_of_them_is_asked_for(made: Made) -> None:
+def test_completions_have_their_rewards_for_each_stage_of_a_round(made: Made) -> None:
     rows = samples(made.store, lines(), "round-1/generate", 2)
     first = {"prompt": "say 0", "completion": "sampled 0 0", "label": "0", "reward": 7.0, "verifier": 0.0}
     third = {"prompt": "say 2", "completion": "sampled 2 0", "label": "2", "reward": 7.0, "verifier": 0.5}
@@ -117,13 +117,13 @@ def test_completions_come_with_their_rewards_whichever_stage_of_them_is_asked_fo
     assert "rewards" not in one, "of one reward its number is said once"
 
 
-def test_pairs_and_demonstrations_are_shown_as_what_they_are(made: Made) -> None:
+def test_samples_show_pairs_and_demonstrations_in_their_own_form(made: Made) -> None:
     assert samples(made.store, lines(), "sft/data", 5) == [{"text": "<user>1<assistant>1"}]
     (pair,) = samples(made.store, lines(), "round-1/select", 5)
     assert pair == {"prompt": "say 1", "chosen": "1", "rejected": "\x1b[31mno"}
 
 
-def test_one_prompt_is_shown_before_and_after(made: Made) -> None:
+def test_a_prompt_is_shown_before_and_after_training(made: Made) -> None:
     policies, rows = compared(made.store, lines(), 2)
     assert policies == ["sft", "round-1"]
     assert rows[1] == {"prompt": "say 2", "label": "2", "sft": "sft 2 0", "round-1": "round-1 2 0"}
@@ -143,7 +143,7 @@ def test_trajectories_are_found_among_the_outputs(made: Made, monkeypatch: pytes
     assert policy not in fetched, "weights need not come here for that"
 
 
-def test_a_run_without_an_evaluation_shows_what_its_policy_sampled_in_training(
+def test_samples_of_a_run_without_an_evaluation_come_from_training(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two thirds in 32 bits is 0.6666666865348816: what it has is seven digits. File 4 holds the samples of step 5."""
@@ -179,14 +179,14 @@ def test_a_run_without_an_evaluation_shows_what_its_policy_sampled_in_training(
     assert "rewards: math 0.6667, format 0, endpoint none" in fenced(rows[0])[1]
 
 
-def test_rewards_of_one_name_are_told_apart_by_their_numbers() -> None:
+def test_rewards_of_the_same_name_are_numbered() -> None:
     listed = [{"function": "a.py:score"}, {"function": "b.py:score"}, {"reward_model": "ours"}]
     assert reward_names([CHOICE.validate(one) for one in listed]) == ["score_0", "score_1", "reward_model"]
     listed = [{"function": f"a.py:{name}"} for name in ("score", "score", "score_1")]
     assert reward_names([CHOICE.validate(one) for one in listed]) == ["score_0", "score_1", "score_1_2"]
 
 
-def test_a_wrong_stage_is_said_with_those_that_are_meant(made: Made) -> None:
+def test_an_unknown_stage_is_refused_with_similar_stages(made: Made) -> None:
     with pytest.raises(
         UserError, match=r"--stage rond-1/generate: it is not a stage of this run; stages with text are round-1/g"
     ):

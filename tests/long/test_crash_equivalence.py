@@ -32,7 +32,7 @@ def check(campaign: Campaign, kills: int, measured: Any) -> None:
     assert campaign.differences == [], "\n".join(said)
 
 
-def test_killed_runs_give_the_digests_of_an_undisturbed_one(
+def test_killed_runs_give_the_digests_of_an_undisturbed_run(
     tmp_path: Path, prefect_api: dict[str, str], measured: Any
 ) -> None:
     """`python -m tests.crash --kills 100` does the same with any number of kills."""

@@ -32,7 +32,7 @@ class Killer:
             psutil.Process(pids[0]).kill()
 
 
-def test_training_goes_on_in_a_new_host_after_the_death_of_each_process_that_it_needs(
+def test_training_continues_in_a_new_host_after_the_death_of_a_required_process(
     tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of its actors others tell: tests/execution/test_failures.py and tests/stages/test_rl.py."""

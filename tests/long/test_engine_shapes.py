@@ -9,7 +9,7 @@ import pytest
 
 from tests.inference.test_engine_parity import (
     engine,
-    test_adapters_reach_the_engine_within_the_weights_that_they_belong_to,
+    test_adapters_reach_the_engine_merged_into_their_weights,
     test_new_weights_in_a_running_engine_give_their_own_log_probabilities,
     test_weights_that_come_in_buckets_are_those_of_the_checkpoint,
     warm_engine,
@@ -17,7 +17,7 @@ from tests.inference.test_engine_parity import (
 
 __all__ = [
     "engine",
-    "test_adapters_reach_the_engine_within_the_weights_that_they_belong_to",
+    "test_adapters_reach_the_engine_merged_into_their_weights",
     "test_new_weights_in_a_running_engine_give_their_own_log_probabilities",
     "test_weights_that_come_in_buckets_are_those_of_the_checkpoint",
     "warm_engine",

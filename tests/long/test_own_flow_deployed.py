@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 BRANCH = "beta-0.3/dpo"
 
 
-def test_killed_it_goes_on_and_cancelled_it_ends_until_somebody_resumes_it(services: Services, tmp_path: Path) -> None:
+def test_a_killed_deployed_flow_continues_and_a_cancelled_flow_waits_to_be_resumed(
+    services: Services, tmp_path: Path
+) -> None:
     (tmp_path / "two_betas.py").write_text(files_of(DOCS / "flows.md")["two_betas.py"])
     services.align("deploy", "two_betas.py", "--name", "betas", "--set", "betas=[0.3]", folder=tmp_path)
     printed = services.prefect("deployment", "run", "alignment/betas")

@@ -40,7 +40,7 @@ def host_of(place: str) -> str:
 @pytest.mark.skipif(
     resolver().startswith("127."), reason="names are asked of a server on loopback, where nobody sees it"
 )
-def test_what_leaves_in_a_day_of_use_is_listed_and_asked_for(tmp_path: Path) -> None:
+def test_all_network_requests_of_a_day_are_documented_and_requested(tmp_path: Path) -> None:
     command = ["unshare", "-rn", sys.executable, "-m", "tests.long.requests_of_a_day", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -55,7 +55,7 @@ def finished(home: Path) -> int:
     return len([*home.glob("store/stages/**/*.json")])
 
 
-def test_a_sweep_that_is_killed_twice_makes_what_one_makes_that_is_left_alone(tmp_path: Path) -> None:
+def test_a_sweep_killed_twice_gives_the_artifacts_of_an_undisturbed_sweep(tmp_path: Path) -> None:
     file = tmp_path / "pairs.json"
     file.write_text(json.dumps(RECIPE))
     alone = run_align(tmp_path / "alone", "run", str(file), *BETAS)
@@ -75,7 +75,7 @@ def test_a_sweep_that_is_killed_twice_makes_what_one_makes_that_is_left_alone(tm
     assert resumed["metrics"]["best"] == alone["metrics"]["best"]
 
 
-def test_two_flows_of_ones_own_and_a_sweep_share_a_home_and_compute_each_stage_once(tmp_path: Path) -> None:
+def test_custom_flows_and_a_sweep_in_a_shared_home_compute_each_stage_once(tmp_path: Path) -> None:
     home, folder = tmp_path / "home", tmp_path / "work"
     folder.mkdir()
     (folder / "two_betas.py").write_text(files_of(DOCS / "flows.md")["two_betas.py"])

@@ -33,7 +33,7 @@ def test_baselines(baseline: str, expected: list[float]) -> None:
     assert baselined(REWARDS, GROUPS, baseline).tolist() == pytest.approx(expected)  # type: ignore[arg-type]
 
 
-def test_a_group_of_one_has_nothing_to_compare_with() -> None:
+def test_a_group_of_size_1_has_zero_advantage() -> None:
     rewards, groups = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 1, 1])
     assert baselined(rewards, groups, "leave-one-out").tolist() == [0.0, -1.0, 1.0]
     assert group_deviation(rewards, groups).tolist() == pytest.approx([0.0, 0.5**0.5, 0.5**0.5])

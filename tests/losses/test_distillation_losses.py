@@ -15,7 +15,7 @@ def logs(*shares: float) -> torch.Tensor:
     return torch.tensor([shares], dtype=torch.float64).log()
 
 
-def test_the_rest_is_what_the_candidates_leave() -> None:
+def test_the_rest_is_the_probability_outside_the_candidates() -> None:
     assert with_rest(logs(0.5, 0.2)).exp()[0].tolist() == pytest.approx([0.5, 0.2, 0.3])
     whole = with_rest(logs(0.5, 0.5))
     assert torch.isfinite(whole).all()

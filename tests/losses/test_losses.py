@@ -23,7 +23,7 @@ def test_token_logps_is_the_log_of_the_softmax_at_the_label() -> None:
     assert logps_K.tolist() == pytest.approx([math.log(1 / 4), math.log(3 / 4)])
 
 
-def test_sum_by_sequence_adds_tokens_of_one_sequence_and_leaves_absent_ones_zero() -> None:
+def test_sum_by_sequence_adds_tokens_per_sequence_and_absent_sequences_are_zero() -> None:
     # tokens 1, 2 belong to sequence 0 and token 4 to sequence 2; sequence 1 has none
     sums_S = sum_by_sequence(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 0, 2]), 3)
     assert sums_S.tolist() == [3.0, 0.0, 4.0]

@@ -46,7 +46,7 @@ def test_a_clipped_token_has_no_gradient_and_another_that_of_ratio_times_advanta
     assert found == pytest.approx([-2.2, 0.0])
 
 
-def test_the_dual_clip_bounds_what_a_negative_advantage_can_cost() -> None:
+def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
     # A = -1, r = 5: without it L = 5, with c = 3 L = 3; positive advantages are untouched
     assert clipped_ratio_loss(logs(5.0, 5.0), of(-1.0, 1.0), 0.2, 0.2, 3.0).tolist() == pytest.approx([3.0, -1.2])
 

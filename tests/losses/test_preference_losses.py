@@ -91,7 +91,7 @@ def test_a_recipe_can_name_every_loss_and_no_other() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_together_gets_one_sentence(fields: dict[str, Any], sentence: str) -> None:
+def test_inconsistent_settings_are_refused_in_a_sentence(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
         DpoLossConfig.model_validate(fields, context=REFUSE_UNUSED)
 

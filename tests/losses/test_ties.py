@@ -101,7 +101,7 @@ def test_equal_verdict_tokens_of_a_process_reward_model_are_ties() -> None:
     assert metrics["accuracy"] == 2.0
 
 
-def test_one_completion_that_was_scored_twice_is_a_tie_between_policies() -> None:
+def test_equal_completions_are_a_tie_between_policies() -> None:
     """A reward model gives one text 1.2345678 in one batch and 1.2345679 in another; nobody wins."""
     mine, theirs = ([{"prompt": 0, "reward": value}] for value in (1.2345678, 1.2345679))
     assert win_rate_per_prompt(mine, theirs, "reward", 0.0) == [0.5]

@@ -97,7 +97,7 @@ def test_redirections_and_pipes_are_not_part_of_the_command():
         assert read(f"trl sft --max_steps 3 {tail}").flags == {"max_steps": ["3"]}
 
 
-def test_a_value_before_a_redirection_and_flags_after_it_are_part_of_the_command():
+def test_values_before_and_flags_after_a_redirection_belong_to_the_command():
     """As in bash: only a number that touches the redirection names a file descriptor."""
     line = read("trl sft --max_steps 2 > log.txt --seed 1 2>errors.txt")
     assert line.flags == {"max_steps": ["2"], "seed": ["1"]}
@@ -113,7 +113,7 @@ def test_a_value_before_a_redirection_and_flags_after_it_are_part_of_the_command
     ],
     ids=["here-document", "quoted here-document", "here-string", "comment"],
 )
-def test_an_apostrophe_before_the_command_begins_no_quote_in_it(before: str) -> None:
+def test_an_apostrophe_before_the_command_begins_no_quote(before: str) -> None:
     """As in bash, which starts ``trl`` with these words."""
     assert read(f"{before}trl sft --run_name 'a b' --max_steps 3").flags == {"run_name": ["a b"], "max_steps": ["3"]}
 
@@ -123,7 +123,7 @@ def test_a_command_in_a_here_document_is_read() -> None:
 
 
 @pytest.mark.parametrize("substituted", ["$(nvidia-smi -L | wc -l)", "`nvidia-smi -L | wc -l`", "$((4 << 2))"])
-def test_a_substituted_output_is_one_value_and_no_pipe_or_redirection_of_the_command(substituted: str) -> None:
+def test_a_substituted_output_is_a_single_value_without_pipes_or_redirections(substituted: str) -> None:
     for script in (f"N={substituted}\ntrl sft --n $N --seed 1", f"trl sft --n {substituted} --seed 1"):
         assert read(script).flags == {"n": [substituted], "seed": ["1"]}
 

@@ -118,7 +118,7 @@ def test_a_recipe_in_another_folder_finds_the_same_rows(align: Align, tmp_path: 
     assert os.path.normpath(recipe.dpo.data.sources[0].path) == str(tmp_path / "mine.jsonl")  # type: ignore[attr-defined]
 
 
-def test_json_has_every_flag_in_one_of_its_lists(align: Align):
+def test_every_flag_is_in_a_list_of_the_json(align: Align):
     command = f"{DPO} --zero_stage 2 --packing_samples --save_path x --lora_rnk 3"
     report = json.loads(align("migrate", command, "--json").stdout)
     assert report["status"] == "complete"

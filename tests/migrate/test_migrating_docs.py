@@ -77,7 +77,7 @@ def test_most_rows_of_the_table_are_commands():
 
 
 @pytest.mark.parametrize(("command", "recipe"), COMMANDS)
-def test_a_command_becomes_a_recipe_of_the_method_beside_it(
+def test_a_documented_command_becomes_a_recipe_of_the_documented_method(
     command: str, recipe: str, migrated: Callable[[str], Migration], tmp_path: Path
 ):
     (tmp_path / "rewards.py").write_text("def right(completions, **kwargs):\n    return [1.0] * len(completions)\n")

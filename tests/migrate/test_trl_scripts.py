@@ -247,7 +247,7 @@ def test_an_unreadable_reward_is_dropped_with_its_weight(script: Script) -> None
     assert weights == [("code_of_mine/rewards.py:three_sentences", 1.0), ("acme/judge", -2.0)]
 
 
-def test_a_function_of_the_script_itself_is_named_there_unless_loading_it_would_train(script: Script) -> None:
+def test_a_function_of_the_script_is_used_unless_loading_the_script_would_train(script: Script) -> None:
     own = "def short(completions, **kwargs):\n    return [0.0] * len(completions)\n"
     migration = script(own + GRPO.replace("judging.right", "short"))
     assert "`short` is defined in this script, which would train whenever it is loaded: move" in sentences(migration)

@@ -139,7 +139,7 @@ def test_a_model_that_keeps_the_trees_from_its_layers_shares_nothing() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_whose_layers_count_tokens_from_the_beginning_of_a_line_has_one_for_each_sequence() -> None:
+def test_a_model_that_counts_tokens_from_the_line_start_has_a_line_per_sequence() -> None:
     llama4 = {"attention_chunk_size": 32, "intermediate_size_mlp": 64, "num_local_experts": 2}
     model = model_of("llama4_text", **llama4)
     assert PackedModel(model, "lm").alone

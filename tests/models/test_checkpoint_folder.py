@@ -94,7 +94,7 @@ def test_the_packed_score_is_the_logit_of_sequence_classification(exported: Any,
     assert scores.tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-5)
 
 
-def test_a_new_score_head_follows_from_its_seed_and_a_saved_one_is_kept(exported: Any, tiny_model: Any) -> None:
+def test_a_new_score_head_follows_from_its_seed_and_a_saved_head_is_kept(exported: Any, tiny_model: Any) -> None:
     def head(folder: Path, seed: int) -> torch.Tensor:
         return load_model(str(folder), "score", torch.float32, head_seed=seed).score.weight.detach()
 

@@ -11,7 +11,7 @@ import torch
 from alignment_core.models.merging import least_kept, linear, slerp, ties
 
 
-def test_linear_is_the_weighted_mean_whatever_the_weights_add_up_to() -> None:
+def test_linear_is_the_mean_with_normalised_weights() -> None:
     tensors = [torch.tensor([1.0, -2.0]), torch.tensor([5.0, 2.0])]
     assert linear(tensors, [1, 3]).tolist() == linear(tensors, [0.25, 0.75]).tolist() == [4.0, 1.0]
     halves = [tensor.bfloat16() for tensor in tensors]

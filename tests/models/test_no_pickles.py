@@ -93,7 +93,7 @@ def pickled(store: Store, tiny_model: TinyModel, harm, tmp_path: Path) -> Model:
     return Model(store.fetch(reference), reference)
 
 
-def test_what_lies_beside_safetensors_is_left_alone(mixed):
+def test_pickles_beside_safetensors_are_ignored(mixed):
     assert mixed.load("lm", torch.float32) is not None
     assert mixed.load("score", torch.float32, head_seed=1) is not None
     assert mixed.tokenizer()("one").input_ids
@@ -112,7 +112,7 @@ def test_what_lies_beside_safetensors_is_left_alone(mixed):
     ],
     ids=["policy", "reward head", "new weights of an engine", "merge", "engine", "a folder as base model"],
 )
-def test_weights_that_are_pickles_alone_are_refused_in_one_sentence(pickled, load):
+def test_pickled_weights_without_safetensors_are_refused_in_a_sentence(pickled, load):
     with pytest.raises(UserError, match=r"has no \*\.safetensors.*pickled weights"):
         load(pickled)
 

@@ -26,7 +26,7 @@ def seen(layout: Layout, place: int) -> list[int]:
 
 
 @given(sequences())
-def test_each_token_sees_the_earlier_tokens_of_its_sequences(sequences: list[np.ndarray]) -> None:
+def test_each_token_attends_to_the_earlier_tokens_of_its_sequences(sequences: list[np.ndarray]) -> None:
     layout = lay_out(sequences)
     uses = np.zeros(len(layout.ids), int)
     for sequence, places in zip(sequences, layout.places, strict=True):

@@ -99,7 +99,7 @@ def test_a_score_head_stays_plain_and_learns(tiny_model: Any) -> None:
     assert trained == {"score", "default"}
 
 
-def test_what_is_in_4_bits_cannot_be_trained_whole(tiny_model: Any) -> None:
+def test_4_bit_modules_cannot_be_trained_whole(tiny_model: Any) -> None:
     model = load(tiny_model())
     config = LoraConfig(load_in_4bit=True, modules_to_save=("q_proj",), target_modules=("v_proj",))
     with pytest.raises(UserError, match=r"^training\.lora\.modules_to_save: .*q_proj is in 4 bits"):

@@ -107,7 +107,7 @@ def test_the_length_matters_to_these_models(name: str) -> None:
 
 @pytest.mark.parametrize("context", [FIRST, 80])
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])
-def test_with_a_context_all_sequences_have_the_positions_of_one_so_long(name: str, context: int) -> None:
+def test_with_a_context_all_sequences_have_positions_of_that_length(name: str, context: int) -> None:
     """As vLLM has them, which decides by ``max_model_len``. The right value is `transformers`' for the sequence, continued to
     the length of the context: nothing looks ahead. With equal positions, prefixes can be shared."""
     architecture, changes = MODELS[name]

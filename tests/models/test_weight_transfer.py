@@ -44,7 +44,7 @@ def test_no_bucket_exceeds_its_size_and_all_together_are_the_model(
         assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
 
 
-def test_what_is_incomplete_is_no_weight(tiny_model: Any) -> None:
+def test_incomplete_weights_are_not_received(tiny_model: Any) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model())
     sender, shares = Sender(model, rank=0, zero_stage=0), plan(model, 20_000)
     name = "model.embed_tokens.weight"

@@ -82,7 +82,7 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return chat
 
 
-def test_the_history_goes_along_until_it_is_reset(server: Any, says: Any) -> None:
+def test_chat_sends_the_history_until_reset(server: Any, says: Any) -> None:
     done = says(
         "hello there\n\nagain\n/reset\nanew\n/quit\nnever\n", server.url, "--system", "be brief", "--temperature", "0"
     )
@@ -98,7 +98,7 @@ def test_the_history_goes_along_until_it_is_reset(server: Any, says: Any) -> Non
     assert (second["model"], second["stream"], second["temperature"]) == ("echo", True, 0)
 
 
-def test_two_are_asked_the_same_and_keep_their_own_history(server: Any, says: Any) -> None:
+def test_two_models_get_the_same_prompts_and_keep_their_own_history(server: Any, says: Any) -> None:
     other = f"{server.url}/"
     done = says("one\ntwo\n", server.url, other, "--json")
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
@@ -110,9 +110,7 @@ def test_two_are_asked_the_same_and_keep_their_own_history(server: Any, says: An
     assert shown.count("1: one") == 2
 
 
-def test_a_server_with_a_token_is_sent_the_one_of_the_variable(
-    server: Any, says: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_gets_the_token_of_the_variable(server: Any, says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server.token = "s3cret"
     monkeypatch.setenv("CHAT_TOKEN", "s3cret")
     assert "1: hi" in says("hi\n", server.url, "--token-variable", "CHAT_TOKEN").stdout
@@ -125,7 +123,7 @@ def test_a_server_with_a_token_is_sent_the_one_of_the_variable(
     assert (done.returncode, "the environment has no variable NONE" in done.stderr) == (2, True)
 
 
-def test_what_does_not_answer_is_said_with_the_exit_code_of_the_environment(server: Any, says: Any) -> None:
+def test_an_unreachable_server_exits_with_the_code_of_the_environment(server: Any, says: Any) -> None:
     done = says("fail\n", server.url)
     assert (done.returncode, "answered 400: too bad" in done.stderr) == (3, True), done.stderr
     done = says("hi\n", "http://127.0.0.1:1/v1")

@@ -75,7 +75,7 @@ def parsed(done: subprocess.CompletedProcess[str], code: int = 0) -> dict:
     ],
     ids=["unknown field", "override", "tracking", "yaml", "store"],
 )
-def test_a_wrong_recipe_exits_2_and_says_what_to_do(align, tmp_path, text, overrides, sentence):
+def test_an_invalid_recipe_exits_2_with_the_fix(align, tmp_path, text, overrides, sentence):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(text)
     done = align("run", str(recipe), *overrides, "--json")
@@ -134,7 +134,7 @@ def test_an_unknown_command_and_a_missing_argument_exit_2(align):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_name_that_the_store_does_not_know_exits_2_and_says_what_is_near(align, made, command, sentence):
+def test_an_unknown_name_exits_2_with_similar_names(align, made, command, sentence):
     assert sentence in parsed(align(*command, "--json"), 2)["error"]
 
 
@@ -145,7 +145,7 @@ def test_a_name_that_can_be_no_tag_exits_2(align, store):
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 )
-def test_ctrl_c_and_sigterm_exit_as_in_a_shell_and_say_how_to_go_on(tmp_path, number, code, word):
+def test_ctrl_c_and_sigterm_exit_as_in_a_shell_and_show_how_to_resume(tmp_path, number, code, word):
     fifo = tmp_path / "recipe.yaml"
     os.mkfifo(fifo)  # reading it waits until somebody writes, which nobody does
     process = subprocess.Popen(
@@ -213,7 +213,7 @@ def test_show_gives_files_provenance_and_a_readable_path(align, made):
     assert Path(shown["path"], "content.txt").read_text() == "this is sft"
 
 
-def test_verify_reads_all_artifacts_or_one(align, made):
+def test_verify_reads_all_artifacts_or_a_named_one(align, made):
     assert parsed(align("artifacts", "verify", "--json")) == {"verified": 3, "problems": {}, "pruned": []}
     assert align("artifacts", "verify", made["sft"].short).stdout == "1 verified, 0 damaged\n"
 
@@ -232,7 +232,7 @@ def test_verify_names_a_corrupt_blob_and_exits_1(align, store, made):
     assert done.stdout.endswith("3 verified, 1 damaged\n")
 
 
-def test_gc_only_tells_until_it_is_asked_to_delete(align, store, made, tmp_path):
+def test_gc_only_lists_garbage_without_delete(align, store, made, tmp_path):
     folder = tmp_path / "unused"
     folder.mkdir()
     (folder / "file").write_text("nothing needs this")
@@ -245,7 +245,7 @@ def test_gc_only_tells_until_it_is_asked_to_delete(align, store, made, tmp_path)
     assert {manifest.reference for manifest in store.artifacts()} == set(made.values())
 
 
-def test_gc_prunes_on_request_and_what_is_pruned_is_not_called_damaged(align, store, made, tmp_path):
+def test_gc_prunes_on_request_and_pruned_artifacts_do_not_count_as_damaged(align, store, made, tmp_path):
     folder = tmp_path / "samples"
     folder.mkdir()
     (folder / "rows").write_text("many completions")
@@ -271,7 +271,7 @@ def test_tags_name_their_artifact(align, made):
     assert align("tags", "ls").stdout == f"policy/production  {made['sft']}\n"
 
 
-def test_the_history_of_a_tag_is_told_word_for_word(align, made):
+def test_the_history_of_a_tag_has_reasons_word_for_word(align, made):
     history = parsed(align("tags", "history", "policy/production", "--json"))["history"]
     assert [(move["number"], move["to"]) for move in history] == [(1, str(made["base"])), (2, str(made["sft"]))]
     lines = align("tags", "history", "policy/production").stdout.splitlines()
@@ -293,7 +293,7 @@ def test_lineage_goes_up_by_default_and_down_on_request(align, made):
     assert "made outside: no record" in text
 
 
-def test_promote_moves_a_tag_that_still_names_what_was_expected(align, store, made):
+def test_promote_moves_a_tag_only_if_it_still_points_to_the_expected_artifact(align, store, made):
     base, sft = str(made["base"]), str(made["sft"])
     done = parsed(align("promote", base, "--if-current", made["sft"].short, "--reason", "sft is rude", "--json"))
     assert (done["state"], done["to"], done["previous"], done["number"]) == ("promoted", base, sft, 3)
@@ -305,7 +305,7 @@ def test_promote_moves_a_tag_that_still_names_what_was_expected(align, store, ma
     assert len(store.tags.history("policy/production")) == 3
 
 
-def test_promote_wants_to_know_what_it_replaces_unless_the_tag_is_new(align, store, made):
+def test_promote_requires_if_current_unless_the_tag_is_new(align, store, made):
     unsaid = parsed(align("promote", "policy/production", "--json"), 2)["error"]
     assert unsaid.startswith("--if-current is missing: the tag policy/production points to " + str(made["sft"]))
     assert parsed(align("promote", made["sft"].short, "--if-current", "none", "--json"), 1)  # it is not new
@@ -320,7 +320,7 @@ def test_promote_refuses_another_kind(align, store, made):
     assert store.tags.get("policy/production") == made["sft"]
 
 
-def test_rollback_goes_back_and_says_why(align, store, made):
+def test_rollback_restores_the_previous_artifact_with_a_reason(align, store, made):
     done = align("rollback", "policy/production", "--reason", "complaints")
     assert done.stdout == f"policy/production: rolled back, points to {made['base']} (before: {made['sft'].short})\n"
     assert store.tags.history("policy/production")[-1].reason == "rolled back to move 1: complaints"
@@ -330,7 +330,7 @@ def test_rollback_goes_back_and_says_why(align, store, made):
     assert "there is no tag policy/prod" in parsed(align("rollback", "policy/prod", "--json"), 2)["error"]
 
 
-def test_diff_tells_two_artifacts_apart_as_text_and_as_json(align, made):
+def test_diff_shows_differences_as_text_and_as_json(align, made):
     text = align("diff", made["base"].short, "policy/production").stdout
     assert f"b  {made['sft'].short}  by run/sft (sft)" in text
     assert "content.txt" in text
@@ -340,7 +340,7 @@ def test_diff_tells_two_artifacts_apart_as_text_and_as_json(align, made):
     assert parsed(align("diff", "policy/production", "0123456", "--json"), 2)
 
 
-def test_prefects_background_senders_say_nothing_on_the_terminal():
+def test_prefects_background_threads_print_nothing_on_the_terminal():
     """Their loggers have names of their own: Prefect's logging level does not reach them."""
     code = (
         "import logging\nfrom alignment.flows.service import environment\nenvironment.quiet_console()\n"
@@ -390,7 +390,7 @@ def ending(stream: str, command: list[str], home: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stream", "more"), [("full", []), ("gone", ["--json"])])
-def test_the_exit_code_of_a_run_stays_where_nobody_reads_what_it_prints(tmp_path, stream, more):
+def test_the_exit_code_of_a_run_is_kept_if_its_output_is_not_read(tmp_path, stream, more):
     assert ending(stream, [*COMMAND, "run", str(tmp_path / "missing.yaml"), *more], tmp_path) == 2
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     run = [sys.executable, "-c", REFUSED, str(tmp_path / "store"), str(tmp_path / "recipe.yaml"), *more]

@@ -22,7 +22,7 @@ def commands(group: Any, path: str = "align") -> Iterator[tuple[str, Any]]:
         yield from commands(command, f"{path} {name}")
 
 
-def test_help_shows_the_panels_in_the_order_in_which_a_user_meets_them(tmp_path: Path) -> None:
+def test_help_shows_the_panels_in_order_of_use(tmp_path: Path) -> None:
     lines = align_here(tmp_path, "--help").stdout.splitlines()
     titles = [line.split()[1] for line in lines if line.startswith("╭─") and "Options" not in line]
     assert titles == ["Start", "Run", "Look", "Serve", "Operate"] == list(PANELS)
@@ -37,7 +37,7 @@ def test_help_shows_the_panels_in_the_order_in_which_a_user_meets_them(tmp_path:
         assert first_words.index(before) < first_words.index(after)
 
 
-def test_every_command_is_in_one_panel() -> None:
+def test_every_command_is_in_exactly_one_panel() -> None:
     listed = [command for panel in PANELS.values() for command in panel]
     assert len(listed) == len(set(map(id, listed))) == len(GROUP.commands) == 30
 

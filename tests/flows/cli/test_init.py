@@ -48,7 +48,7 @@ def parsed(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, A
     return json.loads(done.stdout)
 
 
-def test_in_a_folder_with_one_file_it_asks_nothing(align: Align, folder: Path) -> None:
+def test_init_in_a_folder_with_a_single_file_asks_no_question(align: Align, folder: Path) -> None:
     done = align("init", "--model", "scratch")
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
@@ -66,7 +66,7 @@ def test_in_a_folder_with_one_file_it_asks_nothing(align: Align, folder: Path) -
     assert align("check", "recipe.yaml").returncode == 0
 
 
-def test_as_a_process_without_a_terminal_it_does_the_same(folder: Path, tmp_path: Path, tiny_model: Any) -> None:
+def test_init_without_a_terminal_writes_the_same_recipe(folder: Path, tmp_path: Path, tiny_model: Any) -> None:
     command = [*COMMAND, "init", "--model", str(tiny_model()), "--json"]
     environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home")}
     done = subprocess.run(
@@ -107,7 +107,7 @@ def in_a_terminal(home: Path, answer: str, *arguments: str, code: int = 0) -> st
 
 
 @pytest.mark.parametrize(("answer", "method"), [("", "continued-pretraining"), ("rows.jsonl", "sft")])
-def test_in_a_terminal_the_user_chooses_one_of_several_files(
+def test_in_a_terminal_the_user_chooses_among_several_files(
     answer: str, method: str, folder: Path, tmp_path: Path
 ) -> None:
     jsonl(folder / "other.jsonl", ROWS["text"][2])
@@ -116,12 +116,12 @@ def test_in_a_terminal_the_user_chooses_one_of_several_files(
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["method"] == method
 
 
-def test_with_yes_no_question_is_asked(folder: Path, tmp_path: Path) -> None:
+def test_the_option_yes_suppresses_questions(folder: Path, tmp_path: Path) -> None:
     jsonl(folder / "other.jsonl", ROWS["text"][2])
     assert "there are several files with rows" in in_a_terminal(tmp_path / "home", "", "--yes", code=2)
 
 
-def test_several_files_are_listed_and_one_may_be_named(align: Align, folder: Path) -> None:
+def test_several_files_are_listed_and_data_chooses_among_them(align: Align, folder: Path) -> None:
     jsonl(folder / "other.jsonl", ROWS["text"][2])
     error = parsed(align("init", "--json"), 2)["error"]
     assert error == (
@@ -132,7 +132,7 @@ def test_several_files_are_listed_and_one_may_be_named(align: Align, folder: Pat
     )
 
 
-def test_an_empty_folder_says_what_it_looked_for(align: Align, folder: Path) -> None:
+def test_init_in_an_empty_folder_lists_the_file_types_it_reads(align: Align, folder: Path) -> None:
     (folder / "rows.jsonl").unlink()
     done = align("init")
     assert (done.returncode, done.stdout) == (2, "")
@@ -171,7 +171,7 @@ def test_a_guess_may_be_corrected(align: Align, folder: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_means_nothing_is_refused_in_a_sentence(
+def test_invalid_options_are_refused_in_a_sentence(
     arguments: list[str], sentence: str, align: Align, folder: Path
 ) -> None:
     assert sentence in parsed(align("init", *arguments, "--json"), 2)["error"]
@@ -184,7 +184,7 @@ def test_columns_between_semicolons_are_recognised(align: Align, folder: Path) -
     assert error == "rows.csv: its columns are separated by semicolons ('prompt;completion'); save it with commas"
 
 
-def test_a_broken_row_leaves_a_recipe_and_says_what_is_to_be_mended(align: Align, folder: Path) -> None:
+def test_a_broken_row_is_reported_and_the_recipe_still_written(align: Align, folder: Path) -> None:
     with (folder / "rows.jsonl").open("a") as file:
         file.write("{broken\n")
     done = align("init", "--model", "scratch", "--json")
@@ -194,7 +194,7 @@ def test_a_broken_row_leaves_a_recipe_and_says_what_is_to_be_mended(align: Align
     assert (folder / "recipe.yaml").exists()
 
 
-def test_a_hub_that_does_not_answer_leaves_a_recipe_and_says_so_once(
+def test_an_unreachable_hub_is_reported_once_and_the_recipe_still_written(
     align: Align, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
@@ -283,7 +283,7 @@ def test_force_never_replaces_the_rows_themselves(data: str, output: str, align:
         ("--output", "x" * 300 + ".yaml", 3, "File name too long"),
     ],
 )
-def test_what_the_system_says_of_a_path_is_a_sentence(
+def test_os_errors_of_a_path_are_reported_in_a_sentence(
     option: str, value: str, code: int, why: str, align: Align, folder: Path
 ) -> None:
     done = align("init", "--model", "scratch", option, value)
@@ -291,7 +291,7 @@ def test_what_the_system_says_of_a_path_is_a_sentence(
     assert why in done.stderr
 
 
-def test_half_a_surrogate_is_written_as_it_was_read(align: Align, folder: Path) -> None:
+def test_a_lone_surrogate_is_written_unchanged(align: Align, folder: Path) -> None:
     content = [{"prompt": f"q {n}", "completion": f"a {n}", "note": "\ud83d"} for n in range(40)]
     jsonl(folder / "rows.jsonl", content)
     assert align("init", "--model", "scratch").returncode == 0
@@ -320,7 +320,7 @@ def test_in_a_folder_of_splits_all_are_taken(align: Align, folder: Path) -> None
         ("https://user:pw@host/rows.jsonl", "holds a secret"),
     ],
 )
-def test_address_that_nothing_is_read_from_is_one_sentence(
+def test_an_unreadable_address_is_refused_in_a_sentence(
     option: str, address: str, sentence: str, align: Align, folder: Path
 ) -> None:
     error = parsed(align("init", option, address, "--json"), 2)["error"]

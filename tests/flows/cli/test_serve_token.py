@@ -83,7 +83,7 @@ def test_a_port_that_another_server_has_is_refused_before_any_token_is_sent_ther
             other.accept()
 
 
-def test_the_context_is_as_long_as_the_cache_allows_unless_an_option_says_otherwise(tiny_model: Any) -> None:
+def test_the_context_is_as_long_as_the_cache_allows_unless_set_by_an_option(tiny_model: Any) -> None:
     """vLLM takes -1 for the longest context that its cache can hold; of an option that is given twice it takes the last."""
     command, _ = http_server.server_of(str(tiny_model()), "m", "127.0.0.1", 1, options=["--max-model-len", "64"])
     assert command.index("--max-model-len=-1") < command.index("--max-model-len")

@@ -25,13 +25,15 @@ def row(run: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_queue_that_cannot_be_read_is_said(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_reports_that_the_queue_is_unknown(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     """The processes live while the server's database is away, so that the services are ready all the same."""
     _print_status(state, None, [])
     assert "the server does not answer: it is unknown which runs wait" in capsys.readouterr().out
 
 
-def test_runs_of_one_schedule_are_told_apart(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_distinct_ids_for_runs_of_the_same_schedule(
+    state: State, capsys: pytest.CaptureFixture[str]
+) -> None:
     running, waiting = SAME_INSERTION
     queue = Queue(max_runs=1, running=("01a2146e-b981-7190-bf52 (small)",), waiting=(waiting,))
     _print_status(state, queue, [row(running)])

@@ -21,7 +21,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_run_is_told_as_lines_often_at_first_and_then_more_rarely(clock):
+def test_progress_lines_of_a_run_become_rarer_with_time(clock):
     events: list[dict] = []
     stream = EventStream(events.append, clock)
     stream.opened("1a2b3c4d5e", "small", "/runs/1a", "/logs/1a.log")

@@ -53,7 +53,7 @@ def prefect_server(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
-def test_clients_are_told_to_try_again(error: Exception, prefect_server: ModuleType) -> None:
+def test_an_unavailable_database_is_answered_with_503(error: Exception, prefect_server: ModuleType) -> None:
     """503, which Prefect's clients retry; with 500 they give up (HTTP: RFC 9110, 15.6.4)."""
     retry_503.answer_503(FastAPI())
 
@@ -78,7 +78,7 @@ def test_clients_are_told_to_try_again(error: Exception, prefect_server: ModuleT
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.usefixtures("prefect_server")
-def test_what_fails_before_a_route_is_reached_is_retried_too(method: str, error: Exception, status: int) -> None:
+def test_database_errors_in_middlewares_are_answered_with_503(method: str, error: Exception, status: int) -> None:
     """In a middleware, as Prefect's check of CSRF tokens is one."""
     application = FastAPI()
 
@@ -97,7 +97,7 @@ def test_what_fails_before_a_route_is_reached_is_retried_too(method: str, error:
     assert asyncio.run(ask()).status_code == status
 
 
-def test_an_outage_is_one_line_in_the_log_and_no_traceback_for_each_request(
+def test_an_outage_is_a_single_line_in_the_log_without_tracebacks(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = logging.getLogger("test_an_outage")

@@ -71,12 +71,12 @@ def test_a_run_is_followed_to_its_completion(running: subprocess.Popen[bytes]) -
     assert said == ["sft: running", "sft: run, 1.5 s"]
 
 
-def test_a_run_of_this_machine_that_dies_is_said_to_have_crashed(running: subprocess.Popen[bytes]) -> None:
+def test_a_dead_run_of_this_machine_is_reported_as_crashed(running: subprocess.Popen[bytes]) -> None:
     threading.Timer(0.2, os.kill, (running.pid, signal.SIGKILL)).start()
     assert follow.follow("run", lambda _: None).status == "crashed"
 
 
-def test_a_failed_run_says_why() -> None:
+def test_a_failed_run_has_its_error_message() -> None:
     with pytest.raises(ValueError, match="too long"), Journal(new_record("run", "small", {}, "store")).open():
         raise ValueError("row 3 is too long")
     ending = follow.follow("run", lambda _: None)
@@ -166,6 +166,6 @@ def test_a_run_of_this_machine_that_the_server_does_not_know_is_followed_by_its_
     assert follow.follow("run", lambda _: None).status == "completed"
 
 
-def test_a_run_that_nobody_knows_is_an_error_and_no_endless_wait() -> None:
+def test_following_an_unknown_run_is_an_error() -> None:
     with pytest.raises(EnvironmentFault, match="no services run, and no run elsewhere was started here"):
         follow.follow("elsewhere", lambda _: None)

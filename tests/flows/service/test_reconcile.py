@@ -90,7 +90,7 @@ def attempt(server: Server, status: str = "completed") -> None:
         journal.end(status)
 
 
-def test_a_dead_process_of_this_machine_is_known_whatever_the_clock_said() -> None:
+def test_a_dead_process_of_this_machine_is_detected_despite_clock_changes() -> None:
     server = Server(at(Running(), timedelta(days=1)))  # the clock went back since
     attempt(server)
     assert server.looked_at(Reconciler(lambda: server.clock), 2 * EVERY_SECONDS) == ["crashed"]
@@ -111,7 +111,7 @@ def test_a_lock_that_is_not_seen_here_marks_no_run_of_another_machine() -> None:
     assert server.looked_at(reconciler, SILENCE_SECONDS + 30)[:1] == ["crashed"]
 
 
-def test_an_attempt_that_is_starting_is_not_held_for_the_one_before_it() -> None:
+def test_a_starting_attempt_is_not_mistaken_for_the_crashed_one() -> None:
     server = Server(Running())
     attempt(server)
     for state in (Crashed(), Scheduled(), Pending()):
@@ -140,7 +140,7 @@ def test_a_run_that_is_stopped_time_and_again_goes_on_each_time() -> None:
     assert server.looked_at(reconciler, 400) == ["given up"]
 
 
-def test_a_run_that_dies_before_it_is_running_goes_on_a_few_times_and_after_longer_and_longer_pauses() -> None:
+def test_a_run_that_dies_while_pending_resumes_a_few_times_with_growing_pauses() -> None:
     server = Server(Scheduled(), Pending(), Crashed())
     reconciler, at_seconds = Reconciler(lambda: server.clock), []
     while server.clock < 3600:
@@ -159,7 +159,7 @@ def test_a_run_that_dies_before_it_is_running_goes_on_a_few_times_and_after_long
     assert server.looked_at(reconciler, 60) == ["resumed"], "somebody has looked at it"
 
 
-def test_a_crash_of_long_ago_is_left_alone_and_a_recent_one_is_not_for_a_clock_that_jumped(
+def test_old_crashes_are_not_resumed_and_recent_crashes_are_despite_clock_jumps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server(Running(), at(Crashed(), -timedelta(days=2)))
@@ -171,12 +171,12 @@ def test_a_crash_of_long_ago_is_left_alone_and_a_recent_one_is_not_for_a_clock_t
     assert server.looked_at(reconciler, EVERY_SECONDS) == ["resumed"]
 
 
-def test_a_run_without_a_deployment_is_left_to_whoever_started_it() -> None:
+def test_a_run_without_a_deployment_is_not_resumed() -> None:
     server = Server(Running(), Crashed(), deployed=False)
     assert server.looked_at(Reconciler(lambda: server.clock), 600) == []
 
 
-def test_what_an_attempt_left_open_is_closed_by_the_next_only_once_its_process_has_gone(
+def test_task_runs_of_an_attempt_are_closed_by_the_next_once_its_process_has_ended(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = FlowRun(id=uuid4(), name="small", flow_id=uuid4(), run_count=2)
@@ -203,7 +203,7 @@ def _fails() -> Any:
     raise RuntimeError("far enough")
 
 
-def test_a_task_that_waits_for_one_that_failed_is_closed_and_the_others_say_how_they_ended() -> None:
+def test_tasks_not_begun_are_closed_as_skipped_with_the_reason() -> None:
     """It says which stage it waited for by that stage's name, as Prefect's state says it by its id."""
     closed: dict[UUID, State] = {}
     named: dict[UUID, str] = {}

@@ -62,12 +62,12 @@ def get(path: str, secret: str | None = None) -> httpx.Response:
 
 
 @pytest.mark.parametrize("path", ["/", "/login", "/runs/flow-run/1"])
-def test_a_page_looks_for_the_password_before_prefects_own_scripts_complain_of_it(path: str) -> None:
+def test_the_guard_script_runs_before_prefects_own_scripts(path: str) -> None:
     page = get(path).text
     assert page == PAGE.replace("<script", GUARD + "<script", 1)
 
 
-def test_other_files_stay_as_they_are() -> None:
+def test_files_other_than_pages_are_served_unchanged() -> None:
     assert get("/app.js").text == "<script"
 
 
@@ -80,7 +80,7 @@ def test_our_page_asks_for_the_password_and_shows_no_error() -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs a JavaScript engine")
-def test_the_page_sends_nobody_to_another_server_after_the_sign_in() -> None:
+def test_sign_in_never_redirects_to_another_server() -> None:
     """Browsers read `\\` as `/`, and take tabs and ends of lines out of a URL first: WHATWG's URL standard, 4.4."""
     own = ["/", "/runs/flow-run/1?tab=logs"]
     others = [
@@ -117,7 +117,7 @@ def mode(file: Path) -> int:
     return stat.S_IMODE(file.stat().st_mode)
 
 
-def test_the_password_stays_and_only_its_user_reads_it(tmp_path: Path) -> None:
+def test_the_password_is_kept_and_readable_only_by_its_user(tmp_path: Path) -> None:
     file = tmp_path / "password"
     before = os.umask(0)
     try:
