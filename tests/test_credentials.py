@@ -102,7 +102,7 @@ def test_a_parameter_of_a_url_is_a_secret_by_the_names_of_fields_that_are(name: 
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_no_shipped_recipe_is_taken_for_one_with_a_secret(path: Path) -> None:
+def test_no_shipped_recipe_appears_to_contain_a_secret(path: Path) -> None:
     assert literals(load_recipe(path).model_dump(mode="json")) == []
 
 
@@ -114,7 +114,7 @@ def test_no_field_of_a_recipe_is_called_like_a_secret(name: str) -> None:
     assert {one for one in fields if credentials.looks_secret(one)} == set()
 
 
-def test_the_value_of_a_variable_with_a_secret_is_one_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_value_of_a_secret_variable_is_recognised_in_any_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", SECRET)
     assert literals({"data": [{"note": f"use {SECRET}"}]}) == ["data.0.note"]
 
@@ -140,7 +140,7 @@ def test_a_url_with_a_secret_in_its_query_is_refused_and_a_variable_is_taken() -
         assert rewarded(url).model_dump()["rl"]["rewards"][0]["urls"] == (url,)
 
 
-def test_values_are_read_where_they_are_used_and_a_missing_one_names_field_and_variable(
+def test_variables_are_resolved_on_use_and_a_missing_variable_is_named_with_its_field(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_KEY", SECRET)
@@ -187,7 +187,7 @@ def test_an_environment_gets_the_value_and_the_configuration_keeps_the_name(
     assert config.model_dump()["options"] == {"api_key": "env:MY_KEY"}
 
 
-def test_a_server_gets_the_key_and_no_message_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gets_the_key_and_no_message_contains_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(lengths)
     try:
         monkeypatch.setenv("MY_KEY", SECRET)
@@ -205,14 +205,14 @@ def test_a_server_gets_the_key_and_no_message_shows_it(monkeypatch: pytest.Monke
     assert SECRET not in str(answer)
 
 
-def test_an_error_that_quotes_a_value_crosses_to_the_flow_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_value_is_removed_from_errors_passed_to_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", SECRET)
     resolved("env:MY_KEY", "options.api_key")
     assert describe(ValueError(f"no such key {SECRET!r}"))["message"] == "ValueError: no such key '<removed>'"
     assert cut({"reason": SECRET, "api_key": "env:MY_KEY"}) == {"reason": "<removed>", "api_key": "env:MY_KEY"}
 
 
-def test_secrets_in_stored_records_and_attestations_are_cut_before_they_are_shown_or_published() -> None:
+def test_secrets_in_stored_records_and_attestations_are_removed_before_publication() -> None:
     old = {"config": {"environment": {"options": {"api_key": SECRET}}}, "url": f"https://me:{SECRET}@h.example"}
     new = {"config": {"environment": {"options": {"api_key": "env:K"}}}, "url": "env:U"}
     assert SECRET not in str(changes(old, new))

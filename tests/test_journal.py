@@ -56,7 +56,7 @@ def record(run_id: str, **changes: Any) -> RunRecord:
     return new_record(run_id, "small", {}, "store").model_copy(update=changes)
 
 
-def test_a_run_is_alive_as_long_as_its_process_and_its_news_outlive_it(start: Start) -> None:
+def test_a_run_is_alive_as_long_as_its_process_and_its_journal_survives(start: Start) -> None:
     process = start("a1")
     assert journal.is_alive(journal.read("a1"))
     process.send_signal(signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_a_process_that_only_has_the_same_number_is_left_alone(start: Start) -> 
     assert process.poll() is None
 
 
-def test_a_run_whose_process_does_not_end_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_is_an_error(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     start("a1")
     monkeypatch.setattr(journal, "END_SECONDS", 0.1)
     monkeypatch.setattr("psutil.Process.terminate", lambda _: None)
@@ -143,7 +143,7 @@ def test_a_line_that_the_disk_took_half_of_loses_no_other() -> None:
     assert (sft.state, sft.key, sft.key_parts, sft.reason) == ("run", "k", {"seed": 1}, "first")
 
 
-def test_a_stage_whose_lines_are_lost_is_left_out_of_what_is_known(home: Path) -> None:
+def test_a_stage_with_lost_lines_is_left_out(home: Path) -> None:
     with Journal(record("a1")).open() as writing:
         writing.stage("sft", "running", stage="sft", key="k", key_parts={})
         lost = '{"label": "dpo", "state": "run", "at": "2026-01-01", "seconds": 1.0}'
@@ -153,7 +153,7 @@ def test_a_stage_whose_lines_are_lost_is_left_out_of_what_is_known(home: Path) -
     assert journal.progress("a1") == {}
 
 
-def test_forgotten_runs_are_pruned_unless_a_process_has_them_open(home: Path, start: Start) -> None:
+def test_old_runs_are_pruned_unless_open_in_a_process(home: Path, start: Start) -> None:
     start("alive")
     for run_id in ("old", "new"):
         with Journal(record(run_id)).open():
@@ -164,7 +164,7 @@ def test_forgotten_runs_are_pruned_unless_a_process_has_them_open(home: Path, st
     assert {one.run_id for one in journal.runs()} == {"alive", "new"}
 
 
-def test_what_live_runs_work_with_is_in_use(start: Start) -> None:
+def test_keys_and_artifacts_of_live_runs_are_in_use(start: Start) -> None:
     start("alive")
     with Journal(record("mine")).open() as mine:
         mine.stage("rl", "run", stage="rl", key="r", key_parts={}, outputs={"model": "model@sha256:" + "0" * 64})
@@ -190,7 +190,7 @@ def test_runs_are_found_by_their_first_digits_or_as_the_last(home: Path) -> None
     assert os.listdir(home / "runs" / "def3")
 
 
-def test_status_says_what_a_stage_waits_for_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_shows_the_cause_and_duration_of_a_stages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     with Journal(record("a1")).open() as journal_:
         for label in ("sft", "evaluation/prompts"):
             journal_.stage(label, "running", stage=label, key="k", key_parts={})
@@ -205,7 +205,7 @@ def test_status_says_what_a_stage_waits_for_and_for_how_long(monkeypatch: pytest
         assert _doing(journal.read("a1")) == {"sft": "3 of 10 steps"}
 
 
-def test_ids_of_one_moment_are_shortened_to_what_tells_them_apart() -> None:
+def test_ids_of_the_same_moment_are_shortened_to_a_distinct_prefix() -> None:
     """Version 7 of RFC 9562: 48 bits of time, 12 random ones in the third group, 14 in the fourth."""
     of_a_schedule = ["01a2146e-b981-7190-bf52-85b29d2fad1e", "01a2146e-b981-7c7e-9c61-1c9850d1203d"]
     shown = [journal.short_id(run) for run in of_a_schedule]

@@ -9,7 +9,7 @@ from alignment_core.errors import OutOfMemory
 from alignment_core.memory import memory_explained
 
 
-def test_what_the_real_allocator_refuses_names_the_field_and_the_size() -> None:
+def test_a_refusal_of_the_real_allocator_names_field_and_size() -> None:
     says = (
         r"micro-batches of 512 tokens \(resources\.max_tokens_per_microbatch\): .*can't allocate memory: you tried to"
     )
@@ -26,7 +26,7 @@ def test_what_the_real_allocator_refuses_names_the_field_and_the_size() -> None:
     ],
     ids=["Python", "CUDA", "cuBLAS"],
 )
-def test_other_allocators_are_recognised_by_what_they_say(error: Exception) -> None:
+def test_errors_of_other_allocators_are_recognised_by_their_message(error: Exception) -> None:
     with pytest.raises(OutOfMemory), memory_explained(512):
         raise error
 

@@ -68,12 +68,12 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ({"NO_PROXY": "corp.example"}, {}),
     ],
 )
-def test_loopback_is_added_to_what_the_user_says_takes_no_proxy(given: dict[str, str], set_to: dict[str, str]) -> None:
+def test_loopback_is_added_to_the_users_no_proxy(given: dict[str, str], set_to: dict[str, str]) -> None:
     assert defaults({"DO_NOT_TRACK": "1", **given}) == set_to
 
 
 @pytest.mark.parametrize("value", ["1", "0", "true"])
-def test_what_the_user_says_of_tracking_is_kept_and_else_it_is_off(value: str) -> None:
+def test_usage_tracking_is_off_unless_set_by_the_user(value: str) -> None:
     assert defaults({}) == {"DO_NOT_TRACK": "1"}
     assert defaults({"DO_NOT_TRACK": value}) == {}
 
@@ -110,14 +110,16 @@ def test_a_shell_of_align_env_asks_no_proxy_for_the_services(
         without_proxies.delenv(name)
 
 
-def test_every_process_that_we_start_is_prepared_though_its_parent_is_not(without_proxies: pytest.MonkeyPatch) -> None:
+def test_every_started_process_has_the_network_defaults_even_if_its_parent_has_none(
+    without_proxies: pytest.MonkeyPatch,
+) -> None:
     """A flow of the user's own, or a worker of theirs, starts our run host without the `align` command."""
     without_proxies.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     without_proxies.setenv("NO_PROXY", "corp.example")
     assert inherited()["no_proxy"] == f"corp.example,{DIRECT}"
 
 
-def test_a_reward_server_behind_a_proxy_is_looked_for_there_and_a_dead_proxy_is_named(
+def test_a_reward_server_is_reached_through_the_proxy_and_a_dead_proxy_is_named(
     without_proxies: pytest.MonkeyPatch,
 ) -> None:
     """Before, the server itself was tried, which a machine that needs a proxy cannot reach."""

@@ -53,7 +53,7 @@ for kind in ("model", "dataset"):
 
 
 @pytest.mark.parametrize("name", FORBIDDING)
-def test_each_process_that_we_start_has_what_forbids_to_send(
+def test_every_started_process_inherits_the_variables_that_forbid_sending(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of the run host, and so of Ray's daemons and actors; of actors' own variables; of the user's code and trackers, which
@@ -74,7 +74,7 @@ def test_each_process_that_we_start_has_what_forbids_to_send(
     ("variables", "asked"),
     [({}, ["models", "datasets"]), ({"HF_DATASETS_OFFLINE": "1"}, ["models"]), ({"HF_HUB_OFFLINE": "1"}, [])],
 )
-def test_the_hub_is_asked_for_what_is_named_alone_and_for_nothing_that_is_offline(
+def test_only_named_repositories_are_requested_from_the_hub_and_none_offline(
     variables: dict[str, str], asked: list[str], tmp_path: Path
 ) -> None:
     """Unless somebody forbids to track, the Hub's client also fetches a list of agents, `/api/agent-harnesses`."""
@@ -101,7 +101,7 @@ def test_the_hub_is_asked_for_what_is_named_alone_and_for_nothing_that_is_offlin
     ],
     ids=lambda one: next(iter(one.items()), "") if isinstance(one, dict) else "",
 )
-def test_wandb_is_sent_nothing_against_the_users_will_whatever_the_recipe_says(
+def test_the_users_environment_overrides_the_recipe_in_sending_to_wandb(
     variables: dict[str, str], recorded: bool, tmp_path: Path
 ) -> None:
     """The last case, where nothing forbids it, shows that the server would have been asked."""
@@ -117,7 +117,7 @@ def test_wandb_is_sent_nothing_against_the_users_will_whatever_the_recipe_says(
 
 
 @pytest.mark.slow
-def test_what_the_wandb_command_has_switched_off_in_a_folder_stays_off(tmp_path: Path) -> None:
+def test_wandb_disabled_in_a_folder_stays_disabled(tmp_path: Path) -> None:
     place = WandbPlace(tmp_path)
     (place.work / "wandb").mkdir()
     (place.work / "wandb" / "settings").write_text("[default]\nmode = disabled\n")  # as `wandb disabled` writes it

@@ -63,7 +63,7 @@ def test_an_entry_point_without_an_attribute_has_that_of_its_group(install):
     assert GROUP.load("cap") == "wool"
 
 
-def test_nothing_is_imported_until_it_is_loaded(install):
+def test_plugins_are_imported_only_when_loaded(install):
     install("broken", things(cap="no_such_module"), {})
     assert GROUP.names() == ("old-hat", "cap")
     with pytest.raises(
@@ -78,7 +78,7 @@ def test_an_unknown_name_gets_the_list_and_the_nearest(install):
         GROUP.load("oldhat")
 
 
-def test_two_plugins_of_one_name_are_refused_only_when_loaded(install):
+def test_two_plugins_of_the_same_name_are_refused_only_when_loaded(install):
     install("one", things(cap="one_caps"), {"one_caps.py": "THING = 1"})
     install("two", things(cap="two_caps"), {"two_caps.py": "THING = 2"})
     with pytest.raises(UserError, match="provide the thing 'cap': one_caps:THING, two_caps:THING; uninstall"):
@@ -86,14 +86,14 @@ def test_two_plugins_of_one_name_are_refused_only_when_loaded(install):
     assert GROUP.load("old-hat") == "felt"
 
 
-def test_the_same_distribution_found_twice_is_one(install, tmp_path, monkeypatch):
+def test_a_distribution_found_twice_counts_once(install, tmp_path, monkeypatch):
     offers, files = things(cap="their_things:CAP"), {"their_things.py": "CAP = 'wool'"}
     monkeypatch.syspath_prepend(str(distribution(tmp_path / "again", "theirs", offers, files)))
     install("theirs", offers, files)
     assert GROUP.load("cap") == "wool"
 
 
-def test_a_choice_between_plug_ins_is_without_the_broken_and_says_so_where_none_is_named(install):
+def test_broken_plug_ins_are_left_out_of_a_choice_and_named_if_the_choice_fails(install):
     code = "from types import SimpleNamespace\nTHING = SimpleNamespace(config=type('Wool', (), {'KEY': 'wool'}))"
     install("theirs", things(cap="their_caps"), {"their_caps.py": code})
     install("broken", things(beret="no_such_module"))
@@ -114,7 +114,7 @@ def test_an_object_of_another_type_does_not_load(install):
         texts.load("cap")
 
 
-def test_our_plugin_stays_if_a_distribution_has_one_of_its_name(install):
+def test_a_built_in_is_not_replaced_by_a_plugin_of_the_same_name(install):
     install("theirs", things(old_hat="their_hats"), {"their_hats.py": "THING = 'wool'"})
     found, (problem,) = GROUP.loaded()
     assert found == {"old-hat": "felt"}
@@ -146,7 +146,7 @@ ORIGIN = Nameless()
 }
 
 
-def test_with_wrong_plug_ins_of_every_kind_installed_everything_of_ours_works(tmp_path):
+def test_broken_plug_ins_of_every_kind_break_no_built_in(tmp_path):
     offers = {
         "alignment.rewards": {"wrong": "wrong.reward", "config": "wrong.config", "verifier": "wrong.verifier"},
         "alignment.kinds": {"wrong": "wrong.kind"},
@@ -184,7 +184,7 @@ assert formats() and "verifier" in CHOICE.kinds
     assert done.stdout.count("tried") == 1
 
 
-def test_an_attribute_error_of_the_recipes_modules_is_said(monkeypatch):
+def test_an_attribute_error_in_a_recipe_module_is_an_import_error_with_its_cause(monkeypatch):
     def broken(name: str) -> None:
         raise AttributeError("no `description`")
 
@@ -226,7 +226,7 @@ def test_a_broken_method_is_reported_on_use_and_the_others_load(install, code, w
     assert reference.at("sft.training")[1]
 
 
-def test_a_recipe_whose_method_is_not_installed_any_more_gets_a_sentence_that_names_it():
+def test_a_recipe_of_an_uninstalled_method_is_refused_with_the_methods_name():
     with pytest.raises(
         UserError, match=r"the run r1: method: is 'zzz'.*; a plug-in that provides it must be installed"
     ):

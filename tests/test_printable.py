@@ -37,7 +37,7 @@ def test_every_control_character_and_every_mark_of_direction_is_shown_as_such() 
         assert (printable(character) == "�") == (unsafe or character == "�"), hex(code)
 
 
-def test_text_that_is_none_of_it_stays() -> None:
+def test_printable_text_is_unchanged() -> None:
     text = "Grüße, 你好 שלום 👩‍👩‍👧\tend\nline"
     assert printable(text) == escaped_json(text) == without_colours(text) == text
     assert printable("one\r\ntwo") == "one\ntwo"
@@ -87,7 +87,7 @@ def test_the_report_of_a_run_is_safe_and_its_tables_stay_tables() -> None:
     assert markdown_line("**a**  \n b") == "**a** b"
 
 
-def test_what_the_host_prints_is_safe_in_the_log_and_has_no_colours(tmp_path: Any) -> None:
+def test_output_of_the_host_is_escaped_and_without_colours_in_the_log(tmp_path: Any) -> None:
     (tmp_path / "log").write_bytes("\x1b[36m(engines[0] pid=1)\x1b[0m \x1b[1;31mred\x1b[0m \x9b2J\u202e\n".encode())
     lines: list[str] = []
     tail = LogTail(tmp_path / "log", 0, lambda _stage, _origin, text: lines.append(text))

@@ -52,7 +52,7 @@ def test_the_changelog_ends_with_the_version_of_the_project() -> None:
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md"])
-def test_what_a_page_names_is_there(page: str) -> None:
+def test_files_and_targets_named_by_a_page_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     assert set(re.findall(r"`make ([a-z][\w-]*)", text)) <= TARGETS
     named = re.findall(r"`((?:alignment_core|flows|tasks|tests|docs|deployments|requirements)/[\w./-]*)`", text)

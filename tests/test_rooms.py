@@ -121,7 +121,7 @@ def test_no_import_goes_up():
     assert up == []
 
 
-def test_no_string_names_a_module_of_a_room_above_unless_it_is_a_plug_in() -> None:
+def test_strings_name_no_modules_of_higher_rooms_except_plug_ins() -> None:
     above = {
         module: others
         for module in SOURCES.keys() - {LISTS_MODULES}

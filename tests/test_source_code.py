@@ -29,7 +29,7 @@ def test_comments_and_formatting_do_not_count(same):
     assert digest_of_source(same.encode()) == digest_of_source(PLAIN.encode())
 
 
-def test_docstrings_count_except_where_nothing_computes_with_texts():
+def test_docstrings_count_only_if_texts_are_computed_with():
     source = b'"""A."""\ndef f(x, y=1):\n    """B."""\n    return x + y\n\nclass A:\n    size = 2\n    """C."""\n'
     assert digest_of_source(source, texts=False) == digest_of_source(PLAIN.encode(), texts=False)
     assert digest_of_source(source) != digest_of_source(PLAIN.encode())
@@ -59,7 +59,7 @@ def test_files_that_are_not_python_count_by_their_bytes():
 
 
 @pytest.mark.parametrize("way", ["f.__doc__", "inspect.getdoc(f)", "inspect.getsource(f)"])
-def test_all_of_a_source_counts_that_may_read_itself(way):
+def test_a_source_that_may_read_itself_counts_whole(way):
     one, other = (
         f'import inspect\ndef f():\n    """{text}"""\nPROMPT = {way}\n'.encode() for text in ("Good?", "Bad?")
     )
@@ -114,9 +114,7 @@ RAISES = 'def f(x):\n    if x:\n        raise ValueError(f"{x} is wrong")\n    l
         (('log.info("fine")', 'x.info("fine")'), False),
     ],
 )
-def test_texts_of_errors_and_logs_are_left_out_where_nothing_computes_with_them(
-    edit: tuple[str, str], same: bool
-) -> None:
+def test_texts_of_errors_and_logs_do_not_count_unless_computed_with(edit: tuple[str, str], same: bool) -> None:
     before, after = RAISES.encode(), RAISES.replace(*edit).encode()
     assert (digest_of_source(before, texts=False) == digest_of_source(after, texts=False)) is same
     assert digest_of_source(before) != digest_of_source(after)
@@ -125,7 +123,7 @@ def test_texts_of_errors_and_logs_are_left_out_where_nothing_computes_with_them(
 @pytest.mark.parametrize(
     "edit", [("wrong", "right"), ("def f(x):", 'def f(x):\n    """Adds."""')], ids=["error", "docstring"]
 )
-def test_of_ours_texts_count_in_environments_alone_where_a_policy_reads_them(edit: tuple[str, str]) -> None:
+def test_texts_of_built_in_modules_count_only_in_environments(edit: tuple[str, str]) -> None:
     path = Path("x.py")
     before = RAISES.encode()
     after = RAISES.replace(*edit).encode()
@@ -158,7 +156,7 @@ def test_concurrent_reads_of_plug_ins_do_not_disturb_the_check_for_edits(tmp_pat
 @pytest.mark.parametrize(
     "said", ["from alignment import Sft, run", "import alignment\nalignment.Sft", "import alignment as al\nal.Sft()"]
 )
-def test_a_name_of_the_facade_counts_as_the_module_that_has_it(said: str) -> None:
+def test_a_name_of_the_facade_counts_as_its_defining_module(said: str) -> None:
     found = read(said.encode(), "plugin.stage", Path("stage.py")).imports
     assert "alignment_core.training.methods.sft" in found
     assert (

@@ -32,7 +32,7 @@ def prompts(found: Inbox) -> list[str]:
     return [row.pair["prompt"] for row in found.rows]
 
 
-def test_rows_come_in_the_order_of_file_names_and_lines_whatever_the_files_times_are(read, drop, inbox):
+def test_rows_are_in_order_of_file_names_and_lines_regardless_of_times(read, drop, inbox):
     drop("b.jsonl", pair(3))
     drop("a.jsonl", pair(2), pair(1))
     os.utime(inbox / "a.jsonl", (2e9, 2e9))
@@ -41,7 +41,7 @@ def test_rows_come_in_the_order_of_file_names_and_lines_whatever_the_files_times
     assert [row.where for row in read().rows] == ["a.jsonl:1", "a.jsonl:2", "b.jsonl:1"]
 
 
-def test_a_row_is_one_row_however_often_and_however_it_is_written(read, drop):
+def test_repeated_and_reformatted_rows_count_once(read, drop):
     drop("a.jsonl", pair(1), pair(1))
     drop("b.jsonl", '{"rejected": "no",   "prompt": "prompt 1", "chosen": "y\\u0065s"}\n')
     assert len(read().rows) == 1
@@ -52,7 +52,7 @@ def test_rows_that_differ_in_any_column_are_two_rows(read, drop):
     assert len(read().rows) == 2
 
 
-def test_rows_appended_to_an_old_file_and_old_rows_in_a_new_file_are_told_apart(read, drop):
+def test_new_rows_of_an_old_file_are_read_and_old_rows_of_a_new_file_are_not(read, drop):
     drop("a.jsonl", pair(1))
     first = read()
     drop("a.jsonl", pair(2))
@@ -104,7 +104,7 @@ def test_a_row_of_csv_counts_only_with_its_newline(read, inbox):
     assert [row.pair["rejected"] for row in read().rows] == ["no", "nothing"]
 
 
-def test_a_file_that_grows_while_it_is_read_keeps_its_last_row_for_the_next_time(read, inbox, monkeypatch):
+def test_the_last_row_of_a_growing_file_is_left_for_the_next_time(read, inbox, monkeypatch):
     def read_and_grow(path: Path) -> Iterator[NumberedRow]:
         yield from read_file(path)
         with path.open("a") as file:  # the rest of the line comes after it was read, before anybody looks again
@@ -115,7 +115,7 @@ def test_a_file_that_grows_while_it_is_read_keeps_its_last_row_for_the_next_time
     assert prompts(read()) == ["prompt 1"]
 
 
-def test_where_it_looked_and_what_was_there_is_said(read, drop, inbox, monkeypatch):
+def test_searched_places_are_listed_with_their_files_and_rows(read, drop, inbox, monkeypatch):
     drop("a.jsonl", pair(1), pair(2), pair(1))
     first = read()
     assert first.looked == [f"{inbox}: 1 file, 3 rows, 2 new"]
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_read_is_listed_and_hides_no_other(read, drop, inb
     assert str(inbox) not in "".join(found.malformed)
 
 
-def test_formats_may_differ_from_row_to_row_and_come_out_as_one(read, drop):
+def test_rows_of_different_formats_are_read_to_a_common_form(read, drop):
     human = {"chosen": "\n\nHuman: hi\n\nAssistant: yes", "rejected": "\n\nHuman: hi\n\nAssistant: no"}
     drop("a.jsonl", pair(1), human)
     text, messages = (row.pair for row in read().rows)
@@ -171,7 +171,7 @@ def test_hidden_and_foreign_files_of_a_folder_are_no_rows(read, drop):
     assert read() == Inbox()
 
 
-def test_compressed_files_count_whole_and_truncated_ones_are_listed(read, inbox):
+def test_compressed_files_are_read_whole_and_truncated_files_are_listed(read, inbox):
     lines = "".join(json.dumps(pair(number)) + "\n" for number in range(3)).encode().removesuffix(b"\n")
     (inbox / "a.jsonl.gz").write_bytes(gzip.compress(lines))
     (inbox / "b.NDJSON").write_bytes(json.dumps(pair(7)).encode() + b"\n")

@@ -60,7 +60,7 @@ def check_linear(ledger: Ledger) -> None:
 # ------------------------------------------------------------------ night after night
 
 
-def test_each_night_takes_what_arrived_since_the_last_one_and_an_empty_one_is_on_record(ledger, drop):
+def test_each_night_takes_the_rows_since_the_last_night_and_empty_nights_are_recorded(ledger, drop):
     drop("a.jsonl", pair(1), pair(2))
     assert taken(ledger, whole_night(ledger, "mon").night) == ["1", "2"]
     assert whole_night(ledger, "tue").night.state == "empty"
@@ -108,7 +108,7 @@ def test_a_night_that_is_over_is_over(ledger, drop):
     assert len(ledger.nights()) == 3
 
 
-def test_recipes_share_rows_only_where_they_share_the_inbox(store, recipe, drop):
+def test_only_recipes_of_the_same_inbox_share_rows(store, recipe, drop):
     drop("a.jsonl", pair(1))
     one, other, same = (Ledger(store, recipe(inbox=name)) for name in ("one", "other", "one"))
     assert taken(one, whole_night(one, "mon").night) == ["1"]
@@ -123,7 +123,7 @@ def test_an_inbox_that_does_not_exist_is_refused_and_takes_nothing(store, recipe
     assert ledger.nights() == []
 
 
-def test_a_batch_says_in_its_lineage_which_files_it_is_from(ledger, drop, inbox):
+def test_the_lineage_of_a_batch_names_its_files(ledger, drop, inbox):
     drop("a.jsonl", pair(1), pair(2))
     drop("b.jsonl", pair(3))
     digests = {name: digest_of_file(inbox / name) for name in ("a.jsonl", "b.jsonl")}
@@ -182,7 +182,7 @@ def test_an_interrupted_night_goes_on_with_its_own_rows_and_makes_no_second_entr
     assert len(ledger.nights()) == 1
 
 
-def test_the_next_night_adopts_the_rows_of_a_dead_one_and_new_rows_wait(ledger, drop):
+def test_the_next_night_adopts_the_rows_of_a_dead_night_and_new_rows_wait(ledger, drop):
     drop("a.jsonl", pair(1))
     begin_and_die(ledger, "mon")
     drop("a.jsonl", pair(2))
@@ -220,7 +220,7 @@ def test_rows_whose_nights_die_again_and_again_are_given_up_and_the_schedule_goe
 
 
 @pytest.mark.parametrize("state", ["failed", "conflict", "stopped"])
-def test_rows_of_a_night_whose_outcome_is_not_in_its_rows_are_taken_again_as_often_as_it_takes(ledger, drop, state):
+def test_rows_that_did_not_cause_a_nights_outcome_are_taken_again_without_limit(ledger, drop, state):
     drop("a.jsonl", pair(1))
     attempts = [whole_night(ledger, f"night-{number}", state).night.attempt for number in range(6)]
     assert attempts == [1, 2, 3, 4, 5, 6]
@@ -230,7 +230,7 @@ def test_rows_of_a_night_whose_outcome_is_not_in_its_rows_are_taken_again_as_oft
 # ------------------------------------------------------------------ where a night starts from
 
 
-def test_a_night_starts_from_what_production_was_when_it_took_its_rows(ledger, drop, train):
+def test_a_night_starts_from_production_at_the_time_of_its_claim(ledger, drop, train):
     drop("a.jsonl", pair(1))
     with ledger.claim("mon") as claim:
         assert claim.night.production is None
@@ -249,7 +249,7 @@ def test_rows_that_lost_the_race_start_from_the_new_production(ledger, drop, tra
     assert whole_night(ledger, "tue").night.production == winner
 
 
-def test_a_night_that_died_after_it_had_promoted_does_not_train_on_its_rows_again(ledger, drop, train):
+def test_rows_of_a_night_that_died_after_its_promotion_are_not_trained_on_again(ledger, drop, train):
     parent = train("parent")
     ledger.store.tags.move(PRODUCTION, parent, None, "by hand")
     drop("a.jsonl", pair(1))

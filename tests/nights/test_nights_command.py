@@ -40,7 +40,7 @@ def test_rows_that_were_given_up_are_listed_with_their_reason_and_returned(ledge
     assert taken(ledger, whole_night(ledger, "next").night) == ["1"]
 
 
-def test_names_that_mean_nothing_are_refused_and_the_right_ones_are_named(ledger, drop, tmp_path):
+def test_unknown_names_are_refused_with_the_known_ones(ledger, drop, tmp_path):
     align = partial(align_here, tmp_path)
     where = ("--store", str(tmp_path / "store"))
     batch = give_up(ledger, drop, 1)

@@ -59,7 +59,7 @@ def terminated(ledger: Ledger, name: str) -> None:
 # ------------------------------------------------------------------ what does not count
 
 
-def test_rows_of_nights_that_were_stopped_by_sigterm_again_and_again_are_taken_by_the_next_one(ledger, drop):
+def test_rows_of_nights_stopped_repeatedly_by_sigterm_are_taken_by_the_next_night(ledger, drop):
     drop("a.jsonl", pair(1))
     for number in range(MAX_FAILED_ATTEMPTS + 1):
         terminated(ledger, f"night-{number}")
@@ -136,7 +136,7 @@ def test_a_night_that_could_not_write_its_end_into_the_store_is_cleared_by_the_j
     assert whole_night(ledger, "tue").night.failed_attempts == 0
 
 
-def test_a_night_that_died_in_no_stage_of_its_rows_did_not_die_of_them(ledger, drop, train, tmp_path, monkeypatch):
+def test_a_death_outside_stages_of_the_rows_is_not_counted_against_the_rows(ledger, drop, train, tmp_path, monkeypatch):
     """As before the first stage, or while the reward model was trained on pairs of its own."""
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
     drop("a.jsonl", pair(1))
@@ -196,7 +196,7 @@ def test_a_failure_of_a_stage_without_the_rows_does_not_count(ledger, drop, trai
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_rows_whose_stages_fail_are_given_up_at_the_last_failure_and_say_so(ledger, drop, error):
+def test_rows_are_given_up_at_the_last_failure_of_their_stages_with_the_reason(ledger, drop, error):
     drop("a.jsonl", pair(1))
     states = [night_that_ends(ledger, f"night-{number}", error).state for number in range(MAX_FAILED_ATTEMPTS)]
     assert states == ["failed", "failed", "failed", "given_up"]
@@ -284,7 +284,7 @@ def test_a_late_failure_does_not_reopen_rows_that_another_night_has_used(ledger,
     assert whole_night(ledger, "wed").night.state == "empty"
 
 
-def test_a_night_that_loses_the_race_to_an_attempt_at_its_own_rows_has_used_them(ledger, drop, train):
+def test_a_night_that_loses_to_another_attempt_at_the_same_rows_counts_as_promoted(ledger, drop, train):
     drop("a.jsonl", pair(1))
     with ledger.claim("mon") as late:
         pass

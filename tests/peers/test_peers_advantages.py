@@ -210,7 +210,7 @@ def test_grpo_is_trls() -> None:
     same(mine_K, spread(trl.scored(GRPOTrainer, REWARD_S, GROUP_SIZE)["advantages"]))
 
 
-def test_grpo_is_openrlhfs_and_verls_but_for_what_they_add_to_the_deviation() -> None:
+def test_grpo_is_openrlhfs_and_verls_except_for_the_epsilon_of_the_deviation() -> None:
     # we and TRL add 1e-4, verl 1e-6, OpenRLHF 1e-9
     mine_K = ours({"estimator": "group", "divide_by_deviation": True})
     deviation_K = spread(group_deviation(REWARD_S, GROUP_S))
@@ -232,7 +232,7 @@ def test_a_group_of_equal_rewards_has_no_advantage_anywhere() -> None:
     same(packed(openrlhf.advantages_and_returns("group_norm", equal_S, MASK_ST, GROUP_SIZE)[0]), nothing_K)
 
 
-def test_alone_in_its_group_a_completion_teaches_nothing_while_verls_rloo_gives_it_all_its_reward() -> None:
+def test_a_single_completion_has_zero_advantage_except_in_verls_unvectorised_rloo() -> None:
     alone_S = torch.arange(SEQUENCES)
     mine_S = baselined(REWARD_S, alone_S, "leave-one-out")
     same(mine_S, torch.zeros(SEQUENCES))

@@ -14,7 +14,7 @@ STUDENT_KV, TEACHER_KV = draw(80, PLACES, VOCABULARY), draw(81, PLACES, VOCABULA
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_over_the_whole_vocabulary_they_are_trls(beta: float) -> None:
+def test_distillation_losses_over_the_whole_vocabulary_are_trls(beta: float) -> None:
     def mine(student_KV: Tensor) -> Tensor:
         teacher, student = TEACHER_KV.log_softmax(-1), student_KV.log_softmax(-1)
         if beta in (0.0, 1.0):

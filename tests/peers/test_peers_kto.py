@@ -62,7 +62,7 @@ def test_apo_zero_unpaired_is_trls() -> None:
     same_with_gradient(lambda x: ours(x, "apo_zero_unpaired"), lambda x: of_trl(x, "apo_zero_unpaired"), LOGPS_ST)
 
 
-def test_trls_baseline_is_that_of_the_micro_batch_and_ours_that_of_the_whole_batch() -> None:
+def test_trls_baseline_is_of_the_micro_batch_and_ours_of_the_whole_batch() -> None:
     halves = [slice(0, 3), slice(3, 6)]
     in_halves = torch.stack([of_trl(LOGPS_ST, part=half) for half in halves]).mean()
     assert abs(in_halves - ours(LOGPS_ST)) > 1e-4
@@ -72,7 +72,7 @@ def test_trls_baseline_is_that_of_the_micro_batch_and_ours_that_of_the_whole_bat
 
 
 @pytest.mark.parametrize("label", [True, False])
-def test_of_one_label_alone_both_have_a_loss(label: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_with_a_single_label_have_a_loss_in_both(label: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.DESIRABLE_S", torch.full_like(DESIRABLE_S, label))
     monkeypatch.setattr(f"{__name__}.ROWS", [SimpleNamespace(margin=float(label))] * len(ROWS))
     same_with_gradient(ours, of_trl, LOGPS_ST)

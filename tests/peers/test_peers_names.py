@@ -22,7 +22,7 @@ def test_the_peers_are_the_releases_that_the_docs_speak_of(peer: str, release: s
     assert f"{peer} {release}" in (DOCS / "peers.md").read_text()
 
 
-def test_every_flag_of_openrlhf_in_the_docs_is_one() -> None:
+def test_every_flag_of_openrlhf_in_the_docs_exists() -> None:
     package = importlib.util.find_spec("openrlhf")
     assert package is not None
     assert package.origin is not None
@@ -34,7 +34,7 @@ def test_every_flag_of_openrlhf_in_the_docs_is_one() -> None:
     assert named <= flags
 
 
-def test_every_name_of_trl_in_the_docs_is_a_field_of_one_of_its_configurations() -> None:
+def test_every_name_of_trl_in_the_docs_is_a_field_of_trls_configurations() -> None:
     configs = (DPOConfig, GRPOConfig, ModelConfig, RLOOConfig, RewardConfig, SFTConfig)
     fields = {field.name for config in configs for field in dataclasses.fields(config)}
     named = {name for row in ROWS for name in re.findall(r"`(\w+)", row[1])}

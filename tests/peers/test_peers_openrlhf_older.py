@@ -67,7 +67,7 @@ def test_the_loss_of_steps_is_theirs_for_hard_and_soft_labels(older: Any, soft: 
     same_with_gradient(lambda x: of_steps(x[at], labels), lambda x: theirs(ids, x, given), logits)
 
 
-def test_over_the_whole_vocabulary_they_train_all_of_it_and_we_two_tokens(older: Any) -> None:
+def test_openrlhfs_loss_without_reward_tokens_is_over_the_vocabulary_and_ours_over_two_tokens(older: Any) -> None:
     ids, labels = torch.full((1, 3), PLACEHOLDER), torch.tensor([[GOOD, BAD, GOOD]])
     logits = draw(91, 1, 3, VOCABULARY).float()
     whole = older.PRMLoss(PLACEHOLDER)(ids, logits, labels)

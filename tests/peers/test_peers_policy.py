@@ -94,7 +94,7 @@ def test_clipped_ratio_with_two_bounds_is_openrlhfs_which_has_no_fixed_length(ag
     )
 
 
-def test_the_dual_clip_is_openrlhfs_and_verls_which_always_has_one() -> None:
+def test_the_dual_clip_is_openrlhfs_and_verls() -> None:
     far_ST = OLD_ST + draw(20, scale=2.0)
     theirs = openrlhf.PolicyLoss(dual_clip=3.0)
     same_with_gradient(lambda x: ours(x, dual_clip=3.0), lambda x: theirs(x, OLD_ST, ADVANTAGES_ST, MASK_ST)[0], far_ST)
@@ -106,7 +106,7 @@ def test_the_dual_clip_is_openrlhfs_and_verls_which_always_has_one() -> None:
     assert not torch.isclose(ours(far_ST), ours(far_ST, dual_clip=3.0)), "the second clip is felt here"
 
 
-def test_trls_delta_is_the_dual_clip_where_it_lies_above_the_upper_bound() -> None:
+def test_trls_delta_above_the_upper_bound_is_the_dual_clip() -> None:
     far_ST = OLD_ST + draw(20, scale=2.0)
     same_with_gradient(
         lambda x: ours(x, dual_clip=3.0),
@@ -163,7 +163,7 @@ def test_cispo_is_verls() -> None:
     )
 
 
-def test_cispo_is_trls_whose_epsilon_high_is_the_bound_itself_and_has_no_lower_one() -> None:
+def test_cispo_is_trls_with_epsilon_high_as_the_bound() -> None:
     # TRL's epsilon_high 1.3 is our clip_high 0.3; our clip_low 1 leaves the ratio free below
     same_with_gradient(
         lambda x: ours(x, loss_type="cispo", clip_low=1.0, clip_high=0.3),
@@ -180,7 +180,7 @@ def test_sapo_is_trls_and_verls_which_both_take_the_mean_over_sequences() -> Non
     same_with_gradient(mine, lambda x: verl.policy_loss("sapo", x, OLD_ST, ADVANTAGES_ST, MASK_ST), LOGPS_ST)
 
 
-def test_trls_rloo_loss_is_ours_over_a_fixed_length_of_one_as_long_as_the_policy_has_not_moved() -> None:
+def test_trls_rloo_loss_is_ours_over_fixed_length_1_for_an_unchanged_policy() -> None:
     # its ratio is that of the whole sequence, unnormalised: from the second step on a batch it is another loss
     config = PolicyLossConfig()
 

@@ -74,7 +74,7 @@ def test_dpos_relatives_are_trls(name: str, label_smoothing: float) -> None:
     )
 
 
-def test_several_losses_with_weights_are_the_sum_that_trl_makes_of_them() -> None:
+def test_weighted_losses_are_summed_as_in_trl() -> None:
     def theirs(x: Tensor) -> Tensor:
         one, other = (trl.dpo_loss(x, REFERENCE_ST, MASK_ST, name, 0.3) for name in ("sigmoid", "apo_zero"))
         return 0.8 * one + 0.2 * other
@@ -103,7 +103,7 @@ def test_simpo_and_cpo_are_trls(label_smoothing: float) -> None:
     )
 
 
-def test_orpos_odds_ratio_is_trls_which_takes_it_in_single_precision() -> None:
+def test_orpos_odds_ratio_is_trls_up_to_single_precision() -> None:
     def theirs(x: Tensor) -> Tensor:
         means = (x * MASK_ST).sum(1) / MASK_ST.sum(1)
         return trl.orpo_losses(*means.chunk(2), 0.3).mean().double()
@@ -111,7 +111,7 @@ def test_orpos_odds_ratio_is_trls_which_takes_it_in_single_precision() -> None:
     same_with_gradient(lambda x: ours(x, loss_type="orpo", beta=0.3, nll_weight=1e-9), theirs, LOGPS_ST)
 
 
-def test_ipo_is_trls_and_openrlhfs_if_it_is_given_means_in_place_of_sums() -> None:
+def test_ipo_is_trls_and_openrlhfs_with_means_in_place_of_sums() -> None:
     def mine(x: Tensor) -> Tensor:
         return ours(x, beta=0.3, loss_type="ipo")
 
@@ -161,7 +161,7 @@ def test_the_reward_models_loss_is_trls_and_openrlhfs(margin_P: Tensor | None) -
     same_with_gradient(mine, lambda x: openrlhf.PairWiseLoss()(*x.chunk(2), margin_P), scores)
 
 
-def test_openrlhfs_log_exp_loss_leaves_out_the_margin_and_ours_does_not() -> None:
+def test_openrlhfs_log_exp_loss_ignores_the_margin_and_ours_does_not() -> None:
     scores = torch.cat([CHOSEN_P, REJECTED_P])
     theirs = openrlhf.LogExpLoss()
     same_with_gradient(lambda x: log_exp_loss(*x.chunk(2)).mean(), lambda x: theirs(*x.chunk(2), MARGIN_P), scores)

@@ -38,7 +38,7 @@ class Completion:
 
 
 @pytest.mark.parametrize("prompt", [CHAT, "2+2="])
-def test_a_function_gets_what_trl_gives_it(prompt: Any, tmp_path: Path) -> None:
+def test_reward_functions_get_the_arguments_of_trl(prompt: Any, tmp_path: Path) -> None:
     import numpy as np
 
     row = {"prompt": prompt, "solution": "4", "difficulty": {"level": [1, None]}}

@@ -37,7 +37,7 @@ def test_a_branch_is_a_recipe_of_its_method_with_the_comparisons_start() -> None
     assert parse_recipe({**MINIMAL, "result": "best"}).final == "best"  # type: ignore[attr-defined]
 
 
-def test_a_recipe_that_was_kept_is_the_same_wherever_it_is_read(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_stored_recipe_is_the_same_from_any_folder(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     recipe = load(MINIMAL)
     kept = recipe.model_dump(mode="json")
@@ -72,5 +72,5 @@ def test_a_recipe_that_was_kept_is_the_same_wherever_it_is_read(load: Any, tmp_p
         ),
     ],
 )
-def test_what_does_not_fit_together_gets_one_sentence(load: Any, fields: dict[str, Any], sentence: str) -> None:
+def test_inconsistent_fields_are_refused_in_a_sentence(load: Any, fields: dict[str, Any], sentence: str) -> None:
     assert sentence in refusal(load, {**MINIMAL, **fields})

@@ -43,5 +43,5 @@ def test_the_wanted_values_are_written_as_those_of_the_rows() -> None:
         ({"training": {"eval_steps": 3}}, "`eval_steps` has no effect in `conditional_sft.training`"),
     ],
 )
-def test_what_does_not_fit_together_gets_one_sentence(load: Any, changes: dict[str, Any], sentence: str) -> None:
+def test_inconsistent_fields_are_refused_in_a_sentence(load: Any, changes: dict[str, Any], sentence: str) -> None:
     assert sentence in refusal(load, {**RECIPE, "conditional_sft": {**SECTION, **changes}})

@@ -45,7 +45,7 @@ CPT: dict[str, Any] = {
         (f"{SECTION}.block_overlp=1", "did you mean 'block_overlap'?"),
     ],
 )
-def test_what_does_not_fit_gets_a_sentence_that_names_the_field(load: Any, override: str, sentence: str) -> None:
+def test_inconsistent_fields_are_refused_by_name(load: Any, override: str, sentence: str) -> None:
     said = refusal(load, CPT, override)
     assert sentence in said
     assert f"recipe.yaml: {SECTION}" in said
@@ -79,7 +79,7 @@ def test_the_field_that_decides_a_stage_is_named() -> None:
     assert decides(label, "training.learning_rate") == f"{SECTION}.training.learning_rate"
 
 
-def test_settings_of_a_kind_are_in_the_key_and_other_data_sets_have_the_key_that_they_had() -> None:
+def test_settings_of_a_kind_are_in_the_key_and_do_not_change_other_keys() -> None:
     data = {"data": {"sources": [{"task": "first"}]}, "sources": [], "kind": "demonstrations"}
     assert "settings" not in DatasetConfig.model_validate(data).model_dump(mode="json")
     assert set(DatasetConfig.model_validate(data).content()) == {"data", "sources", "kind"}

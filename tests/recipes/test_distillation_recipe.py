@@ -34,5 +34,5 @@ RECIPE: dict[str, Any] = {"method": "distillation", "name": "demo", "model": "m"
         ),
     ],
 )
-def test_what_does_not_fit_together_gets_one_sentence(load: Any, section: dict[str, Any], sentence: str) -> None:
+def test_inconsistent_fields_are_refused_in_a_sentence(load: Any, section: dict[str, Any], sentence: str) -> None:
     assert sentence in refusal(load, {**RECIPE, "distillation": section})

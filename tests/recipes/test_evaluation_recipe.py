@@ -24,7 +24,7 @@ ALONE: dict[str, Any] = {"method": "evaluate", "name": "e", "model": "some/model
         ({"evaluation": {"prompts": "prompts.jsonl", "pass_at": [1]}}, "`pass_at` needs a `verifier`"),
     ],
 )
-def test_what_does_not_fit_is_refused(more: dict[str, Any], says: str, load: Load) -> None:
+def test_inconsistent_fields_are_refused(more: dict[str, Any], says: str, load: Load) -> None:
     assert says in refusal(load, ALONE | more)
 
 

@@ -40,10 +40,10 @@ def test_a_section_with_held_out_rows_may_choose_the_best(load: Load) -> None:
         ),
     ],
 )
-def test_elsewhere_they_are_refused(content: dict[str, Any], says: str, load: Load) -> None:
+def test_evaluation_fields_are_refused_without_held_out_rows(content: dict[str, Any], says: str, load: Load) -> None:
     assert says in refusal(load, content)
 
 
-def test_keys_without_them_are_those_of_before(load: Load) -> None:
+def test_keys_without_evaluation_fields_are_unchanged(load: Load) -> None:
     training = load(SFT).model_dump(mode="json")["sft"]["training"]
     assert not {*EVALUATION, "early_stopping_patience"} & training.keys()

@@ -19,5 +19,5 @@ from tests.recipes.contents import Load, refusal
         ({"models": [{"model": "a/b"}, {}], "density": 0.5}, "`density` has no effect with `merge_method: linear`"),
     ],
 )
-def test_what_does_not_fit_is_refused(section: dict[str, Any], says: str, load: Load) -> None:
+def test_inconsistent_fields_are_refused(section: dict[str, Any], says: str, load: Load) -> None:
     assert says in refusal(load, {"method": "merge", "name": "m", "model": "a/base", "merge": section})

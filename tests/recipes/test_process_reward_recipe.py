@@ -41,7 +41,7 @@ def test_one_without_an_evaluation_trains_alone() -> None:
         ({"evaluation": {**EVALUATION, "rewards": [{"reward_model": "ours"}]}}, "add a section `reward_model`"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_fix(fields: dict[str, Any], says: str) -> None:
+def test_inconsistent_fields_are_refused_with_the_fix(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         recipe(**fields)
 

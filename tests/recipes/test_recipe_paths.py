@@ -57,7 +57,7 @@ def test_paths_begin_at_the_recipes_file_wherever_the_command_is_given(load, tmp
     assert recipe.evaluation.verifier == f"{home}/judge.py:score"
 
 
-def test_what_is_typed_begins_at_the_working_folder(load, tmp_path):
+def test_paths_of_the_command_line_are_relative_to_the_working_folder(load, tmp_path):
     recipe = load("sft.data=[mine.jsonl]", "evaluation.verifier=other.py:score", "model=./model")
     here = tmp_path / "elsewhere"
     assert recipe.sft.data.sources[0].path == f"{here}/mine.jsonl"
@@ -73,7 +73,7 @@ def test_names_of_models_stay_names(load, name):
 
 
 @pytest.mark.parametrize("path", ["store:preferences/", "/data/rows.jsonl", "Anthropic/hh-rlhf"])
-def test_what_is_no_relative_path_stays(load, path):
+def test_values_that_are_no_relative_paths_are_unchanged(load, path):
     assert load(sft={"data": path}).sft.data.sources[0].path == path
 
 
@@ -83,7 +83,7 @@ def test_functions_of_modules_stay_and_globs_begin_at_the_file(load, tmp_path):
     assert recipe.evaluation.prompts.sources[0].path == f"{tmp_path}/recipes/inbox/**/*.jsonl"
 
 
-def test_the_error_of_a_missing_file_says_where_it_looked(load, tmp_path):
+def test_the_error_of_a_missing_file_names_the_path_and_its_base(load, tmp_path):
     for path in ("rows.jsonl", "held/rowz"):
         (source,) = load(sft={"data": path}).sft.data.sources
         with pytest.raises(
@@ -96,7 +96,7 @@ def test_the_error_of_a_missing_file_says_where_it_looked(load, tmp_path):
         load_function(load().evaluation.verifier, "evaluation.verifier")
 
 
-def test_what_is_only_in_the_working_folder_is_refused_and_named(load, tmp_path):
+def test_files_that_exist_only_in_the_working_folder_are_refused_by_name(load, tmp_path):
     here = tmp_path / "elsewhere"
     (here / "rows.jsonl").touch()
     (here / "mine").mkdir()
@@ -123,7 +123,7 @@ def test_a_home_is_expanded_and_folders_to_write_to_begin_at_the_file_too(load, 
     assert load(tracking={"tensorboard": True}).tracking.tensorboard is True
 
 
-def test_functions_of_rl_begin_at_the_file_and_options_of_others_stay(load, tmp_path):
+def test_functions_of_rl_are_relative_to_the_recipe_and_other_options_are_unchanged(load, tmp_path):
     tools = {
         "name": "alignment_core.environments.tools:Tools",
         "options": {"tools": ["t.py:f", "m:g"], "verifier": "v.py:h"},
@@ -146,7 +146,7 @@ def test_functions_of_rl_begin_at_the_file_and_options_of_others_stay(load, tmp_
     assert (own.name, own.options) == (f"{home}/world.py:World", {"map": "t.py:f"})
 
 
-def test_a_recipe_that_is_kept_means_the_same_from_any_folder(load, tmp_path, monkeypatch):
+def test_a_stored_recipe_has_the_same_paths_from_any_folder(load, tmp_path, monkeypatch):
     recipe = load()
     monkeypatch.chdir("/")
     assert parse_recipe(recipe.model_dump(mode="json")) == recipe
@@ -160,7 +160,7 @@ def test_paths_in_the_overrides_of_a_deployed_run_begin_at_the_deployments_folde
     assert ran[0].evaluation.verifier == f"{tmp_path}/recipes/judge.py:score"  # type: ignore[union-attr]
 
 
-def test_a_recipe_that_is_piped_in_begins_at_the_working_folder(load, tmp_path):
+def test_paths_of_a_piped_recipe_are_relative_to_the_working_folder(load, tmp_path):
     read, write = os.pipe()
     os.write(write, yaml.safe_dump({**RECIPE, "model": "some/model"}).encode())
     os.close(write)
@@ -184,7 +184,7 @@ def test_the_same_recipe_and_files_in_two_folders_have_the_same_keys(tmp_path):
     assert contents[0] == contents[1]
 
 
-def test_dots_after_a_symbolic_link_mean_what_they_mean_to_the_file_system(load, tmp_path):
+def test_dots_after_a_symbolic_link_resolve_as_in_the_file_system(load, tmp_path):
     (tmp_path / "else/where").mkdir(parents=True)
     (tmp_path / "recipes/link").symlink_to(tmp_path / "else/where")
     (tmp_path / "else/rows.jsonl").write_text("right")
@@ -214,7 +214,7 @@ def inbox_of(recipe: Path) -> tuple[DataSource, ...]:
     return loaded.dpo.data.sources
 
 
-def test_a_glob_beside_a_recipe_matches_whatever_the_folders_name_is(tmp_path):
+def test_a_glob_beside_a_recipe_matches_in_a_folder_of_any_name(tmp_path):
     store = open_store(tmp_path / "store")
     folder = tmp_path / "a[1]*?"
     (folder / "inbox/new").mkdir(parents=True)
@@ -232,7 +232,7 @@ def test_an_inbox_that_is_not_there_yet_is_a_path_and_no_name(tmp_path, data):
     assert source.path == f"{tmp_path}/inbox"
 
 
-def test_a_recipe_is_piped_if_it_is_no_regular_file_wherever_that_lies(tmp_path, monkeypatch):
+def test_a_recipe_is_piped_only_if_its_path_is_no_regular_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = Path("/dev/shm", f"{os.getpid()}.yaml")
     recipe.touch()
@@ -301,7 +301,7 @@ def test_fields_that_nothing_reads_are_refused_in_a_file_and_in_a_deployment_and
 
 
 @pytest.mark.parametrize("name", ["nightly", "iterative-dpo", "rlhf", "ppo"])
-def test_a_reward_model_may_be_given_to_the_shipped_recipes_that_train_one(name):
+def test_an_existing_reward_model_can_replace_the_trained_one_in_shipped_recipes(name):
     path = FOLDER / f"{name}.yaml"
     whole = load_recipe(path, ["reward_model={model: policy/judge}"], path.parent)
     by_field = ["reward_model.model=policy/judge", "reward_model.data=null", "reward_model.training={}"]

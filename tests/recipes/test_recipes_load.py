@@ -107,7 +107,7 @@ def test_a_missing_method_gets_the_list(load):
         ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "2:17", "the field 'c' occurs twice"),
     ],
 )
-def test_a_syntax_error_says_line_and_column(load, text, place, problem):
+def test_a_syntax_error_has_line_and_column(load, text, place, problem):
     assert refusal(load, text) == f"recipe.yaml:{place}: not valid YAML: {problem}"
 
 
@@ -163,7 +163,7 @@ def test_a_wrong_override_gets_its_sentence(load, override, sentence):
 
 
 @pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), ("1E-4", 1e-4), ("2.5e-3", 2.5e-3), ("0.5", 0.5)])
-def test_an_override_reads_numbers_as_people_write_them(load, text, value):
+def test_an_override_reads_common_notations_of_numbers(load, text, value):
     assert load(SFT, f"sft.training.learning_rate={text}").sft.training.learning_rate == value
 
 
@@ -178,7 +178,7 @@ def test_overrides_reach_into_lists_make_missing_sections_and_the_last_one_wins(
     assert (recipe.sft.training.batch_size, recipe.seed, recipe.store) == (4, 2, "/a=b")
 
 
-def test_an_override_does_not_change_what_it_was_applied_to():
+def test_an_override_does_not_change_its_input():
     content = {"a": {"b": [1, 2]}}
     assert alignment_core.recipes.apply_overrides(content, ["a.b.0=9"]) == {"a": {"b": [9, 2]}}
     assert content == {"a": {"b": [1, 2]}}

@@ -31,7 +31,7 @@ def validator(config: type[Config]) -> Any:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_shipped_recipe_is_taken_as_it_is_written_and_as_it_is_kept(path: Any) -> None:
+def test_a_shipped_recipe_fits_the_schema_as_written_and_as_stored(path: Any) -> None:
     written, kept = yaml.safe_load(path.read_text()), load_recipe(path).model_dump(mode="json")
     schema = validator(method(written["method"]).recipe)
     assert [error.message for content in (written, kept) for error in schema.iter_errors(content)] == []
@@ -62,7 +62,7 @@ def test_a_shorthand_is_in_the_schema(config: type[Config], content: Any) -> Non
 @pytest.mark.parametrize(
     ("config", "content"), [(DataConfig, {"path": "rows.jsonl", "max_lenght": 64}), (ModelConfig, 3), (DataSource, [])]
 )
-def test_what_is_wrong_is_still_refused(config: type[Config], content: Any) -> None:
+def test_the_schema_refuses_invalid_content(config: type[Config], content: Any) -> None:
     assert not validator(config).is_valid(content)
 
 
@@ -95,7 +95,7 @@ NOT_OF_RECIPES = (
 """Validators that take no other form of a recipe's section; the last one reads records of stages."""
 
 
-def test_no_validator_takes_what_the_schema_does_not_say() -> None:
+def test_no_validator_accepts_input_that_the_schema_refuses() -> None:
     """Whoever adds one that changes what is given adds it to the schema, and here to SHORT."""
     changing = {
         of.__name__

@@ -17,7 +17,7 @@ def field(path: str) -> reference.Field:
     return found
 
 
-def test_the_page_in_docs_is_the_one_that_the_recipes_make():
+def test_the_page_of_fields_in_docs_is_up_to_date():
     assert PAGE.read_text() == reference.markdown(), "run: align fields --markdown > docs/fields.md"
 
 
@@ -47,7 +47,7 @@ def test_fields_of_the_only_source_can_be_written_beside_those_of_the_data_set()
         ("seed.more", "`seed` is not a section, so it has no fields"),
     ],
 )
-def test_an_unknown_path_names_what_is_near(path, sentence):
+def test_an_unknown_path_is_refused_with_similar_fields(path, sentence):
     with pytest.raises(UserError) as caught:
         reference.at(path)
     assert sentence in str(caught.value)

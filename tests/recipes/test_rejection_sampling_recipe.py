@@ -42,7 +42,7 @@ def parsed(section: Mapping[str, Any] = MappingProxyType({}), **fields: Any) -> 
         ("stop={min_gain: -1}", "rejection_sampling.stop.min_gain"),
     ],
 )
-def test_what_does_not_fit_together_gets_one_sentence(load, override, sentence):
+def test_inconsistent_fields_are_refused_in_a_sentence(load, override, sentence):
     assert sentence in refusal(load, MINIMAL, f"rejection_sampling.{override}")
 
 
@@ -52,7 +52,7 @@ def test_normalised_rewards_of_two_rounds_are_not_compared(load):
     assert "`rejection_sampling.stop` cannot compare the normalised rewards of two rounds: add an `evaluation`" in said
 
 
-def test_a_gain_is_that_of_the_selections_score_if_the_evaluation_measures_it():
+def test_the_gain_is_of_the_selections_score_if_the_evaluation_measures_that_score():
     assert parsed().gain_metric == "accuracy", "the evaluation has no rewards"
     assert parsed(evaluation={**EVALUATION, **REWARDS}).gain_metric == "reward"
     by_verifier = {"rewards": (), "selection": {"score": "verifier"}}

@@ -43,7 +43,7 @@ def recipe(tmp_path: Path, text: str, *overrides: str, sweeps: tuple[str, ...] =
         *[("1.2.3", "1.2.3"), ("'1e-3'", "1e-3"), ('"12"', "12"), ("1234e567", "1234e567")],
     ],
 )
-def test_a_value_is_what_the_core_schema_says(text: str, value: Any) -> None:
+def test_a_value_is_parsed_by_the_core_schema(text: str, value: Any) -> None:
     read = plain(load(f"{{a: {text}}}"))["a"]
     assert (read, type(read)) == (value, type(value))
 
@@ -92,7 +92,7 @@ MERGED = {
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_merge_keys_give_what_the_plain_loader_gives(name: str) -> None:
+def test_merge_keys_are_resolved_as_by_yamls_own_loader(name: str) -> None:
     assert load(MERGED[name]) == yaml.safe_load(MERGED[name])
 
 
@@ -102,7 +102,7 @@ def test_a_field_that_really_occurs_twice_is_an_error(text: str) -> None:
         load(text)
 
 
-def test_a_field_twice_in_an_override_is_said() -> None:
+def test_a_repeated_field_in_an_override_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"--set a=\{x: 1, x: 2\}: the value is not valid YAML: the field 'x' occurs twice"
     ):

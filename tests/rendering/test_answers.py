@@ -58,7 +58,7 @@ def test_a_labelled_completion_is_a_conversation(family: Family, renderer: Rende
 
 
 @for_each_prompt
-def test_a_prompt_is_what_apply_chat_template_asks(family: Family, renderer: Renderer, name: str) -> None:
+def test_a_prompt_equals_apply_chat_template(family: Family, renderer: Renderer, name: str) -> None:
     prompt = PROMPTS[name]
     (row,) = rows_of(Prompt(prompt), renderer, family)
     assert readable(family, row["prompt_ids"]) == readable(family, expected.prompt(family, prompt))

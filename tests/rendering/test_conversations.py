@@ -76,7 +76,7 @@ MARKED = [family for family in OWN if family.keeps_history and family.end and fa
 
 
 @pytest.mark.parametrize("family", MARKED, ids=str, scope="session")
-def test_targets_are_what_transformers_takes_for_the_assistants(family: Family, renderer: Renderer) -> None:
+def test_targets_are_the_assistant_mask_of_transformers(family: Family, renderer: Renderer) -> None:
     """By the marks ``generation`` in a template, which neither the renderer nor the other tests read."""
     rendered = rows_of(Demonstration([], THREE_TURNS), renderer, family)
     right = expected.marked(family, THREE_TURNS)

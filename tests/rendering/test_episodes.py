@@ -63,7 +63,7 @@ def test_a_turn_that_the_next_speakers_tag_ends_has_that_tag_once(family: Family
 
 
 @pytest.mark.parametrize("family", [one for one in KEEPING if not one.alternates], ids=str)
-def test_what_is_said_before_the_first_turn_is_part_of_the_prompt(family: Family, renderer: Renderer) -> None:
+def test_messages_before_the_first_turn_are_part_of_the_prompt(family: Family, renderer: Renderer) -> None:
     opening: Messages = [*THREE_TURNS[:1], {"role": "user", "content": "Be quick."}]
     text = expected.text(family, opening[:1], add_generation_prompt=True)
     context = renderer.encode_opening(text, opening[1:])

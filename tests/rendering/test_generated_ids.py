@@ -91,5 +91,5 @@ def test_generate_stops_at_all_that_generation_config_names(family: Family, rend
         assert sampled == [*answer, stop]
 
 
-def test_the_end_of_a_turn_is_what_the_template_writes(family: Family, renderer: Renderer) -> None:
+def test_the_end_of_a_turn_is_the_token_that_the_template_writes(family: Family, renderer: Renderer) -> None:
     assert renderer.turn_end.token_id == family.ids(family.end or family.eos)[0]

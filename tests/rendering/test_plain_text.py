@@ -71,9 +71,7 @@ def test_prompt_and_completion_are_encoded_as_one_text(
 
 
 @pytest.mark.parametrize("example", [Text, Document], ids=["text", "document"])
-def test_a_text_is_what_the_tokenizer_makes_of_it_with_eos_behind(
-    family: Family, without_template: Renderer, example: Any
-) -> None:
+def test_a_text_is_tokenized_with_a_trailing_eos(family: Family, without_template: Renderer, example: Any) -> None:
     text = "The capital of France is Paris.\n\nIt's late."
     (row,) = rows_of(example(text), without_template, family)
     assert readable(family, row["input_ids"]) == readable(family, whole(family, text))
@@ -96,9 +94,7 @@ def test_the_blocks_of_a_document_have_each_of_its_tokens_once_as_a_target(
     assert max(len(row["input_ids"]) for row in rows) == 8
 
 
-def test_what_an_environment_says_is_encoded_behind_the_policys_text(
-    family: Family, without_template: Renderer
-) -> None:
+def test_an_observation_is_encoded_after_the_policys_text(family: Family, without_template: Renderer) -> None:
     """The policy ended its text with EOS; what follows a special token is encoded as ``__call__`` encodes it there."""
     begin = "First we add 3 and 4, which is 7."
     observed = "Then we multiply"

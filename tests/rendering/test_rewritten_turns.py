@@ -25,7 +25,7 @@ THOUGHTS = [
 ]
 
 
-def test_each_turn_is_a_row_as_inference_saw_it(family: Family, renderer: Renderer) -> None:
+def test_each_turn_is_a_row_as_in_inference(family: Family, renderer: Renderer) -> None:
     rows = rows_of(Demonstration([], THOUGHTS), renderer, family)
     right = expected.rows(family, THOUGHTS)
     assert [readable(family, row["input_ids"]) for row in rows] == [readable(family, row.ids) for row in right]
@@ -34,7 +34,7 @@ def test_each_turn_is_a_row_as_inference_saw_it(family: Family, renderer: Render
 
 @pytest.mark.parametrize("messages", [THREE_TURNS, THOUGHTS], ids=["plain", "thoughts"])
 @pytest.mark.parametrize("closed", [True, False], ids=["ended", "truncated"])
-def test_what_follows_a_sampled_turn_is_what_follows_it_in_the_template(
+def test_a_sampled_turn_is_followed_by_the_templates_tokens(
     family: Family, renderer: Renderer, messages: expected.Messages, closed: bool
 ) -> None:
     """The policy's own tokens stay in its context as they were sampled; behind them comes what the template puts there.

@@ -76,7 +76,7 @@ def test_a_call_that_truncates_changes_nothing_for_later_rows() -> None:
         assert rows_of(example, renderer, family) == rows_of(example, Renderer(family.tokenizer), family)
 
 
-def test_of_named_templates_rows_with_tools_take_the_one_for_tools() -> None:
+def test_rows_with_tools_use_the_template_named_for_tools() -> None:
     (family,) = (one for one in OWN if one.name == "qwen2.5-base")
     tokenizer, messages = build(family), conversations.THREE_TURNS[:1]
     show = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}"

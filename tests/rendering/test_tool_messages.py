@@ -59,7 +59,7 @@ def test_all_kinds_of_rows_show_the_tools(family: Family, renderer: Renderer) ->
     assert readable(family, row["prompt_ids"]) == readable(family, asked)
 
 
-def test_a_result_follows_the_call_as_the_template_renders_it(family: Family, renderer: Renderer) -> None:
+def test_a_tool_result_follows_the_call_as_in_the_template(family: Family, renderer: Renderer) -> None:
     asked = renderer.encode_conversation(CHAT[:1], TOOLS)
     assert asked == expected.prompt(family, CHAT[:1], TOOLS)
     call = expected.last_turn(family, CHAT[:2], TOOLS)

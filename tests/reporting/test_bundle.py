@@ -90,7 +90,7 @@ def test_secrets_homes_and_names_are_in_no_file(home: Path, tmp_path: Path) -> N
     assert done.cut["secrets"] >= 4
 
 
-def test_rows_stay_out_of_the_report_unless_asked_for(home: Path, tmp_path: Path) -> None:
+def test_rows_are_left_out_of_the_report_unless_requested(home: Path, tmp_path: Path) -> None:
     record = run_of(home)
     text = "## Held-out prompts, and what each policy answered\n\n```text\nmy secret prompt\n```\n\n"
     shown = f"# Run\n\n{text}## Stages\n\nrows\n"
@@ -168,7 +168,7 @@ def test_a_full_disk_leaves_nothing_half_done(home: Path, tmp_path: Path, monkey
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_the_status_of_a_live_run_differs_from_that_of_a_dead_one(home: Path, tmp_path: Path) -> None:
+def test_a_live_run_is_running_and_a_dead_run_died(home: Path, tmp_path: Path) -> None:
     record = new_record(RUN, "small", RECIPE, str(home / "store"))
     with Journal(record).open():
         write_bundle(journal.read(RUN), tmp_path / "lives")

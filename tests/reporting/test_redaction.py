@@ -114,7 +114,7 @@ def test_fields_with_names_of_secrets_are_removed_whole_and_markup_stays_valid()
         *(("key", False), ("eos_token", False), ("TOKEN_FILE", False), ("AUTH_METHOD", False), ("KEYBOARD", False)),
     ],
 )
-def test_names_that_say_secret(name: str, secret: bool) -> None:
+def test_names_of_secrets_are_recognised(name: str, secret: bool) -> None:
     assert looks_secret(name) is secret
 
 

@@ -117,7 +117,7 @@ def test_policies_stay_in_the_order_of_their_creation(store: Store, tmp_path: Pa
     assert 0 < report.pictures["policies.svg"].index(">sft<") < report.pictures["policies.svg"].index(">round-1<")
 
 
-def test_what_a_promotion_was_compared_with_is_shown_where_there_is_such_a_table(store: Store, tmp_path: Path) -> None:
+def test_the_report_has_the_comparison_of_a_promotion_if_there_is_one(store: Store, tmp_path: Path) -> None:
     results = []
     for label, policies in (("report", ["sft"]), ("promotion/report", ["sft", "production"])):
         folder, content = tmp_path / label.replace("/", "-"), {name: {"accuracy": 0.5} for name in policies}
@@ -238,7 +238,7 @@ def test_a_stage_that_is_not_installed_is_reported_by_its_label(store: Store, tm
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_a_report_says_why_a_run_is_not_complete(
+def test_the_report_of_an_unfinished_run_has_the_reason(
     error: BaseException, cancelled: bool, what: str, sentence: str | None, how: str
 ) -> None:
     from alignment.flows.run_page import why_unfinished

@@ -204,7 +204,7 @@ USUAL = {
 
 
 @pytest.mark.parametrize(("program", "tests"), USUAL.values(), ids=USUAL.keys())
-def test_usual_tests_hold_of_right_programs_and_not_of_wrong_ones(program: str, tests: str) -> None:
+def test_common_tests_pass_right_programs_and_fail_wrong_ones(program: str, tests: str) -> None:
     assert passes_tests(program, tests, threading.Event())
     assert not passes_tests("", tests, threading.Event())
 

@@ -60,7 +60,7 @@ def test_a_program_passes_all_tests_or_not(completion: str, label: str, score: f
         "  try: os.write(fd, json.dumps(told).encode() + b'\\n')\n  except OSError: pass",
     ],
 )
-def test_a_program_that_ends_before_the_tests_or_changes_what_they_use_does_not_pass(trick: str) -> None:
+def test_a_program_that_exits_early_or_patches_functions_of_the_tests_fails(trick: str) -> None:
     tests = json.dumps({"tests": "six = 6\nassert abs(double(-3) + six) == 0"})
     assert verify("code", [row(f"def double(x): return 5\n{trick}", tests)]) == [0.0]
 
@@ -123,7 +123,7 @@ def test_code_is_the_last_fenced_block_or_everything() -> None:
     assert code_of("```py\na\n```\nand\n```Python\nb\n```") == "b\n"
 
 
-def test_all_inputs_of_a_program_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_inputs_of_a_program_share_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_tests, "SECONDS", 3.0)
     label = json.dumps({"inputs": ["1"] * 20, "outputs": ["1"] * 20})
     (_, score), *_ = CodeTests("evaluation.verifier")([row("import time; time.sleep(1); print(input())", label)])

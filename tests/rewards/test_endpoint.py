@@ -111,7 +111,7 @@ def test_a_server_that_stays_broken_is_given_up_at_the_deadline(serve: Any, capl
         (b'{"rewards": [null, 2.0]}', [None, 2.0], {"none_given": 1}),
     ],
 )
-def test_what_is_no_number_for_each_completion_is_a_failure(
+def test_an_answer_without_a_number_for_each_completion_is_a_failure(
     answer: bytes, given: list[Any], failed: dict[str, int], serve: Any
 ) -> None:
     server = serve(lambda content: (200, answer))
@@ -134,7 +134,7 @@ def test_a_refusal_is_the_users_turn_and_shows_no_token(serve: Any, monkeypatch:
         endpoint([server.url], token="REWARD_TOKEN")
 
 
-def test_an_endpoint_without_a_server_is_said_before_anything_is_asked_of_it() -> None:
+def test_an_endpoint_without_a_server_is_reported_before_the_first_request() -> None:
     with create_server(("127.0.0.1", 0)) as closing:
         url = f"http://127.0.0.1:{closing.getsockname()[1]}/"
     with pytest.raises(EnvironmentFault, match=rf"^rl\.rewards\.0\.urls: no server answers \({url}: .*refused"):

@@ -10,7 +10,7 @@ from alignment_core.errors import DataError
 from alignment_core.rewards.results import Account, Answers, allowed_failures, failure_of, numbers
 
 
-def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
+def test_the_share_of_failures_is_of_a_steps_rows_even_in_several_parts() -> None:
     account = Account("the judge", max_failed=0.25, field="f", window=8)
     rows = [{"source": f"rows:{number}", "prompt_text": "?"} for number in range(4)]
 
@@ -26,7 +26,7 @@ def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
         account.settle(rows, answers(1))
 
 
-def test_a_resumed_run_counts_the_rows_before_it() -> None:
+def test_a_resumed_run_counts_failures_before_the_checkpoint() -> None:
     """Of the last 8 rows 2 may fail. By hand: 2 of 4 before the checkpoint and 1 of 4 after it are 3, as in a run that was not
     interrupted; of rows before the last 8 nothing is left."""
     rows = [{"source": f"rows:{number}", "prompt_text": "?"} for number in range(4)]

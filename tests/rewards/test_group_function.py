@@ -136,7 +136,7 @@ def rewards(function: str, given: list[dict[str, Any]], max_failed: float = 0.5,
         source.close()
 
 
-def test_a_function_sees_whole_groups_and_what_is_plain_of_each_row(name: str) -> None:
+def test_a_function_gets_whole_groups_and_plain_columns_of_each_row(name: str) -> None:
     assert rewards(f"{name}:plain", rows("a", "b", "c")) == [[1.0, 1.1, 1.2] * 2, {}]
     assert rewards(f"{name}:seen", rows("a")) == [[1.0, 1.0], {}]
 
@@ -152,7 +152,7 @@ def test_a_function_sees_whole_groups_and_what_is_plain_of_each_row(name: str) -
         ("raise", [None, None], {"raised": 2}),
     ],
 )
-def test_what_is_no_number_for_each_completion_has_a_type_and_is_counted(
+def test_results_without_a_number_for_each_completion_are_counted_by_type(
     name: str, completion: str, given: list[Any], failed: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert rewards(f"{name}:odd", rows(completion), max_failed=1.0) == [given, failed]
@@ -170,7 +170,7 @@ def test_a_group_that_hangs_is_ended_alone(name: str) -> None:
     assert rewards(f"{name}:plain", rows("a", "hang", "c"), hangs=True) == [[1.0, None, 1.2] * 2, {"timeout": 2}]
 
 
-def test_groups_of_an_async_function_run_at_the_same_time_and_one_that_hangs_costs_the_others_nothing(
+def test_groups_of_an_async_function_run_concurrently_and_a_hanging_group_fails_alone(
     name: str,
 ) -> None:
     given = rows("a", "hang", *"bcdefghijklmnopqrstuvwxyz")
@@ -178,14 +178,14 @@ def test_groups_of_an_async_function_run_at_the_same_time_and_one_that_hangs_cos
 
 
 @pytest.mark.parametrize(("completion", "reason"), [("block", "timeout"), ("exit", "crashed")])
-def test_an_async_group_that_takes_the_process_with_it_is_found_and_the_others_are_asked_again(
+def test_an_async_group_that_kills_the_process_fails_alone_and_other_groups_are_retried(
     name: str, completion: str, reason: str
 ) -> None:
     given = rows("a", completion, "b")
     assert rewards(f"{name}:takes_all", given, hangs=completion == "block") == [[0.5, None, 0.5] * 2, {reason: 2}]
 
 
-def test_one_process_lasts_until_it_is_closed_also_while_another_thread_waits_for_it(name: str) -> None:
+def test_a_process_lasts_until_closed_even_while_another_thread_waits(name: str) -> None:
     process = GroupFunction(f"{name}:process", 30.0, "rl.rewards.0.function")
     (_, first), (_, second) = process(rows("a")), process(rows("b"))
     process.close()
@@ -297,7 +297,9 @@ def forms(tmp_path: Path) -> str:
         ("scaled", [2.0, 2.0]),
     ],
 )
-def test_functions_of_trl_and_openrlhf_and_ours_run_as_they_are(forms: str, function: str, given: list[float]) -> None:
+def test_functions_for_trl_openrlhf_and_this_project_run_unchanged(
+    forms: str, function: str, given: list[float]
+) -> None:
     assert rewards(f"{forms}:{function}", rows("ab")) == [given, {}]
 
 
@@ -321,7 +323,7 @@ def test_scores_and_extra_numbers_of_openrlhf_come_with_the_rewards(forms: str) 
         ("extras", [1.0, 1.0], {}),
     ],
 )
-def test_a_bad_number_beside_good_ones_costs_its_completion(
+def test_a_bad_number_fails_only_its_completion(
     forms: str, function: str, completion: str, given: list[Any], failed: dict[str, int]
 ) -> None:
     assert rewards(f"{forms}:{function}", rows(completion), max_failed=1.0) == [given, failed]
@@ -334,7 +336,7 @@ def test_extra_numbers_that_are_none_or_not_finite_are_left_out(forms: str) -> N
     assert [extras([found[number]]) for number in (0, 1)] == [{"len": 1.0}, {"rewards": 1.0}]
 
 
-def test_a_function_whose_form_is_not_clear_or_that_needs_other_columns_is_said(forms: str) -> None:
+def test_a_function_of_ambiguous_form_or_with_missing_columns_is_refused(forms: str) -> None:
     with pytest.raises(
         UserError,
         match="could be a function for TRL or for OpenRLHF: take `completions` and no `queries` for TRL's form",
@@ -354,7 +356,7 @@ def conversation(*completions: str) -> list[dict[str, Any]]:
     return [{**rows("")[0], **given, "completion_text": one} for one in completions]
 
 
-def test_trl_functions_get_messages_and_columns_of_a_conversation_as_trl_gives_them(forms: str) -> None:
+def test_trl_functions_get_messages_and_columns_as_in_trl(forms: str) -> None:
     given = conversation("4", "5")
     assert rewards(f"{forms}:told", given) == [[1.0, 1.0], {}]
     seen = json.loads(Path(forms).with_suffix(".json").read_text())
@@ -380,7 +382,7 @@ def test_our_functions_get_messages_as_a_list_and_columns_by_name(forms: str) ->
     assert json.loads(Path(forms).with_suffix(".json").read_text())["messages"] is None, "no template was applied"
 
 
-def test_what_trl_functions_log_is_shown_with_the_rewards(forms: str) -> None:
+def test_values_logged_by_trl_functions_are_returned_with_the_rewards(forms: str) -> None:
     source = GroupFunction(f"{forms}:logs", 60.0, "rl.rewards.0.function")
     found = dict(source(rows("ab")))
     source.close()

@@ -64,7 +64,7 @@ def row(text: str, label: str | None = None, messages: Any = None) -> dict[str, 
     }
 
 
-def test_the_last_score_of_its_answer_is_put_on_the_scale(serve: Any) -> None:
+def test_the_last_score_of_a_judges_answer_is_scaled(serve: Any) -> None:
     said = {"4": "Score: 1? No. It is right.\nScore: 10", "5": "Wrong. **Score: 1**", "four": "Score: 5.5"}
     server = serve(
         lambda asked: completion(next(text for one, text in said.items() if f"\n\n{one}\n\n" in question(asked)))
@@ -83,7 +83,7 @@ def test_the_last_score_of_its_answer_is_put_on_the_scale(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("answers", [{}, {"verdicts": {"Yes": 1.0, "No": 0.0}}])
-def test_endpoints_of_reasoning_models_are_asked_in_their_own_form(serve: Any, answers: dict[str, Any]) -> None:
+def test_requests_to_reasoning_models_have_their_own_form(serve: Any, answers: dict[str, Any]) -> None:
     """OpenAI's reasoning models refuse `max_tokens` and any temperature but the default."""
 
     def strict(asked: dict[str, Any]) -> tuple[int, bytes]:
@@ -104,7 +104,7 @@ def test_endpoints_of_reasoning_models_are_asked_in_their_own_form(serve: Any, a
     assert judged(serve(lambda asked: completion("Score: 10")), [row("a")], temperature=0.5, scale=None)[0] == [10.0]
 
 
-def test_the_form_of_a_request_is_part_of_the_key_only_where_it_is_given(serve: Any) -> None:
+def test_the_form_of_a_request_is_part_of_the_key_only_if_configured(serve: Any) -> None:
     server = serve(lambda asked: completion("Score: 10"))
     plain, other = reward(server), reward(server, max_tokens_field="max_completion_tokens", temperature=None)
     (one,), (two,) = content([plain], "rl.rewards"), content([other], "rl.rewards")
@@ -112,7 +112,9 @@ def test_the_form_of_a_request_is_part_of_the_key_only_where_it_is_given(serve: 
     assert (two["max_tokens_field"], two["temperature"]) == ("max_completion_tokens", None)
 
 
-def test_an_answer_that_was_cut_off_among_its_thoughts_says_so(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_truncated_in_its_reasoning_is_a_failure_with_the_fix(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     choice = {"message": {"content": None, "reasoning_content": "I think"}, "finish_reason": "length"}
     cut = json.dumps({"choices": [choice]}).encode()
     server = serve(lambda asked: (200, cut) if "\n\na\n\n" in question(asked) else completion("Score: 10"))
@@ -145,7 +147,7 @@ def test_verdicts_are_weighed_by_their_probabilities(serve: Any) -> None:
         ((200, b"<html>"), {}, "wrong_shape"),
     ],
 )
-def test_what_is_no_verdict_is_a_failure_and_is_not_asked_for_again(
+def test_an_answer_without_a_verdict_is_a_failure_without_a_retry(
     answer: tuple[int, bytes], fields: dict[str, Any], reason: str, serve: Any
 ) -> None:
     good = completion("Score: 10", {"Yes": 0.0})
@@ -158,7 +160,7 @@ def test_what_is_no_verdict_is_a_failure_and_is_not_asked_for_again(
     assert len(server.asked) == 2
 
 
-def test_a_busy_judge_is_asked_again_and_a_wrong_key_ends_the_run(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_judge_is_retried_and_a_wrong_key_ends_the_run(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = iter([(503, b""), (429, b"")])
     server = serve(lambda asked: next(busy, None) or completion("Score: 10"))
     assert judged(server, [row("a")])[0] == [1.0]
@@ -187,7 +189,7 @@ def test_a_busy_judge_is_asked_again_and_a_wrong_key_ends_the_run(serve: Any, mo
         ({"judge": "https://me:secret@host/v1"}, "must not contain a password"),
     ],
 )
-def test_what_cannot_work_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_inconsistent_fields_of_a_judge_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         CHOICE.validate({"judge": "http://127.0.0.1:1/v1", "judge_model": "m", **fields})
 

@@ -142,7 +142,7 @@ def test_a_label_without_an_answer_is_a_failure() -> None:
         verify("math", [row])
 
 
-def test_the_version_of_math_verify_is_part_of_what_the_verifier_is() -> None:
+def test_the_version_of_math_verify_is_part_of_the_verifiers_identity() -> None:
     assert "math-verify" in verifier_packages("math")
     assert verifier_content("code") == {"name": "code"}
 

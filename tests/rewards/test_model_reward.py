@@ -106,7 +106,7 @@ def test_the_text_is_scored_as_the_model_itself_reads_the_conversation(judge: Pa
     assert [len(pairs) for pairs in asked] == [3], "the same completion of the same prompt is scored once"
 
 
-def test_the_tools_of_a_prompt_are_scored_as_the_models_own_template_shows_them(judge: Path) -> None:
+def test_the_tools_of_a_prompt_are_rendered_by_the_reward_models_template(judge: Path) -> None:
     tools = [{"type": "function", "function": {"name": "square", "parameters": {"type": "object"}}}]
     rows = [{**row("<user>1+1=<assistant>", "2", "1+1="), "tools": json.dumps(tools)}]
     with pytest.raises(
@@ -120,7 +120,7 @@ def test_the_tools_of_a_prompt_are_scored_as_the_models_own_template_shows_them(
     assert found == pytest.approx([score_of(judge, f"(square){text}"), score_of(judge, text)], abs=1e-5)
 
 
-def test_scores_are_normalised_by_what_the_model_says_of_its_training(judge: Path) -> None:
+def test_scores_are_normalised_by_the_models_training_statistics(judge: Path) -> None:
     rows = [row("<user>1+1=<assistant>", "2", "1+1="), row("<user>1+1=<assistant>", "three", "1+1=")]
     plain, *_ = scored(judge, rows)
     (judge / "rewards.json").write_text(json.dumps({"mean": 1.5, "deviation": 4.0, "answers": 10}))
@@ -155,7 +155,7 @@ def test_a_model_without_a_chat_template_reads_plain_text(tiny_model: Any, tmp_p
     assert "as plain text, as it has no chat template" in warning
 
 
-def test_one_warning_names_the_field_both_models_and_what_is_done(judge: Path) -> None:
+def test_a_single_warning_names_the_field_both_models_and_the_consequence(judge: Path) -> None:
     *_, warnings = scored(judge, [row("1+1=", "2")] * 3)
     assert warnings == [
         f"rl.rewards.1.reward_model: {Reference('model', 'a' * 64).short} has another tokenizer than the-policy, so it scores "
@@ -163,7 +163,7 @@ def test_one_warning_names_the_field_both_models_and_what_is_done(judge: Path) -
     ]
 
 
-def test_a_completion_that_the_model_cannot_read_is_a_failure_of_its_own(judge: Path) -> None:
+def test_a_completion_that_the_model_cannot_read_fails_alone(judge: Path) -> None:
     rows = [
         row("?", "2", [{"role": "system", "content": "be brief"}, *user("1+1=")]),
         row("?", "x" * 300, "1+1="),
@@ -182,9 +182,7 @@ def test_a_completion_that_the_model_cannot_read_is_a_failure_of_its_own(judge: 
     assert isinstance(fine, float)
 
 
-def test_the_policys_tokens_are_scored_where_they_mean_the_same_and_further_ones_do_no_harm(
-    tiny_model: Any, tmp_path: Path
-) -> None:
+def test_the_policys_tokens_are_scored_if_ids_agree_despite_added_tokens(tiny_model: Any, tmp_path: Path) -> None:
     import shutil
 
     import transformers
@@ -208,7 +206,7 @@ def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) ->
         scored(judge, [])
 
 
-def test_an_answer_ends_as_those_that_the_model_was_trained_on_whatever_stop_token_ended_it() -> None:
+def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_token() -> None:
     """A policy may stop at EOS, or at another token of its generation config, where the model knows <|im_end|> (300)."""
     asked: list[Pair] = []
 

@@ -128,7 +128,7 @@ def test_the_column_by_which_functions_tell_tasks_apart_may_be_called_task(file:
         ("ours", "fail", True),
     ],
 )
-def test_the_recipe_says_what_none_means_and_trls_functions_say_so_themselves(
+def test_missing_decides_the_meaning_of_none_except_in_trls_functions(
     file: str, open_rewards: Any, function: str, missing: str | None, is_failure: bool
 ) -> None:
     config = reward(function=f"{file}:{function}", missing=missing, max_failed=0.5)
@@ -137,9 +137,7 @@ def test_the_recipe_says_what_none_means_and_trls_functions_say_so_themselves(
     assert sources.failed == ({"none_given": 1} if is_failure else {})
 
 
-def test_null_of_an_endpoint_and_none_of_a_verifier_are_failures_unless_the_recipe_ignores_them(
-    file: str, open_rewards: Any
-) -> None:
+def test_null_of_an_endpoint_and_none_of_a_verifier_are_failures_unless_ignored(file: str, open_rewards: Any) -> None:
     server = Server(lambda _: (200, b'{"rewards": [null]}'))
     for config in ({"urls": server.url}, {"verifier": f"{file}:score"}):
         ignoring = open_rewards(reward(**config, missing="ignore"))
@@ -161,13 +159,13 @@ def test_numbers_that_are_not_finite_stay_failures(value: float) -> None:
         account.settle(rows(("maths", "1")), (one for one in [(0, value)]))
 
 
-def test_a_none_that_ends_a_run_names_the_field_that_would_ignore_it(file: str, open_rewards: Any) -> None:
+def test_a_run_ended_by_none_names_the_field_that_ignores_none(file: str, open_rewards: Any) -> None:
     says = r"gave no reward, .*; `missing: ignore` leaves it to the other rewards; 0 of 1 completions may lack a reward"
     with pytest.raises(DataError, match=says):
         open_rewards(reward(function=f"{file}:ours", max_failed=0))(rows(("code", "1")))
 
 
-def test_a_function_that_needs_the_state_of_trls_trainer_is_told_what_to_change(file: str, open_rewards: Any) -> None:
+def test_a_function_that_needs_trls_trainer_state_is_refused_with_the_fix(file: str, open_rewards: Any) -> None:
     with pytest.raises(DataError, match=r"TRL's `trainer_state` is not passed here: take the parameter out, or give"):
         open_rewards(reward(function=f"{file}:of_the_trainer", max_failed=0))(rows(("code", "1")))
 
@@ -254,7 +252,7 @@ def test_advantages_with_many_patterns_of_none_are_those_of_trls_formula() -> No
     np.testing.assert_allclose(data.numbers["advantages"], trls[rewarded], rtol=1e-5, atol=1e-6)
 
 
-def test_the_mean_and_deviation_of_a_reward_are_of_the_completions_that_it_scores() -> None:
+def test_the_mean_and_deviation_of_a_reward_are_over_its_scored_completions() -> None:
     """By hand, as TRL's `normalize_then_sum` but for its deviation's divisor: the first reward has 1 and 0 (mean 0.5,
     deviation 0.5), the second 2 and 4 (mean 3, deviation 1, weight 0.5)."""
     raw = np.array(RAW, float)
@@ -271,7 +269,7 @@ def test_a_filter_compares_the_sums_of_the_rewards_that_there_are() -> None:
     assert [one.used for one in differ + equal] == [True, True, False, False]
 
 
-def test_counts_of_a_run_are_said_and_go_on_after_it_resumes() -> None:
+def test_counts_of_missing_rewards_are_warned_of_and_continue_after_a_resume() -> None:
     rewards = rewards_of(RAW, section())
     rewards.next_batch(Sampler(rewards, 4), 0)  # type: ignore[arg-type]
     again = rewards_of(RAW, section())

@@ -103,7 +103,7 @@ def test_each_step_can_have_a_reward_of_its_own_at_its_last_token(judge: Path) -
     ]
 
 
-def test_each_step_is_judged_with_all_that_precedes_it(judge: Path) -> None:
+def test_each_step_is_scored_with_all_preceding_text(judge: Path) -> None:
     asked: list[Sequence[Pair]] = []
     rows = [
         row("<user>2+2=<assistant>", "first\nsecond\n\nthird", "2+2="),
@@ -133,7 +133,7 @@ def test_how_steps_are_read_can_be_given_for_models_from_elsewhere(judge: Path) 
         opened(judge, [])
 
 
-def test_what_cannot_be_read_is_a_failure_of_its_own(judge: Path) -> None:
+def test_a_completion_longer_than_the_context_fails_alone(judge: Path) -> None:
     rows = [row("<user>1<assistant>", "x" * 300, "1"), row("<user>1<assistant>", "one", "1")]
     found = dict(opened(judge, [])(rows))
     assert isinstance(found[0], Failed)

@@ -25,14 +25,14 @@ class Scores:
         return [(first, np.array([1.0, np.nan, -np.inf, 4.0])[: len(asked.arguments[0])]) for first, asked in calls]
 
 
-def test_what_a_reward_model_gives_that_is_not_finite_is_left_out_and_counted_over_all_calls() -> None:
+def test_non_finite_scores_of_a_reward_model_are_left_out_and_counted() -> None:
     account, judge = Account("the reward model", 0.5, "rl.rewards.0.max_failed"), Judge(Judges(Scores()))  # type: ignore[arg-type]
     for _ in range(2):
         assert numbers(account.settle(ROWS, judge(ROWS))) == [1.0, None, None, 4.0]
     assert account.failed == {"bad_number": 4}
 
 
-def test_the_share_is_that_of_one_call_and_what_passes_it_asks_for_nothing_more() -> None:
+def test_the_share_of_failures_is_per_call_and_exceeding_it_ends_the_call() -> None:
     asked = []
 
     def answers() -> Answers:

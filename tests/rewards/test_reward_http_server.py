@@ -45,7 +45,7 @@ def lengths(texts: list[str]) -> Rewards:
     return [float(len(text)) if text else None for text in texts]
 
 
-def test_our_own_endpoint_reward_asks_it(serve: Any) -> None:
+def test_the_endpoint_reward_can_use_the_reward_server(serve: Any) -> None:
     rows = [{"prompt_text": "p", "completion_text": "x" * n, "label": None, "source": "a:1"} for n in range(5)]
     endpoint = Endpoint(
         [serve(lengths)], 2, None, 10.0, "f.urls", asks_for(lambda row: row["completion_text"]), read_rewards
@@ -88,7 +88,7 @@ def test_requests_that_wait_are_computed_together(serve: Any) -> None:
         (b'{"query": "one"}', 400, 'needs "query"'),
     ],
 )
-def test_what_is_no_request_is_refused_and_the_next_one_answered(
+def test_an_invalid_request_is_refused_and_the_next_request_answered(
     body: bytes, status: int, says: str, serve: Any
 ) -> None:
     url = serve(lengths)
@@ -139,7 +139,7 @@ def test_a_length_that_is_none_is_refused(serve: Any, length: str, status: int) 
         assert connection.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
 
 
-def test_a_token_is_asked_of_whoever_wants_rewards(serve: Any) -> None:
+def test_requests_for_rewards_need_the_token(serve: Any) -> None:
     url = serve(lengths, "secret")
     assert httpx.get(f"{url}health").json() == {"status": "ok", "model": "the-model"}
     for headers in ({}, {"Authorization": "Bearer wrong"}):
@@ -170,7 +170,7 @@ def test_a_text_has_the_score_of_its_tokens_with_eos(reward_model: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_ended(reward_model: Path, tmp_path: Path) -> None:
+def test_the_command_serves_until_ended(reward_model: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "alignment.flows.cli.main", "serve-reward", str(reward_model), "--port", "0"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:

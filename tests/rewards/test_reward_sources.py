@@ -70,7 +70,7 @@ def rows(*completions: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_sources_answer_side_by_side_in_any_thread_by_processes_that_last_until_they_are_closed(file: Path) -> None:
+def test_sources_answer_concurrently_in_any_thread_and_keep_their_processes_until_closed(file: Path) -> None:
     server = Server(lengths)
     configs = rewards(
         {"verifier": f"{file}:one"},
@@ -106,7 +106,7 @@ def test_an_endpoint_that_is_not_there_is_missed_before_anything_is_opened() -> 
         opened(rewards({"verifier": "math"}, {"urls": "http://127.0.0.1:9/"}))
 
 
-def test_what_decides_a_result_is_the_source_of_functions_and_the_first_url_and_no_token(file: Path) -> None:
+def test_the_key_of_a_reward_has_function_source_and_first_url_and_no_token(file: Path) -> None:
     def key(**fields: Any) -> Any:
         return content(rewards(fields), "rl.rewards")
 
@@ -122,7 +122,7 @@ def test_what_decides_a_result_is_the_source_of_functions_and_the_first_url_and_
     assert str(file) not in str(before)
 
 
-def test_the_sources_of_a_step_are_asked_at_the_same_time(tmp_path: Path) -> None:
+def test_the_sources_of_a_step_run_concurrently(tmp_path: Path) -> None:
     (tmp_path / "meet.py").write_text(
         "import os, time\nfrom pathlib import Path\n"
         "def one(rows): return meet('one', 'other', rows)\n"
@@ -173,7 +173,7 @@ def test_an_interrupt_ends_the_calls_that_are_under_way(tmp_path: Path, monkeypa
         assert not sources.failed, "nobody waited until their time was over"
 
 
-def test_two_reward_models_answer_beside_each_other_each_in_actors_of_its_own(tmp_path: Path) -> None:
+def test_two_reward_models_answer_concurrently_in_separate_actors(tmp_path: Path) -> None:
     """What actors compute is tested where there are some; here it is who is asked, and with what."""
     held: list[str] = []
 

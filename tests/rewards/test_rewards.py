@@ -78,7 +78,7 @@ def test_a_row_whose_process_is_killed_from_outside_is_scored_by_another_process
 
 
 @pytest.mark.slow
-def test_a_function_that_hangs_is_ended_with_its_children_and_the_next_row_is_scored(
+def test_a_hanging_function_is_killed_with_its_children_and_the_next_row_is_scored(
     moody: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert verify(moody, rows("a", "hang", "b", "c"), timeout=5.0, max_failed=0.25) == [0.25, None, 0.25, 0.25]
@@ -110,12 +110,12 @@ def test_one_failure_more_than_allowed_ends_the_stage_and_names_verifier_row_pro
         ("exit", r"ended its process \(exit code 3\)"),
     ],
 )
-def test_what_went_wrong_is_said(moody: str, completion: str, says: str) -> None:
+def test_errors_of_a_verifier_are_reported(moody: str, completion: str, says: str) -> None:
     with pytest.raises(DataError, match=says):
         verify(moody, rows(completion))
 
 
-def test_a_process_that_is_killed_while_it_starts_has_a_second_try(tmp_path: Path) -> None:
+def test_a_process_killed_during_its_start_is_started_once_more(tmp_path: Path) -> None:
     dies = "import os, pathlib\n{when}os.kill(os.getpid(), 9)\ndef f(*_): return 0.5\n"
     once = f"marker = pathlib.Path({str(tmp_path / 'marker')!r})\nif not marker.exists():\n marker.touch()\n "
     (tmp_path / "once.py").write_text(dies.format(when=once))
@@ -125,20 +125,20 @@ def test_a_process_that_is_killed_while_it_starts_has_a_second_try(tmp_path: Pat
         verify(f"{tmp_path}/always.py:f", rows("a"))
 
 
-def test_a_file_that_hangs_when_it_is_loaded_is_the_users_turn(tmp_path: Path) -> None:
+def test_a_file_that_hangs_while_loading_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
     with pytest.raises(UserError, match=r"cannot be loaded: it gave no answer within 0\.5 seconds"):
         verify(f"{tmp_path}/slow.py:f", rows("a"), timeout=0.5)
 
 
-def test_statistics_leave_out_what_has_no_value() -> None:
+def test_statistics_leave_out_missing_values() -> None:
     mine = [{"prompt": p, "v": v} for p, v in [(0, 1.0), (0, None), (1, None), (2, 0.0), (2, 1.0)]]
     theirs = [{"prompt": p, "v": v} for p, v in [(0, 0.0), (1, 0.0), (2, None), (2, 0.5)]]
     assert per_prompt(mine, "v").tolist() == [1.0, 0.5]  # prompt 1 has none
     assert win_rate_per_prompt(mine, theirs, "v", 0.0).tolist() == [1.0, 0.5]
 
 
-def test_later_stages_leave_out_completions_without_a_reward_and_count_them(tmp_path: Path) -> None:
+def test_later_stages_leave_out_and_count_completions_without_a_reward(tmp_path: Path) -> None:
     rewards = {0: [1.0, None, 0.0], 1: [None, None, None], 2: [0.0, None, None]}
     scores, rollouts = [], []
     for prompt, values in rewards.items():
@@ -162,7 +162,7 @@ def test_later_stages_leave_out_completions_without_a_reward_and_count_them(tmp_
     assert json.loads((folders["output"] / "metrics.json").read_text())["failed_rewards"] == 6
 
 
-def test_the_process_sees_the_callers_modules_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_has_the_callers_modules_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "seen.py").write_text("import os\ndef it(*_):\n    return float(os.environ['SEEN'])")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("SEEN", "0.125")

@@ -46,7 +46,7 @@ def test_rewards_that_differ_by_rounding_alone_stay_almost_nothing(normalise: st
     assert total.sum() == pytest.approx(0, abs=1e-9)
 
 
-def test_rewards_of_a_group_are_normalised_as_trl_does_before_it_sums_them() -> None:
+def test_rewards_of_a_group_are_normalised_before_the_sum_as_in_trl() -> None:
     """``(r - mean) / (std + 1e-4)`` of TRL's `normalize_then_sum`, whose deviation has the divisor n - 1 where ours has n."""
     values = np.array([0.1, 0.4, 0.2, 0.9])
     total = total_rewards(values[:, None], np.zeros(4, int), [reward(normalise="group")], [RunningMean()])
@@ -55,7 +55,7 @@ def test_rewards_of_a_group_are_normalised_as_trl_does_before_it_sums_them() -> 
     np.testing.assert_allclose(total, trls * ratio, rtol=1e-12)
 
 
-def test_running_normalisation_knows_all_that_came_before_and_goes_on_from_its_state() -> None:
+def test_running_normalisation_covers_all_earlier_rewards_and_resumes_from_its_state() -> None:
     random = np.random.default_rng(0)
     parts = [random.normal(3.0, 2.0, (size, 1)) for size in (4, 7, 1, 20)]
     known = RunningMean()
@@ -67,7 +67,7 @@ def test_running_normalisation_knows_all_that_came_before_and_goes_on_from_its_s
     np.testing.assert_allclose(found, expected)
 
 
-def test_long_completions_lose_more_and_more_and_cut_ones_once_more() -> None:
+def test_the_length_penalty_grows_linearly_and_truncation_adds_a_penalty() -> None:
     lengths, cut = np.array([4, 6, 8, 10, 10]), np.array([False, False, False, False, True])
     config = ShapingConfig(overlong_buffer=4, overlong_penalty=1.0, truncation_penalty=0.5)
     assert length_penalties(lengths, cut, 10, config).tolist() == [0, 0, -0.5, -1.0, -1.5]
@@ -90,7 +90,7 @@ def test_long_completions_lose_more_and_more_and_cut_ones_once_more() -> None:
         ([0.7], False),  # the others have no reward
     ],
 )
-def test_a_prompt_teaches_if_its_rewards_differ(raw: list[float], stays: bool) -> None:
+def test_a_group_is_informative_if_its_rewards_differ(raw: list[float], stays: bool) -> None:
     column = np.array([*raw, 0.0, 1.0])[:, None]
     groups = np.array([7] * len(raw) + [8, 8])
     assert informative_groups(column, groups, [reward()], FilterConfig()) == ({7, 8} if stays else {8})
@@ -103,7 +103,7 @@ def test_rewards_of_a_prompt_are_compared_clipped_weighted_and_added_up() -> Non
     assert informative_groups(raw, groups, sources, FilterConfig()) == {9}
 
 
-def test_bounds_of_the_filter_leave_out_what_is_too_hard_or_too_easy() -> None:
+def test_bounds_of_the_filter_leave_out_prompts_that_are_too_hard_or_too_easy() -> None:
     raw = np.array([[1.0], [0.8], [1.0], [0.0], [0.2], [0.0]])
     groups = np.array([7, 7, 8, 8, 9, 9])
     assert informative_groups(raw, groups, [reward()], FilterConfig(low=0.1)) == {7, 8}
@@ -132,7 +132,7 @@ def test_a_group_baseline_reaches_every_trained_token() -> None:
     assert each(data, "advantages") == [[0.5, 0.5, 0.0], [-0.5, -0.5], [-1.0], [1.0, 1.0]]
 
 
-def test_the_kl_of_a_token_lowers_the_reward_of_that_token_and_those_before_it() -> None:
+def test_the_kl_of_a_token_lowers_the_return_of_that_and_earlier_tokens() -> None:
     data = sampled()
     data.numbers.update(old_logps=np.zeros(7, np.float32), reference_logps=np.zeros(7, np.float32))
     data.numbers["reference_logps"][1] = -1.0  # k1 = 0 - -1 = 1 at the second token
@@ -143,7 +143,7 @@ def test_the_kl_of_a_token_lowers_the_reward_of_that_token_and_those_before_it()
     assert metrics["kl"] == pytest.approx(1 / 7), "of seven trained tokens"
 
 
-def test_gae_learns_from_values_and_says_what_a_critic_should_have_said() -> None:
+def test_gae_uses_values_and_gives_the_critics_targets() -> None:
     data = sampled()
     data.numbers["old_values"] = np.full(7, 0.5, np.float32)
     config = AdvantageConfig(estimator="gae", gamma=1.0, gae_lambda=1.0)

@@ -45,7 +45,7 @@ def test_which_model_judges_is_an_input_and_the_question_is_in_the_key() -> None
         judge(template="{prompt}")
 
 
-def test_the_start_of_its_server_is_reported_as_start_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_start_of_a_judges_server_is_reported_as_start_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The server starts between the two calls that a stage's ticket counts as start-up; it is asked after them."""
     events: list[str | None] = []
 
@@ -62,7 +62,7 @@ def test_the_start_of_its_server_is_reported_as_start_up(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_its_verdicts_are_those_of_the_model_and_its_server_ends_with_it(tiny_model: Any) -> None:
+def test_a_served_judge_has_the_models_verdicts_and_ends_its_server(tiny_model: Any) -> None:
     rows = [{**row("<user>2+2=<assistant>", text, "2+2="), "label": None} for text in ("4", "five")]
     tokenizer, model = AutoTokenizer.from_pretrained(tiny_model()), AutoModelForCausalLM.from_pretrained(tiny_model())
     chances = []
@@ -92,7 +92,7 @@ def test_its_verdicts_are_those_of_the_model_and_its_server_ends_with_it(tiny_mo
 
 
 @pytest.mark.slow
-def test_a_model_that_vllm_cannot_serve_is_said(tiny_model: Any, tmp_path: Any) -> None:
+def test_a_judge_that_vllm_cannot_serve_is_an_error(tiny_model: Any, tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"none")
     with pytest.raises(EnvironmentFault, match="judge: vLLM's server did not start"):

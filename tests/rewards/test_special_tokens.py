@@ -90,7 +90,7 @@ def rewarded(tokenizer: Any, rows: list[dict[str, Any]], *configs: dict[str, Any
 
 
 @pytest.mark.parametrize("end", ["<eos>", "<end>"])  # an end of turn that is not EOS, as ChatML has on a base model
-def test_each_reward_sees_special_tokens_only_where_it_asks_for_them(file: Path, tokenizer: Any, end: str) -> None:
+def test_rewards_get_special_tokens_only_if_configured(file: Path, tokenizer: Any, end: str) -> None:
     asked = {"skip_special_tokens": False}
     configs: list[dict[str, Any]] = [
         {"verifier": f"{file}:plain"},
@@ -124,9 +124,7 @@ def test_no_end_of_a_turn_and_no_observation_is_in_the_text(
 
 
 @pytest.mark.parametrize(("skips", "seen"), [(True, "<think>2+2</think>4"), (False, "<think>2<end>+2</think>4")])
-def test_an_environment_sees_special_tokens_only_where_it_asks_for_them(
-    file: Path, tokenizer: Any, skips: bool, seen: str
-) -> None:
+def test_environments_get_special_tokens_only_if_configured(file: Path, tokenizer: Any, skips: bool, seen: str) -> None:
     """Marks of thoughts stay in any case: calls inside thoughts do not count."""
     config = EnvironmentConfig(name=f"{file}:Echo", skip_special_tokens=skips)
     environments = Environments(config, tokenizer, processes=1, timeout=60)
@@ -142,7 +140,7 @@ def test_an_environment_sees_special_tokens_only_where_it_asks_for_them(
 
 
 @pytest.mark.parametrize(("skips", "score_of"), [(True, 0.0), (False, 1.0)])
-def test_the_verifier_of_an_evaluation_sees_them_only_where_it_asks_for_them(
+def test_the_verifier_of_an_evaluation_gets_special_tokens_only_if_configured(
     file: Path, tokenizer: Any, skips: bool, score_of: float, tmp_path: Path
 ) -> None:
     folders = {name: tmp_path / name for name in ("rollouts", "tokenizer", "scores")}
@@ -174,7 +172,7 @@ def test_the_stage_that_verifies_is_given_the_tokenizer_and_another_key(composed
     assert "skip_special_tokens" not in asked.model_copy(update={"skip_special_tokens": True}).content()
 
 
-def test_where_nobody_asks_keys_are_those_of_before_and_where_it_has_no_effect_it_is_refused() -> None:
+def test_skip_special_tokens_changes_no_default_key_and_is_refused_without_effect() -> None:
     assert "skip_special_tokens" not in CHOICE.validate({"verifier": "task"}).model_dump(mode="json")
     assert "skip_special_tokens" not in EnvironmentConfig(name="a:B").model_dump(mode="json")
     with pytest.raises(ValueError, match=r"`skip_special_tokens` has no effect here: set `rl\.environment\.skip"):

@@ -44,7 +44,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
     return found
 
 
-def test_a_call_passes_if_it_is_listed_and_its_arguments_are_harmless(machine: Machine) -> None:
+def test_only_listed_calls_with_harmless_arguments_are_allowed(machine: Machine) -> None:
     steps = system_calls.allowing(machine)
     listed = {system_calls.number_of(call, machine) for call in NUMBERS} - {None}
     conditional = {number(call, machine) for call in system_calls.ARGUMENTS}
@@ -67,7 +67,7 @@ def test_a_call_passes_if_it_is_listed_and_its_arguments_are_harmless(machine: M
         assert decision(steps, machine, number(call, machine), *arguments) == (ALLOW if passes else UNKNOWN), call
 
 
-def test_threads_and_files_are_asked_for(machine: Machine) -> None:
+def test_new_threads_and_files_need_a_decision_of_the_supervisor(machine: Machine) -> None:
     steps = system_calls.counting(machine)
     for call, arguments, asked in (
         ("clone", [THREAD], True),

@@ -67,7 +67,7 @@ def test_a_step_ends_with_the_token_that_completes_its_text(tokenizer: Any) -> N
     assert text_lengths(tokenizer, ids)[-1] == len(text)
 
 
-def test_tokens_that_are_no_text_do_not_move_the_steps_behind_them() -> None:
+def test_tokens_that_are_no_text_do_not_shift_later_steps() -> None:
     tokenizer, generator = byte_tokenizer(), random.Random(0)
     for _ in range(50):
         ids = [generator.randrange(256) for _ in range(20)] + tokenizer("\n\nend")["input_ids"]
@@ -75,7 +75,7 @@ def test_tokens_that_are_no_text_do_not_move_the_steps_behind_them() -> None:
         assert token_ends(tokenizer, ids, [text.rindex("\n\n") + 2]) == [21]
 
 
-def test_special_tokens_count_where_the_text_has_them() -> None:
+def test_special_tokens_count_if_the_text_has_them() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
     ids = tokenizer("a<think>b\n\nc")["input_ids"]

@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_imported_is_an_error_of_the_user(tmp_path, conten
         load_function(f"{tmp_path / 'broken.py'}:f", FIELD)
 
 
-def test_the_digest_is_that_of_the_source_wherever_it_lies(name, tmp_path):
+def test_the_digest_of_a_verifier_is_of_its_source_and_not_of_its_path(name, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "renamed.py").write_text(SOURCE)
     assert verifier_content(name("exact")) == verifier_content(f"{tmp_path}/other/renamed.py:exact")
@@ -142,7 +142,7 @@ def test_the_digest_is_that_of_the_source_wherever_it_lies(name, tmp_path):
     assert verifier_content("task") == {"name": "task"}
 
 
-def test_a_callable_without_python_source_has_no_digest_and_what_a_file_makes_has_that_of_the_file(name):
+def test_callables_have_the_digest_of_their_python_file_and_are_refused_without_source(name):
     with pytest.raises(UserError, match="has no Python source"):
         verifier_content("math:sqrt")
     assert verifier_content(name("PARTIAL"))["code"] == verifier_content(name("half"))["code"]

@@ -27,14 +27,14 @@ def test_a_draw_that_can_wait_no_longer_is_waited_for() -> None:
     assert choose(last, {4, 5, 6}, step=5, count=2, per_step=2) == [4, 5]
 
 
-def test_a_later_step_is_not_left_with_more_than_it_takes() -> None:
+def test_no_later_step_is_left_with_more_draws_than_fit() -> None:
     last = {4: 6, 5: 6, 6: 6, 7: 7, 8: 7}  # of three that step 6 takes at the latest it can take but two
     assert choose(last, {7, 8}, step=5, count=2, per_step=2) is None
     assert choose(last, {4, 7, 8}, step=5, count=2, per_step=2) == [4, 7]
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 3, 5])
-def test_however_slow_some_are_no_step_takes_more_than_it_asked_for_and_none_comes_late(staleness: int) -> None:
+def test_no_step_takes_too_many_or_stale_draws_despite_slow_prompts(staleness: int) -> None:
     random.seed(staleness)
     per_step, last, ready, drawn, taken = 4, dict[int, int](), set[int](), 0, list[int]()
     for step in range(200):
@@ -120,7 +120,7 @@ def test_rewarded_rollouts_reach_their_draws_in_one_pass() -> None:
     assert [one.sample for one in sampler.schedule.ready[7]] == [0, 1, 2, 3]
 
 
-def test_draws_that_no_step_has_taken_are_drawn_again_before_new_ones_after_a_resume() -> None:
+def test_draws_not_yet_trained_on_are_drawn_first_after_a_resume() -> None:
     before = schedule()
     before.drawn = 6
     before.began = {2: 0, 5: 1}

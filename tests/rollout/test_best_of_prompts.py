@@ -14,7 +14,7 @@ SCORES = [0.2, 0.9, 0.5, 0.9]  # the best are completions 1 and 3, then 2, 0
 ANY = -math.inf
 
 
-def test_the_best_are_kept_and_among_equals_the_earlier_one():
+def test_the_best_are_kept_and_the_earlier_wins_ties():
     assert select_best(SCORES, "abcd", ANY, 1) == ([1], {"not_best": 3})
     assert select_best(SCORES, "abcd", ANY, 3) == ([1, 3, 2], {"not_best": 1})
     assert select_best(SCORES, "abcd", ANY, 9) == ([1, 3, 2, 0], {})

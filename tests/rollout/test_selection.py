@@ -81,7 +81,7 @@ def test_the_reason_is_that_of_the_widest_pair():
     assert select([0.6, 0.5, 0.5], strategy="all_pairs", min_margin=0.2) == ([], "margin")
 
 
-def test_identical_completions_are_no_pair_whatever_their_scores():
+def test_identical_completions_are_never_a_pair():
     assert select([1.0, 0.0], [(1, 2), (1, 2)]) == ([], "identical")
 
 
@@ -104,7 +104,7 @@ def test_best_worst_takes_the_widest_pair_that_differs_where_both_ends_are_equal
 
 
 @pytest.mark.parametrize("strategy", ["best_random", "random_pair"])
-def test_a_random_completion_is_one_that_differs(strategy):
+def test_a_random_completion_differs_from_the_chosen(strategy):
     scores, completions = [1.0, 0.9, 0.8, 0.7, 0.0], ["a", "a", "a", "a", "b"]
     for seed in range(20):
         ((chosen, rejected),), reason = select(scores, completions, strategy=strategy, seed=seed)

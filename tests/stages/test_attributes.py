@@ -76,7 +76,7 @@ def test_equal_values_share_a_bin() -> None:
     assert inner_edges(np.ones(3), 4) == [1.0]
 
 
-def test_what_is_no_example_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_samples_that_are_no_examples_are_left_out_and_counted(tmp_path: Path) -> None:
     metrics, rows = ran(
         tmp_path,
         [[1.0], [None], [0.0], [0.5]],

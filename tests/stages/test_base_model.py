@@ -69,7 +69,7 @@ def test_weights_that_a_folder_holds_in_two_forms_are_taken_once(tiny_model, tmp
     assert names[0] == names[1]
 
 
-def test_of_several_files_those_are_taken_that_the_index_names(model, tmp_path_factory):
+def test_only_weight_files_named_by_the_index_are_taken(model, tmp_path_factory):
     (model / "tokenizer_config.json").write_text("{}")
     save_file({"other": np.zeros(9, np.float32)}, model / "consolidated.safetensors")
     assert stored(model, tmp_path_factory.mktemp("out") / "out") == {"parameters": 64 * 64 + 64}
@@ -129,7 +129,7 @@ def test_model_in_a_bucket_that_changed_is_refused(in_bucket, tmp_path):
     assert config.content() != pin_model(ModelConfig(name="s3://bucket/models/tiny")).content()
 
 
-def test_what_is_missing_of_a_model_in_a_bucket_is_said_at_once(in_bucket):
+def test_missing_files_of_a_model_in_a_bucket_are_reported_at_once(in_bucket):
     with pytest.raises(UserError, match=r"^model: s3://bucket/none/: there is no such file"):
         pin_model(ModelConfig(name="s3://bucket/none"))
     in_bucket.put_object(Bucket="bucket", Key="weights/model.safetensors", Body=b"")
@@ -177,7 +177,7 @@ def test_file_that_is_not_whole_after_a_restart_is_sent_again(in_bucket, tiny_mo
     assert weights.read_bytes() == (tiny_model() / "model.safetensors").read_bytes()
 
 
-def test_download_is_on_the_disk_before_it_has_its_name(in_bucket, tmp_path, monkeypatch):
+def test_download_is_synced_to_disk_before_the_rename(in_bucket, tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr(os, "fsync", lambda handle: done.append(os.readlink(f"/proc/self/fd/{handle}")))
     file = pin_model(ModelConfig(name="s3://bucket/models/tiny")).remote["config.json"]

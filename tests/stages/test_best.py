@@ -42,9 +42,7 @@ def kept(progress: Path) -> list[str]:
     return sorted(folder.name for folder in progress.iterdir())
 
 
-def test_a_better_one_takes_the_place_of_the_best_once_it_is_whole_and_no_checkpoint_names_the_other(
-    best: Best, tmp_path: Path
-) -> None:
+def test_a_better_policy_replaces_the_best_once_whole_and_checkpointed(best: Best, tmp_path: Path) -> None:
     best.resume(None)
     best.keep(10, 0.5, export)
     best.checkpointed()
@@ -61,7 +59,7 @@ def test_a_better_one_takes_the_place_of_the_best_once_it_is_whole_and_no_checkp
     assert kept(tmp_path) == ["best-00000040"]
 
 
-def test_a_run_that_goes_on_drops_what_its_checkpoint_does_not_name(best: Best, tmp_path: Path) -> None:
+def test_a_resumed_run_deletes_policies_that_its_checkpoint_does_not_name(best: Best, tmp_path: Path) -> None:
     best.keep(10, 0.5, export)
     best.checkpointed()
     best.keep(20, 0.6, export)

@@ -36,7 +36,7 @@ def test_completions_without_a_verdict_or_a_reward_count_for_nothing(tmp_path: P
     assert found == {"prompts": 1, "n": 2, "best_0": 1.0, "best_1": 0.0}
 
 
-def test_without_a_prompt_that_has_both_the_stage_says_so_and_ends(tmp_path: Path) -> None:
+def test_without_a_prompt_that_has_both_scores_the_stage_warns_and_ends(tmp_path: Path) -> None:
     """As where a verifier has no label, or every reward failed: nothing is measured, and the run's other results stay."""
     found, section = measured(tmp_path, (0, 1.0, None), (1, None, [1.0, 2.0]))
     assert (found["prompts"], found["n"]) == (0, 0)

@@ -81,9 +81,7 @@ def test_each_adapter_and_then_other_weights_give_their_own_log_probabilities(
         assert difference(engines, tmp_path / "again" / "merged") < 1e-4
 
 
-def test_a_mixture_of_experts_is_refused_on_a_cpu_before_it_samples(
-    takes_adapters: WarmMachines, tmp_path: Path
-) -> None:
+def test_adapters_of_a_mixture_of_experts_are_refused_on_a_cpu(takes_adapters: WarmMachines, tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_config(MIXTURES["mixtral"])
     model.save_pretrained(tmp_path)
     says = r"^resources\.max_lora_rank: on a CPU vLLM cannot add adapters to a mixture of experts; leave it out"
@@ -110,7 +108,7 @@ def section(tmp_path: Path) -> Section:
     [({"r": 4}, 1), ({"r": 4}, 3), ({"r": 4, "load_in_4bit": True}, 2), ({"r": 4, "use_dora": True}, 0)],
     ids=["ZeRO 1", "ZeRO 3", "4 bits", "DoRA, which is merged"],
 )
-def test_a_policy_learns_the_same_whichever_way_engines_get_it(
+def test_training_is_the_same_with_merged_weights_and_with_adapters(
     lora: dict[str, Any],
     zero_stage: int,
     section: Section,
@@ -133,7 +131,7 @@ def test_a_policy_learns_the_same_whichever_way_engines_get_it(
 
 
 @pytest.mark.parametrize("dies", ["engines", "trainers"])
-def test_a_killed_run_goes_on_with_the_adapter_beside_the_weights_that_it_had(
+def test_a_killed_run_resumes_with_its_adapter_beside_the_same_weights(
     dies: str, section: Section, takes_adapters: WarmMachines, tiny_model: Any, tmp_path: Path
 ) -> None:
     section["training"]["lora"] = {"r": 4, "load_in_4bit": True}

@@ -44,7 +44,7 @@ def expected_logps(folder: Path, prompt: list[int], completion: Completion) -> n
     return logps[torch.arange(len(logps)), ids[0, len(prompt) :]].numpy()
 
 
-def test_completions_that_began_without_an_adapter_go_on_with_it(
+def test_completions_begun_without_an_adapter_continue_with_the_adapter(
     takes_adapters: WarmMachines, tiny_model: Any, tmp_path: Path
 ) -> None:
     """Each token's log-probability is that of the weights which its version names: version 0 the model, versions 1 and 2 it

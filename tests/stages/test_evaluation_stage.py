@@ -59,7 +59,7 @@ def test_rewards_keep_their_bootstrap_and_prompts_without_a_score_are_not_counte
     assert metrics["accuracy.n"] == 1
 
 
-def test_each_of_several_rewards_has_a_mean_and_missing_ones_are_counted(evaluated):
+def test_each_of_several_rewards_has_a_mean_and_missing_rewards_are_counted(evaluated):
     given = [([1.0, 4.0], 5.0), ([0.0, 2.0], 2.0), ([1.0, None], None)]
     scores = [
         {**ROW, "prompt": i, "verifier": None, "rewards": one, "reward": all} for i, (one, all) in enumerate(given)
@@ -69,7 +69,7 @@ def test_each_of_several_rewards_has_a_mean_and_missing_ones_are_counted(evaluat
     assert (metrics["reward_0"], metrics["reward_1"]) == (pytest.approx(2 / 3), 3.0)
 
 
-def test_the_report_says_the_level_that_the_recipe_asked_for(evaluated):
+def test_the_report_names_the_configured_confidence_level(evaluated):
     metrics = evaluated([{**ROW, "prompt": i, "verifier": i % 2} for i in range(8)], confidence=0.9)
     content = {
         "title": "Run one",
@@ -115,7 +115,7 @@ def test_the_report_lists_excluded_completions(evaluated):
         ),
     ],
 )
-def test_the_report_says_how_answers_were_sampled(evaluated, generation, sentence):
+def test_the_report_describes_how_answers_were_sampled(evaluated, generation, sentence):
     assert decoding_sentence(GenerationConfig(**generation)) == sentence
     content = {
         "title": "Run one",

@@ -105,9 +105,7 @@ def test_pairs_without_a_verdict_are_left_out_and_too_many_end_the_stage(judge: 
         judge(longer, {0: ["a"]}, {1: ["a"]})
 
 
-def test_answers_that_were_given_are_not_asked_for_again(
-    judge: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_saved_verdicts_are_not_requested_again(judge: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(judge_pairs, "BLOCK", 2)
     metrics, left, server = judge(longer)
     asked = len(server.asked)
@@ -171,7 +169,7 @@ def test_a_judge_is_in_one_place(fields: dict[str, Any], says: str) -> None:
         PairwiseJudgeConfig.model_validate(fields)
 
 
-def test_one_answer_without_a_verdict_is_left_out_and_the_figures_say_over_how_many(judge: Any) -> None:
+def test_an_answer_without_a_verdict_is_left_out_and_metrics_count_the_rest(judge: Any) -> None:
     """Four pairs of one prompt each; the judge says nothing of the pair x / xxxx in one order, which leaves three. Of the six
     questions asked (one pair is of equal answers) a share of 0.1 is less than one, and one is always allowed."""
 

@@ -62,7 +62,7 @@ def penalty_of(*episodes: Episode) -> list[float | None]:
     return [one.reward for one in Rewards(section, sources, Stopwatch(), cost={}).add_totals(rollouts)]
 
 
-def test_observations_count_as_they_do_in_the_budget() -> None:
+def test_observations_count_towards_the_length_as_in_the_budget() -> None:
     alone, conversation, short = new_episode(), new_episode(), new_episode()
     say(alone, 16)
     say(conversation, 4)
@@ -72,7 +72,7 @@ def test_observations_count_as_they_do_in_the_budget() -> None:
     assert penalty_of(alone, conversation, short) == [-0.5, -0.5, 0]
 
 
-def test_an_opening_that_is_longer_than_the_prompt_counts_as_it_does_in_the_budget() -> None:
+def test_an_opening_longer_than_the_prompt_counts_towards_the_length_as_in_the_budget() -> None:
     episode = new_episode()
     episode.opening = [63] * 6  # five more than the prompt
     say(episode, 11)
@@ -88,7 +88,7 @@ def test_a_turn_that_an_agent_limited_is_not_truncated_at_the_maximum_length() -
 
 
 @pytest.mark.parametrize(("turn", "observation"), [(6, "x" * 30), (19, "x"), (20, "x")])
-def test_an_episode_whose_next_observation_does_not_fit_is_a_truncated_one_of_maximum_length(
+def test_an_episode_whose_next_observation_does_not_fit_is_truncated_at_maximum_length(
     turn: int, observation: str, tmp_path: Path
 ) -> None:
     (tmp_path / "talks.py").write_text(SOURCE)

@@ -147,7 +147,7 @@ def is_right(model: Path, number: int) -> bool:
 
 @needed
 @pytest.mark.slow
-def test_a_task_of_ones_own_is_measured_and_again_alike(
+def test_a_users_task_is_measured_reproducibly(
     task: Path, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))

@@ -42,16 +42,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(load_model(str(folder), "lm", torch.float32).state_dict())
 
 
-def test_the_mean_of_two_models_loads_as_one(merge: Merge, tiny_model: Any) -> None:
+def test_the_mean_of_two_models_loads_as_a_model(merge: Merge, tiny_model: Any) -> None:
     one, other = tiny_model(), tiny_model(seed=2)
     merged = merge(one, other, weights=(1, 3))
     for name, tensor in weights(one).items():
         torch.testing.assert_close(merged[name], 0.25 * tensor + 0.75 * weights(other)[name])
 
 
-def test_of_models_in_several_files_and_half_precision_the_first_decides_the_form(
-    merge: Merge, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_the_first_model_decides_shards_and_precision_of_a_merge(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
     one = tmp_path / "cut"
     shutil.copytree(tiny_model(), one)
     (one / "model.safetensors").unlink()

@@ -106,7 +106,7 @@ def one_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     return next(iter(tensors.values())).clone()
 
 
-def test_what_is_no_adapter_or_broken_is_refused(tiny_model: Any, tmp_path: Path) -> None:
+def test_missing_and_broken_adapters_are_refused(tiny_model: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.adapter: .*absent: no such folder"):
         pin_adapter(str(tmp_path / "absent"))
     with pytest.raises(UserError, match=r"has no adapter_config\.json; give a folder as `peft` saves it"):

@@ -27,7 +27,7 @@ def test_a_model_is_named_by_tag_reference_or_the_first_digits_of_its_digest(sto
     assert in_store(store, ModelConfig(name="org/model")) is None
 
 
-def test_digits_that_nothing_has_are_refused_and_not_asked_of_the_hub(store, made):
+def test_unknown_digits_are_refused_without_a_request_to_the_hub(store, made):
     wrong = "0" if made.digest[0] != "0" else "1"
     for name in (wrong * 8, f"model@sha256:{wrong * 12}"):
         with pytest.raises(UserError, match=r"^model: .* has no artifact"):
@@ -39,7 +39,7 @@ def test_a_tag_that_is_misspelled_is_suggested(store, made):
     assert near_tags(store, ModelConfig(name="org/model")) == ""
 
 
-def test_a_revision_of_what_is_not_on_the_hub_is_refused(store, made, tmp_path):
+def test_a_revision_is_refused_for_models_that_are_not_on_the_hub(store, made, tmp_path):
     with pytest.raises(
         UserError, match=r"^model.revision: policy/production is an artifact, and revisions are of models"
     ):

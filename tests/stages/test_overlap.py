@@ -79,13 +79,13 @@ def test_more_overlap_than_allowed_is_refused_before_anything_is_trained(folder,
         compare(0.1, **both)
 
 
-def test_no_overlap_says_nothing(folder, compare):
+def test_no_overlap_lists_no_shared_prompts(folder, compare):
     train = folder("data", "demonstrations", [{"prompt": "else", "completion": "a"}])
     found = compare(0.0, held_out=folder("held_out", "prompts", PROMPTS), data=train)
     assert found == {"prompts": 10, "overlap": 0, "shared": {}}
 
 
-def test_splits_of_built_in_tasks_share_no_prompt_but_one_split_overlaps_itself(folder, compare):
+def test_splits_of_built_in_tasks_share_no_prompt_and_a_split_overlaps_itself(folder, compare):
     train = folder("data", "preferences", {"task": "mixed", "rows": 800})
     test = folder("held_out", "prompts", {"task": "mixed", "rows": 200, "split": "test"})
     assert compare(held_out=test, data=train)["overlap"] == 0

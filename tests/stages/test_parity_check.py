@@ -43,7 +43,7 @@ def check(engines: Engines, tiny_model: Any, updated: bool = True, **resources: 
         ("always", False, []),
     ],
 )
-def test_one_engine_is_asked_after_an_update_as_the_recipe_says(
+def test_parity_is_checked_on_an_engine_as_often_as_configured(
     when: str, updated: bool, asked: list[Any], tiny_model: Any
 ) -> None:
     engines = Engines(1e-6)
@@ -51,7 +51,7 @@ def test_one_engine_is_asked_after_an_update_as_the_recipe_says(
     assert engines.asked == asked
 
 
-def test_an_engine_that_was_checked_before_has_nothing_to_say(tiny_model: Any) -> None:
+def test_an_engine_checked_before_reports_no_parity(tiny_model: Any) -> None:
     assert check(Engines(None), tiny_model) == {}
 
 

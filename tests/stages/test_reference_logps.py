@@ -108,7 +108,7 @@ def distinct_lengths(pairs: pa.Table) -> list[int]:
     return [len(one) - 1 for one in sides]
 
 
-def test_it_computes_in_half_precision_where_the_training_does(
+def test_reference_logps_are_computed_in_the_precision_of_training(
     machines: Any, tiny_model: Any, pairs: pa.Table, tmp_path: Path
 ) -> None:
     store, model, data = store_with(tmp_path, tiny_model(), pairs)
@@ -117,7 +117,7 @@ def test_it_computes_in_half_precision_where_the_training_does(
     np.testing.assert_allclose(rough, expected(tiny_model(), pairs, bf16=True), rtol=1e-2)
 
 
-def test_of_fewer_steps_than_an_epoch_only_their_rows_are_computed_and_held_out_rows_always(
+def test_only_rows_of_the_configured_steps_and_held_out_rows_are_computed(
     machines: Any, tiny_model: Any, pairs: pa.Table, tmp_path: Path
 ) -> None:
     store, model, _ = store_with(tmp_path, tiny_model(), pairs)

@@ -15,7 +15,7 @@ REWARDS = [
 NAMES = ["math", "polite", "endpoint"]
 
 
-def test_each_reward_has_its_mean_and_standard_deviation_over_the_completions_that_have_it() -> None:
+def test_each_reward_has_mean_and_deviation_over_its_scored_completions() -> None:
     """By hand, with TRL's divisor n - 1 (``trl.trainer.utils.nanstd``): `math` gave 1, 0 and 1: mean 2/3, deviation
     √((2/9 + 4/9) / 2) = √(1/3). `polite` gave 4 and 2, and nothing to the first: 3 and √2. The endpoint failed for all. One of
     three completions has a failed reward: 1/3."""

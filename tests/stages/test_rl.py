@@ -295,7 +295,7 @@ def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_di
         assert row["rewards"] == pytest.approx([len(text) - np.mean(mine), len(text)])
 
 
-def test_prompts_that_all_teach_nothing_are_said(section: Section, run: RunRl) -> None:
+def test_a_step_of_only_uninformative_prompts_is_an_error(section: Section, run: RunRl) -> None:
     section["filter"] = {"low": 0.99, "high": 1.0, "max_refills": 1}
     with pytest.raises(
         DataError, match=r"step 0: rl.filter drops all 6 prompts, as the completions of each have equal"
@@ -321,7 +321,7 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run_and_its_step_is_ke
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("last", [3, 4]), ("every", [0, 2, 4])])
-def test_which_trajectories_are_kept_and_a_run_that_taught_nothing_says_so(
+def test_configured_trajectories_are_kept_and_an_uninformative_run_warns(
     keep: str, kept: list[int], section: Section, tmp_path: Path, run: RunRl
 ) -> None:
     section |= {"steps": 5, "trajectories": {"keep": keep, "steps": 2}}

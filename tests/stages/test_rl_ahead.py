@@ -86,7 +86,7 @@ def test_after_the_death_of_an_engine_no_prompt_is_lost_or_taken_twice(
     check_that_nothing_is_lost_by_a_death("engines", section, machines, run)
 
 
-def test_what_breaks_behind_the_trainers_back_ends_the_run(section: Section, tmp_path: Path, run: RunRl) -> None:
+def test_an_error_in_the_background_sampler_ends_the_run(section: Section, tmp_path: Path, run: RunRl) -> None:
     section["rewards"][0]["verifier"] = f"{tmp_path / 'scores.py'}:breaks_down"
     with pytest.raises(DataError, match="cannot judge any more"):
         run(section)

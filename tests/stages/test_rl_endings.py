@@ -159,7 +159,7 @@ def at(step: int, act: Callable[[], Any]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("execution", [{"max_staleness": 1}, {"max_staleness": 1, "partial_rollouts": False}])
-def test_a_run_that_is_stopped_while_it_waits_for_completions_saves_its_steps_and_goes_on_from_there(
+def test_a_run_stopped_while_waiting_for_completions_resumes_from_its_last_step(
     execution: dict[str, Any], section: Section, run: Callable[..., Any], stopping: Stopping, tmp_path: Path
 ) -> None:
     section["execution"] = execution
@@ -183,7 +183,7 @@ def test_a_run_that_is_stopped_while_it_waits_for_completions_saves_its_steps_an
     check_that_each_prompt_was_taken_once(steps, staleness=1)
 
 
-def test_in_step_a_run_that_is_stopped_while_it_samples_ends_in_the_policy_of_an_undisturbed_one(
+def test_a_synchronous_run_stopped_while_sampling_ends_in_the_policy_of_an_undisturbed_run(
     section: Section, run: Callable[..., Any], stopping: Stopping
 ) -> None:
     section |= {"execution": {"max_staleness": 0}, "generation": {**section["generation"], "shard_size": 1}}
@@ -199,7 +199,7 @@ def test_in_step_a_run_that_is_stopped_while_it_samples_ends_in_the_policy_of_an
     ("calls", "goes_on_at"), [(0, 3), (PROMPTS * GENERATIONS, 4)], ids=["in a step", "in a look at the best"]
 )
 @pytest.mark.parametrize("who", ["verifier", "environment"])
-def test_in_step_nobody_who_takes_long_delays_a_stop_and_no_step_is_done_again(
+def test_slow_work_of_a_synchronous_run_delays_no_stop_and_no_step_is_repeated(
     who: str,
     calls: int,
     goes_on_at: int,
@@ -247,7 +247,7 @@ def hang(machines: Any) -> Iterator[Callable[[], None]]:
             process.kill()
 
 
-def test_an_engine_that_hangs_ends_the_run_with_what_was_waited_for(
+def test_a_hanging_engine_ends_the_run_with_the_call_that_timed_out(
     hang: Any, run: Callable[..., Any], actors: Any, machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hang_with_a_short_deadline() -> None:
@@ -274,7 +274,7 @@ def test_an_engine_that_hangs_delays_no_stop(hang: Any, run: Callable[..., Any],
     assert again[0] >= 2
 
 
-def test_after_its_last_step_nothing_samples_on(run: Callable[..., Any]) -> None:
+def test_sampling_ends_with_the_last_step(run: Callable[..., Any]) -> None:
     run()
     assert not samplers()
 

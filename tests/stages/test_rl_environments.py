@@ -141,9 +141,7 @@ def section(tmp_path: Path) -> Section:
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_what_the_policy_was_told_is_in_its_tokens_and_is_not_trained_on(
-    staleness: int, section: Section, run: RunRl
-) -> None:
+def test_observations_are_in_the_tokens_and_are_not_trained_on(staleness: int, section: Section, run: RunRl) -> None:
     section["execution"] = {"max_staleness": staleness}
     made, result = run(section)
     tokenizer = byte_tokenizer()
@@ -226,7 +224,7 @@ def test_episodes_that_go_wrong_are_counted_and_left_out(
     assert {reason for row in left_out for reason in row["failures"]} == {"timeout", "raised"}
 
 
-def test_a_policy_that_calls_a_tool_is_told_the_result_and_rewarded_for_its_answer(
+def test_a_policy_that_calls_a_tool_gets_the_result_and_a_reward_for_its_answer(
     section: Section, tiny_model: Any, tmp_path: Path, run: RunRl
 ) -> None:
     call, told, answer = '<tool_call>{"name": "dice"}</tool_call><eos>', "<user>six<assistant>", "6<eos>"
@@ -273,9 +271,7 @@ def test_an_episode_ends_at_its_last_turn(section: Section, tmp_path: Path, run:
             assert row["rewards"] == [0.25 * turns]
 
 
-def test_a_process_that_dies_takes_its_episodes_and_the_run_says_so(
-    section: Section, tmp_path: Path, run: RunRl
-) -> None:
+def test_episodes_of_a_dead_process_fail_with_the_reason(section: Section, tmp_path: Path, run: RunRl) -> None:
     section["environment"]["name"] = f"{tmp_path / 'environments.py'}:Crash"
     says = r"the environment .+ for the prompt .+1 of 12 completions may lack a reward \(rl\.rewards\.0\.max_failed"
     with pytest.raises(DataError, match=says):
@@ -298,7 +294,7 @@ def test_episodes_whose_process_is_killed_once_begin_again_and_the_policy_is_tha
     assert killed.outputs == undisturbed.outputs
 
 
-def test_the_best_is_looked_for_while_nobody_else_talks_to_the_environments(
+def test_evaluation_for_the_best_policy_has_the_environments_alone(
     section: Section, resources: ResourcesConfig, tmp_path: Path, run: RunRl
 ) -> None:
     section |= {

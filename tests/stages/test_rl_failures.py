@@ -64,7 +64,7 @@ def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_o
     assert [one.used for one in rollouts] == [True, False, False, False], "those that are trained on come first"
 
 
-def test_what_has_no_reward_takes_no_part_in_whether_a_prompt_teaches() -> None:
+def test_completions_without_a_reward_do_not_make_a_group_informative() -> None:
     rollouts, _ = next_batch([[1.0, LATE, 1.0, 0.0]], filter={"max_refills": 0})
     assert {(one.group, one.sample) for one in rollouts if one.used} == {(1, 0), (1, 1)}
     assert len(rollouts) == 4
@@ -79,6 +79,6 @@ def test_scores_decide_whether_a_prompt_teaches_and_extra_numbers_are_metrics_of
     assert "reward_deviation" not in metrics, "which is the deviation of all rewards"
 
 
-def test_a_step_without_any_reward_is_said() -> None:
+def test_a_step_without_any_reward_is_an_error() -> None:
     with pytest.raises(DataError, match="step 0: no completion has a reward"):
         next_batch([[LATE] * 4])

@@ -29,7 +29,7 @@ def going_on(scale: ValueScale) -> ValueScale:
     return other
 
 
-def test_without_it_numbers_are_values() -> None:
+def test_without_normalisation_returns_are_values() -> None:
     scale = ValueScale(normalise=False)
     assert scale.targets_of(RETURNS[0]) is RETURNS[0]
     assert scale.values_of(RETURNS[0]) is RETURNS[0]

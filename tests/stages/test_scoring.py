@@ -168,7 +168,7 @@ def test_two_reward_models_a_verifier_a_function_and_an_endpoint_make_one_weight
     assert (pair["chosen"], pair["rejected"]) == (("4", "5") if total[0] > total[1] else ("5", "4"))
 
 
-def test_the_reference_is_asked_at_the_temperature_of_the_samples(
+def test_the_reference_is_computed_at_the_sampling_temperature(
     machines: Any, tiny_model: Any, rollouts: Path, tmp_path: Path
 ) -> None:
     """By plain ``transformers``: the sum of the log-softmax of the logits over the temperature, at the completion's tokens."""
@@ -191,7 +191,7 @@ def test_the_reference_is_asked_at_the_temperature_of_the_samples(
     assert found[1.0] != pytest.approx(found[0.5], abs=1e-3)
 
 
-def test_a_reward_may_ask_a_model_in_pieces_and_two_may_call_theirs_the_same(
+def test_rewards_may_call_models_row_by_row_and_share_a_name(
     machines: Any,
     reward_models: tuple[Path, Path],
     rollouts: Path,
@@ -285,7 +285,7 @@ def test_a_stage_that_goes_on_scores_no_block_of_either_reward_model_again(
     assert scored(lambda *_: None) == in_pieces
 
 
-def test_a_reward_model_with_another_tokenizer_scores_the_text_and_the_stage_says_so(
+def test_a_reward_model_with_another_tokenizer_scores_the_text_with_a_warning(
     machines: Any, reward_model: Path, rollouts: Path, tiny_model: Any, tmp_path: Path
 ) -> None:
     judge = reward_model_with_another_tokenizer(tmp_path / "judge", tiny_model())

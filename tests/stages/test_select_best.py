@@ -82,7 +82,7 @@ def test_the_best_of_each_prompt_becomes_a_demonstration_and_every_other_one_is_
     assert sum(count for name, count in metrics.items() if name.startswith("dropped")) + metrics["new"] == 12
 
 
-def test_what_is_trained_on_is_the_completion_and_not_the_prompt(select: Select) -> None:
+def test_completions_are_trained_on_and_prompts_are_not(select: Select) -> None:
     _, folder = select(SAMPLED)
     rows = Sft().rows(pq.read_table(folder / "train.parquet"))
     assert [row.sequences[0].targets.tolist() for row in rows] == [[False, True], [False, True, True]]
@@ -127,7 +127,7 @@ def test_a_round_without_kept_rows_has_a_reason_and_a_remedy(select: Select, sam
         select(sampled, **fields)
 
 
-def test_truncated_completions_are_kept_where_that_is_asked_for(select: Select) -> None:
+def test_truncated_completions_are_kept_if_configured(select: Select) -> None:
     assert select(SAMPLED, cut=True, truncated="keep")[0]["new"] == 2
 
 

@@ -38,7 +38,7 @@ def rollouts() -> list[Rollout]:
     ]
 
 
-def test_numbers_of_trained_tokens_lie_beside_them_and_those_of_others_are_not_there(tmp_path: Path) -> None:
+def test_trajectories_have_numbers_only_for_trained_tokens(tmp_path: Path) -> None:
     rows = rollouts()
     data = to_batch(rows[:2])
     data.numbers["advantages"] = np.array([1.0, 2.0, 3.0], np.float32)
@@ -56,9 +56,7 @@ def test_numbers_of_trained_tokens_lie_beside_them_and_those_of_others_are_not_t
     assert table.column("used").to_pylist() == [True, True, False]
 
 
-def test_what_could_not_be_written_is_raised_where_somebody_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_is_raised_on_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "step-000000.parquet")
 

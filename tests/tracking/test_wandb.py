@@ -148,7 +148,7 @@ def test_online_without_a_key_warns_and_records_offline(place: Place) -> None:
     assert points(place.records(place.logs()[0])) == [(1, 1.0)]
 
 
-def test_a_server_that_nobody_hears_of_holds_up_neither_the_run_nor_the_exit(place: Place) -> None:
+def test_a_silent_server_delays_neither_the_run_nor_the_exit(place: Place) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -21,7 +21,7 @@ def method(**fields: float) -> DynamicDpo:
     return DynamicDpo(DpoLossConfig(beta=0.2, **fields))
 
 
-def test_it_goes_from_the_first_step_to_the_last_in_a_line() -> None:
+def test_the_scheduled_beta_is_linear_from_first_to_last_step() -> None:
     scheduled = method(final_beta=1.0)
     assert isinstance(scheduled, BatchMethod)
     assert not isinstance(Dpo(DpoLossConfig()), BatchMethod)
@@ -31,7 +31,7 @@ def test_it_goes_from_the_first_step_to_the_last_in_a_line() -> None:
     assert scheduled.of_batch(ROWS, None, None).config.beta == 0.2, "held-out losses compare over the steps"
 
 
-def test_that_of_a_batch_follows_its_margin() -> None:
+def test_the_dynamic_beta_of_a_batch_follows_its_margin() -> None:
     """Log-ratios: margins 3 and 1 nat, so that implicit rewards have the mean margin 0.2 · 2 = 0.4."""
     of_batches = method(beta_alpha=0.5, beta_margin=0.1)
     batch = pack(ROWS)
@@ -46,11 +46,11 @@ def test_that_of_a_batch_follows_its_margin() -> None:
     assert float(metrics["beta"]) / 2 == pytest.approx(one.config.beta)
 
 
-def test_it_stays_above_zero() -> None:
+def test_the_dynamic_beta_stays_above_zero() -> None:
     assert dynamic_beta(0.1, -100.0, 0.6, 0.0) == LEAST_BETA
 
 
-def test_a_method_without_a_pass_has_none() -> None:
+def test_a_method_without_a_forward_pass_has_no_dynamic_beta() -> None:
     import pyarrow as pa
 
     assert method(final_beta=0.3).rows_before(pa.table({})) == []

@@ -12,7 +12,7 @@ def test_where_all_prompts_differ_each_takes_the_completion_of_the_next_row() ->
     assert partners([[1], [2], [3]]) == [1, 2, 0]
 
 
-def test_no_row_meets_its_own_prompt_and_each_completion_is_taken_once() -> None:
+def test_no_completion_is_paired_with_its_own_prompt_and_each_is_used_once() -> None:
     prompts = [[letter] for letter in b"abacabdbcaed"]  # a four times, b three times, c and d twice, e once
     found = partners(prompts)
     assert sorted(found) == list(range(len(prompts)))
@@ -20,7 +20,7 @@ def test_no_row_meets_its_own_prompt_and_each_completion_is_taken_once() -> None
     assert found == partners(prompts), "it follows from the rows alone"
 
 
-def test_a_prompt_of_more_than_half_of_the_rows_takes_others_completions_again() -> None:
+def test_completions_are_reused_for_a_prompt_of_more_than_half_of_the_rows() -> None:
     prompts = [[1], [1], [1], [2], [1], [3]]
     found = partners(prompts)
     assert all(prompts[row] != prompts[partner] for row, partner in enumerate(found))
@@ -28,7 +28,7 @@ def test_a_prompt_of_more_than_half_of_the_rows_takes_others_completions_again()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_rows_of_one_prompt_are_refused_with_what_helps(rows: int) -> None:
+def test_rows_with_a_single_prompt_are_refused_with_the_fix(rows: int) -> None:
     with pytest.raises(
         DataError, match=rf"all {rows} train rows have the same prompt.*add rows with other prompts, or"
     ):

@@ -68,7 +68,7 @@ def expected_of_two_steps(job: Any, table: Any) -> dict[str, torch.Tensor]:
     return plain | {name: one.detach() for name, one in weights().items()}
 
 
-def test_steps_are_those_of_plain_torch(make_job: Any, machines: Any, tables: Any, tmp_path: Path) -> None:
+def test_steps_equal_plain_torch(make_job: Any, machines: Any, tables: Any, tmp_path: Path) -> None:
     job = make_job(Sft(), lora=LORA, lr_scheduler_type="constant", weight_decay=0.1)
     before = load_file(job.model.path / "model.safetensors")
     expected = expected_of_two_steps(job, tables["sft"])
@@ -88,7 +88,7 @@ def test_steps_are_those_of_plain_torch(make_job: Any, machines: Any, tables: An
     ],
     ids=["sft", "reward model", "dpo", "sft, DoRA", "sft, embeddings", "reward model, 4 bits", "sft, 4 bits"],
 )
-def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learnt(
+def test_ranks_sharding_and_micro_batches_do_not_change_the_result(
     method: Any, lora: Any, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     job = make_job(method, lora=lora)
@@ -132,7 +132,7 @@ def test_bf16_learns_as_fp32_does_up_to_its_rounding(
         *((0, False, IN_4_BITS), (2, True, IN_4_BITS)),
     ],
 )
-def test_a_resumed_job_ends_in_the_same_bytes_from_a_checkpoint_of_what_trains(
+def test_a_job_resumed_from_a_checkpoint_of_trained_parameters_ends_in_the_same_bytes(
     zero_stage: int, bf16: bool, more: dict[str, Any], make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     lora = LORA | more
@@ -172,7 +172,7 @@ def test_zero_3_is_refused_with_weights_in_4_bits(make_job: Any, machines: Any, 
         open_job(group, machines(2), job, tmp_path / "progress", zero_stage=3)
 
 
-def test_layers_that_the_model_has_not_are_the_user_s_error(make_job: Any, machines: Any, tmp_path: Path) -> None:
+def test_unknown_target_layers_are_the_users_error(make_job: Any, machines: Any, tmp_path: Path) -> None:
     job = make_job(Sft(), lora={"target_modules": ["q_proj", "query"]})
     with (
         machines(1).trainers() as group,
@@ -214,7 +214,7 @@ def test_the_reference_of_a_policy_is_the_policy_without_its_adapters(
 
 
 @pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (1, False), (2, True), (3, False), (0, True), (3, True)])
-def test_the_average_is_that_of_the_adapters_and_outlives_a_stop(
+def test_the_moving_average_is_of_the_adapters_and_survives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     # In the first step B, which is zero, moves alone: A's gradient is B's product with something. So the average of the

@@ -17,7 +17,7 @@ from alignment_core.training.step_report import MetricSums
 from tests.stages.calls import ROOT
 
 
-def test_sums_are_those_of_doubles() -> None:
+def test_sums_have_double_precision() -> None:
     """2²⁴ + 1 + 1 is no number of fp32 after either addition, and one in fp64."""
     sums = MetricSums()
     for value in (2.0**24, 1.0, 1.0):
@@ -63,7 +63,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_a_step_of_many_micro_batches_reads_no_more_numbers_than_one_of_one(make_job: Any, tmp_path: Path) -> None:
+def test_the_numbers_read_per_step_do_not_depend_on_the_number_of_micro_batches(make_job: Any, tmp_path: Path) -> None:
     (tmp_path / "job").write_bytes(pickle.dumps(make_job(Sft(), batch_size=14)))
     command = [sys.executable, "-c", COUNTING, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -38,7 +38,7 @@ def following(job: Any, mixup_alpha: float, sync_steps: int) -> Any:
     return replace(job, sync=sync, reference_logps=None)
 
 
-def test_it_is_mixed_with_the_policy_every_so_often(make_job: Any, machines: Any, tmp_path: Path) -> None:
+def test_the_reference_is_mixed_with_the_policy_at_its_interval(make_job: Any, machines: Any, tmp_path: Path) -> None:
     job = following(make_job(DPO), 0.25, 2)
     expected = load_file(job.model.path / "model.safetensors")
     with machines(2).trainers() as group:
@@ -90,9 +90,7 @@ def test_a_reference_in_bf16_goes_all_of_a_small_part_of_the_way(
 
 
 @pytest.mark.parametrize("method", [DPO, CHANGING], ids=["dpo", "β of each batch"])
-def test_ranks_and_sharding_do_not_change_what_is_learnt(
-    method: Any, make_job: Any, machines: Any, tmp_path: Path
-) -> None:
+def test_ranks_and_sharding_do_not_change_the_result(method: Any, make_job: Any, machines: Any, tmp_path: Path) -> None:
     job = following(make_job(method), 0.5, 1)
     one = trained(machines(1), job, tmp_path / "one")
     for stage in (0, 2, 3):

@@ -41,7 +41,7 @@ def step(model: Small, optimizer: Any, seed: int) -> None:
     optimizer.step()
 
 
-def test_muon_takes_hidden_matrices_and_adamw_what_is_left() -> None:
+def test_muon_trains_hidden_matrices_and_adamw_the_other_parameters() -> None:
     model, optimizer = made("muon", weight_decay=0.3)
     assert isinstance(optimizer, MuonAndAdamW)
     muon, adam = optimizer.parts
@@ -56,7 +56,7 @@ def test_muon_takes_hidden_matrices_and_adamw_what_is_left() -> None:
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
 
 
-def test_a_step_of_muon_is_orthogonal_with_the_size_of_one_of_adamw() -> None:
+def test_a_step_of_muon_is_orthogonal_with_the_size_of_an_adamw_step() -> None:
     model, optimizer = made("muon")
     before = model.inner.weight.detach().clone()
     step(model, optimizer, 1)
@@ -67,7 +67,7 @@ def test_a_step_of_muon_is_orthogonal_with_the_size_of_one_of_adamw() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
-def test_the_state_of_an_optimiser_is_all_that_it_knows(name: str) -> None:
+def test_the_state_dict_of_an_optimiser_is_complete(name: str) -> None:
     model, optimizer = made(name)
     for seed in range(3):
         step(model, optimizer, seed)
@@ -81,7 +81,7 @@ def test_the_state_of_an_optimiser_is_all_that_it_knows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["muon", "adafactor"])
-def test_a_resumed_job_ends_in_the_same_bytes_whatever_the_ranks(
+def test_a_resumed_job_ends_in_the_same_bytes_for_any_number_of_ranks(
     name: str, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     job, progress = make_job(Sft(), optimizer=name), tmp_path / "progress"
@@ -107,7 +107,7 @@ def test_a_resumed_job_ends_in_the_same_bytes_whatever_the_ranks(
         open_job(group, machines(2), job, tmp_path / "sharded")
 
 
-def test_what_an_optimiser_cannot_do_is_said_with_the_recipe() -> None:
+def test_unsupported_settings_of_an_optimiser_are_refused_in_the_recipe() -> None:
     with pytest.raises(ValueError, match="`bf16` partitions the fp32 weights: use `adamw`"):
         TrainingConfig(optimizer="muon", bf16=True)
     with pytest.raises(ValueError, match="`adam_beta2` has no effect with `optimizer: adafactor`"):

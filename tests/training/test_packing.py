@@ -38,7 +38,7 @@ def test_a_cut_holds_every_row_once_and_gives_all_ranks_as_many_packs(
 
 
 @given(groups=st.lists(st.tuples(st.integers(1, 9), st.integers(16, 90), st.integers(1, 20)), min_size=1, max_size=8))
-def test_rows_of_one_prompt_stay_together_and_shared_tokens_count_once(groups: list[tuple[int, int, int]]) -> None:
+def test_rows_of_a_prompt_stay_together_and_shared_tokens_count_once(groups: list[tuple[int, int, int]]) -> None:
     rows = [
         Row(10 * prompt + number, (TokenSequence.of_prompt_and_completion([prompt] * length, [90 + number] * answer),))
         for prompt, (count, length, answer) in enumerate(groups)
@@ -75,7 +75,7 @@ def behind(prompt: list[int], completions: list[int]) -> list[Row]:
     ]
 
 
-def test_one_long_completion_leaves_what_the_others_share_together() -> None:
+def test_a_long_completion_does_not_split_the_prefix_shared_by_other_rows() -> None:
     rows = behind([1] * 700, [*[30] * 16, 600, *[30] * 16])
     [packs] = cut(rows, 1, 1024)
     assert sum(pack(part).input_ids.numel() for part in packs) < 7000, "17 pieces of equal numbers of rows were 13460"
@@ -87,7 +87,7 @@ def test_a_short_common_beginning_costs_no_packs() -> None:
     assert len(shared) <= len(apart)
 
 
-def test_rows_above_the_budget_are_packs_of_their_own_and_there_are_no_empty_ones() -> None:
+def test_rows_above_the_budget_are_separate_packs_and_no_pack_is_empty() -> None:
     assert [[len(part) for part in packs] for packs in cut(behind([], [320, 300, 310]), 1, 16)] == [[1, 1, 1]]
 
 

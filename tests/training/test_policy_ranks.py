@@ -107,7 +107,7 @@ class Policy:
 @pytest.mark.parametrize(
     ("zero_stage", "bf16"), [(0, False), (1, False), (2, False), (3, False), (0, True), (1, True), (3, True)]
 )
-def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
+def test_the_moving_average_follows_the_equation_and_survives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     section = {"ema": {"decay": 0.75}, "training": {"bf16": bf16}}
@@ -139,7 +139,7 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
 
 
 @pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (2, True), (3, False)])
-def test_a_reference_that_is_refreshed_is_the_policy_of_that_step_and_outlives_a_stop(
+def test_a_refreshed_reference_is_the_policy_of_that_step_and_survives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     section = {"kl": {"coefficient": 0.1, "refresh_every": 2}, "training": {"bf16": bf16}}
@@ -180,7 +180,7 @@ def test_another_model_may_be_the_reference(machines: Any, tiny_model: Any, tmp_
     np.testing.assert_allclose(found[1], found[2], atol=1e-5)
 
 
-def test_the_mixed_in_loss_is_that_of_fine_tuning_for_every_cut(
+def test_the_mixed_in_loss_is_the_fine_tuning_loss_for_every_split(
     make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     job = make_job(Sft(), batch_size=14, num_train_epochs=1, lr_scheduler_type="constant")

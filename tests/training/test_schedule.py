@@ -29,14 +29,14 @@ def test_decay_with_one_minus_the_root_by_hand() -> None:
     assert found == pytest.approx([1, 1, 1, 1, 1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)])
 
 
-def test_wsd_without_a_stable_phase_is_the_linear_schedule_and_of_one_step_constant() -> None:
+def test_wsd_without_a_stable_phase_is_linear_and_constant_for_a_single_step() -> None:
     linear = TrainingConfig(learning_rate=1.0, lr_scheduler_type="linear", warmup_ratio=0.3)
     assert rates(10, warmup_ratio=0.3, decay_ratio=0.7) == [learning_rate(linear, step, 10) for step in range(10)]
     assert rates(1) == [1.0]
 
 
 @pytest.mark.parametrize(("kind", "floor"), itertools.product(["linear", "1-sqrt"], [0.0, 0.1]))
-def test_it_is_that_of_transformers_after_the_warm_up(kind: str, floor: float) -> None:
+def test_the_schedule_equals_transformers_after_the_warm_up(kind: str, floor: float) -> None:
     """Their warm-up begins at zero, ours with the first step above it."""
     import torch
     from transformers.optimization import get_wsd_schedule

@@ -22,7 +22,7 @@ def of_rows(count: int) -> StepData:
         (7, 2, [1, 2, 2, 2]),
     ],
 )
-def test_optimiser_steps_have_batches_of_equal_size_up_to_one_row(rows: int, batch_size: int, sizes: list[int]) -> None:
+def test_batches_of_optimiser_steps_differ_by_at_most_a_row(rows: int, batch_size: int, sizes: list[int]) -> None:
     data = of_rows(rows)
     batches = data.batches(seed=3, epoch=1, batch_size=batch_size)
     assert [len(batch) for batch in batches] == sizes

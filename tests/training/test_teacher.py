@@ -34,7 +34,7 @@ def wide_teacher(tiny_model: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("top_k", [8, 320])
-def test_rows_of_the_head_that_are_no_tokens_are_no_candidates(wide_teacher: Path, top_k: int) -> None:
+def test_padding_rows_of_the_head_are_no_candidates(wide_teacher: Path, top_k: int) -> None:
     """A student with fewer rows could not learn them. The distribution is the softmax over the logits of the 264 tokens."""
     texts = [([1, 2, 3], [4, 5, 6, 7]), ([9] * 20, [8, 10])]
     rows = [Row(number, (TokenSequence.of_prompt_and_completion(*text),)) for number, text in enumerate(texts)]

@@ -122,7 +122,7 @@ def test_further_options_of_deepspeed_are_taken_or_refused(make_job: Any, machin
             open_job(group, machines(1), job, tmp_path / "progress", deepspeed=options)
 
 
-def test_of_a_job_that_is_over_nothing_is_left_in_memory(make_job: Any, machines: Any, tmp_path: Path) -> None:
+def test_a_finished_job_leaves_nothing_in_memory(make_job: Any, machines: Any, tmp_path: Path) -> None:
     def remember(actor: Any) -> None:
         learner = actor.object.learner
         actor.remembered = [weakref.ref(one) for one in (learner.engine, *learner.packed.parameters())]
@@ -192,7 +192,7 @@ def test_the_reported_loss_and_norm_do_not_depend_on_ranks_or_sharding(
     assert norms[0].pop() == pytest.approx(norms[1].pop(), rel=1e-4)
 
 
-def test_a_job_takes_what_its_reference_says_of_its_rows_and_refuses_to_train_on_others(
+def test_a_job_uses_reference_logps_of_its_rows_and_refuses_rows_without_them(
     make_job: Any, tables: Any, machines: Any, tmp_path: Path
 ) -> None:
     pairs, settings = tables["preference"], dict[str, Any](lr_scheduler_type="constant")
@@ -327,7 +327,7 @@ def test_a_loss_that_overflows_on_one_rank_is_an_error_on_both(
     [(10, r"the checkpoint of step 1 needs 1\.\d MiB in .*: the disk is full; free space"), (13, "the disk is full")],
     ids=["foreseen", "met while writing"],
 )
-def test_a_checkpoint_that_does_not_fit_on_the_disk_is_one_sentence_and_does_not_count(
+def test_a_checkpoint_larger_than_the_disk_is_refused_in_a_sentence_and_does_not_count(
     bytes_per_parameter: int, says: str, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"

@@ -76,7 +76,7 @@ def test_biases_of_fused_experts_do_not_decay() -> None:
 
 
 @pytest.mark.parametrize("train_head", [False, True])
-def test_adapters_and_a_new_head_decay_and_what_is_frozen_is_in_no_group(train_head: bool) -> None:
+def test_adapters_and_a_new_head_decay_and_frozen_parameters_are_in_no_group(train_head: bool) -> None:
     model = scoring() if train_head else causal()
     head = model.score if train_head else model.lm_head
     add_adapters(model, head, LoraConfig(r=2, target_modules=("q_proj",)), 1, train_head)

@@ -59,7 +59,7 @@ def test_a_missing_function_whose_name_is_in_the_source_is_refused_when_the_file
         ask(write("mine.py", "class A:\n    def f(self): ...\n") + ":f", 1)
 
 
-def test_a_data_class_of_a_file_knows_its_module(write: Write) -> None:
+def test_a_data_class_of_a_file_finds_its_module(write: Write) -> None:
     source = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
     source += "@dataclass\nclass A:\n    x: float\ndef f(x): return A(x).x\n"
     assert ask(write("reward.py", source) + ":f", 2) == 2.0

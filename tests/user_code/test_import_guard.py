@@ -172,7 +172,7 @@ def test_links_and_bytecode_that_the_source_shows_may_be_imported_and_others_loo
         assert ask(name, "optional_7") == 5.0
 
 
-def test_bytecode_without_source_may_be_loaded_if_it_is_installed(write: Write, tmp_path: Path) -> None:
+def test_installed_bytecode_without_source_may_be_loaded(write: Write, tmp_path: Path) -> None:
     source = write("elsewhere/unseen_7.py", "VALUE = 2\n")
     theirs = tmp_path / "lib/site-packages/library_7.pyc"
     py_compile.compile(source, str(theirs), dfile="/gone/library_7.py", doraise=True)

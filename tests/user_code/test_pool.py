@@ -122,7 +122,7 @@ def test_answers_do_not_depend_on_the_pools_size(file: Path, size: int) -> None:
         assert len(pids(calls)) == 1, "nobody waited"
 
 
-def test_a_call_that_hangs_and_one_that_ends_its_process_fail_alone(file: Path) -> None:
+def test_a_hanging_call_and_a_crashing_call_fail_alone(file: Path) -> None:
     with pool(file, "odd", 2) as calls:
         for member in calls._members:
             late_once_it_hangs(member.worker, file)
