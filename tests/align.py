@@ -55,9 +55,9 @@ def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550
 
 def align_here(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command that starts no Prefect, called in this process as its entry point is: what it prints and exits with."""
-    said, complained = io.StringIO(), io.StringIO()
+    printed, complained = io.StringIO(), io.StringIO()
     before, variables = signal.getsignal(signal.SIGTERM), dict(os.environ)
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(complained):
         patch.setenv("ALIGN_HOME", str(home))
         patch.setattr(sys, "argv", ["align", *arguments])
         try:
@@ -69,7 +69,7 @@ def align_here(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             signal.signal(signal.SIGTERM, before)
             os.environ.clear()
             os.environ.update(variables)
-    return subprocess.CompletedProcess(["align", *arguments], code, said.getvalue(), complained.getvalue())
+    return subprocess.CompletedProcess(["align", *arguments], code, printed.getvalue(), complained.getvalue())
 
 
 def states(outcome: dict[str, Any]) -> dict[str, str]:

@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 @contextmanager
 def answering(code: int, body: bytes = b"") -> Iterator[tuple[int, list[str]]]:
     """The port of such a server, and the paths that it was asked for."""
-    asked: list[str] = []
+    paths: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_response(code)
             self.end_headers()
             self.wfile.write(body)
@@ -26,5 +26,5 @@ def answering(code: int, body: bytes = b"") -> Iterator[tuple[int, list[str]]]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-        yield server.server_port, asked
+        yield server.server_port, paths
         server.shutdown()

@@ -55,7 +55,7 @@ WARM = {"machines": ("machines: Any", "run: RunRl"), "services": ("services: Ser
 def group_of(file: Path) -> str:
     """What runs in one worker: a file, for its own fixtures' sake, or all files over something warm."""
     text = file.read_text()
-    return next((name for name, asked in WARM.items() if any(one in text for one in asked)), str(file))
+    return next((name for name, hints in WARM.items() if any(hint in text for hint in hints)), str(file))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -91,12 +91,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what tests have measured."""
     ended = [report for reports in terminalreporter.stats.values() for report in reports]
     calls = [report for report in ended if getattr(report, "when", None) == "call"]
-    said = [
+    measurements = [
         f"{report.nodeid}: {text}" for report in calls for name, text in report.user_properties if name == "measured"
     ]
-    if said:
+    if measurements:
         terminalreporter.section("measured")
-        terminalreporter.write_line("\n".join(said))
+        terminalreporter.write_line("\n".join(measurements))
 
 
 @pytest.fixture(scope="session")
@@ -156,17 +156,17 @@ def fill(disk: Path) -> list[Path]:
 def migrated(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new database of this Prefect's: to make one takes ten seconds, so all workers and later sessions share it."""
     folder = kept(pytestconfig, "prefect")
-    made = folder / f"{version('prefect')}.db"
+    database = folder / f"{version('prefect')}.db"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
+        if not database.exists():
             home = tmp_path_factory.mktemp("migrated")
             prefect = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
             environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_LOGGING_LEVEL": "CRITICAL"}
             subprocess.run(prefect, env=environment, check=True, capture_output=True, timeout=120)
             shutil.copyfile(home / "prefect.db", folder / "new.db")
-            (folder / "new.db").rename(made)
-    return made
+            (folder / "new.db").rename(database)
+    return database
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +196,7 @@ def align(prefect_api: dict[str, str]) -> Align:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """The folder of a 0.1M-parameter model with random weights; equal arguments give the same folder."""
-    made: dict[tuple[str, bool, int], Path] = {}
+    models: dict[tuple[str, bool, int], Path] = {}
 
     def make(architecture: Literal["llama", "qwen2"] = "llama", tied: bool = True, seed: int = 1) -> Path:
         import torch
@@ -205,7 +205,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
         torch.set_num_threads(1)  # models this small are 5 times slower where threads wait for each other
         key = (architecture, tied, seed)
-        if key not in made:
+        if key not in models:
             shape = ScratchModel(
                 architecture=architecture,
                 hidden_size=64,
@@ -216,9 +216,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
                 max_position_embeddings=256,
                 tie_word_embeddings=tied,
             )
-            made[key] = tmp_path_factory.mktemp("model") / f"{architecture}-{'tied' if tied else 'untied'}-{seed}"
-            create_model(shape, None, seed, made[key])
-        return made[key]
+            models[key] = tmp_path_factory.mktemp("model") / f"{architecture}-{'tied' if tied else 'untied'}-{seed}"
+            create_model(shape, None, seed, models[key])
+        return models[key]
 
     return make
 
@@ -227,17 +227,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def machines() -> Iterator[Machines]:
     """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them."""
     temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path: Ray's sockets lie below it
-    made: dict[int, WarmMachines] = {}
+    machines_of: dict[int, WarmMachines] = {}
 
     def of_world(world: int) -> WarmMachines:
-        if world not in made:
+        if world not in machines_of:
             resources = ResourcesConfig(
                 device="cpu", trainers=world, engines=1, kv_cache_mib=16, zero_stage=1, wait_timeout_seconds=120
             )
-            made[world] = WarmMachines(resources, temporary)
-        return made[world]
+            machines_of[world] = WarmMachines(resources, temporary)
+        return machines_of[world]
 
     yield of_world
-    for one in list(made.values())[:1]:
-        one.close()  # ends Ray, and with it the actors of all
+    for machines in list(machines_of.values())[:1]:
+        machines.close()  # ends Ray, and with it the actors of all
     shutil.rmtree(temporary, ignore_errors=True)

@@ -48,10 +48,10 @@ def run_page(page: Path, folder: Path, seconds: float) -> str:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
-        said, _ = process.communicate()
-        raise AssertionError(f"{page.name} took more than {seconds:g} s:\n{said[-6000:]}") from None
-    assert process.returncode == 0, f"{page.name}: exit {process.returncode}\n{said[-6000:]}"
-    return said
+        output, _ = process.communicate()
+        raise AssertionError(f"{page.name} took more than {seconds:g} s:\n{output[-6000:]}") from None
+    assert process.returncode == 0, f"{page.name}: exit {process.returncode}\n{output[-6000:]}"
+    return output

@@ -30,14 +30,14 @@ SIGNS = (  # what a process is by its command line, the first sign that fits
 
 def processes_of(home: Path) -> dict[int, str]:
     """Every process that inherited this ALIGN_HOME, with its command line: the whole tree, daemons included."""
-    found = {}
+    processes = {}
     for process in psutil.process_iter():
         try:
             if process.environ().get("ALIGN_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = " ".join(process.cmdline())
+                processes[process.pid] = " ".join(process.cmdline())
         except (psutil.Error, OSError):
             continue
-    return found
+    return processes
 
 
 def role_of(line: str) -> str | None:

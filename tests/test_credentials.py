@@ -60,18 +60,18 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"endpoint": f"https://h.example/v1?api_key={SECRET}"}, "endpoint"),
         ({"pem": "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----"}, "pem"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_secret_in_options_is_refused_with_its_field_and_the_cure_and_is_not_repeated(
     options: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         parse_recipe(rl(options))
-    said = str(caught.value)
-    assert f"recipe: rl.environment.options.{field}: holds a secret" in said
-    assert "`env:NAME`" in said
-    assert SECRET not in said
-    assert "hunter22" not in said
+    message = str(caught.value)
+    assert f"recipe: rl.environment.options.{field}: holds a secret" in message
+    assert "`env:NAME`" in message
+    assert SECRET not in message
+    assert "hunter22" not in message
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,10 @@ def test_no_shipped_recipe_appears_to_contain_a_secret(path: Path) -> None:
 def test_no_field_of_a_recipe_is_called_like_a_secret(name: str) -> None:
     """Else its value would be refused, or cut out of attestations."""
     schema = json.dumps(method(name).recipe.model_json_schema())
-    fields = {one for found in json.loads(schema).get("$defs", {}).values() for one in found.get("properties", {})}
-    assert {one for one in fields if credentials.looks_secret(one)} == set()
+    fields = {
+        name for definition in json.loads(schema).get("$defs", {}).values() for name in definition.get("properties", {})
+    }
+    assert {name for name in fields if credentials.looks_secret(name)} == set()
 
 
 def test_the_value_of_a_secret_variable_is_recognised_in_any_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +125,9 @@ def test_an_override_and_options_that_pass_through_are_looked_at_too(tmp_path: P
     recipe = tmp_path / "r.yaml"
     recipe.write_text(json.dumps(rl({})))
     load = lambda _, *overrides: load_recipe(recipe, overrides)  # noqa: E731
-    said = refusal(load, None, f"resources.engine_options={{hf_token: {SECRET}}}")
-    assert "resources.engine_options.hf_token: holds a secret" in said
-    assert SECRET not in said
+    message = refusal(load, None, f"resources.engine_options={{hf_token: {SECRET}}}")
+    assert "resources.engine_options.hf_token: holds a secret" in message
+    assert SECRET not in message
 
 
 def test_a_url_with_a_secret_in_its_query_is_refused_and_a_variable_is_taken() -> None:
@@ -224,8 +226,8 @@ def test_secrets_in_stored_records_and_attestations_are_removed_before_publicati
 
 
 def test_a_sentence_about_a_field_is_not_taken_for_its_value() -> None:
-    for said in ("options.api_key: the environment has no variable X", "a.password: holds a secret"):
-        assert cut(said) == said
+    for sentence in ("options.api_key: the environment has no variable X", "a.password: holds a secret"):
+        assert cut(sentence) == sentence
     assert cut("password: hunter22") == "password: <removed>"
     assert cut('{"password": "hunter"}') == '{"password": "<removed>"}'
 

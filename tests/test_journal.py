@@ -161,7 +161,7 @@ def test_old_runs_are_pruned_unless_open_in_a_process(home: Path, start: Start) 
     for run_id in ("alive", "old"):
         os.utime(home / "runs" / run_id / journal.STAGES, (0, 0))
     assert journal.prune(days=90) == 1
-    assert {one.run_id for one in journal.runs()} == {"alive", "new"}
+    assert {run.run_id for run in journal.runs()} == {"alive", "new"}
 
 
 def test_keys_and_artifacts_of_live_runs_are_in_use(start: Start) -> None:
@@ -186,7 +186,7 @@ def test_runs_are_found_by_their_first_digits_or_as_the_last(home: Path) -> None
     with pytest.raises(UserError, match="'x' is not a run"):
         journal.find("x")
     (home / "runs" / "def3" / journal.RUN).write_text("{")
-    assert [one.run_id for one in journal.runs()] == ["abc1", "abc2"]
+    assert [run.run_id for run in journal.runs()] == ["abc1", "abc2"]
     assert os.listdir(home / "runs" / "def3")
 
 

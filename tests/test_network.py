@@ -104,9 +104,9 @@ def test_a_shell_of_align_env_asks_no_proxy_for_the_services(
     without_proxies.setenv("NO_PROXY", "corp.example")
     network.prepare()
     env()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name in network.NO_PROXY:
-        assert f"export {name}=corp.example,{DIRECT}\n" in said
+        assert f"export {name}=corp.example,{DIRECT}\n" in printed
         without_proxies.delenv(name)
 
 

@@ -71,11 +71,11 @@ def test_every_started_process_inherits_the_variables_that_forbid_sending(
 
 
 @pytest.mark.parametrize(
-    ("variables", "asked"),
+    ("variables", "requests"),
     [({}, ["models", "datasets"]), ({"HF_DATASETS_OFFLINE": "1"}, ["models"]), ({"HF_HUB_OFFLINE": "1"}, [])],
 )
 def test_only_named_repositories_are_requested_from_the_hub_and_none_offline(
-    variables: dict[str, str], asked: list[str], tmp_path: Path
+    variables: dict[str, str], requests: list[str], tmp_path: Path
 ) -> None:
     """Unless somebody forbids to track, the Hub's client also fetches a list of agents, `/api/agent-harnesses`."""
     with answering(404) as (port, paths):
@@ -84,7 +84,7 @@ def test_only_named_repositories_are_requested_from_the_hub_and_none_offline(
         done = subprocess.run(
             command, env={**os.environ, **place, **variables}, capture_output=True, text=True, timeout=120
         )
-    assert [path.split("/")[2] for path in paths] == asked, done.stdout + done.stderr
+    assert [path.split("/")[2] for path in paths] == requests, done.stdout + done.stderr
     for name in variables:
         assert f"{name} is set" in done.stdout
 
@@ -99,7 +99,7 @@ def test_only_named_repositories_are_requested_from_the_hub_and_none_offline(
         ({"WANDB_DISABLED": "true"}, False),
         ({}, True),
     ],
-    ids=lambda one: next(iter(one.items()), "") if isinstance(one, dict) else "",
+    ids=lambda value: next(iter(value.items()), "") if isinstance(value, dict) else "",
 )
 def test_the_users_environment_overrides_the_recipe_in_sending_to_wandb(
     variables: dict[str, str], recorded: bool, tmp_path: Path
@@ -108,10 +108,10 @@ def test_the_users_environment_overrides_the_recipe_in_sending_to_wandb(
     place = WandbPlace(tmp_path)
     with answering(404) as (port, paths):
         server = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": "0123456789" * 4}
-        said = place.run([1, 2], {"mode": "online"}, environment={**server, **variables})
-    assert bool(paths) is not bool(variables), (said, paths)
+        printed = place.run([1, 2], {"mode": "online"}, environment={**server, **variables})
+    assert bool(paths) is not bool(variables), (printed, paths)
     assert bool(place.logs()) is recorded
-    assert "offline" in said if recorded else said.startswith("W&B: is disabled")
+    assert "offline" in printed if recorded else printed.startswith("W&B: is disabled")
     if recorded:
         assert points(place.records(place.logs()[-1])) == [(1, 1.0), (2, 0.5)]
 
@@ -123,6 +123,6 @@ def test_wandb_disabled_in_a_folder_stays_disabled(tmp_path: Path) -> None:
     (place.work / "wandb" / "settings").write_text("[default]\nmode = disabled\n")  # as `wandb disabled` writes it
     with answering(404) as (port, paths):
         server = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": "0123456789" * 4}
-        said = place.run([1], {"mode": "online"}, environment=server)
+        printed = place.run([1], {"mode": "online"}, environment=server)
     assert (paths, place.logs()) == ([], [])
-    assert said.startswith("W&B: is disabled")
+    assert printed.startswith("W&B: is disabled")

@@ -116,8 +116,8 @@ def test_an_object_of_another_type_does_not_load(install):
 
 def test_a_built_in_is_not_replaced_by_a_plugin_of_the_same_name(install):
     install("theirs", things(old_hat="their_hats"), {"their_hats.py": "THING = 'wool'"})
-    found, (problem,) = GROUP.loaded()
-    assert found == {"old-hat": "felt"}
+    plugins, (problem,) = GROUP.loaded()
+    assert plugins == {"old-hat": "felt"}
     assert "provide the thing 'old-hat': our_things.old_hat:THING, their_hats:THING; uninstall" in problem
 
 
@@ -171,7 +171,7 @@ assert formats() and "verifier" in CHOICE.kinds
         [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    for said in (
+    for problem in (
         "it is not a RewardKind",
         "dict is not a RewardConfig",
         "provide the kind of reward 'verifier'",
@@ -180,7 +180,7 @@ assert formats() and "verifier" in CHOICE.kinds
         "AttributeError: not today",
         "dict is not a BaseRecipe",
     ):
-        assert done.stdout.count(said) == 1, (said, done.stdout)
+        assert done.stdout.count(problem) == 1, (problem, done.stdout)
     assert done.stdout.count("tried") == 1
 
 
@@ -221,7 +221,7 @@ def test_a_broken_method_is_reported_on_use_and_the_others_load(install, code, w
     assert "the method 'mine' (broken_method:METHOD" in str(caught.value)
     assert method("sft").name == "sft"
     methods, problems = loaded()
-    assert [one.name for one in methods] == METHODS
+    assert [recipe_method.name for recipe_method in methods] == METHODS
     assert problems == [str(caught.value)]
     assert reference.at("sft.training")[1]
 

@@ -60,9 +60,9 @@ def test_lines_of_a_run_and_json_are_safe_and_json_loses_nothing(
     console.print_line(HOSTILE)
     console.say(HOSTILE)
     console.print_json({"error": HOSTILE})
-    line, said, as_json = capsys.readouterr().out.splitlines()
+    line, text, as_json = capsys.readouterr().out.splitlines()
     assert line == SHOWN
-    assert said.endswith(SHOWN)
+    assert text.endswith(SHOWN)
     assert as_json.isprintable()
     assert json.loads(as_json) == {"error": HOSTILE}
 

@@ -39,11 +39,11 @@ def test_every_job_ends_by_itself() -> None:
 
 def test_the_versions_of_python_are_the_same_everywhere() -> None:
     tested = set(WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["python"])
-    said = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if "Python :: 3." in one}
-    assert tested == said
+    versions = {classifier.rpartition(" ")[2] for classifier in PROJECT["classifiers"] if "Python :: 3." in classifier}
+    assert tested == versions
     low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups()  # type: ignore[union-attr]
-    assert said == {f"3.{minor}" for minor in range(int(low), int(high))}
-    assert all(version in (ROOT / "README.md").read_text() for version in said)
+    assert versions == {f"3.{minor}" for minor in range(int(low), int(high))}
+    assert all(version in (ROOT / "README.md").read_text() for version in versions)
 
 
 def test_the_changelog_ends_with_the_version_of_the_project() -> None:

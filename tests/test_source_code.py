@@ -60,10 +60,10 @@ def test_files_that_are_not_python_count_by_their_bytes():
 
 @pytest.mark.parametrize("way", ["f.__doc__", "inspect.getdoc(f)", "inspect.getsource(f)"])
 def test_a_source_that_may_read_itself_counts_whole(way):
-    one, other = (
+    first, second = (
         f'import inspect\ndef f():\n    """{text}"""\nPROMPT = {way}\n'.encode() for text in ("Good?", "Bad?")
     )
-    assert digest_of_source(one, texts=False) != digest_of_source(other, texts=False)
+    assert digest_of_source(first, texts=False) != digest_of_source(second, texts=False)
 
 
 def test_a_long_chain_of_elif_has_a_digest():
@@ -154,11 +154,12 @@ def test_concurrent_reads_of_plug_ins_do_not_disturb_the_check_for_edits(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "said", ["from alignment import Sft, run", "import alignment\nalignment.Sft", "import alignment as al\nal.Sft()"]
+    "code",
+    ["from alignment import Sft, run", "import alignment\nalignment.Sft", "import alignment as al\nal.Sft()"],
 )
-def test_a_name_of_the_facade_counts_as_its_defining_module(said: str) -> None:
-    found = read(said.encode(), "plugin.stage", Path("stage.py")).imports
-    assert "alignment_core.training.methods.sft" in found
+def test_a_name_of_the_facade_counts_as_its_defining_module(code: str) -> None:
+    imports = read(code.encode(), "plugin.stage", Path("stage.py")).imports
+    assert "alignment_core.training.methods.sft" in imports
     assert (
         "alignment_core.training.methods.sft"
         not in read(b"from other import Sft", "plugin.stage", Path("stage.py")).imports

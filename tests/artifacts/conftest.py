@@ -61,19 +61,19 @@ def draft() -> Callable[..., ProvenanceDraft]:
 def make(write: Callable[..., Path], draft: Callable[..., ProvenanceDraft]) -> Callable[..., Reference]:
     """``make(store, "name")`` publishes an artifact with a record, made from others."""
 
-    def made(store: Store, name: str, *used: Reference, kind: str = "model") -> Reference:
-        inputs = {f"input-{number}": one for number, one in enumerate(used)}
+    def publish(store: Store, name: str, *used: Reference, kind: str = "model") -> Reference:
+        inputs = {f"input-{number}": reference for number, reference in enumerate(used)}
         return store.publish(write(name, {"file": name}), kind, draft(digest_of(name), label=name, inputs=inputs))
 
-    return made
+    return publish
 
 
 def age(store: Store, days: float) -> None:
     """Let all blobs, manifests, uses and leases be so many days old."""
-    then = time.time() - days * 86400
+    earlier = time.time() - days * 86400
     for prefix in (BLOBS, MANIFESTS, USES, LEASES):
-        for found in store.backend.list(prefix):
-            os.utime(Path(store.workspace.root, found.path), (then, then))
+        for entry in store.backend.list(prefix):
+            os.utime(Path(store.workspace.root, entry.path), (earlier, earlier))
 
 
 def is_whole(store: Store, reference: Reference) -> bool:

@@ -92,12 +92,12 @@ def test_nothing_in_flight_goes_however_young_the_collector_may_take_things(stor
             for name, (folder, _) in outputs.items():
                 folder.mkdir()
                 (folder / "weights").write_text(name)
-            made = store.publish_outputs(outputs, draft())
+            published = store.publish_outputs(outputs, draft())
             assert (progress / "step-1").exists(), "its stage has not said that it is done"
-        assert (store.fetch(made["best"]) / "weights").read_text() == "best"
+        assert (store.fetch(published["best"]) / "weights").read_text() == "best"
     assert len(collections) > 8
-    assert store.records.find(KEY).outputs == made
-    assert all(store.verify(reference) == [] for reference in made.values())
+    assert store.records.find(KEY).outputs == published
+    assert all(store.verify(reference) == [] for reference in published.values())
 
 
 def test_recently_reused_objects_are_not_collected(store, write):
@@ -125,10 +125,10 @@ def test_gc_beside_publishers_breaks_nothing(store, write, in_children, tmp_path
     def grow_old() -> None:
         an_hour_ago = time.time() - 3600
         for prefix in ("blobs/", "manifests/", "leases/"):
-            for found in store.backend.list(prefix):
+            for entry in store.backend.list(prefix):
                 with contextlib.suppress(FileNotFoundError):
-                    if found.path != COLLECTOR:  # its holder would take it for another's
-                        os.utime(store.backend.root / found.path, (an_hour_ago, an_hour_ago))
+                    if entry.path != COLLECTOR:  # its holder would take it for another's
+                        os.utime(store.backend.root / entry.path, (an_hour_ago, an_hour_ago))
 
     def publish() -> None:
         mine = open_store(store.uri)

@@ -67,8 +67,8 @@ def test_the_digest_does_not_depend_on_the_order_of_the_files(pair):
 
 @given(entries, entries)
 def test_different_files_have_different_digests(first, second):
-    one, other = Manifest(kind="model", files=tuple(first)), Manifest(kind="model", files=tuple(second))
-    assert (one.digest == other.digest) == (one == other)
+    left, right = Manifest(kind="model", files=tuple(first)), Manifest(kind="model", files=tuple(second))
+    assert (left.digest == right.digest) == (left == right)
 
 
 def test_the_kind_is_part_of_the_digest(write):

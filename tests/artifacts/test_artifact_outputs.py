@@ -59,7 +59,7 @@ def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_co
         visible_without_record += bool(visible) and record is None
         collect(reader, delete=True, older_than=-1)
         if record is None:
-            assert [one.path for one in reader.backend.list("") if one.path not in ("format.json", "lock")] == []
+            assert [entry.path for entry in reader.backend.list("") if entry.path not in ("format.json", "lock")] == []
         else:
             assert record.outputs == whole
             assert all(reader.verify(reference) == [] for reference in whole.values())
@@ -70,55 +70,55 @@ def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_co
 
 
 def test_outputs_of_the_same_bytes_are_one_artifact_under_two_names(store, outputs, draft):
-    made = store.publish_outputs(outputs, draft(stage="rl", label="rl"))
-    assert list(made) == ["policy", "best", "trajectories"]
-    assert made["policy"] == made["best"]
-    assert {manifest.reference for manifest in store.artifacts()} == set(made.values())
-    (record,) = store.records.makers(made["best"])
-    assert record.output == made["policy"], "the first name is the default output"
-    assert record.labels_of(made["best"]) == ["rl (policy)", "rl (best)"]
+    published = store.publish_outputs(outputs, draft(stage="rl", label="rl"))
+    assert list(published) == ["policy", "best", "trajectories"]
+    assert published["policy"] == published["best"]
+    assert {manifest.reference for manifest in store.artifacts()} == set(published.values())
+    (record,) = store.records.makers(published["best"])
+    assert record.output == published["policy"], "the first name is the default output"
+    assert record.labels_of(published["best"]) == ["rl (policy)", "rl (best)"]
     assert collect(store, delete=True, older_than=-1).garbage == ()
 
     other = store.publish(outputs["best"][0], "critic")
-    assert other.digest != made["best"].digest, "the kind is part of what an artifact is"
-    assert store.manifest(other).files == store.manifest(made["best"]).files
+    assert other.digest != published["best"].digest, "the kind is part of what an artifact is"
+    assert store.manifest(other).files == store.manifest(published["best"]).files
 
 
 def test_the_first_whole_result_of_a_key_stands_with_all_of_its_outputs(store, outputs, draft, write):
-    made = store.publish_outputs(outputs, draft())
+    published = store.publish_outputs(outputs, draft())
     others = {**outputs, "trajectories": (write("others", {"step-0": "x"}), "trajectories")}
-    assert store.publish_outputs(others, draft()) == made
-    assert store.records.find(KEY).outputs == made
+    assert store.publish_outputs(others, draft()) == published
+    assert store.records.find(KEY).outputs == published
 
 
 # ------------------------------------------------------------------ retention of one output
 
 
 def test_pruned_trajectories_invalidate_a_record_only_if_needed(store, outputs, draft, caplog):
-    made = store.publish_outputs(outputs, draft())
+    published = store.publish_outputs(outputs, draft())
     age(store, 2)
     (gone,) = prune(store, None, 1, delete=True)
-    assert (gone.what, gone.path) == ("trajectories", str(made["trajectories"]))
-    assert is_whole(store, made["policy"])
-    assert store.records.find(KEY).outputs == made
+    assert (gone.what, gone.path) == ("trajectories", str(published["trajectories"]))
+    assert is_whole(store, published["policy"])
+    assert store.records.find(KEY).outputs == published
     with caplog.at_level("INFO"):
         assert store.records.find(KEY, needs=["trajectories"]) is None
-    assert f"{made['trajectories'].short} was pruned" in caplog.text
+    assert f"{published['trajectories'].short} was pruned" in caplog.text
 
-    assert store.publish_outputs(outputs, draft()) == made  # it ran again
-    assert store.records.find(KEY, needs=["trajectories"]).outputs == made
+    assert store.publish_outputs(outputs, draft()) == published  # it ran again
+    assert store.records.find(KEY, needs=["trajectories"]).outputs == published
 
 
 def test_a_stage_that_runs_again_for_its_trajectories_and_makes_others_replaces_its_record(
     store, outputs, draft, write
 ):
-    made = store.publish_outputs(outputs, draft())
+    published = store.publish_outputs(outputs, draft())
     age(store, 2)
     prune(store, None, 1, delete=True)
     others = {**outputs, "trajectories": (write("others", {"step-0": "x"}), "trajectories")}
     again = store.publish_outputs(others, draft())
-    assert again["policy"] == made["policy"]
-    assert again["trajectories"] != made["trajectories"]
+    assert again["policy"] == published["policy"]
+    assert again["trajectories"] != published["trajectories"]
     assert store.records.find(KEY, needs=["trajectories"]).outputs == again
 
 
@@ -133,15 +133,15 @@ def test_only_a_lookup_that_needs_trajectories_marks_them_as_used(store, outputs
 
 
 def test_damaged_trajectories_are_no_reason_to_train_again_and_damaged_weights_are(store, outputs, draft):
-    made = store.publish_outputs(outputs, draft())
+    published = store.publish_outputs(outputs, draft())
 
     def lose(reference: Reference) -> None:
         (store.backend.root / blob_path(store.manifest(reference).files[-1].sha256)).unlink()
 
-    lose(made["trajectories"])
+    lose(published["trajectories"])
     assert store.records.find(KEY) is not None
     assert store.records.find(KEY, needs=["trajectories"]) is None
-    lose(made["best"])
+    lose(published["best"])
     assert store.records.find(KEY) is None
 
 
@@ -161,17 +161,19 @@ def test_progress_of_a_stage_that_has_to_make_dropped_trajectories_again_is_no_g
 def test_lineage_names_the_output_that_was_used(store, outputs, draft, write):
     outputs["best"] = (write("better", {"model": "better"}), "model")
     start = store.publish(write("start", {"model": "start"}), "model")
-    made = store.publish_outputs(outputs, draft(stage="rl", label="rl", inputs={"policy": start}))
-    scores = store.publish(write("scores"), "scores", draft(OTHER_KEY, label="score", inputs={"policy": made["best"]}))
+    published = store.publish_outputs(outputs, draft(stage="rl", label="rl", inputs={"policy": start}))
+    scores = store.publish(
+        write("scores"), "scores", draft(OTHER_KEY, label="score", inputs={"policy": published["best"]})
+    )
 
     with Graph.of(store) as graph:
         assert graph.descends(scores, start)
         assert "by rl (rl), output best, seed" in text_tree(graph.up(scores))
         (child,) = to_json(graph.up(scores))["children"]
-        assert (child["reference"], child["made_by"][0]["as"]) == (str(made["best"]), ["best"])
+        assert (child["reference"], child["made_by"][0]["as"]) == (str(published["best"]), ["best"])
 
         down = text_tree(graph.down(start))
-        assert [f"output {name}, seed" in down for name in made] == [True] * 3
+        assert [f"output {name}, seed" in down for name in published] == [True] * 3
         assert down.count("code unknown") == 2, "what is known of a stage is told once, not once for each output"
 
 
@@ -182,8 +184,8 @@ def test_a_record_of_an_earlier_version_has_one_output_by_the_name_of_its_kind(s
     run = store.publish(write("run", {"policy/model": "w", "trajectories/step-0.parquet": "t"}), "rl-run")
     policy = store.publish(write("part", {"model": "w"}), "model")
     for key, stage, output, inputs in ((KEY, "rl", run, {}), (OTHER_KEY, "part", policy, {"whole": str(run)})):
-        told = {"key": key, "stage": stage, "label": stage, "inputs": inputs, "output": str(output)}
-        store.backend.put(stage_path(key), json.dumps(told).encode())
+        fields = {"key": key, "stage": stage, "label": stage, "inputs": inputs, "output": str(output)}
+        store.backend.put(stage_path(key), json.dumps(fields).encode())
     record = store.records.find(KEY)
     assert record.outputs == {"rl-run": run}
     assert record.output == run

@@ -72,8 +72,8 @@ def test_root_squashed_to_nobody_trusts_its_own_files(store, monkeypatch):
     lstat, fstat = Path.lstat, os.fstat  # stand for NFS with root_squash, which needs a server
     real = store.workspace.progress(KEY)
 
-    def squashed(found: os.stat_result) -> os.stat_result:
-        return os.stat_result((*found[:4], 65534, 65534, *found[6:]))
+    def squashed(status: os.stat_result) -> os.stat_result:
+        return os.stat_result((*status[:4], 65534, 65534, *status[6:]))
 
     monkeypatch.setattr(Path, "lstat", lambda path: squashed(lstat(path)))
     monkeypatch.setattr(os, "fstat", lambda file: squashed(fstat(file)))
@@ -176,14 +176,14 @@ def test_users_of_a_group_share_a_folder_of_the_group(in_children, request, monk
         if path.is_dir():
             path.chmod(0o755)
 
-    def told():
+    def open_without_access():
         os.setgroups([])
         os.setuid(4343)
         os.environ["ALIGN_HOME"] = str(homes / "home-4343")
         with pytest.raises(EnvironmentFault, match="permission denied; give this user read and write access"):
             open_store(folder)
 
-    assert in_children(told) == [0], "who may not write is told so"
+    assert in_children(open_without_access) == [0], "who may not write is told so"
 
 
 def test_a_new_home_is_private_and_an_existing_home_keeps_its_mode(tmp_path, monkeypatch):
@@ -195,8 +195,8 @@ def test_a_new_home_is_private_and_an_existing_home_keeps_its_mode(tmp_path, mon
     (tmp_path / "before").chmod(0o755)
     assert (mode("new/home"), mode("before")) == (0o700, 0o755)
     assert own_disk(tmp_path / "new/home")[0] == "ok"
-    said, sentence = own_disk(tmp_path / "before")
-    assert (said, "open to other users (mode 0755)" in sentence) == ("warning", True)
+    state, sentence = own_disk(tmp_path / "before")
+    assert (state, "open to other users (mode 0755)" in sentence) == ("warning", True)
 
 
 def give(tree: Path, user: int) -> None:

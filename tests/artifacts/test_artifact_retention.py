@@ -23,20 +23,20 @@ ROWS = {"part-0.parquet": "many", "part-1.parquet": "completions"}
 
 @pytest.fixture
 def rollouts(store, write, draft):
-    made = store.publish(write("rollouts", ROWS), "rollouts", draft(stage="generate"))
-    store.fetch(made)
+    reference = store.publish(write("rollouts", ROWS), "rollouts", draft(stage="generate"))
+    store.fetch(reference)
     age(store, 2)
-    return made
+    return reference
 
 
 def test_old_rollouts_lose_their_bytes_and_stay_known(store, write, draft, rollouts):
     pairs = store.publish(write("pairs", {"rows": "pairs"}), "dataset", draft(OTHER_KEY, inputs={"samples": rollouts}))
     size = store.manifest(rollouts).size
-    (told,) = prune(store, None, 1)
-    assert (told.what, told.path, told.size) == ("rollouts", str(rollouts), size)
+    (garbage,) = prune(store, None, 1)
+    assert (garbage.what, garbage.path, garbage.size) == ("rollouts", str(rollouts), size)
     assert is_whole(store, rollouts)
 
-    assert prune(store, None, 1, delete=True) == [told]
+    assert prune(store, None, 1, delete=True) == [garbage]
     assert store.is_pruned(rollouts)
     assert store.verify(rollouts) == []
     assert not any(store.backend.stat(blob_path(entry.sha256)) for entry in store.manifest(rollouts).files)
@@ -67,7 +67,7 @@ def test_young_tagged_and_other_kinds_of_artifacts_are_not_pruned(store, write, 
     model = store.publish(write("model"), "model")
     age(store, 2)
     young = store.publish(write("young", {"rows": "y"}), "scores")
-    assert [one.path for one in prune(store, None, 1, delete=True)] == [str(rollouts)]
+    assert [garbage.path for garbage in prune(store, None, 1, delete=True)] == [str(rollouts)]
     assert all(is_whole(store, reference) and not store.is_pruned(reference) for reference in (tagged, model, young))
     assert prune(store, None, None, delete=True) == []
 
@@ -114,12 +114,12 @@ def test_old_progress_is_pruned_unless_claimed_or_fresh(store):
     with store.workspace.claim(OTHER_KEY) as progress:
         for path in (progress, *progress.rglob("*")):
             os.utime(path, (0, 0))  # nothing was written for years, but its stage runs
-        assert [one.path for one in prune(store, 7, None)] == [f"progress/{KEY}"]
+        assert [garbage.path for garbage in prune(store, 7, None)] == [f"progress/{KEY}"]
         assert len(prune(store, 7, None, delete=True)) == 1
         assert (progress / "step-00000001" / "state").exists()
     assert not (store.workspace.all_progress / KEY).exists()
     assert (store.workspace.all_progress / ("c" * 64)).exists()
-    assert [one.path for one in prune(store, 7, None, delete=True)] == [f"progress/{OTHER_KEY}"]
+    assert [garbage.path for garbage in prune(store, 7, None, delete=True)] == [f"progress/{OTHER_KEY}"]
 
 
 def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rollouts, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rol
         pass  # the stage's turn has not come again yet
     monkeypatch.setattr("time.time", lambda now=time.time: now() + 8 * 86400)
     assert prune(store, 7, 7, delete=True, used={OTHER_KEY, str(rollouts)}) == []
-    assert {one.what for one in prune(store, 7, 7)} == {"progress"}, "the store has a clock of its own"
+    assert {garbage.what for garbage in prune(store, 7, 7)} == {"progress"}, "the store has a clock of its own"
 
 
 # ------------------------------------------------------------------ crashes and other processes
@@ -222,11 +222,11 @@ def test_a_user_of_rollouts_and_a_pruner_see_each_other(store, rollouts, monkeyp
     # The pruner marks first and looks at the time then; here a run finds the artifact between these two steps.
     stat, path = store.backend.stat, manifest_path(rollouts.digest)
 
-    def found_meanwhile(asked):
-        if asked == path and store.is_pruned(rollouts):
+    def found_meanwhile(requested):
+        if requested == path and store.is_pruned(rollouts):
             monkeypatch.undo()
             assert store.records.find(KEY) is None  # it sees the mark, and its stage runs again
-        return stat(asked)
+        return stat(requested)
 
     monkeypatch.setattr(store.backend, "stat", found_meanwhile)
     prune(store, None, 1, delete=True)

@@ -55,11 +55,11 @@ def test_find_gives_the_whole_record_of_a_finished_stage(store, write, draft):
     data = store.publish(write("data", {"rows": "1"}), "dataset")
     sent = draft(inputs={"train": data}, config={"learning_rate": 1e-5}, metrics={"loss": float("inf"), "n": 3})
     output = store.publish(write("d"), "model", sent)
-    found = store.records.find(KEY)
-    assert found.output == output
-    assert found.inputs == {"train": data}
-    assert (found.config, found.metrics) == ({"learning_rate": 1e-5}, {"loss": "Infinity", "n": 3})
-    assert store.records.makers(output) == [found]
+    record = store.records.find(KEY)
+    assert record.output == output
+    assert record.inputs == {"train": data}
+    assert (record.config, record.metrics) == ({"learning_rate": 1e-5}, {"loss": "Infinity", "n": 3})
+    assert store.records.makers(output) == [record]
     assert store.records.makers(data) == []
     json.loads(Path(store.uri, f"stages/{KEY}.json").read_text(), parse_constant=pytest.fail)  # strict JSON
 
@@ -121,20 +121,20 @@ def test_an_ambiguous_prefix_lists_the_candidates(store, write):
 
 
 def test_tags_move_by_compare_and_set_with_history(store, write):
-    one, two = store.publish(write("1", {"n": "1"}), "model"), store.publish(write("2", {"n": "2"}), "model")
+    first, second = store.publish(write("1", {"n": "1"}), "model"), store.publish(write("2", {"n": "2"}), "model")
     assert store.tags.get("policy") is None
-    store.tags.move("policy", one, None, "first")
-    store.tags.move("policy/production", one, None, "a nested name is another tag")
-    move = store.tags.move("policy", two, one, "won 61 %")
-    assert (move.number, move.previous, move.to, move.reason) == (2, one, two, "won 61 %")
-    assert [entry.to for entry in store.tags.history("policy")] == [one, two]
-    assert store.tags.all() == {"policy": two, "policy/production": one}
-    with pytest.raises(Conflict, match="points to " + two.short):
-        store.tags.move("policy", one, one, "stale")
+    store.tags.move("policy", first, None, "first")
+    store.tags.move("policy/production", first, None, "a nested name is another tag")
+    move = store.tags.move("policy", second, first, "won 61 %")
+    assert (move.number, move.previous, move.to, move.reason) == (2, first, second, "won 61 %")
+    assert [entry.to for entry in store.tags.history("policy")] == [first, second]
+    assert store.tags.all() == {"policy": second, "policy/production": first}
+    with pytest.raises(Conflict, match="points to " + second.short):
+        store.tags.move("policy", first, first, "stale")
     with pytest.raises(Conflict, match="the expected nothing"):
-        store.tags.move("policy", one, None, "stale")
+        store.tags.move("policy", first, None, "stale")
     with pytest.raises(NotFound):
-        store.tags.move("policy", Reference("model", "0" * 64), two, "names nothing")
+        store.tags.move("policy", Reference("model", "0" * 64), second, "names nothing")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "/x", "x/", "a//b", "A", "a b", "a@b", ".x", "x/../y", "x/00000001.json"])
@@ -222,10 +222,10 @@ def test_a_claim_ends_with_its_process(store, in_children):
 
 
 def test_scratch_is_fresh_and_removed(store):
-    with store.workspace.scratch() as one, store.workspace.scratch() as two:
-        (one / "file").write_text("x")
-        assert list(two.iterdir()) == []
-    assert not one.exists()
+    with store.workspace.scratch() as first, store.workspace.scratch() as second:
+        (first / "file").write_text("x")
+        assert list(second.iterdir()) == []
+    assert not first.exists()
     with pytest.raises(KeyError), store.workspace.scratch() as failed:
         raise KeyError
     assert not failed.exists()

@@ -30,7 +30,7 @@ def test_an_attachment_is_kept_and_replaced_and_changes_no_digest(store, write):
     assert store.manifest(reference) == manifest
     fetched = store.fetch(reference)
     assert {path.relative_to(fetched).as_posix() for path in fetched.rglob("*") if path.is_file()} == {
-        one.path for one in manifest.files
+        file.path for file in manifest.files
     }
 
 
@@ -51,8 +51,8 @@ def test_attachments_left_by_a_killed_collector_are_collected_next_time(store, w
     orphan = store.publish(write("orphan"), "model")
     attach(store, orphan, {"signature": b"1"})
     for prefix in (MANIFESTS, BLOBS):
-        for found in list(store.backend.list(prefix)):
-            store.backend.delete(found.path)
+        for entry in list(store.backend.list(prefix)):
+            store.backend.delete(entry.path)
     assert len(collect(store, delete=True, older_than=-1).of("attachment")) == 1
     assert list(store.backend.list(ATTACHMENTS)) == []
 

@@ -46,10 +46,10 @@ def test_an_object_is_created_once_and_replaced_only_from_the_version_that_was_s
     assert second != first
     assert backend.put("a/one", b"late", replaces=first) is None
     assert backend.put("a/none", b"1", replaces=first) is None
-    found = backend.stat("a/one")
-    assert found is not None
-    assert (found.path, found.size, found.version) == ("a/one", 2, second)
-    assert [one.path for one in backend.list("")] == ["a/one"]
+    entry = backend.stat("a/one")
+    assert entry is not None
+    assert (entry.path, entry.size, entry.version) == ("a/one", 2, second)
+    assert [entry.path for entry in backend.list("")] == ["a/one"]
 
 
 def test_reading_a_missing_object_fails_and_deleting_it_succeeds(backend: Backend, tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_files_of_any_size_round_trip_unchanged(backend: Backend, tmp_path: Path
     version = backend.put("blobs/one", source)
     assert version
     assert backend.put("blobs/one", source) is None
-    found = backend.stat("blobs/one")
-    assert found is not None
-    assert (found.size, found.version) == (size, version)
+    entry = backend.stat("blobs/one")
+    assert entry is not None
+    assert (entry.size, entry.version) == (size, version)
     backend.download("blobs/one", to)
     assert to.read_bytes() == source.read_bytes() == b"".join(backend.stream("blobs/one"))
     assert list(backend.unfinished()) == []
@@ -89,17 +89,17 @@ def test_files_of_any_size_round_trip_unchanged(backend: Backend, tmp_path: Path
 def test_a_listing_has_the_objects_below_the_prefix_in_order(backend: Backend) -> None:
     for path in ("b/2", "a/x/1", "b/1", "ab", "a/y"):
         backend.put(path, path.encode())
-    assert [one.path for one in backend.list("a/")] == ["a/x/1", "a/y"]
-    assert [one.path for one in backend.list("b/")] == ["b/1", "b/2"]
+    assert [entry.path for entry in backend.list("a/")] == ["a/x/1", "a/y"]
+    assert [entry.path for entry in backend.list("b/")] == ["b/1", "b/2"]
     assert list(backend.list("c/")) == []
-    assert all(one.size == len(one.path) for one in backend.list(""))
+    assert all(entry.size == len(entry.path) for entry in backend.list(""))
 
 
 def test_time_is_the_storages_own_and_moves_on(backend: Backend) -> None:
     backend.put("one", b"1")
-    one = backend.stat("one")
-    assert one is not None
-    assert -1.0 <= backend.now() - one.modified < 60
+    entry = backend.stat("one")
+    assert entry is not None
+    assert -1.0 <= backend.now() - entry.modified < 60
 
 
 def test_exactly_one_of_many_concurrent_writers_wins(backend: Backend) -> None:
@@ -185,15 +185,15 @@ def machine(fresh: Callable[[], Backend]) -> type[RuleBasedStateMachine]:
 
         @rule(path=paths)
         def look(self, path: str) -> None:
-            found = self.backend.stat(path)
-            assert (found.version if found else None) == self.versions.get(path)
-            if found:
+            entry = self.backend.stat(path)
+            assert (entry.version if entry else None) == self.versions.get(path)
+            if entry:
                 assert self.backend.read(path) == self.model[path]
 
         @rule(prefix=st.sampled_from(["", "b/", "b/c/"]))
         def list(self, prefix: str) -> None:
-            found = {one.path: one.size for one in self.backend.list(prefix)}
-            assert found == {path: len(data) for path, data in self.model.items() if path.startswith(prefix)}
+            sizes = {entry.path: entry.size for entry in self.backend.list(prefix)}
+            assert sizes == {path: len(data) for path, data in self.model.items() if path.startswith(prefix)}
 
     return Contract
 
@@ -237,7 +237,7 @@ def test_acknowledged_writes_survive_the_death_of_the_server(server: S3Server, t
     versions = {"small": backend.put("small", b"1"), "large": backend.put("large", source)}
     server.end(signal.SIGKILL)
     server.start()
-    assert {path: found.version for path in versions if (found := backend.stat(path))} == versions
+    assert {path: entry.version for path in versions if (entry := backend.stat(path))} == versions
 
 
 def test_an_upload_that_was_killed_goes_on_with_the_parts_that_are_there(

@@ -26,13 +26,13 @@ def remote(home: Path, bucket: str, tmp_path: Path) -> Store:
 @pytest.fixture
 def artifacts(remote: Store, tmp_path: Path) -> list[Reference]:
     """Three, of 100 KiB each."""
-    made = []
+    references = []
     for number in range(3):
         folder = tmp_path / "made" / str(number)
         folder.mkdir(parents=True)
         (folder / "weights").write_bytes(os.urandom(100 * KIB))
-        made.append(remote.publish(folder, "model"))
-    return made
+        references.append(remote.publish(folder, "model"))
+    return references
 
 
 @pytest.fixture
@@ -54,37 +54,37 @@ def use(store: Store, reference: Reference, when: float) -> Path:
 def test_the_cache_evicts_the_least_recently_used_artifact(
     remote: Store, artifacts: list[Reference], cached: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two, three = artifacts
+    first, second, third = artifacts
     limit(monkeypatch, 250)
-    use(remote, one, 1e9)
-    use(remote, two, 2e9)
-    remote.fetch(one)  # used just now, so that the second is the older one
-    os.utime(remote.cache.folder(two.digest), (1e9, 1e9))
-    assert (remote.fetch(three) / "weights").is_file()
-    assert cached() == {one.digest, three.digest}
-    assert (remote.fetch(two) / "weights").is_file(), "it is fetched again when it is wanted"
+    use(remote, first, 1e9)
+    use(remote, second, 2e9)
+    remote.fetch(first)  # used just now, so that the second is the older one
+    os.utime(remote.cache.folder(second.digest), (1e9, 1e9))
+    assert (remote.fetch(third) / "weights").is_file()
+    assert cached() == {first.digest, third.digest}
+    assert (remote.fetch(second) / "weights").is_file(), "it is fetched again when it is wanted"
 
 
 def test_held_artifacts_are_not_evicted_and_a_killed_process_holds_none(
     remote: Store, artifacts: list[Reference], cached: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two, three = artifacts
+    first, second, third = artifacts
     limit(monkeypatch, 50)
     with ExitStack() as stage:
-        remote.fetch(one, stage)
-        assert ended(in_child(lambda: open_store(remote.uri).fetch(two))) == 0
-        assert cached() == {one.digest, two.digest}, "the bound gives way to what is in use"
+        remote.fetch(first, stage)
+        assert ended(in_child(lambda: open_store(remote.uri).fetch(second))) == 0
+        assert cached() == {first.digest, second.digest}, "the bound gives way to what is in use"
 
         def holds_and_dies() -> None:
-            remote.fetch(two, ExitStack())
+            remote.fetch(second, ExitStack())
             os.kill(os.getpid(), signal.SIGKILL)
 
         assert ended(in_child(holds_and_dies)) == -signal.SIGKILL
-        remote.fetch(three)
-        assert cached() == {one.digest, three.digest}
-    remote.fetch(two)
-    assert cached() == {two.digest}
-    assert {path.name for path in (remote.workspace.root / "holds").iterdir()} == {two.digest}
+        remote.fetch(third)
+        assert cached() == {first.digest, third.digest}
+    remote.fetch(second)
+    assert cached() == {second.digest}
+    assert {path.name for path in (remote.workspace.root / "holds").iterdir()} == {second.digest}
 
 
 def test_gc_keeps_cached_artifacts_that_are_held(
@@ -107,14 +107,14 @@ def test_published_outputs_are_cached_for_the_next_stage(remote: Store, monkeypa
     with remote.workspace.scratch() as scratch:
         (scratch / "model").mkdir()
         (scratch / "model" / "weights").write_bytes(b"weights")
-        made = remote.publish_outputs({"policy": (scratch / "model", "model")}, draft)
+        published = remote.publish_outputs({"policy": (scratch / "model", "model")}, draft)
 
     def refused(*_: object) -> None:
         raise AssertionError("it was downloaded")
 
     monkeypatch.setattr(remote.backend, "download", refused)
-    assert (remote.fetch(made["policy"]) / "weights").read_bytes() == b"weights"
-    assert open_store(remote.uri).verify(made["policy"]) == []
+    assert (remote.fetch(published["policy"]) / "weights").read_bytes() == b"weights"
+    assert open_store(remote.uri).verify(published["policy"]) == []
 
 
 def test_a_publisher_keeps_its_own_files(remote: Store, tmp_path: Path) -> None:

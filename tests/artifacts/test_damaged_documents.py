@@ -25,7 +25,7 @@ DAMAGES: dict[str, bytes] = {
 
 
 @pytest.fixture
-def made(store: Store, write: Callable[..., Path], draft: Callable[..., ProvenanceDraft]) -> Reference:
+def artifact(store: Store, write: Callable[..., Path], draft: Callable[..., ProvenanceDraft]) -> Reference:
     reference = store.publish(write("model"), "model", draft(KEY))
     store.tags.move("policy", reference, None, "first")
     store.backend.put(snapshot_path(KEY), b'{"files": []}')
@@ -41,15 +41,17 @@ def damage(store: Store, path: str, data: bytes) -> Path:
 
 @pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("document", ["manifest", "stage record", "tag move"])
-def test_the_sentence_names_the_file_and_the_cure(store: Store, made: Reference, document: str, data: bytes) -> None:
+def test_the_sentence_names_the_file_and_the_cure(
+    store: Store, artifact: Reference, document: str, data: bytes
+) -> None:
     paths = {
-        "manifest": manifest_path(made.digest),
+        "manifest": manifest_path(artifact.digest),
         "stage record": stage_path(KEY),
         "tag move": tag_path("policy", 1),
     }
     damage(store, paths[document], data)
     reads = {
-        "manifest": lambda: store.manifest(made),
+        "manifest": lambda: store.manifest(artifact),
         "stage record": lambda: store.records.read(stage_path(KEY)),
         "tag move": lambda: store.tags.get("policy"),
     }
@@ -64,27 +66,27 @@ def test_the_sentence_names_the_file_and_the_cure(store: Store, made: Reference,
 
 def test_commands_report_a_damaged_manifest_and_publishing_again_repairs_it(
     store: Store,
-    made: Reference,
+    artifact: Reference,
     home: Path,
     write: Callable[..., Path],
     draft: Callable[..., ProvenanceDraft],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    damage(store, manifest_path(made.digest), DAMAGES["another document"])
-    shown = align_here(home, "artifacts", "show", made.digest, "--store", store.uri)
-    verified = align_here(home, "artifacts", "verify", str(made), "--store", store.uri)
+    damage(store, manifest_path(artifact.digest), DAMAGES["another document"])
+    shown = align_here(home, "artifacts", "show", artifact.digest, "--store", store.uri)
+    verified = align_here(home, "artifacts", "verify", str(artifact), "--store", store.uri)
     listed = align_here(home, "artifacts", "ls", "--store", store.uri)
     assert (shown.returncode, verified.returncode, listed.returncode) == (1, 1, 0)
-    for said in (shown.stderr, verified.stderr, caplog.text):
-        assert "is not a manifest: kind: String should match pattern" in said
-        assert "errors.pydantic.dev" not in said
+    for output in (shown.stderr, verified.stderr, caplog.text):
+        assert "is not a manifest: kind: String should match pattern" in output
+        assert "errors.pydantic.dev" not in output
     assert store.records.find(KEY) is None
-    assert store.publish(write("model"), "model", draft(KEY)) == made
-    assert store.verify(made) == []
+    assert store.publish(write("model"), "model", draft(KEY)) == artifact
+    assert store.verify(artifact) == []
 
 
 def test_a_damaged_snapshot_of_progress_is_reported_and_the_stage_starts_anew(
-    store: Store, made: Reference, caplog: pytest.LogCaptureFixture
+    store: Store, artifact: Reference, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(store, snapshot_path(KEY), b'{"files": [{"path": 1}]}')
     assert files_of(store, snapshot_path(KEY)) == ()

@@ -82,7 +82,7 @@ def test_without_a_fault_all_passes_over_one_connection(echo: str) -> None:
             assert answer.headers.get("X-Host", client.host) in (client.host, proxy.url.removeprefix("http://"))
             assert client.sock is not None
             assert client.sock.getsockname() == mine, "the connection is kept"
-        assert [(one.status, one.up, one.down) for one in proxy.requests] == [
+        assert [(request.status, request.up, request.down) for request in proxy.requests] == [
             (200, 0, len(BODY)),
             (200, len(BODY), 0),
             (200, 0, len(BODY)),
@@ -101,12 +101,12 @@ def test_each_fault_does_what_its_name_says(echo: str) -> None:
             answer = client.getresponse()
             return answer.status, answer.read()
 
-        status, said = meets(Fault(status=503))
-        assert (status, b"<Code>SlowDown</Code>" in said) == (503, True)
+        status, body = meets(Fault(status=503))
+        assert (status, b"<Code>SlowDown</Code>" in body) == (503, True)
         assert meets(Fault(status=409, code="taken", json=True)) == (409, b'{"error": "taken"}')
         assert meets(Fault(short=1000)) == (200, BODY[:1000])
         flipped = meets(Fault(flip=300_000))[1]
-        assert [at for at, (one, other) in enumerate(zip(flipped, BODY, strict=True)) if one != other] == [300_000]
+        assert [at for at, (left, right) in enumerate(zip(flipped, BODY, strict=True)) if left != right] == [300_000]
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             meets(Fault(cut_answer=5000))
         assert proxy.requests[-1].down == 5000
@@ -121,8 +121,8 @@ def test_each_fault_does_what_its_name_says(echo: str) -> None:
 
 
 def test_a_random_schedule_is_the_same_for_the_same_seed() -> None:
-    one, same, other = (at_random(seed, lost=0.2, status=0.2, cut_answer=0.1) for seed in (1, 1, 2))
-    drawn = [[rule("GET", "/", number) for number in range(200)] for rule in (one, same, other)]
+    first, same, other_seed = (at_random(seed, lost=0.2, status=0.2, cut_answer=0.1) for seed in (1, 1, 2))
+    drawn = [[rule("GET", "/", number) for number in range(200)] for rule in (first, same, other_seed)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert 60 < sum(fault is not None for fault in drawn[0]) < 140
 

@@ -77,8 +77,8 @@ def use_all(folder: Path) -> None:
     store = open_store(folder)
     references = [manifest.reference for manifest in store.artifacts()]
     assert references
-    assert all(store.verify(one) == [] for one in references)
-    assert all(store.fetch(one).is_dir() for one in references)
+    assert all(store.verify(reference) == [] for reference in references)
+    assert all(store.fetch(reference).is_dir() for reference in references)
     assert store.tags.history("policy")
     assert collect(store, delete=True, older_than=-1).of("blob") == []
 
@@ -232,10 +232,10 @@ def test_a_stage_that_one_user_interrupted_can_be_run_by_another(
 
     def collects(folder: Path) -> None:
         store = open_store(folder)
-        found = collect(store, delete=True, older_than=-1).of("progress") + [
-            one.path for one in prune(store, progress_days=0, rollouts_days=None, delete=True)
+        garbage = collect(store, delete=True, older_than=-1).of("progress") + [
+            item.path for item in prune(store, progress_days=0, rollouts_days=None, delete=True)
         ]
-        assert found == [f"progress/{key}"]
+        assert garbage == [f"progress/{key}"]
 
     for number, word in ((ALICE, "of alice"), (BOB, "of bob")):
         assert in_children(user(number, 0o077, interrupted(word))) == [0]

@@ -65,7 +65,7 @@ def test_concurrent_writes_of_threads_share_few_commits(backend: HubBackend, com
         thread.start()
     for thread in threads:
         thread.join()
-    assert {one.path: one.version for one in backend.list("")} == versions
+    assert {entry.path: entry.version for entry in backend.list("")} == versions
     assert commits() <= 5, "one, a few for the eight, and a deletion at most"
 
 
@@ -93,9 +93,9 @@ def test_a_lost_answer_is_found_out_by_reading(
     assert commits() == 2
 
 
-@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize("exists", [True, False])
 def test_a_lost_answer_is_found_out_when_others_have_gone_on(
-    backend: HubBackend, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, made: bool
+    backend: HubBackend, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
     backend.put("first", b"0")
     commit, turns = HubRepo.commit, iter([1])
@@ -105,7 +105,7 @@ def test_a_lost_answer_is_found_out_when_others_have_gone_on(
         """The request reaches the Hub or not, nobody hears of it, and others commit the very bytes, or delete them."""
         if not next(turns, None):
             return commit(repo, lines)
-        if made:
+        if exists:
             commit(repo, lines)
             api.delete_file("lease", repo.name, repo_type="dataset")
         else:
@@ -114,7 +114,7 @@ def test_a_lost_answer_is_found_out_when_others_have_gone_on(
         raise InfrastructureError("no answer")
 
     monkeypatch.setattr(HubRepo, "commit", others_follow)
-    assert (backend.put("lease", b"mine") is not None) == made
+    assert (backend.put("lease", b"mine") is not None) == exists
 
 
 def test_requests_to_a_busy_hub_are_retried_and_a_silent_hub_is_named(
@@ -140,9 +140,9 @@ def test_a_listing_of_many_pages_is_whole_and_so_is_the_search_for_a_commit(back
     count = PAGES[True] + 10
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: backend.put(f"d/{number:03}", b"1"), range(count)))
-    found = list(backend.list("d/"))
-    assert [one.path for one in found] == [f"d/{number:03}" for number in range(count)]
-    assert {one.size for one in found} == {1}
+    entries = list(backend.list("d/"))
+    assert [entry.path for entry in entries] == [f"d/{number:03}" for number in range(count)]
+    assert {entry.size for entry in entries} == {1}
     for number in range(PAGES[True] + 1):
         backend.put(f"late/{number}", b"1")
     assert "d/" in backend.repo.following(first), "more than a page of commits back"
@@ -179,7 +179,7 @@ def test_acknowledged_writes_survive_the_death_of_the_server(server: HubServer, 
     versions = {"small": backend.put("small", b"1"), "large": backend.put("large", source)}
     server.end(signal.SIGKILL)
     server.start()
-    assert {path: found.version for path in versions if (found := backend.stat(path))} == versions
+    assert {path: entry.version for path in versions if (entry := backend.stat(path))} == versions
 
 
 # ------------------------------------------------------------------ refusals
@@ -272,5 +272,5 @@ def test_unreferenced_objects_are_collected_once_their_publisher_has_ended(
     assert ended(in_child(lambda: open_store(store.uri).publish(write("d"), "model"))) == 0
     assert len(list(store.artifacts())) == 1
     assert len(collect(store, delete=True, older_than=-1).of("blob")) == 2
-    assert [one.path for one in store.backend.list("")] == ["format.json"]
+    assert [entry.path for entry in store.backend.list("")] == ["format.json"]
     shutil.rmtree(store.workspace.root, ignore_errors=True)

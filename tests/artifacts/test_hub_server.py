@@ -72,13 +72,13 @@ def test_a_listing_comes_in_pages_with_the_last_commits(api: HfApi, repo: tuple[
     count = PAGES[True] + 1
     adds = [CommitOperationAdd(f"d/{number:03}", b"1") for number in range(count)]
     api.create_commit(name, adds, commit_message="many", repo_type=kind)
-    found = list(api.list_repo_tree(name, "d", recursive=True, expand=True, repo_type=kind))
-    assert [one.path for one in found] == [f"d/{number:03}" for number in range(count)]
-    assert {one.last_commit.title for one in found if one.last_commit} == {"many"}
-    (one,) = api.get_paths_info(name, ["d/000", "none"], expand=True, repo_type=kind)
-    assert one.last_commit is not None
-    assert one.last_commit.title == "many"
-    (folder,) = [one for one in api.list_repo_tree(name, repo_type=kind) if one.path != ".gitattributes"]
+    entries = list(api.list_repo_tree(name, "d", recursive=True, expand=True, repo_type=kind))
+    assert [entry.path for entry in entries] == [f"d/{number:03}" for number in range(count)]
+    assert {entry.last_commit.title for entry in entries if entry.last_commit} == {"many"}
+    (info,) = api.get_paths_info(name, ["d/000", "none"], expand=True, repo_type=kind)
+    assert info.last_commit is not None
+    assert info.last_commit.title == "many"
+    (folder,) = [entry for entry in api.list_repo_tree(name, repo_type=kind) if entry.path != ".gitattributes"]
     assert folder.path == "d"
 
 

@@ -49,38 +49,38 @@ def folder(tmp_path: Path) -> Store:
     return open_store(tmp_path / "store")
 
 
-def told(store: Store) -> Any:
+def answers_of_index(store: Store) -> Any:
     """What the index answers."""
     manifests, moves = list(store.artifacts()), {name: store.tags.history(name) for name in store.tags.all()}
     answers = (list(store.records.all()), manifests, store.summaries(), store.tags.all(), moves)
     references = {manifest.reference for manifest in manifests}
     with Graph.of(store) as graph:
-        return (*answers, {one: (graph.made_by(one), graph.used_by(one)) for one in references})
+        return (*answers, {reference: (graph.made_by(reference), graph.used_by(reference)) for reference in references})
 
 
 def read(store: Store) -> Any:
     """The same, read from the store's objects without it."""
     backend = store.backend
-    records = [parse_record(store.uri, one.path, backend.read(one.path)) for one in backend.list(STAGES)]
-    manifests = [manifest_at(store.backend, Path(one.path).stem) for one in backend.list(MANIFESTS)]
-    marks = {Path(one.path).name for one in backend.list(PRUNED)}
+    records = [parse_record(store.uri, entry.path, backend.read(entry.path)) for entry in backend.list(STAGES)]
+    manifests = [manifest_at(store.backend, Path(entry.path).stem) for entry in backend.list(MANIFESTS)]
+    marks = {Path(entry.path).name for entry in backend.list(PRUNED)}
     names = {move.name: move.to for move in store.tags.moves()}
     references = {manifest.reference for manifest in manifests}
     graph = Graph(records)
     return (
         records,
         manifests,
-        [Summary.of(one, graph.made_by(one.reference), one.digest in marks) for one in manifests],
+        [Summary.of(manifest, graph.made_by(manifest.reference), manifest.digest in marks) for manifest in manifests],
         names,
         {name: [move for move in store.tags.moves() if move.name == name] for name in names},
-        {one: (graph.made_by(one), graph.used_by(one)) for one in references},
+        {reference: (graph.made_by(reference), graph.used_by(reference)) for reference in references},
     )
 
 
 def replace(store: Store, path: str, data: bytes) -> None:
-    found = store.backend.stat(path)
-    assert found is not None
-    assert store.backend.put(path, data, replaces=found.version)
+    entry = store.backend.stat(path)
+    assert entry is not None
+    assert store.backend.put(path, data, replaces=entry.version)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_indexed_documents_are_not_read_again(store: Store, make: Callable[..., 
     data = make(store, "data", kind="dataset")
     model = make(store, "model", data)
     store.tags.move("policy", model, None, "first")
-    assert told(store) == read(store)
+    assert answers_of_index(store) == read(store)
     reads.clear()
     with Graph.of(open_store(store.uri, writes=False)) as graph:
         assert [node.reference for node in graph.up(model).children] == [data]
@@ -123,24 +123,24 @@ def test_a_replaced_record_is_read_again_and_a_deleted_record_disappears(
     assert store.summaries()[0].made_by == ("another",)
     store.backend.delete(stage_path(record.key))
     assert store.records.makers(model) == []
-    assert told(store) == read(store)
+    assert answers_of_index(store) == read(store)
 
 
 def test_unreadable_documents_are_logged_and_left_out_until_repaired(
     store: Store, make: Callable[..., Reference], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, two = make(store, "one"), make(store, "two")
-    path, whole = manifest_path(one.digest), store.backend.read(manifest_path(one.digest))
+    first, second = make(store, "one"), make(store, "two")
+    path, whole = manifest_path(first.digest), store.backend.read(manifest_path(first.digest))
     replace(store, path, b"{}")
     replace(store, stage_path(digest_of("one")), b"broken")
     for _ in range(2):
         caplog.clear()
-        assert [manifest.reference for manifest in store.artifacts()] == [two]
+        assert [manifest.reference for manifest in store.artifacts()] == [second]
         assert [record.label for record in store.records.all()] == ["two"]
         assert len(caplog.records) == 2
     replace(store, path, whole)
     assert len(list(store.artifacts())) == 2
-    store.tags.move("policy", two, None, "first")
+    store.tags.move("policy", second, None, "first")
     replace(store, "tags/policy/00000001.json", b"{}")
     with pytest.raises(Corrupt, match="is not a tag move"):
         store.tags.all()
@@ -152,7 +152,7 @@ def test_records_are_found_by_stage_and_by_key(store: Store, write: Callable[...
         store.publish(write(name, {"file": name}), "model", ProvenanceDraft.model_validate(parts))
     assert [record.stage for record in store.records.all("dpo")] == ["dpo"]
     assert len(list(store.records.all("dpo", "sft", "other"))) == 2
-    assert {key: one.stage for key, one in store.records.by_key([digest_of("sft"), "0" * 64]).items()} == {
+    assert {key: record.stage for key, record in store.records.by_key([digest_of("sft"), "0" * 64]).items()} == {
         digest_of("sft"): "sft"
     }
 
@@ -201,10 +201,10 @@ def test_a_damaged_index_file_loses_nothing(
     for name in "abcdefgh":
         model = make(folder, name, model)
     folder.tags.move("policy", model, None, "first")
-    expected = told(folder)
+    expected = answers_of_index(folder)
     damaged(folder.index.path, how)
-    assert told(folder) == expected == read(folder)
-    assert told(folder) == expected
+    assert answers_of_index(folder) == expected == read(folder)
+    assert answers_of_index(folder) == expected
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
     with sqlite3.connect(folder.index.path) as db:  # it was made anew
         assert db.execute("PRAGMA user_version").fetchone() == (VERSION,)
@@ -214,11 +214,11 @@ def test_a_damaged_index_file_loses_nothing(
 def test_an_index_file_damaged_while_open_is_replaced(folder: Store, make: Callable[..., Reference]) -> None:
     first = make(folder, "model")
     second = make(folder, "other", first)
-    told(folder)
+    answers_of_index(folder)
     with Graph.of(folder) as graph:
         damaged(folder.index.path, "garbage")
         assert [node.reference for node in graph.up(second).children] == [first]
-        assert told(folder) == read(folder)
+        assert answers_of_index(folder) == read(folder)
 
 
 @pytest.mark.parametrize("where", ["a file", "not a folder", "small disk"])
@@ -242,8 +242,8 @@ def test_a_home_that_takes_no_index_costs_one_line(
         folder.index.path.mkdir(parents=True)
     else:
         (home / "filler").write_bytes(bytes((1 << 20) - (16 << 10)))
-    assert told(folder) == read(folder)
-    assert told(folder) == read(folder)
+    assert answers_of_index(folder) == read(folder)
+    assert answers_of_index(folder) == read(folder)
     assert len([record for record in caplog.records if record.levelno > logging.INFO]) == 1
 
 
@@ -251,7 +251,7 @@ def test_another_users_file_is_not_believed(
     folder: Store, make: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(folder, "model")
-    told(folder)
+    answers_of_index(folder)
     with sqlite3.connect(folder.index.path) as db:
         db.execute("""UPDATE facts SET note = '["", "", "", ["a lie"]]' WHERE fact = 'output'""")
     db.close()
@@ -279,13 +279,13 @@ def test_processes_that_fill_the_index_concurrently_all_see_the_store(
         def work() -> None:
             mine = open_store(uri)
             for number in range(3):
-                made = make(mine, f"{name}-{number}")
-                assert [record.label for record in mine.records.makers(made)] == [f"{name}-{number}"]
+                reference = make(mine, f"{name}-{number}")
+                assert [record.label for record in mine.records.makers(reference)] == [f"{name}-{number}"]
 
         return work
 
     assert in_children(looks, works("a"), looks, works("b")) == [0] * 4
-    assert told(store) == read(store)
+    assert answers_of_index(store) == read(store)
 
 
 @pytest.mark.parametrize("step", [1, 4, 7])
@@ -314,7 +314,7 @@ def test_a_process_killed_while_filling_the_index_does_no_harm(
         folder.summaries()
 
     assert in_children(dies) == [-signal.SIGKILL]
-    assert told(folder) == read(folder)
+    assert answers_of_index(folder) == read(folder)
 
 
 def test_a_view_is_a_snapshot_despite_later_writes_to_the_index(folder: Store, make: Callable[..., Reference]) -> None:
@@ -350,8 +350,8 @@ def test_any_sequence_of_changes_is_answered_as_the_plain_reading_is(
             name=names, used=st.lists(names, max_size=2), kind=st.sampled_from(["model", "rollouts"]), two=st.booleans()
         )
         def publish(self, name: str, used: list[str], kind: str, two: bool) -> None:
-            known = [one.reference for one in self.store.artifacts()]
-            inputs = {f"{place}": known[ord(one) % len(known)] for place, one in enumerate(used) if known}
+            known = [manifest.reference for manifest in self.store.artifacts()]
+            inputs = {f"{place}": known[ord(letter) % len(known)] for place, letter in enumerate(used) if known}
             key = digest_of([name, kind, two])
             draft = {"key": key, "stage": kind, "label": name, "inputs": inputs, "key_parts": {"stage": kind}}
             outputs = {"out": (self.folder(name), kind)} | ({"more": (self.folder(f"{name}2"), kind)} if two else {})
@@ -363,13 +363,13 @@ def test_any_sequence_of_changes_is_answered_as_the_plain_reading_is(
 
         @rule(tag=st.sampled_from(["x", "x/y", "z"]), pick=st.integers(0, 99))
         def move(self, tag: str, pick: int) -> None:
-            known = [one.reference for one in self.store.artifacts()]
+            known = [manifest.reference for manifest in self.store.artifacts()]
             if known:
                 self.store.tags.move(tag, known[pick % len(known)], self.store.tags.get(tag), "moved")
 
         @rule(pick=st.integers(0, 99))
         def forget(self, pick: int) -> None:
-            paths = [one.path for one in self.store.backend.list(STAGES)]
+            paths = [entry.path for entry in self.store.backend.list(STAGES)]
             if paths:
                 self.store.backend.delete(paths[pick % len(paths)])
 
@@ -385,7 +385,7 @@ def test_any_sequence_of_changes_is_answered_as_the_plain_reading_is(
 
         @rule()
         def compare(self) -> None:
-            assert told(self.store) == read(self.store)
+            assert answers_of_index(self.store) == read(self.store)
 
         def teardown(self) -> None:
             self.compare()

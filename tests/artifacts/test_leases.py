@@ -28,13 +28,13 @@ def written_elsewhere(store: Store, seconds: float = 60.0) -> None:
 
 
 def test_a_lease_has_a_single_holder_and_ends_with_it(store: Store) -> None:
-    held = store.leases.acquire(PATH, "the first")
-    assert held is not None
+    lease = store.leases.acquire(PATH, "the first")
+    assert lease is not None
     assert store.leases.acquire(PATH) is None
     holder = store.leases.holder(PATH)
     assert holder is not None
     assert holder.owner == "the first"
-    held.release()
+    lease.release()
     assert store.leases.holder(PATH) is None
     again = store.leases.acquire(PATH)
     assert again is not None
@@ -67,12 +67,12 @@ def test_a_machine_that_lost_its_home_and_has_another_name_is_still_known(
     store: Store, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new container's, say: what tells is the kernel, not a file below ALIGN_HOME and not the host's name."""
-    held = store.leases.acquire(PATH)
-    assert held is not None
+    lease = store.leases.acquire(PATH)
+    assert lease is not None
     monkeypatch.setenv("ALIGN_HOME", str(home / "another"))
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     assert store.leases.holder(PATH) is not None
-    held.release()
+    lease.release()
     assert ProcessId(pid=os.getpid(), started=1, boot=ProcessId.mine().boot).lives() is False, (
         "its number was used again"
     )
@@ -105,9 +105,9 @@ def test_a_lease_of_another_machine_expires_by_the_stores_clock(store: Store, mo
     monkeypatch.setattr(store.backend, "now", lambda: now + 50)
     assert store.leases.acquire(PATH) is None
     monkeypatch.setattr(store.backend, "now", lambda: now + 70)
-    held = store.leases.acquire(PATH)
-    assert held is not None
-    held.release()
+    lease = store.leases.acquire(PATH)
+    assert lease is not None
+    lease.release()
 
 
 def test_exactly_one_of_many_successors_gets_an_expired_lease(store: Store) -> None:
@@ -116,57 +116,57 @@ def test_exactly_one_of_many_successors_gets_an_expired_lease(store: Store) -> N
 
     def follows() -> None:
         start.wait()
-        if held := store.leases.acquire(PATH):
-            won.append(held)
+        if lease := store.leases.acquire(PATH):
+            won.append(lease)
 
     threads = [threading.Thread(target=follows) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (held,) = won
-    held.check()
-    held.release()
+    (winner,) = won
+    winner.check()
+    winner.release()
 
 
 def test_a_holder_notices_a_lost_lease_and_leaves_its_successors_lease_alone(store: Store) -> None:
-    held = store.leases.acquire(PATH, seconds=0.6)
-    assert held is not None
+    lease = store.leases.acquire(PATH, seconds=0.6)
+    assert lease is not None
     stored = store.backend.stat(PATH)
     assert stored is not None
     other = Lease(owner="the next", process=ELSEWHERE, seconds=60)
     while not store.backend.put(PATH, other.model_dump_json().encode(), replaces=stored.version):
         stored = store.backend.stat(PATH)  # it was renewed just now
         assert stored is not None
-    assert wait_until(held.is_lost, 30)
+    assert wait_until(lease.is_lost, 30)
     with pytest.raises(Conflict, match="others may have taken over from this process"):
-        held.check()
-    held.release()
+        lease.check()
+    lease.release()
     holder = store.leases.holder(PATH)
     assert holder is not None
     assert holder.owner == "the next"
 
 
 def test_a_holder_that_cannot_renew_notices_the_loss(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = store.leases.acquire(PATH, seconds=0.3)
-    assert held is not None
+    lease = store.leases.acquire(PATH, seconds=0.3)
+    assert lease is not None
 
     def fails(*_: object, **__: object) -> None:
         raise OSError("the store is away")
 
     monkeypatch.setattr(store.backend, "put", fails)
-    assert wait_until(held.is_lost, 30)
+    assert wait_until(lease.is_lost, 30)
     with pytest.raises(Conflict, match="not renewed in time"):
-        held.check()
-    held.release()
+        lease.check()
+    lease.release()
 
 
 @pytest.mark.parametrize("renewed", [False, True])
 def test_a_renewal_without_an_answer_does_not_lose_the_lease(
     store: Store, monkeypatch: pytest.MonkeyPatch, renewed: bool
 ) -> None:
-    held = store.leases.acquire(PATH, seconds=0.9 if renewed else 600)
-    assert held is not None
+    lease = store.leases.acquire(PATH, seconds=0.9 if renewed else 600)
+    assert lease is not None
     put, failed = store.backend.put, threading.Event()
 
     def silent_once(path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
@@ -179,18 +179,18 @@ def test_a_renewal_without_an_answer_does_not_lose_the_lease(
     monkeypatch.setattr(store.backend, "put", silent_once)
     if renewed:
         assert failed.wait(30)
-        assert wait_until(lambda: held.lease.renewals > 1 or held.is_lost(), 30)
-        held.check()
+        assert wait_until(lambda: lease.lease.renewals > 1 or lease.is_lost(), 30)
+        lease.check()
     else:
         with pytest.raises(InfrastructureError):
-            held._write()
-    held.release()
+            lease._write()
+    lease.release()
     assert store.backend.stat(PATH) is None
 
 
 def test_a_release_finds_its_lease_after_two_unanswered_renewals(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = store.leases.acquire(PATH, seconds=600)
-    assert held is not None
+    lease = store.leases.acquire(PATH, seconds=600)
+    assert lease is not None
     put = store.backend.put
 
     def silent(path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
@@ -204,8 +204,8 @@ def test_a_release_finds_its_lease_after_two_unanswered_renewals(store: Store, m
         with monkeypatch.context() as away:
             away.setattr(store.backend, name, fails)
             with pytest.raises(InfrastructureError):
-                held._write()
-    held.release()
+                lease._write()
+    lease.release()
     assert store.backend.stat(PATH) is None
 
 
@@ -239,8 +239,8 @@ def test_a_publisher_waits_for_a_live_collector_and_not_for_a_dead_one(store: St
 
 def test_a_collector_spares_objects_that_a_publisher_elsewhere_protects(store: Store, write) -> None:  # type: ignore[no-untyped-def]
     reference = store.publish(write("d"), "model")
-    for found in store.backend.list(PUBLICATIONS):
-        store.backend.delete(found.path)
+    for publication in store.backend.list(PUBLICATIONS):
+        store.backend.delete(publication.path)
     blobs = [entry.sha256 for entry in store.manifest(reference).files]
     lease = Lease(owner="elsewhere", process=ELSEWHERE, seconds=3600, protects=(reference.digest, *blobs))
     store.backend.put(f"{PUBLICATIONS}theirs.json", lease.model_dump_json().encode())

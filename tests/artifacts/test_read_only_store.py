@@ -25,7 +25,7 @@ KEYS = {"sft": "1" * 64, "dpo": "2" * 64}
 
 
 @pytest.fixture
-def made(store: Store, write: Callable[..., Path]) -> Reference:
+def artifact(store: Store, write: Callable[..., Path]) -> Reference:
     """A policy that was made from another one, under a tag."""
     sft = store.publish(
         write("sft", {"weights": "w" * 100}), "model", ProvenanceDraft(key=KEYS["sft"], stage="sft", label="sft")
@@ -37,7 +37,7 @@ def made(store: Store, write: Callable[..., Path]) -> Reference:
 
 
 @pytest.fixture
-def read_only(store: Store, made: Reference, tmp_path: Path) -> Iterator[Path]:
+def read_only(store: Store, artifact: Reference, tmp_path: Path) -> Iterator[Path]:
     """The store of ``made``, mounted where nobody, root included, may write."""
     folder = tmp_path / "mounted"
     folder.mkdir()
@@ -49,16 +49,16 @@ def read_only(store: Store, made: Reference, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_read_only_store_can_be_pulled_from(read_only: Path, made: Reference, tmp_path: Path, home: Path) -> None:
+def test_a_read_only_store_can_be_pulled_from(read_only: Path, artifact: Reference, tmp_path: Path, home: Path) -> None:
     target = tmp_path / "target"
     pull = ("artifacts", "pull", "policy/production", "--from", str(read_only), "--store", str(target), "--ancestors")
     done = align_here(home, *pull, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["sent"] == 3
     pulled = open_store(target)
-    assert pulled.verify(made) == []
+    assert pulled.verify(artifact) == []
     assert pulled.records.find(KEYS["dpo"]) is not None
-    assert (pulled.fetch(made) / "weights").read_text() == "v" * 100
+    assert (pulled.fetch(artifact) / "weights").read_text() == "v" * 100
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_read_only_store_can_be_pulled_from(read_only: Path, made: Reference, 
 def test_commands_that_only_read_answer(
     store: Store,
     read_only: Path,
-    made: Reference,
+    artifact: Reference,
     home: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -95,10 +95,10 @@ def test_commands_that_only_read_answer(
 
 
 def test_artifacts_of_a_read_only_store_are_fetched_into_the_readers_home(
-    read_only: Path, made: Reference, home: Path
+    read_only: Path, artifact: Reference, home: Path
 ) -> None:
     opened = open_store(read_only, writes=False)
-    fetched = opened.fetch(made)
+    fetched = opened.fetch(artifact)
     assert fetched.is_relative_to(home / "stores")
     assert (fetched / "weights").read_text() == "v" * 100
     assert opened.records.find(KEYS["dpo"]) is not None
@@ -135,11 +135,11 @@ def test_another_user_with_read_access_pulls_into_their_own_store(
 
 
 def test_a_read_only_bucket_can_be_pulled_from(
-    s3_server: S3Server, bucket: str, store: Store, made: Reference, tmp_path: Path, home: Path,
+    s3_server: S3Server, bucket: str, store: Store, artifact: Reference, tmp_path: Path, home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     team = open_store(f"s3://{bucket}/{tmp_path.name}")
-    copy(store, team, plan(store, team, made, ancestors=True))
+    copy(store, team, plan(store, team, artifact, ancestors=True))
 
     def refuses_writes(method: str, target: str, number: int) -> Fault | None:
         return Fault(status=403, code="AccessDenied") if method in ("PUT", "POST", "DELETE") else None
@@ -148,8 +148,17 @@ def test_a_read_only_bucket_can_be_pulled_from(
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         target = tmp_path / "target"
         done = align_here(
-            home, "artifacts", "pull", str(made), "--from", team.uri, "--store", str(target), "--ancestors", "--json"
+            home,
+            "artifacts",
+            "pull",
+            str(artifact),
+            "--from",
+            team.uri,
+            "--store",
+            str(target),
+            "--ancestors",
+            "--json",
         )
         assert done.returncode == 0, done.stderr
-        assert open_store(team.uri, writes=False).fetch(made).is_dir()
-    assert open_store(target).verify(made) == []
+        assert open_store(team.uri, writes=False).fetch(artifact).is_dir()
+    assert open_store(target).verify(artifact) == []

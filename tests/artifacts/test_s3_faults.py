@@ -96,7 +96,7 @@ def test_a_single_failure_of_any_request_changes_no_outcome(
     assert version is not None, "the writer knows that it has won"
     assert backend.put("one", b"2") is None
     assert backend.put("large", source) is not None
-    assert {found.path for found in backend.list("")} == {"one", "large"}
+    assert {entry.path for entry in backend.list("")} == {"one", "large"}
     assert backend.stat("one") is not None
     assert backend.read("one") == b"1"
     backend.download("large", tmp_path / "back")
@@ -165,10 +165,10 @@ def test_a_release_whose_answer_is_lost_leaves_the_lease_of_the_next_holder(
         taken.append(Leases(other).acquire("leases/one"))  # before the second try comes to the server
         return None
 
-    held = Leases(backend).acquire("leases/one")
-    assert held is not None
+    lease = Leases(backend).acquire("leases/one")
+    assert lease is not None
     proxy.rule = rule
-    held.release()
+    lease.release()
     assert len(taken) == 1
     assert taken[0] is not None
     proxy.rule = lambda *_: None
@@ -195,7 +195,7 @@ def test_an_interrupted_download_resumes_where_it_stopped(
     proxy.requests.clear()
     proxy.rule = first(Fault(cut_answer=at), "GET", times=1)
     assert b"".join(backend.stream("large")) == source.read_bytes()
-    cut, rest = (one.down for one in proxy.requests if one.method == "GET")
+    cut, rest = (request.down for request in proxy.requests if request.method == "GET")
     assert (cut, 0 <= cut + rest - 2 * PART < 1 << 20) == (at, True), "all but a piece of a MiB is kept"
     proxy.rule = first(Fault(cut_answer=at), "GET", times=3)
     backend.download("large", tmp_path / "back")
@@ -305,13 +305,13 @@ def test_a_publication_and_a_fetch_ask_little_for_each_file(
     for number in range(files):
         (source / f"part-{number}").write_text(str(number))
 
-    def asked(work: Callable[[], object]) -> tuple[int, int]:
+    def requests_of(work: Callable[[], object]) -> tuple[int, int]:
         """Requests for blobs and others."""
         proxy.requests.clear()
         work()
-        blobs = sum("/blobs/" in one.target for one in proxy.requests)
+        blobs = sum("/blobs/" in request.target for request in proxy.requests)
         return blobs, len(proxy.requests) - blobs
 
     references = []
-    assert asked(lambda: references.append(store.publish(source, "model"))) == (files, 6)
-    assert asked(lambda: store.fetch(references[0])) == (files, 1)
+    assert requests_of(lambda: references.append(store.publish(source, "model"))) == (files, 6)
+    assert requests_of(lambda: store.fetch(references[0])) == (files, 1)

@@ -93,11 +93,11 @@ def test_every_upload_is_encrypted_as_the_environment_sets(
     assert backend.put("blobs/large", large)
     plain = new_client()
     for name in ("format.json", "uses/small", "blobs/large"):
-        told = plain.head_object(Bucket=bucket, Key=f"{tmp_path.name}/{name}")
+        head = plain.head_object(Bucket=bucket, Key=f"{tmp_path.name}/{name}")
         expected = (
-            (algorithm, key) if algorithm else (told.get("ServerSideEncryption"), None)
+            (algorithm, key) if algorithm else (head.get("ServerSideEncryption"), None)
         )  # what the bucket decides
-        assert (told.get("ServerSideEncryption"), told.get("SSEKMSKeyId")) == expected, name
+        assert (head.get("ServerSideEncryption"), head.get("SSEKMSKeyId")) == expected, name
     assert backend.read("uses/small") == b"2"
     assert b"".join(backend.stream("blobs/large")) == large.read_bytes()
 
@@ -160,8 +160,14 @@ def test_the_s3_server_of_the_tests_listens_on_loopback_alone(s3_server: S3Serve
     assert s3_server.process is not None
     process = psutil.Process(s3_server.process.pid)
     sockets = [
-        socket for one in (process, *process.children(recursive=True)) for socket in one.net_connections(kind="inet")
+        socket
+        for child in (process, *process.children(recursive=True))
+        for socket in child.net_connections(kind="inet")
     ]
-    listening = {(one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
+    listening = {
+        (connection.laddr.ip, connection.laddr.port)
+        for connection in sockets
+        if connection.status == psutil.CONN_LISTEN
+    }
     assert listening == {("127.0.0.1", s3_server.port)}
-    assert [one for one in sockets if one.type == SOCK_DGRAM] == []
+    assert [connection for connection in sockets if connection.type == SOCK_DGRAM] == []

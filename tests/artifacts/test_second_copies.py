@@ -43,7 +43,7 @@ def used(folder: Path) -> int:
     """Bytes of all files, each inode once."""
     return sum(
         {
-            found.st_ino: found.st_size for path in folder.rglob("*") if (found := path.lstat()) and path.is_file()
+            status.st_ino: status.st_size for path in folder.rglob("*") if (status := path.lstat()) and path.is_file()
         }.values()
     )
 
@@ -95,8 +95,8 @@ def test_root_gets_a_copy_of_a_linked_file_so_that_no_write_reaches_the_store(
     assert in_children(as_alice(lambda: open_store(folder / "store").fetch(publish(folder)))) == [0]
     store = open_store(folder / "store", writes=False)
     references = [manifest.reference for manifest in store.artifacts()]
-    with ExitStack() as held:
-        fetched = store.fetch(references[0], held) / "model.safetensors"
+    with ExitStack() as stage:
+        fetched = store.fetch(references[0], stage) / "model.safetensors"
         assert fetched.stat().st_nlink == 1
         fetched.write_bytes(b"of a careless process")
     assert store.verify(references[0]) == []
@@ -153,12 +153,12 @@ def test_gc_frees_unused_copies_and_the_next_fetch_restores_them(
     collect = ("artifacts", "gc", "--store", store.uri, "--json", "--delete")
 
     def garbage(*more: str) -> list[tuple[str, int]]:
-        told = json.loads(align_here(home, *collect, *more).stdout)["garbage"]
-        return [(one["what"], one["size"]) for one in told]
+        garbage = json.loads(align_here(home, *collect, *more).stdout)["garbage"]
+        return [(item["what"], item["size"]) for item in garbage]
 
     assert garbage("--cache-days", "1") == [], "it was used just now"
-    with ExitStack() as held:
-        store.fetch(reference, held)
+    with ExitStack() as stage:
+        store.fetch(reference, stage)
         assert garbage("--cache-days", "0") == [], "it is in use"
     assert garbage("--cache-days", "0") == [("cache", SIZE + 2)]
     assert not fetched.exists()

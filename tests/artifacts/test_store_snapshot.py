@@ -53,7 +53,7 @@ def test_many_finished_stages_are_found_with_a_few_listings(
     assert recent().records.find(digest_of("unknown")) is None
     assert len(proxy.requests) == 5
     assert recent().records.find(digest_of("rollouts")).output == rollouts  # type: ignore[union-attr]
-    targets = [(one.method, one.target.split(f"/{tmp_path.name}/")[-1]) for one in proxy.requests[5:]]
+    targets = [(request.method, request.target.split(f"/{tmp_path.name}/")[-1]) for request in proxy.requests[5:]]
     assert targets == [("PUT", f"uses/{rollouts.digest}"), ("HEAD", f"pruned/{rollouts.digest}")]
 
 
@@ -62,8 +62,8 @@ def test_each_use_is_noted_and_a_mere_look_is_not(bucket: str, tmp_path: Path, m
     rollouts = make(store, "rollouts", kind="rollouts")
 
     def noted() -> str | None:
-        found = store.backend.stat(use_path(rollouts.digest))
-        return found and found.version
+        entry = store.backend.stat(use_path(rollouts.digest))
+        return entry and entry.version
 
     versions = [noted()]
     recent = StoreSnapshot(store, uses=True)

@@ -40,7 +40,7 @@ def checkpoint(folder: Path, step: int, complete: bool = True) -> None:
         (inside.parent / "complete.json").write_text(f'{{"step": {step}}}')
 
 
-def held(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     return {path: (folder / path).read_bytes() for path in settled(folder)}
 
 
@@ -53,8 +53,8 @@ def test_another_machine_continues_from_complete_progress(machine: Machine) -> N
     assert StoredProgress(store, KEY).push(folder)
     there, theirs = machine("two")
     StoredProgress(there, KEY).pull(theirs)
-    assert held(theirs) == held(folder)
-    assert set(held(theirs)) == {
+    assert contents(theirs) == contents(folder)
+    assert set(contents(theirs)) == {
         "shard-1.parquet",
         "step-00000010/complete.json",
         "step-00000010/state/weights.safetensors",
@@ -70,7 +70,7 @@ def test_no_pickle_is_sent(machine: Machine) -> None:
     StoredProgress(store, KEY).push(folder)
     there, theirs = machine("two")
     StoredProgress(there, KEY).pull(theirs)
-    assert set(held(theirs)) == {"step-00000010/complete.json", "step-00000010/state/weights.safetensors"}
+    assert set(contents(theirs)) == {"step-00000010/complete.json", "step-00000010/state/weights.safetensors"}
 
 
 def test_a_snapshot_that_lists_a_pickle_is_not_taken(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
@@ -98,7 +98,7 @@ def test_a_returning_machine_pulls_newer_progress_and_keeps_its_local_files(
     StoredProgress(store, KEY).push(folder)
     (folder / "look-10.json").write_text("{}")
     StoredProgress(store, KEY).pull(folder)
-    assert "look-10.json" in held(folder), "nobody pushed since: this is the newest there is"
+    assert "look-10.json" in contents(folder), "nobody pushed since: this is the newest there is"
     there, theirs = machine("two")
     other = StoredProgress(there, KEY)
     other.pull(theirs)
@@ -106,7 +106,7 @@ def test_a_returning_machine_pulls_newer_progress_and_keeps_its_local_files(
     other.push(theirs)
     again, mine = machine("one")
     StoredProgress(again, KEY).pull(mine)
-    assert held(mine) == held(theirs)
+    assert contents(mine) == contents(theirs)
 
 
 def test_checkpoints_are_stored_during_a_stage_and_once_more_at_its_stop(machine: Machine) -> None:
@@ -124,7 +124,7 @@ def test_checkpoints_are_stored_during_a_stage_and_once_more_at_its_stop(machine
         stage()
     there, theirs = machine("two")
     StoredProgress(there, KEY).pull(theirs)
-    assert "step-00000020/complete.json" in held(theirs)
+    assert "step-00000020/complete.json" in contents(theirs)
 
 
 def test_a_killed_machine_loses_only_progress_after_its_last_checkpoint(machine: Machine) -> None:
@@ -140,7 +140,7 @@ def test_a_killed_machine_loses_only_progress_after_its_last_checkpoint(machine:
     assert ended(in_child(stage)) == -signal.SIGKILL
     there, theirs = machine("two")
     StoredProgress(there, KEY).pull(theirs)
-    assert set(held(theirs)) == {"step-00000010/complete.json", "step-00000010/state/weights.safetensors"}
+    assert set(contents(theirs)) == {"step-00000010/complete.json", "step-00000010/state/weights.safetensors"}
 
 
 def test_only_new_files_are_uploaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_gc_keeps_progress_until_its_stage_drops_it(machine: Machine) -> None:
     progress = StoredProgress(store, KEY)
     progress.push(folder)
     assert collect(store, delete=True, older_than=-1).of("blob") == []
-    assert [one.what for one in prune(store, progress_days=1, rollouts_days=None)] == []
+    assert [garbage.what for garbage in prune(store, progress_days=1, rollouts_days=None)] == []
     progress.drop()
     assert len(collect(store, delete=True, older_than=-1).of("blob")) == 2
 
@@ -197,7 +197,7 @@ def test_unused_progress_is_pruned_by_age(machine: Machine, monkeypatch: pytest.
     now = store.backend.now()
     monkeypatch.setattr(store.backend, "now", lambda: now + 3 * 86400)
     assert prune(store, progress_days=1, rollouts_days=None, delete=True, used=[KEY]) == []
-    (pruned,) = [one for one in prune(store, 1, None, delete=True) if one.what == "snapshot"]
+    (pruned,) = [garbage for garbage in prune(store, 1, None, delete=True) if garbage.what == "snapshot"]
     assert pruned.path == f"{SNAPSHOTS}{KEY}.json"
     assert store.backend.stat(pruned.path) is None
 
@@ -215,7 +215,7 @@ def test_files_collected_after_another_machines_push_are_uploaded_again(machine:
     assert mine.push(folder)
     third, fresh = machine("three")
     StoredProgress(third, KEY).pull(fresh)
-    assert held(fresh) == held(folder)
+    assert contents(fresh) == contents(folder)
 
 
 def test_retention_leaves_the_bytes_that_progress_shares_with_old_rollouts(machine: Machine, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_retention_leaves_the_bytes_that_progress_shares_with_old_rollouts(machi
     (folder / "shard-1.parquet").write_bytes(b"rows")
     assert StoredProgress(store, KEY).push(folder)
     pruned = prune(store, None, -1.0, delete=True)
-    assert [one.path for one in pruned] == [str(rollouts)]
+    assert [garbage.path for garbage in pruned] == [str(rollouts)]
     there, theirs = machine("two")
     StoredProgress(there, KEY).pull(theirs)
-    assert held(theirs) == held(folder)
+    assert contents(theirs) == contents(folder)

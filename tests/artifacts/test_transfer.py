@@ -28,7 +28,7 @@ def target(bucket: str, tmp_path: Path, home: Path) -> Store:
 
 
 @pytest.fixture
-def made(store: Store, write: Callable[..., Path]) -> dict[str, Reference]:
+def references(store: Store, write: Callable[..., Path]) -> dict[str, Reference]:
     """A data set, a model that was trained on it, and what reinforcement learning made of that: a policy and trajectories."""
 
     def draft(stage: str, **inputs: Reference) -> ProvenanceDraft:
@@ -44,61 +44,63 @@ def made(store: Store, write: Callable[..., Path]) -> dict[str, Reference]:
 
 
 def test_an_artifact_comes_with_its_provenance_and_a_second_time_nothing_is_sent(
-    store: Store, target: Store, made: dict[str, Reference]
+    store: Store, target: Store, references: dict[str, Reference]
 ) -> None:
-    what = plan(store, target, made["sft"], ancestors=False)
-    copied = copy(store, target, what)
-    assert (copied.artifacts, copied.sent, copied.kept, copied.records) == ((made["sft"],), 2, 0, 1)
-    assert target.verify(made["sft"]) == []
-    found = target.records.find(KEYS["sft"])
-    assert found is not None
-    assert found.inputs == {"data": made["data"]}
+    copy_plan = plan(store, target, references["sft"], ancestors=False)
+    copied = copy(store, target, copy_plan)
+    assert (copied.artifacts, copied.sent, copied.kept, copied.records) == ((references["sft"],), 2, 0, 1)
+    assert target.verify(references["sft"]) == []
+    record = target.records.find(KEYS["sft"])
+    assert record is not None
+    assert record.inputs == {"data": references["data"]}
     with pytest.raises(NotFound):
-        target.manifest(made["data"])
-    again = copy(store, target, plan(store, target, made["sft"], ancestors=False))
+        target.manifest(references["data"])
+    again = copy(store, target, plan(store, target, references["sft"], ancestors=False))
     assert (again.sent, again.kept) == (0, 2)
-    policy = copy(store, target, plan(store, target, made["policy"], ancestors=False))
+    policy = copy(store, target, plan(store, target, references["policy"], ancestors=False))
     assert (policy.sent, policy.kept) == (1, 1), "files that it shares with another artifact are there"
 
 
-def test_a_copy_with_ancestors_has_the_whole_lineage(store: Store, target: Store, made: dict[str, Reference]) -> None:
-    copied = copy(store, target, plan(store, target, made["policy"], ancestors=True))
-    assert set(copied.artifacts) == {made["policy"], made["sft"], made["data"]}
+def test_a_copy_with_ancestors_has_the_whole_lineage(
+    store: Store, target: Store, references: dict[str, Reference]
+) -> None:
+    copied = copy(store, target, plan(store, target, references["policy"], ancestors=True))
+    assert set(copied.artifacts) == {references["policy"], references["sft"], references["data"]}
     with Graph.of(target) as graph:
-        assert graph.descends(made["policy"], made["data"])
-    assert target.verify(made["data"]) == target.verify(made["sft"]) == []
+        assert graph.descends(references["policy"], references["data"])
+    assert target.verify(references["data"]) == target.verify(references["sft"]) == []
 
 
 def test_outputs_that_stay_behind_are_known_as_pruned_and_come_with_a_copy_of_their_own(
-    store: Store, target: Store, made: dict[str, Reference]
+    store: Store, target: Store, references: dict[str, Reference]
 ) -> None:
-    copy(store, target, plan(store, target, made["policy"], ancestors=False))
+    copy(store, target, plan(store, target, references["policy"], ancestors=False))
     assert target.records.find(KEYS["rl"]) is not None
     assert target.records.find(KEYS["rl"], needs=["trajectories"]) is None
-    assert target.is_pruned(made["trajectories"])
-    copy(store, target, plan(store, target, made["trajectories"], ancestors=False))
+    assert target.is_pruned(references["trajectories"])
+    copy(store, target, plan(store, target, references["trajectories"], ancestors=False))
     assert target.records.find(KEYS["rl"], needs=["trajectories"]) is not None
-    assert not target.is_pruned(made["policy"])
+    assert not target.is_pruned(references["policy"])
 
 
 def test_a_pruned_artifact_is_copied_as_a_mark_among_ancestors_and_refused_alone(
-    store: Store, target: Store, made: dict[str, Reference], write: Callable[..., Path]
+    store: Store, target: Store, references: dict[str, Reference], write: Callable[..., Path]
 ) -> None:
-    draft = ProvenanceDraft(key="4" * 64, stage="pairs", label="pairs", inputs={"rollouts": made["trajectories"]})
+    draft = ProvenanceDraft(key="4" * 64, stage="pairs", label="pairs", inputs={"rollouts": references["trajectories"]})
     pairs = store.publish(write("pairs", {"train.parquet": "pairs"}), "dataset", draft)
     age(store, 2)
     assert prune(store, None, 1, delete=True)
     with pytest.raises(NotFound, match="were pruned"):
-        plan(store, target, made["trajectories"], ancestors=False)
+        plan(store, target, references["trajectories"], ancestors=False)
     copied = copy(store, target, plan(store, target, pairs, ancestors=True))
-    assert made["trajectories"] in copied.artifacts
-    assert target.is_pruned(made["trajectories"])
+    assert references["trajectories"] in copied.artifacts
+    assert target.is_pruned(references["trajectories"])
     with Graph.of(target) as graph:
-        assert graph.descends(pairs, made["data"])
+        assert graph.descends(pairs, references["data"])
 
 
 def test_a_killed_copy_leaves_no_visible_part_and_the_next_continues(
-    store: Store, target: Store, made: dict[str, Reference]
+    store: Store, target: Store, references: dict[str, Reference]
 ) -> None:
     seen = []
 
@@ -108,84 +110,93 @@ def test_a_killed_copy_leaves_no_visible_part_and_the_next_continues(
             os.kill(os.getpid(), signal.SIGKILL)
 
     def work() -> None:
-        copy(store, open_store(target.uri), plan(store, target, made["policy"], ancestors=True), dies)
+        copy(store, open_store(target.uri), plan(store, target, references["policy"], ancestors=True), dies)
 
     assert ended(in_child(work)) == -signal.SIGKILL
     assert list(target.artifacts()) == []
     assert target.records.find(KEYS["rl"]) is None
-    copied = copy(store, target, plan(store, target, made["policy"], ancestors=True))
+    copied = copy(store, target, plan(store, target, references["policy"], ancestors=True))
     assert copied.kept >= 2
-    assert target.verify(made["policy"]) == []
+    assert target.verify(references["policy"]) == []
     assert collect(target, delete=True, older_than=-1).of("manifest") == []
 
 
 def test_a_damaged_source_is_found_before_the_target_has_a_record(
-    store: Store, target: Store, made: dict[str, Reference]
+    store: Store, target: Store, references: dict[str, Reference]
 ) -> None:
-    entry = store.manifest(made["sft"]).files[1]
+    entry = store.manifest(references["sft"]).files[1]
     blob = next(path for path in Path(store.uri).rglob(entry.sha256))
     blob.chmod(0o644)
     blob.write_bytes(b"x" * entry.size)
     with pytest.raises(Exception, match="has the digest"):
-        copy(store, target, plan(store, target, made["sft"], ancestors=False))
+        copy(store, target, plan(store, target, references["sft"], ancestors=False))
     assert target.records.find(KEYS["sft"]) is None
     assert list(target.artifacts()) == []
 
 
-def test_a_store_is_not_copied_onto_itself(store: Store, made: dict[str, Reference]) -> None:
+def test_a_store_is_not_copied_onto_itself(store: Store, references: dict[str, Reference]) -> None:
     with pytest.raises(UserError, match="both the source and the target"):
-        plan(store, open_store(store.uri), made["sft"], ancestors=False)
+        plan(store, open_store(store.uri), references["sft"], ancestors=False)
 
 
 def test_a_copy_marks_no_whole_artifact_of_the_target_as_pruned(
-    store: Store, target: Store, made: dict[str, Reference]
+    store: Store, target: Store, references: dict[str, Reference]
 ) -> None:
-    copy(store, target, plan(store, target, made["trajectories"], ancestors=False))
+    copy(store, target, plan(store, target, references["trajectories"], ancestors=False))
     age(store, 2)
     assert prune(store, None, 1, delete=True)
-    copy(store, target, plan(store, target, made["policy"], ancestors=False))
-    assert not target.is_pruned(made["trajectories"])
+    copy(store, target, plan(store, target, references["policy"], ancestors=False))
+    assert not target.is_pruned(references["trajectories"])
     assert target.records.find(KEYS["rl"], needs=["trajectories"]) is not None
 
 
 def test_an_artifact_copied_without_ancestors_can_be_copied_on_with_ancestors(
-    store: Store, target: Store, made: dict[str, Reference], tmp_path: Path
+    store: Store, target: Store, references: dict[str, Reference], tmp_path: Path
 ) -> None:
-    copy(store, target, plan(store, target, made["sft"], ancestors=False))
+    copy(store, target, plan(store, target, references["sft"], ancestors=False))
     third = open_store(tmp_path / "third")
-    assert copy(target, third, plan(target, third, made["sft"], ancestors=True)).artifacts == (made["sft"],)
+    assert copy(target, third, plan(target, third, references["sft"], ancestors=True)).artifacts == (references["sft"],)
 
 
 def test_attachments_are_copied_with_an_artifact_and_replace_none(
-    store: Store, target: Store, made: dict[str, Reference]
+    store: Store, target: Store, references: dict[str, Reference]
 ) -> None:
-    attach(store, made["sft"], {"bom": b"1"})
-    copy(store, target, plan(store, target, made["sft"], ancestors=False))
-    attach(store, made["sft"], {"bom": b"2", "signature": b"3"})
-    copy(store, target, plan(store, target, made["sft"], ancestors=False))
-    assert attachments(target, made["sft"]) == {"bom": b"1", "signature": b"3"}
+    attach(store, references["sft"], {"bom": b"1"})
+    copy(store, target, plan(store, target, references["sft"], ancestors=False))
+    attach(store, references["sft"], {"bom": b"2", "signature": b"3"})
+    copy(store, target, plan(store, target, references["sft"], ancestors=False))
+    assert attachments(target, references["sft"]) == {"bom": b"1", "signature": b"3"}
 
 
 def test_the_commands_push_pull_and_copy(
-    store: Store, target: Store, made: dict[str, Reference], tmp_path: Path, home: Path
+    store: Store, target: Store, references: dict[str, Reference], tmp_path: Path, home: Path
 ) -> None:
-    store.tags.move("policy/production", made["policy"], None, "first")
+    store.tags.move("policy/production", references["policy"], None, "first")
     pushed = json.loads(
         align_here(
             home, "artifacts", "push", "policy/production", "--to", target.uri, "--store", store.uri, "--json"
         ).stdout
     )
-    assert pushed["artifacts"] == [str(made["policy"])]
+    assert pushed["artifacts"] == [str(references["policy"])]
     assert (pushed["sent"], pushed["to"]) == (2, target.uri)
     third = tmp_path / "third"
     pulled = align_here(
-        home, "artifacts", "pull", made["policy"].digest[:8], "--from", target.uri, "--store", str(third)
+        home, "artifacts", "pull", references["policy"].digest[:8], "--from", target.uri, "--store", str(third)
     )
     assert pulled.returncode == 0
-    assert f"{made['policy']}: in {third} (2 files sent, 0.0 MiB; 0 were there)" in pulled.stdout
+    assert f"{references['policy']}: in {third} (2 files sent, 0.0 MiB; 0 were there)" in pulled.stdout
     copied = align_here(
-        home, "artifacts", "copy", str(made["sft"]), "--from", store.uri, "--to", str(third), "--ancestors", "--json"
+        home,
+        "artifacts",
+        "copy",
+        str(references["sft"]),
+        "--from",
+        store.uri,
+        "--to",
+        str(third),
+        "--ancestors",
+        "--json",
     )
-    assert set(json.loads(copied.stdout)["artifacts"]) == {str(made["sft"]), str(made["data"])}
+    assert set(json.loads(copied.stdout)["artifacts"]) == {str(references["sft"]), str(references["data"])}
     unknown = align_here(home, "artifacts", "push", "policy/none", "--to", str(third), "--store", store.uri, "--json")
     assert unknown.returncode == 2

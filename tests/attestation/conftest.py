@@ -28,43 +28,46 @@ Publish = Callable[..., Reference]
 @pytest.fixture
 def publish(store: Store, tmp_path: Path) -> Publish:
     """``publish("sft", "model", {"role": reference}, config={…})``; without inputs it is an import, and no stage's."""
-    made: list[Reference] = []
+    published: list[Reference] = []
 
-    def one(name: str, kind: str, inputs: dict[str, Reference] | None = None, **fields: object) -> Reference:
-        folder = tmp_path / "published" / f"{name}-{len(made)}"
+    def publish_one(name: str, kind: str, inputs: dict[str, Reference] | None = None, **fields: object) -> Reference:
+        folder = tmp_path / "published" / f"{name}-{len(published)}"
         folder.mkdir(parents=True)
         (folder / "content").write_text(name)
         if kind == "model":
             (folder / "config.json").write_text(CONFIG)
-        content = {"key": digest_of([name, len(made)]), "stage": name, "label": name, "packages": PACKAGES}
-        times = {"started_at": "2026-01-01T00:00:00+00:00", "finished_at": f"2026-01-01T00:01:{len(made):02}+00:00"}
+        content = {"key": digest_of([name, len(published)]), "stage": name, "label": name, "packages": PACKAGES}
+        times = {
+            "started_at": "2026-01-01T00:00:00+00:00",
+            "finished_at": f"2026-01-01T00:01:{len(published):02}+00:00",
+        }
         draft = ProvenanceDraft.model_validate({**content, **times, "inputs": inputs or {}, **fields})
-        made.append(store.publish(folder, kind, None if inputs is None else draft))
-        return made[-1]
+        published.append(store.publish(folder, kind, None if inputs is None else draft))
+        return published[-1]
 
-    return one
+    return publish_one
 
 
 @pytest.fixture
-def made(publish: Publish) -> dict[str, Reference]:
+def references(publish: Publish) -> dict[str, Reference]:
     base = BaseModelConfig(model=ModelConfig(name="org/base"), commit=COMMIT).model_dump(mode="json")
-    made = {"base": publish("base_model", "model", {}, config=base, metrics={"parameters": 1000})}
+    references = {"base": publish("base_model", "model", {}, config=base, metrics={"parameters": 1000})}
     sources = (
         PinnedSource(
             source=DataSource(path="rows.jsonl"), files=(PinnedFile(path="/d/rows.jsonl", sha256="5" * 64, size=9),)
         ),
         PinnedSource(source=DataSource(path="org/rows"), hub_commit=DATA_COMMIT),
     )
-    data = DataConfig(sources=tuple(one.source for one in sources), max_length=64)
+    data = DataConfig(sources=tuple(source.source for source in sources), max_length=64)
     config = DatasetConfig(data=data, sources=sources, kind="demonstrations").model_dump(mode="json")
-    made["data"] = publish("dataset", "dataset", {"tokenizer": made["base"]}, config=config)
-    told = {"config": {"learning_rate": 1e-5}, "seed": 7, "code_version": "0.1.0+abc", "hardware": {"cpus": 2}}
-    trained = {"model": made["base"], "train": made["data"]}
-    made["sft"] = publish("sft", "model", trained, **told, metrics={"loss": 0.5}, run_ids={"prefect": "run-1"})
-    made["samples"] = publish("generate", "rollouts", {"policy": made["sft"]})
-    made["scores"] = publish("score", "scores", {"rollouts": made["samples"]})
-    made["evaluation"] = publish("evaluate", "evaluation", {"scores": made["scores"]}, metrics=MEASURED)
-    return made
+    references["data"] = publish("dataset", "dataset", {"tokenizer": references["base"]}, config=config)
+    fields = {"config": {"learning_rate": 1e-5}, "seed": 7, "code_version": "0.1.0+abc", "hardware": {"cpus": 2}}
+    trained = {"model": references["base"], "train": references["data"]}
+    references["sft"] = publish("sft", "model", trained, **fields, metrics={"loss": 0.5}, run_ids={"prefect": "run-1"})
+    references["samples"] = publish("generate", "rollouts", {"policy": references["sft"]})
+    references["scores"] = publish("score", "scores", {"rollouts": references["samples"]})
+    references["evaluation"] = publish("evaluate", "evaluation", {"scores": references["scores"]}, metrics=MEASURED)
+    return references
 
 
 @pytest.fixture

@@ -10,5 +10,5 @@ def test_intervals_and_counts_beside_a_metric_are_no_metrics() -> None:
     name = "lm_eval/gsm8k/exact_match@strict-match"
     beside = {f"{name}.stderr": 0.1, f"{name}.n": 8.0, f"{name}.higher_is_better": 1.0}
     accuracy = {"accuracy": 0.5, "accuracy.low": 0.25, "accuracy.high": 0.75, "accuracy.n": 16}
-    found = [*intervals({"confidence": 0.95, **accuracy, name: 0.75, **beside})]
-    assert found == [("accuracy", 0.5, (0.25, 0.75)), (name, 0.75, None)]
+    metrics = [*intervals({"confidence": 0.95, **accuracy, name: 0.75, **beside})]
+    assert metrics == [("accuracy", 0.5, (0.25, 0.75)), (name, 0.75, None)]

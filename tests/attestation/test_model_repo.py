@@ -73,9 +73,9 @@ def test_a_concurrent_commit_is_a_conflict_and_stays(hub, repo, weights, monkeyp
     def interrupted(*arguments):
         """Between the look and the commit, which no test could hit otherwise."""
         monkeypatch.setattr(model_repo, "_changes", real)
-        found = real(*arguments)
+        changes = real(*arguments)
         HfApi().create_commit(repo, [CommitOperationAdd("theirs", b"1")], commit_message="theirs")
-        return found
+        return changes
 
     monkeypatch.setattr(model_repo, "_changes", interrupted)
     with pytest.raises(Conflict, match="another client made a commit"):
@@ -89,7 +89,7 @@ def test_concurrent_publications_of_the_same_files_make_a_single_commit_and_all_
     files: dict[str, Path | bytes] = {"model.safetensors": weights, "config.json": b"{}"}
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda _: publish(repo, files, "two"), range(4)))
-    assert {one.commit for one in done} == {tagged(repo)["two"]}
+    assert {publication.commit for publication in done} == {tagged(repo)["two"]}
     assert len(hub.commits("model", repo)) == 3
 
 

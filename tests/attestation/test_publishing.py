@@ -52,45 +52,50 @@ def test_a_published_model_is_loaded_by_name_and_is_the_model_of_another_recipe(
     done = publish(store, reference, f"hf://{repo}")
     environment = {**os.environ, **hub.environment(), "HF_HOME": str(tmp_path / "huggingface")}
     command = [sys.executable, "-c", LOADS, repo, tag_of(reference), str(tmp_path / "base")]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout.splitlines()[-1])
-    assert found["commit"] == done.commit
-    assert found["parameters"] == found["made"] > 0
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    rows = json.loads(process.stdout.splitlines()[-1])
+    assert rows["commit"] == done.commit
+    assert rows["parameters"] == rows["made"] > 0
     ours = {entry.path: entry.sha256 for entry in store.manifest(reference).files}
     again = store.publish(tmp_path / "base", "model")
     theirs = {entry.path: entry.sha256 for entry in store.manifest(again).files}
     assert ours == theirs, "the weights have come round"
 
 
-def test_the_model_card_has_base_model_data_metrics_and_attestations(hub, repo, store, made, keys, tmp_path):
-    attest(store, made["sft"])
-    sign(store, made["sft"], keys("one")[0])
-    publish(store, made["sft"], f"hf://{repo}", tag="v1")
+def test_the_model_card_has_base_model_data_metrics_and_attestations(hub, repo, store, references, keys, tmp_path):
+    attest(store, references["sft"])
+    sign(store, references["sft"], keys("one")[0])
+    publish(store, references["sft"], f"hf://{repo}", tag="v1")
     assert files_of(repo, revision="v1") == {
         *("README.md", "config.json", "content", "bom.cdx.json", "model.sig", "provenance.intoto.json")
     }
     card = card_of(repo, tmp_path)
-    told = card.data.to_dict()
-    assert (told["base_model"], told["base_model_relation"]) == (["org/base"], "finetune")
-    assert (told["datasets"], told["library_name"]) == (["org/rows"], "transformers")
-    assert [(one.metric_type, one.metric_value) for one in card.data.eval_results] == [("accuracy", 0.5)]
-    for said in (str(made["sft"]), "| accuracy | 0.5 | [0.25, 0.75] |", made["data"].short, "(provenance.intoto.json)"):
-        assert said in card.content
+    fields = card.data.to_dict()
+    assert (fields["base_model"], fields["base_model_relation"]) == (["org/base"], "finetune")
+    assert (fields["datasets"], fields["library_name"]) == (["org/rows"], "transformers")
+    assert [(result.metric_type, result.metric_value) for result in card.data.eval_results] == [("accuracy", 0.5)]
+    for text in (
+        str(references["sft"]),
+        "| accuracy | 0.5 | [0.25, 0.75] |",
+        references["data"].short,
+        "(provenance.intoto.json)",
+    ):
+        assert text in card.content
 
 
-def test_the_same_artifact_again_makes_no_commit_and_an_edited_page_is_a_new_version(hub, repo, store, made):
-    assert publish(store, made["sft"], f"hf://{repo}").new
-    assert not publish(store, made["sft"], f"hf://{repo}").new
-    attest(store, made["sft"])
-    assert publish(store, made["sft"], f"hf://{repo}").new, "what vouches for it came later"
-    assert publish(store, made["base"], f"hf://{repo}").new
+def test_the_same_artifact_again_makes_no_commit_and_an_edited_page_is_a_new_version(hub, repo, store, references):
+    assert publish(store, references["sft"], f"hf://{repo}").new
+    assert not publish(store, references["sft"], f"hf://{repo}").new
+    attest(store, references["sft"])
+    assert publish(store, references["sft"], f"hf://{repo}").new, "what vouches for it came later"
+    assert publish(store, references["base"], f"hf://{repo}").new
     tags = {tag.name for tag in HfApi().list_repo_refs(repo).tags}
-    assert tags == {tag_of(made["sft"]), tag_of(made["base"])}
+    assert tags == {tag_of(references["sft"]), tag_of(references["base"])}
     assert len(hub.commits("model", repo)) == 4
 
 
-def test_a_data_set_is_a_data_set_repository_and_other_kinds_are_refused(hub, repo, store, made, tmp_path):
+def test_a_data_set_is_a_data_set_repository_and_other_kinds_are_refused(hub, repo, store, references, tmp_path):
     (tmp_path / "rows").mkdir()
     for split in ("train", "test"):
         (tmp_path / "rows" / f"{split}.parquet").write_bytes(b"PAR1")
@@ -98,19 +103,29 @@ def test_a_data_set_is_a_data_set_repository_and_other_kinds_are_refused(hub, re
     publish(store, reference, f"hf://{repo}", public=True)
     assert not HfApi().repo_info(repo, repo_type="dataset").private
     splits = [{"split": name, "path": f"{name}.parquet"} for name in ("train", "test")]
-    told = card_of(repo, tmp_path, "dataset").data.to_dict()
-    assert told["configs"] == [{"config_name": "default", "data_files": splits}]
+    fields = card_of(repo, tmp_path, "dataset").data.to_dict()
+    assert fields["configs"] == [{"config_name": "default", "data_files": splits}]
     with pytest.raises(UserError, match="is a scores: only models and data sets"):
-        publish(store, made["scores"], f"hf://{repo}")
+        publish(store, references["scores"], f"hf://{repo}")
 
 
-def test_the_command_publishes(hub, repo, store, made, tmp_path):
-    command = ["artifacts", "publish", made["sft"].short, f"hf://{repo}", "--tag", "v1", "--store", store.uri, "--json"]
+def test_the_command_publishes(hub, repo, store, references, tmp_path):
+    command = [
+        "artifacts",
+        "publish",
+        references["sft"].short,
+        f"hf://{repo}",
+        "--tag",
+        "v1",
+        "--store",
+        store.uri,
+        "--json",
+    ]
     for state in ("published", "unchanged"):
         done = align_here(tmp_path / "home", *command)
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout.splitlines()[-1])
-        assert (found["state"], found["tags"]) == (state, [tag_of(made["sft"]), "v1"])
+        outcome = json.loads(done.stdout.splitlines()[-1])
+        assert (outcome["state"], outcome["tags"]) == (state, [tag_of(references["sft"]), "v1"])
     command[3] = "hf://name"
     assert align_here(tmp_path / "home", *command).returncode == 2
 

@@ -22,52 +22,52 @@ def state(store, reference, key: Path) -> str:
     return verify_signature(store, reference, key).state
 
 
-def test_unsigned_signed_wrong_key_and_tampered_are_four_outcomes(store, made, keys):
+def test_unsigned_signed_wrong_key_and_tampered_are_four_outcomes(store, references, keys):
     (private, public), (_, other) = keys("one"), keys("two")
-    assert state(store, made["sft"], public) == "unsigned"
-    assert sign(store, made["sft"], private)
-    assert state(store, made["sft"], public) == "valid"
-    assert state(store, made["sft"], other) == "wrong key"
-    blob = Path(store.uri) / blob_path(store.manifest(made["sft"]).files[0].sha256)
+    assert state(store, references["sft"], public) == "unsigned"
+    assert sign(store, references["sft"], private)
+    assert state(store, references["sft"], public) == "valid"
+    assert state(store, references["sft"], other) == "wrong key"
+    blob = Path(store.uri) / blob_path(store.manifest(references["sft"]).files[0].sha256)
     blob.chmod(0o644)
     blob.write_bytes(b"other bytes")
     shutil.rmtree(store.workspace.cache, ignore_errors=True)
-    assert state(open_store(store.uri), made["sft"], public) == "tampered"
+    assert state(open_store(store.uri), references["sft"], public) == "tampered"
 
 
-def test_another_artifacts_signature_and_an_edited_one_are_tampered(store, made, keys):
+def test_another_artifacts_signature_and_an_edited_one_are_tampered(store, references, keys):
     private, public = keys("one")
-    sign(store, made["base"], private)
-    theirs = attachment(store, made["base"], SIGNATURE)
+    sign(store, references["base"], private)
+    theirs = attachment(store, references["base"], SIGNATURE)
     assert theirs
-    attach(store, made["sft"], {SIGNATURE: theirs})
-    assert state(store, made["sft"], public) == "tampered"
-    sign(store, made["sft"], private)
-    bundle = json.loads(attachment(store, made["sft"], SIGNATURE) or b"")
+    attach(store, references["sft"], {SIGNATURE: theirs})
+    assert state(store, references["sft"], public) == "tampered"
+    sign(store, references["sft"], private)
+    bundle = json.loads(attachment(store, references["sft"], SIGNATURE) or b"")
     bundle["dsseEnvelope"]["payload"] = json.loads(theirs)["dsseEnvelope"]["payload"]
-    attach(store, made["sft"], {SIGNATURE: json.dumps(bundle).encode()})
-    assert state(store, made["sft"], public) == "tampered"
+    attach(store, references["sft"], {SIGNATURE: json.dumps(bundle).encode()})
+    assert state(store, references["sft"], public) == "tampered"
     for nonsense in (b"{}", b"no signature", b'{"verificationMaterial": {"publicKey": {"hint": 1}}}'):
-        attach(store, made["sft"], {SIGNATURE: nonsense})
-        assert state(store, made["sft"], public) == "tampered"
+        attach(store, references["sft"], {SIGNATURE: nonsense})
+        assert state(store, references["sft"], public) == "tampered"
 
 
-def test_a_valid_signature_by_the_same_key_is_kept_and_by_another_key_replaced(store, made, keys):
+def test_a_valid_signature_by_the_same_key_is_kept_and_by_another_key_replaced(store, references, keys):
     (first, _), (second, public) = keys("one"), keys("two", "secp384r1")
-    assert sign(store, made["sft"], first)
-    kept = attachment(store, made["sft"], SIGNATURE)
-    assert not sign(store, made["sft"], first)
-    assert attachment(store, made["sft"], SIGNATURE) == kept
-    assert sign(store, made["sft"], second)
-    assert state(store, made["sft"], public) == "valid"
+    assert sign(store, references["sft"], first)
+    kept = attachment(store, references["sft"], SIGNATURE)
+    assert not sign(store, references["sft"], first)
+    assert attachment(store, references["sft"], SIGNATURE) == kept
+    assert sign(store, references["sft"], second)
+    assert state(store, references["sft"], public) == "valid"
 
 
-def test_the_tool_of_model_signing_verifies_a_copy_of_the_fetched_folder(store, made, keys, tmp_path):
+def test_the_tool_of_model_signing_verifies_a_copy_of_the_fetched_folder(store, references, keys, tmp_path):
     private, public = keys("one")
-    sign(store, made["sft"], private)
+    sign(store, references["sft"], private)
     copy, signature = tmp_path / "copy", tmp_path / "model.sig"
-    shutil.copytree(store.fetch(made["sft"]), copy)
-    signature.write_bytes(attachment(store, made["sft"], SIGNATURE) or b"")
+    shutil.copytree(store.fetch(references["sft"]), copy)
+    signature.write_bytes(attachment(store, references["sft"], SIGNATURE) or b"")
     command = [sys.executable, "-m", "model_signing", "verify", "key", str(copy)]
     command += ["--signature", str(signature), "--public_key", str(public)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -95,9 +95,9 @@ def test_an_unusable_signing_key_is_refused(keys, tmp_path, monkeypatch):
     assert private_key() == private
 
 
-def test_the_commands_sign_attest_and_verify_with_exit_codes(store, made, keys, tmp_path, monkeypatch):
+def test_the_commands_sign_attest_and_verify_with_exit_codes(store, references, keys, tmp_path, monkeypatch):
     (private, public), (_, other) = keys("one"), keys("two")
-    reference = made["sft"].short
+    reference = references["sft"].short
 
     def align(*arguments: str, code: int = 0) -> dict:
         done = align_here(tmp_path / "home", *arguments, "--store", store.uri, "--json")
@@ -117,14 +117,14 @@ def test_the_commands_sign_attest_and_verify_with_exit_codes(store, made, keys, 
     assert checked(code=0) == "valid"
     assert "signature" not in align("artifacts", "verify"), "most artifacts are signed by nobody"
     align("artifacts", "attest", reference, "-o", str(tmp_path / "out"))
-    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == [
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         "bom.cdx.json",
         "model.sig",
         "provenance.intoto.json",
     ]
-    assert attachment(store, made["sft"], "bom.cdx.json") is None
+    assert attachment(store, references["sft"], "bom.cdx.json") is None
     align("promote", reference, "--attest")
-    assert attachment(store, made["sft"], "bom.cdx.json") == (tmp_path / "out" / "bom.cdx.json").read_bytes()
+    assert attachment(store, references["sft"], "bom.cdx.json") == (tmp_path / "out" / "bom.cdx.json").read_bytes()
     align("artifacts", "verify", "--public-key", str(public), code=2)
     align("artifacts", "verify", reference, "--public-key", str(tmp_path / "none"), code=2)
     monkeypatch.setenv(PRIVATE, str(public))

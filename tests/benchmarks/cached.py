@@ -37,7 +37,7 @@ def copy(here: str, there: str) -> None:
     def put(path: str) -> None:
         target.put(path, source.read(path))
 
-    paths = [one.path for prefix in (BLOBS, MANIFESTS, STAGES, TAGS, USES) for one in source.list(prefix)]
+    paths = [entry.path for prefix in (BLOBS, MANIFESTS, STAGES, TAGS, USES) for entry in source.list(prefix)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(put, paths))
 
@@ -59,17 +59,20 @@ def main() -> None:
             copy(folder, bucket)
             with Faulty(server.url, latency=LATENCY) as proxy:
                 os.environ["AWS_ENDPOINT_URL"] = proxy.url
-                found: dict[str, list[dict[str, float]]] = {folder: [], bucket: []}
+                seconds: dict[str, list[dict[str, float]]] = {folder: [], bucket: []}
                 for _ in range(TIMES):
-                    for store, costs in found.items():
+                    for store, costs in seconds.items():
                         proxy.requests.clear()
                         costs.append(run(store))
                 requests = len(proxy.requests)
             for name, store in (("folder", folder), ("s3", bucket)):
-                least = {what: round(min(one[what] for one in found[store][1:]), 2) for what in found[store][0]}
+                least = {part: round(min(lap[part] for lap in seconds[store][1:]), 2) for part in seconds[store][0]}
                 print(json.dumps({"store": name, **least}), flush=True)
-            added = [there["seconds"] - here["seconds"] for here, there in zip(*found.values(), strict=True)][1:]
-            print(json.dumps({"requests": requests, "added, seconds": [round(one, 2) for one in added]}), flush=True)
+            added = [there["seconds"] - here["seconds"] for here, there in zip(*seconds.values(), strict=True)][1:]
+            print(
+                json.dumps({"requests": requests, "added, seconds": [round(duration, 2) for duration in added]}),
+                flush=True,
+            )
         finally:
             server.end()
 

@@ -29,7 +29,7 @@ def main() -> None:
     create_model(shape, None, 1, folder / "b")
     policies = {name: Model(folder / name, Reference("model", name * 64)) for name in "ab"}
     engine = Engine(policies["a"], 256, ResourcesConfig(), Device.detect("cpu"))
-    held = str(policies["a"].reference)
+    policy = str(policies["a"].reference)
     rng = random.Random(0)
     prompts = [[rng.randrange(256) for _ in range(rng.randrange(16, 96))] for _ in range(PROMPTS)]
     config = GenerationConfig(num_generations=SAMPLES, max_completion_length=LENGTH, shard_size=SHARD)
@@ -39,13 +39,13 @@ def main() -> None:
 
     def ours() -> int:
         shards = [prompts[i : i + SHARD] for i in range(0, PROMPTS, SHARD)]
-        made = [engine.generate(held, shard, config, [STOP], number) for number, shard in enumerate(shards)]
-        return sum(len(shard.token_ids) for shard in made)
+        outputs = [engine.generate(policy, shard, config, [STOP], number) for number, shard in enumerate(shards)]
+        return sum(len(shard.token_ids) for shard in outputs)
 
     def reference() -> int:
         engine.llm.reset_prefix_cache()
         outputs = engine.llm.generate([{"prompt_token_ids": p} for p in prompts], plain, use_tqdm=False)
-        return sum(len(one.token_ids) for output in outputs for one in output.outputs)
+        return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
 
     ours(), reference()
     speeds: dict[str, list[float]] = {"ours": [], "plain": []}

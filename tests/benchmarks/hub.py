@@ -64,7 +64,7 @@ def lap(root: Path, server: HubServer) -> dict[str, float]:
     seconds["commits"] = len(server.commits("dataset", f"org/store-{root.name}")) - before
     os.environ["ALIGN_HOME"] = str(root / "theirs")
     theirs = open_store(mine.uri, writes=False)
-    (reference,) = [one.reference for one in theirs.artifacts()]
+    (reference,) = [artifact.reference for artifact in theirs.artifacts()]
     timed("fetch_plain", lambda: api.snapshot_download(plain, repo_type="dataset", local_dir=root / "downloaded"))
     timed("fetch", lambda: theirs.fetch(reference))
     shutil.rmtree(root, ignore_errors=True)

@@ -58,7 +58,7 @@ def objects() -> Iterator[tuple[str, bytes]]:
                 inputs = {role: known[role].reference for role in used}
                 label, run_ids = f"round-{round_number + 1}/{name}", {"prefect": f"run-{run}"}
                 parts = {"stage": stage, "version": 1, "stream": label, "code": CODE, "config": {"seed": run}}
-                parts["inputs"] = {role: str(one) for role, one in inputs.items()}
+                parts["inputs"] = {role: str(reference) for role, reference in inputs.items()}
                 record = Provenance(
                     key=digest_of([run, label]),
                     stage=stage,
@@ -106,11 +106,11 @@ def measured(uri: str) -> dict[str, Any]:
     deepest = _artifact("card", f"{RUNS - 1}-{ROUNDS - 1}").reference
     with Graph.of(store) as graph:
         took["ancestors of the last"] = len(ancestors(graph, deepest))
-    took["ancestors, ms"] = _spread([_cost(partial(_up, store, one)) for one in chosen])
+    took["ancestors, ms"] = _spread([_cost(partial(_up, store, reference)) for reference in chosen])
     opened = []
-    for one in chosen[:OPENED]:
+    for target in chosen[:OPENED]:
         with Graph.of(store) as graph:
-            opened.append(_cost(partial(graph.up, one)))
+            opened.append(_cost(partial(graph.up, target)))
     took["ancestors in an open graph, ms"] = _spread(opened)
     run_id = _journal(store)
     where = ["--store", uri]
@@ -120,8 +120,8 @@ def measured(uri: str) -> dict[str, Any]:
         "align explain": ["explain", run_id],
     }
     for name, arguments in commands.items():
-        found = [_cost(partial(_align, arguments)) for _ in range(5)]
-        took[name] = {what: round(min(one[what] for one in found), 2) for what in found[0]}
+        costs = [_cost(partial(_align, arguments)) for _ in range(5)]
+        took[name] = {part: round(min(cost[part] for cost in costs), 2) for part in costs[0]}
     return took
 
 
@@ -133,9 +133,9 @@ def _up(store: Store, reference: Reference) -> None:
 def ancestors(graph: Graph, reference: Reference) -> set[Reference]:
     waiting, seen = [reference], set[Reference]()
     while waiting:
-        found = {parent for _, parent in graph.parents(waiting.pop())} - seen
-        seen |= found
-        waiting += found
+        parents = {parent for _, parent in graph.parents(waiting.pop())} - seen
+        seen |= parents
+        waiting += parents
     return seen
 
 
@@ -143,10 +143,14 @@ def _journal(store: Store) -> str:
     """The journal of a run that would have made the last round again, with another seed."""
     record = new_record("f" * 32, "bench", {}, store.uri)
     with Journal(record).open() as journal:
-        for number, made in enumerate(list(store.records.all())[: len(ROUND) * ROUNDS]):
-            parts = {**made.key_parts, "config": {"seed": RUNS}}
-            journal.stage(made.label, "running", stage=made.stage, key=digest_of(number), key_parts=parts)
-            journal.stage(made.label, "run", outputs={"model": str(made.output)}, made_by=made.key)
+        for number, stage_record in enumerate(list(store.records.all())[: len(ROUND) * ROUNDS]):
+            parts = {**stage_record.key_parts, "config": {"seed": RUNS}}
+            journal.stage(
+                stage_record.label, "running", stage=stage_record.stage, key=digest_of(number), key_parts=parts
+            )
+            journal.stage(
+                stage_record.label, "run", outputs={"model": str(stage_record.output)}, made_by=stage_record.key
+            )
     return record.run_id
 
 
@@ -164,11 +168,11 @@ def _align(arguments: list[str]) -> None:
     )
 
 
-def _spread(found: list[dict[str, float]]) -> dict[str, float]:
+def _spread(costs: list[dict[str, float]]) -> dict[str, float]:
     """Milliseconds; ``os.times`` counts in hundredths of a second, so that only the mean of the processor's is told."""
-    ordered = sorted(one["seconds"] for one in found)
+    ordered = sorted(cost["seconds"] for cost in costs)
     spread = {name: ordered[int(part * len(ordered))] for name, part in (("p50", 0.5), ("p95", 0.95))}
-    spread["processor"] = sum(one["processor_seconds"] for one in found) / len(found)
+    spread["processor"] = sum(cost["processor_seconds"] for cost in costs) / len(costs)
     return {name: round(1000 * seconds, 1) for name, seconds in spread.items()}
 
 

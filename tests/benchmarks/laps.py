@@ -38,8 +38,8 @@ class Clock:
         cpu = 0.0
         for process in (me, *me.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
-                its = process.cpu_times()
-                cpu += its.user + its.system
+                times = process.cpu_times()
+                cpu += times.user + times.system
         return np.array([time.perf_counter(), cpu])
 
     def passed(self) -> np.ndarray:

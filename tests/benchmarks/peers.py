@@ -48,12 +48,17 @@ def ratios(laps: Mapping[str, Sequence[Times]], part: str = "all") -> dict[str, 
     ours = times.pop("ours")
     best = min(times, key=lambda name: float(np.median(times[name][:, 1])))
     by_lap = times[best] / ours
-    found: dict[str, Any] = {"ratio": 0.0, "spread": [], "cpu_ratio": 0.0, "cpu_spread": []}
+    figures: dict[str, Any] = {"ratio": 0.0, "spread": [], "cpu_ratio": 0.0, "cpu_spread": []}
     for values, name in zip(by_lap.T, ("", "cpu_"), strict=True):
-        found[f"{name}ratio"] = round(float(np.median(values)), 2)
-        found[f"{name}spread"] = [round(float(values.min()), 2), round(float(values.max()), 2)]
+        figures[f"{name}ratio"] = round(float(np.median(values)), 2)
+        figures[f"{name}spread"] = [round(float(values.min()), 2), round(float(values.max()), 2)]
     medians = {name: np.median(values, axis=0).round(2).tolist() for name, values in times.items()}
-    return {**found, "seconds": np.median(ours, axis=0).round(2).tolist(), "trl_seconds": medians, "trl_fastest": best}
+    return {
+        **figures,
+        "seconds": np.median(ours, axis=0).round(2).tolist(),
+        "trl_seconds": medians,
+        "trl_fastest": best,
+    }
 
 
 def sft(folder: Path) -> Iterator[dict[str, Any]]:
@@ -61,8 +66,8 @@ def sft(folder: Path) -> Iterator[dict[str, Any]]:
     parameters = create(LARGE, model)
     laps = compare(model, rows, [Runner("ours", our_trainer, {}), *SFT])
     tokens = sum(len(row["input_ids"]) for row in rows)
-    what = {"method": "sft", "parameters": parameters, "rows": len(rows), "tokens": tokens}
-    yield {**what, **ratios(laps), **settings_of(SFT)}
+    settings = {"method": "sft", "parameters": parameters, "rows": len(rows), "tokens": tokens}
+    yield {**settings, **ratios(laps), **settings_of(SFT)}
 
 
 def dpo(folder: Path) -> Iterator[dict[str, Any]]:
@@ -76,8 +81,8 @@ def dpo(folder: Path) -> Iterator[dict[str, Any]]:
     for name, rows in pairs.items():
         laps = compare(model, rows, [Runner("ours", our_trainer, {}), *DPO])
         tokens = sum(2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in rows)
-        what = {"method": "dpo", "pairs": name, "parameters": parameters, "rows": len(rows), "tokens": tokens}
-        yield {**what, **ratios(laps), **settings_of(DPO)}
+        settings = {"method": "dpo", "pairs": name, "parameters": parameters, "rows": len(rows), "tokens": tokens}
+        yield {**settings, **ratios(laps), **settings_of(DPO)}
 
 
 def grpo(folder: Path) -> Iterator[dict[str, Any]]:
@@ -86,13 +91,13 @@ def grpo(folder: Path) -> Iterator[dict[str, Any]]:
     make_endless(model)
     laps = compare(model, rows, [Runner("ours", our_rl, {}), *GRPO])
     completions = PROMPTS * COMPLETIONS
-    what = {
+    settings = {
         "method": "grpo",
         "parameters": parameters,
         "rows": completions,
         "tokens": completions * (PROMPT + COMPLETION),
     }
-    yield {**what, **ratios(laps), "training": ratios(laps, "training"), **settings_of(GRPO)}
+    yield {**settings, **ratios(laps), "training": ratios(laps, "training"), **settings_of(GRPO)}
 
 
 def settings_of(runners: Sequence[Runner]) -> dict[str, Any]:
@@ -122,8 +127,8 @@ def main() -> None:
         sys.exit(MISSING)
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as folder:
         for method in (sft, dpo, grpo):
-            for found in method(Path(folder)):
-                print(json.dumps({**found, "threads": THREADS}), flush=True)
+            for figures in method(Path(folder)):
+                print(json.dumps({**figures, "threads": THREADS}), flush=True)
 
 
 if __name__ == "__main__":

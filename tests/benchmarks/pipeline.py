@@ -29,7 +29,7 @@ def run(home: str, *overrides: str) -> tuple[float, float, dict[str, Any]]:
             "run",
             str(RECIPE),
             "--json",
-            *(f"--set={one}" for one in overrides),
+            *(f"--set={override}" for override in overrides),
         ],
         env={**os.environ, "ALIGN_HOME": home},
         capture_output=True,
@@ -44,22 +44,22 @@ def records(home: str) -> dict[str, dict[str, Any]]:
     """The latest record of each label."""
     from alignment_core.artifacts import open_store
 
-    found = sorted(open_store(Path(home) / "store").records.all(), key=lambda record: record.finished_at)
-    return {record.label: record.model_dump(mode="json") for record in found}
+    stages = sorted(open_store(Path(home) / "store").records.all(), key=lambda record: record.finished_at)
+    return {record.label: record.model_dump(mode="json") for record in stages}
 
 
 def moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def first_step(made: dict[str, Any], began: float) -> float:
+def first_step(stages: dict[str, Any], began: float) -> float:
     """Seconds from the start of the command to the first optimiser step of SFT."""
-    return moment(made["sft"]["finished_at"]) - made["sft"]["cost"]["train_seconds"] - began
+    return moment(stages["sft"]["finished_at"]) - stages["sft"]["cost"]["train_seconds"] - began
 
 
-def split_of_round(made: dict[str, dict[str, Any]], label: str) -> dict[str, float]:
+def split_of_round(by_label: dict[str, dict[str, Any]], label: str) -> dict[str, float]:
     """Where the seconds of a round went, from the start of its first stage to the end of its last."""
-    stages = {name: made[f"{label}/{name}"] for name in ("generate", "score", "select", "reference-logps", "dpo")}
+    stages = {name: by_label[f"{label}/{name}"] for name in ("generate", "score", "select", "reference-logps", "dpo")}
     spent = moment(stages["dpo"]["finished_at"]) - moment(stages["generate"]["started_at"])
     sampling, scoring = stages["generate"]["cost"]["generate_seconds"], stages["score"]["cost"]["score_seconds"]
     training = stages["dpo"]["cost"]["train_seconds"] + stages["reference-logps"]["cost"]["score_seconds"]
@@ -75,7 +75,7 @@ def split_of_round(made: dict[str, dict[str, Any]], label: str) -> dict[str, flo
 def main() -> None:
     home = tempfile.mkdtemp(prefix="bench-")
     began, cold, outcome = run(home)
-    made = records(home)
+    stages = records(home)
     _, cached, again = run(home)
     assert {stage["state"] for stage in again["stages"]} == {"cached"}
     run(home, *LARGE_ROUND)
@@ -85,12 +85,12 @@ def main() -> None:
         json.dumps(
             {
                 "run_seconds": round(cold, 1),
-                "first_training_step_seconds": round(first_step(made, began), 1),
+                "first_training_step_seconds": round(first_step(stages, began), 1),
                 "first_training_step_seconds_with_data_cached": round(first_step(records(home), began_warm), 1),
                 "run_seconds_with_data_cached": round(warm, 1),
                 "cached_run_seconds": round(cached, 1),
                 "cached_seconds_per_stage": round(cached / len(again["stages"]), 3),
-                "round": split_of_round(made, "round-2"),
+                "round": split_of_round(stages, "round-2"),
                 "large_round_without_evaluation": large,
                 "accuracy": {name: m["accuracy"] for name, m in outcome["metrics"]["policies"].items()},
             }

@@ -41,12 +41,12 @@ def rows_of_each_kind() -> dict[str, list[Row]]:
     groups = [sequences(some(200), *[61] * 8) for _ in range(4)]
     lengths = [max(16, min(512, int(source.lognormvariate(4.6, 0.7)))) for _ in range(16)]
     kinds: dict[str, list[tuple[TokenSequence, ...]]] = {
-        "completions": [(one,) for group in groups for one in group],
+        "completions": [(completion,) for group in groups for completion in group],
         "pairs": [sequences(some(150), 60, 60) for _ in range(8)],
         "demonstrations": [sequences(some(length // 3), length - length // 3) for length in lengths],
         "short_demonstrations": [sequences(some(8), 9) for _ in range(128)],
     }
-    return {name: [Row(number, one) for number, one in enumerate(rows)] for name, rows in kinds.items()}
+    return {name: [Row(number, sequence) for number, sequence in enumerate(rows)] for name, rows in kinds.items()}
 
 
 def passes(model: PackedModel, rows: list[Row]) -> tuple[float, torch.Tensor]:

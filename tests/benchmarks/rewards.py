@@ -20,17 +20,17 @@ def main() -> None:
         file.write_text(
             f"import time\ndef f(prompt, completion, label):\n time.sleep({SECONDS})\n return len(completion) / 90\n"
         )
-        found, answers = {}, []
+        seconds, answers = {}, []
         for processes in PROCESSES:
             with Verifier(f"{file}:f", 60.0, processes=processes) as verifier:
-                for which in ("first", "warm"):
+                for call in ("first", "warm"):
                     started = time.perf_counter()
                     answers.append(sorted(verifier(rows)))
-                    found[f"{which}_{processes}"] = time.perf_counter() - started
-    one, many = PROCESSES
-    ratios = {f"{which}_ratio": found[f"{which}_{one}"] / found[f"{which}_{many}"] for which in ("first", "warm")}
-    same = all(one == answers[0] for one in answers)
-    print(json.dumps({name: round(value, 2) for name, value in {**found, **ratios}.items()} | {"same": same}))
+                    seconds[f"{call}_{processes}"] = time.perf_counter() - started
+    few, many = PROCESSES
+    ratios = {f"{call}_ratio": seconds[f"{call}_{few}"] / seconds[f"{call}_{many}"] for call in ("first", "warm")}
+    same = all(answer == answers[0] for answer in answers)
+    print(json.dumps({name: round(value, 2) for name, value in {**seconds, **ratios}.items()} | {"same": same}))
 
 
 if __name__ == "__main__":

@@ -32,17 +32,17 @@ NAMES = ("server", "worker", "reconciler")
 def measure(services: Services, daemon: int) -> dict[str, dict[str, float]]:
     """Figures of each long-lived process, and of the disk below ALIGN_HOME."""
     pids = {"services": daemon, **{name: services.pid(name) for name in NAMES}}
-    found = {}
+    figures = {}
     for name, pid in pids.items():
         process = psutil.Process(pid)
-        found[name] = {
+        figures[name] = {
             "memory_mib": process.memory_full_info().uss / 2**20,
             "files": float(process.num_fds()),
             "threads": float(process.num_threads()),
         }
     sizes = [path.lstat().st_size for path in services.home.rglob("*") if path.is_file()]
-    found["home"] = {"disk_mib": sum(sizes) / 2**20, "entries": float(len(sizes))}
-    return found
+    figures["home"] = {"disk_mib": sum(sizes) / 2**20, "entries": float(len(sizes))}
+    return figures
 
 
 def main() -> int:

@@ -43,7 +43,7 @@ def cost(command: list[str], home: str, code: int = 0, seeds: bool = False) -> d
 
     The command ends with ``code``; with ``seeds`` each of the three runs has a seed of its own, and nothing cached.
     """
-    found = []
+    seconds = []
     for number in range(TIMES):
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         given = [*command, "--set", f"seed={number}"] if seeds else command
@@ -52,8 +52,8 @@ def cost(command: list[str], home: str, code: int = 0, seeds: bool = False) -> d
         assert done.returncode == code, done.stderr
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        found.append((used, time.monotonic() - began))
-    used, wall = min(found)
+        seconds.append((used, time.monotonic() - began))
+    used, wall = min(seconds)
     return {"processor_seconds": round(used, 2), "seconds": round(wall, 2)}
 
 

@@ -40,8 +40,8 @@ def main() -> None:
     prompts = [{"prompt_ids": random.integers(0, 1000, PROMPT).tolist()} for _ in range(GROUPS)]
     ids = [random.integers(0, 1000, TOKENS).tolist() for _ in range(GROUPS * SIZE)]
     rewards, groups = random.normal(size=len(ids)).tolist(), [number // SIZE for number in range(len(ids))]
-    flat = [_output(one, FlatLogprobs(logprobs=[-1.5] * TOKENS)) for one in ids]
-    nested = [_output(one, [{token: Logprob(-1.5, 1)} for token in one]) for one in ids]
+    flat = [_output(ids_of_prompt, FlatLogprobs(logprobs=[-1.5] * TOKENS)) for ids_of_prompt in ids]
+    nested = [_output(ids_of_prompt, [{token: Logprob(-1.5, 1)} for token in ids_of_prompt]) for ids_of_prompt in ids]
     values = np.full(len(ids) * TOKENS, -1.5, np.float32)
     seconds: dict[str, list[float]] = {"columns": [], "lists": []}
     grown: dict[str, int] = {}
@@ -115,8 +115,11 @@ def _lists(
     for number, output in enumerate(
         _sent(
             [
-                (one.token_ids, [step[token].logprob for step, token in zip(one.logprobs, one.token_ids, strict=True)])
-                for one in outputs
+                (
+                    output.token_ids,
+                    [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)],
+                )
+                for output in outputs
             ]
         )
     ):
@@ -132,8 +135,8 @@ def _lists(
     read = _through(rows, file)
     by_row = np.split(values, len(rows))
     for name in NUMBERS:
-        for row, found in zip(rows, _sent(by_row), strict=True):
-            row[name] = found.tolist()
+        for row, received in zip(rows, _sent(by_row), strict=True):
+            row[name] = received.tolist()
     for row, reward in zip(rows, rewards, strict=True):
         advantages, later, following = [0.0] * len(row["mask"]), 0.0, 0.0
         for place in reversed(range(len(advantages))):

@@ -21,7 +21,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-", dir=".") as place:
         model, store = Path(place) / "model", Path(place) / "store"
         model.mkdir()
-        found: dict[str, list[float]] = {"publish": [], "into_cache": [], "digest": []}
+        durations: dict[str, list[float]] = {"publish": [], "into_cache": [], "digest": []}
         for number in range(TIMES):
             (model / "weights").write_bytes(os.urandom(MIB << 20))
             times = [time.perf_counter()]
@@ -31,10 +31,10 @@ def main() -> None:
             times.append(time.perf_counter())
             digest_of_file(Path(place) / f"cached-{number}")
             times.append(time.perf_counter())
-            for name, before, after in zip(found, times, times[1:], strict=False):
-                found[name].append(after - before)
+            for name, before, after in zip(durations, times, times[1:], strict=False):
+                durations[name].append(after - before)
             (Path(place) / f"cached-{number}").unlink()
-    print(json.dumps({"mib": MIB, **{name: round(min(seconds), 2) for name, seconds in found.items()}}))
+    print(json.dumps({"mib": MIB, **{name: round(min(seconds), 2) for name, seconds in durations.items()}}))
 
 
 if __name__ == "__main__":

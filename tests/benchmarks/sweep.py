@@ -25,8 +25,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         alone = [run(f"{place}/{value}", "--set", f"{FIELD}={value}") for value in VALUES]
         together = run(f"{place}/sweep", "--sweep", f"{FIELD}={','.join(VALUES)}")
-    found = {"alone, seconds": [round(one, 1) for one in alone], "sweep, seconds": round(together, 1)}
-    print(json.dumps({**found, "ratio": round(together / sum(alone), 3), "goal": 0.6}))
+    figures = {"alone, seconds": [round(duration, 1) for duration in alone], "sweep, seconds": round(together, 1)}
+    print(json.dumps({**figures, "ratio": round(together / sum(alone), 3), "goal": 0.6}))
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def main() -> None:
             part = [row.sequences[0].ids for row in table[start : start + 8]]
             width = max(map(len, part))
             ids, mask = torch.zeros(8, width, dtype=torch.long), torch.zeros(8, width, dtype=torch.long)
-            for index, one in enumerate(part):
-                ids[index, : len(one)], mask[index, : len(one)] = torch.from_numpy(one), 1
+            for index, sample in enumerate(part):
+                ids[index, : len(sample)], mask[index, : len(sample)] = torch.from_numpy(sample), 1
             labels = ids.masked_fill(mask == 0, -100)
             model.model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -51,12 +51,12 @@ def run(place: Place, count: int, seed: int) -> Outcome:
         troubles = Troubles(place, random.Random(seed), count)
         models = [place.store(backend).publish(place.write({"n": b"%d" % n}), "model") for n in range(_WRITERS)]
         proxy.rule = troubles.rule
-        told = [Told() for _ in range(_WRITERS)]
+        reports = [Told() for _ in range(_WRITERS)]
         threads = [
             threading.Thread(
-                target=_write, args=(place.store(S3Backend("bucket", backend.prefix)), models, number, one, troubles)
+                target=_write, args=(place.store(S3Backend("bucket", backend.prefix)), models, number, report, troubles)
             )
-            for number, one in enumerate(told)
+            for number, report in enumerate(reports)
         ]
         for thread in threads:
             thread.start()
@@ -66,8 +66,8 @@ def run(place: Place, count: int, seed: int) -> Outcome:
     place.server.end(signal.SIGKILL)
     place.server.start()
     reader = S3Backend("bucket", backend.prefix)
-    lost = sorted({wrong for one in told for wrong in _lost(place.store(reader), one)})
-    there = [path for one in told for path in _refused_and_there(place.store(reader), one)]
+    lost = sorted({wrong for report in reports for wrong in _lost(place.store(reader), report)})
+    there = [path for report in reports for path in _refused_and_there(place.store(reader), report)]
     wrong = [
         path
         for path in there
@@ -82,8 +82,8 @@ def run(place: Place, count: int, seed: int) -> Outcome:
         len(lost) + len(wrong),
         "acknowledged writes lost, or one's own refused",
         kills=troubles.kills,
-        acknowledged=sum(len(one.objects) + len(one.moves) for one in told),
-        unknown=sum(one.unknown for one in told),
+        acknowledged=sum(len(report.objects) + len(report.moves) for report in reports),
+        unknown=sum(report.unknown for report in reports),
         written_without_metadata_by_the_killed_server=len(there) - len(wrong),
     )
 
@@ -107,7 +107,7 @@ class Troubles:
         return Fault(lost=True)
 
 
-def _write(store: Store, models: list[Reference], number: int, told: Told, troubles: Troubles) -> None:
+def _write(store: Store, models: list[Reference], number: int, report: Told, troubles: Troubles) -> None:
     rng = random.Random(number)
     try:
         while troubles.left > 0 and not troubles.failed:
@@ -115,40 +115,40 @@ def _write(store: Store, models: list[Reference], number: int, told: Told, troub
             try:
                 if rng.random() < 0.5:
                     if store.backend.put(name, name.encode()) is None:
-                        told.refused.add(name)  # a path that nobody else has
+                        report.refused.add(name)  # a path that nobody else has
                     else:
-                        told.objects[name] = name.encode()
+                        report.objects[name] = name.encode()
                 else:
                     latest = store.tags.last("policy")
                     to = latest.to if latest else None
-                    told.moves[name] = store.tags.move("policy", models[number], to, name).number
+                    report.moves[name] = store.tags.move("policy", models[number], to, name).number
             except Conflict:
-                told.refused.add(name)
+                report.refused.add(name)
             except InfrastructureError:
-                told.unknown += 1
+                report.unknown += 1
     except BaseException as error:
         troubles.failed.append(error)
 
 
-def _lost(store: Store, told: Told) -> list[str]:
+def _lost(store: Store, report: Told) -> list[str]:
     """Acknowledged writes that are not there."""
     history = {move.reason: move.number for move in store.tags.history("policy")}
     bad = [
         f"move {number} is {history.get(reason)}"
-        for reason, number in told.moves.items()
+        for reason, number in report.moves.items()
         if history.get(reason) != number
     ]
     if sorted(history.values()) != list(range(1, len(history) + 1)):
         bad.append("the history has a gap")
-    for path, data in told.objects.items():
+    for path, data in report.objects.items():
         if store.backend.stat(path) is None or store.backend.read(path) != data:
             bad.append(f"{path} is not there")
     return bad
 
 
-def _refused_and_there(store: Store, told: Told) -> list[str]:
+def _refused_and_there(store: Store, report: Told) -> list[str]:
     """Paths of writes that were refused and took place all the same. This server puts an object's bytes in place and then
     its metadata, so that a kill between the two makes an object without the mark of its writer, as S3 itself never has one;
     nobody can know it again."""
     moves = {move.reason: tag_path("policy", move.number) for move in store.tags.history("policy")}
-    return [moves.get(one, one) for one in told.refused if one in moves or store.backend.stat(one) is not None]
+    return [moves.get(path, path) for path in report.refused if path in moves or store.backend.stat(path) is not None]

@@ -20,7 +20,7 @@ KEYS = ["a" * 64, "b" * 64]
 
 
 def run(place: Place, count: int, seed: int) -> Outcome:
-    rng, found, kinds = random.Random(seed), 0, dict[str, int]()
+    rng, detected, kinds = random.Random(seed), 0, dict[str, int]()
     store = place.store(place.backend())
     contents = [
         {f"weights/{part}": rng.randbytes(3000) for part in range(3)} | {"config.json": b'{"layers": %d}' % number}
@@ -38,25 +38,27 @@ def run(place: Place, count: int, seed: int) -> Outcome:
         if where == "cache":
             directory = reader.fetch(model)
             how = _damage_file(rng, directory)
-            found += _is_found(lambda: reader.fetch(model), files)  # noqa: B023
+            detected += _is_found(lambda: reader.fetch(model), files)  # noqa: B023
         else:
             paths = _paths(store, models)[where]
             kept = {path: store.backend.read(path) for path in paths}
             how = _damage(rng, store, where, paths, kept)
             if where == "record":
-                found += reader.records.find(KEYS[0]) in (
+                detected += reader.records.find(KEYS[0]) in (
                     None,
                     record,
                 )  # the name of the checksum itself may have changed
             else:
-                found += _is_found(lambda: reader.fetch(model), files) and bool(reader.verify(model))  # noqa: B023
+                detected += _is_found(lambda: reader.fetch(model), files) and bool(reader.verify(model))  # noqa: B023
             for path, data in kept.items():
                 _overwrite(store, path, data)
             for entry in store.manifest(model).files:
                 store.backend.delete(f"suspects/{entry.sha256}")
         kinds[f"{where}: {how}"] = kinds.get(f"{where}: {how}", 0) + 1
         remove_tree(reader.workspace.root)
-    return outcome("corruption", place, count, seed, count - found, "not found before a loader reads", kinds=len(kinds))
+    return outcome(
+        "corruption", place, count, seed, count - detected, "not found before a loader reads", kinds=len(kinds)
+    )
 
 
 def _paths(store: Store, models: list[Reference]) -> dict[str, list[str]]:
@@ -76,7 +78,7 @@ def _damage(rng: random.Random, store: Store, where: str, paths: list[str], kept
         "flipped": lambda data: _flipped(rng, data),
         "truncated": lambda data: data[: rng.randrange(len(data))],
         "longer": lambda data: data + rng.randbytes(rng.randint(1, 9)),
-        "swapped": lambda data: kept[rng.choice([one for one in paths if one != path])],
+        "swapped": lambda data: kept[rng.choice([other for other in paths if other != path])],
         "deleted": lambda data: b"",
     }
     if where != "blob":
@@ -110,8 +112,8 @@ def _damage_file(rng: random.Random, directory: Path) -> str:
     """Change a fetched artifact; which way."""
     files = sorted(files_below(directory))
     file = directory / rng.choice(files)
-    for made in (file, file.parent, directory):
-        made.chmod(0o755)
+    for path in (file, file.parent, directory):
+        path.chmod(0o755)
     data = file.read_bytes()
     how = rng.choice(("flipped", "truncated", "longer", "swapped", "deleted", "added", "linked"))
     if how == "added":

@@ -83,7 +83,7 @@ class Schedule:
                     self._actors -= 1
                     self._choose()
 
-        threads = [threading.Thread(target=act, args=one) for one in works.items()]
+        threads = [threading.Thread(target=act, args=work) for work in works.items()]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -157,12 +157,12 @@ class Stepped:
 
     def stat(self, path: str) -> Object | None:
         self._schedule.step()
-        found = self._backend.stat(path)
-        return found and self._dated(found)
+        entry = self._backend.stat(path)
+        return entry and self._dated(entry)
 
     def list(self, prefix: str) -> Iterator[Object]:
         self._schedule.step()
-        yield from [self._dated(found) for found in self._backend.list(prefix)]
+        yield from [self._dated(entry) for entry in self._backend.list(prefix)]
 
     def delete(self, path: str, version: str | None = None) -> None:
         self._schedule.step()
@@ -178,8 +178,8 @@ class Stepped:
     def drop(self, upload: Object) -> None:
         raise AssertionError("nothing here is large")
 
-    def _dated(self, found: Object) -> Object:
-        return Object(found.path, found.size, self._times.get(found.path, 0.0), found.version)
+    def _dated(self, entry: Object) -> Object:
+        return Object(entry.path, entry.size, self._times.get(entry.path, 0.0), entry.version)
 
 
 class World:
@@ -225,12 +225,12 @@ class World:
     def reads(self) -> None:
         """What a record refers to before and after a look at it was there all the time."""
         store = self.store()
-        for found in self.backend.list(STAGES):
+        for entry in self.backend.list(STAGES):
             with suppress(NotFound):
-                record = store.records.read(found.path)
+                record = store.records.read(entry.path)
                 problems = store.verify(record.output)
-                after = self.backend.stat(found.path)
-                if problems and after is not None and after.version == found.version:
+                after = self.backend.stat(entry.path)
+                if problems and after is not None and after.version == entry.version:
                     self.lost.append(f"a record refers to it, and {problems}")
 
     def forgets(self) -> None:
@@ -254,8 +254,8 @@ class World:
         collect(store, delete=True, older_than=GRACE)
         roots = {reference for record in store.records.all() for reference in record.outputs.values()}
         blobs = {blob_path(entry.sha256) for reference in roots for entry in store.manifest(reference).files}
-        stored = {found.path for prefix in ("blobs/", "manifests/", "leases/") for found in self.backend.list(prefix)}
-        expected = blobs | {manifest_path(one.digest) for one in roots}
+        stored = {entry.path for prefix in ("blobs/", "manifests/", "leases/") for entry in self.backend.list(prefix)}
+        expected = blobs | {manifest_path(root.digest) for root in roots}
         return sorted(stored ^ expected)
 
 

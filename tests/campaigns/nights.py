@@ -67,9 +67,17 @@ def run(place: Place, count: int, seed: int) -> Outcome:
         number += 1
     bad = lost + twice + wrongly_given_up
     figures: dict[str, object] = {"lost": lost, "used twice": twice, "given up after orderly stops": wrongly_given_up}
-    what = "rows lost, used twice or wrongly given up"
+    counted = "rows lost, used twice or wrongly given up"
     return outcome(
-        "nights", place, stops.total(), seed, bad, what, **figures, given_up_and_returned=returned, stops=dict(stops)
+        "nights",
+        place,
+        stops.total(),
+        seed,
+        bad,
+        counted,
+        **figures,
+        given_up_and_returned=returned,
+        stops=dict(stops),
     )
 
 
@@ -153,7 +161,7 @@ class World:
         os.kill(child, signal.SIGCONT)
         for night in (child, other):
             ended(night)
-        return any(one.night == successor and one.attempt > 1 for one in self.ledger.nights())
+        return any(night.night == successor and night.attempt > 1 for night in self.ledger.nights())
 
     def stop_server(self, name: str, after: float) -> bool:
         assert self.place.server is not None
@@ -219,7 +227,7 @@ class World:
     def used_twice(self) -> int:
         """Rows that production was trained on more than once, or that are in more than one batch."""
         trained = Counter(policy(self.ledger.store, self.ledger.store.tags.get(PRODUCTION)))
-        batches = Counter(row for one in self.ledger.batches() for row in rows_of(self.ledger.store, one.batch))
+        batches = Counter(row for batch in self.ledger.batches() for row in rows_of(self.ledger.store, batch.batch))
         return sum(count - 1 for counts in (trained, batches) for count in counts.values() if count > 1)
 
 

@@ -84,7 +84,7 @@ def draft(key: str, **fields: object) -> ProvenanceDraft:
     return ProvenanceDraft.model_validate({"key": key, "stage": "sft", "label": "round-1/sft"} | fields)
 
 
-def outcome(name: str, place: Place, count: int, seed: int, bad: int, what: str, **more: object) -> Outcome:
+def outcome(name: str, place: Place, count: int, seed: int, bad: int, description: str, **more: object) -> Outcome:
     """The usual figure: how many of so many went wrong, where none should."""
-    figures = {"campaign": name, "store": place.kind, "seed": seed, "of": count, what: bad} | more
+    figures = {"campaign": name, "store": place.kind, "seed": seed, "of": count, description: bad} | more
     return Outcome(json.dumps(figures), bad == 0)

@@ -91,9 +91,9 @@ def _die_at(step: int, after: bool) -> None:
 def _partial(store: Store) -> int:
     """How many artifacts and finished stages a reader sees and cannot have."""
     wrong = 0
-    for found in store.backend.list(MANIFESTS):
+    for entry in store.backend.list(MANIFESTS):
         try:
-            wrong += bool(store.verify(manifest_at(store.backend, Path(found.path).stem).reference))
+            wrong += bool(store.verify(manifest_at(store.backend, Path(entry.path).stem).reference))
         except AlignmentError:
             wrong += 1
     for record in store.records.all():
@@ -103,9 +103,12 @@ def _partial(store: Store) -> int:
 
 def _unlike_never_killed(store: Store, directories: list[Any]) -> int:
     """How many artifacts cannot be published after all those deaths, and what the collector cannot clear away."""
-    made: list[Reference] = [
+    references: list[Reference] = [
         store.publish(directory, "model", draft(f"{number:064x}")) for number, directory in enumerate(directories)
     ]
     collect(store, delete=True, older_than=-5)
-    wrong = sum(bool(store.verify(one)) or store.records.find(f"{n:064x}") is None for n, one in enumerate(made))
+    wrong = sum(
+        bool(store.verify(reference)) or store.records.find(f"{n:064x}") is None
+        for n, reference in enumerate(references)
+    )
     return wrong + len(collect(store, older_than=-5).garbage) + len(list(store.backend.unfinished()))

@@ -21,14 +21,14 @@ def run(place: Place, count: int, seed: int) -> Outcome:
     backend = place.backend()
     store = place.store(backend)
     models = [store.publish(place.write({"n": b"%d" % n}), "model") for n in range(WRITERS)]
-    told = place.folder / "told"
-    told.mkdir()
+    report = place.folder / "told"
+    report.mkdir()
     share = WRITERS // _PROCESSES
 
     def process(number: int) -> None:
         mine = place.store(pickle.loads(pickle.dumps(backend)))
         ours = range(number * share, (number + 1) * share)
-        threads = [threading.Thread(target=_write, args=(mine, models[n], count, told / str(n))) for n in ours]
+        threads = [threading.Thread(target=_write, args=(mine, models[n], count, report / str(n))) for n in ours]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -40,7 +40,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
     assert [move.number for move in history] == list(range(1, len(history) + 1)), "the history has a gap"
     assert len(history) >= count
     winners: dict[int, list[str]] = {move.number: [] for move in history}
-    attempts = [(file.name, *line.split()) for file in told.iterdir() for line in file.read_text().splitlines()]
+    attempts = [(file.name, *line.split()) for file in report.iterdir() for line in file.read_text().splitlines()]
     for writer, number, how in attempts:
         if how == "won":
             winners[int(number)].append(writer)
@@ -52,9 +52,9 @@ def run(place: Place, count: int, seed: int) -> Outcome:
     return outcome("tags", place, count, seed, bad, "moves without one winner", writers=WRITERS, attempts=len(attempts))
 
 
-def _write(store: Store, mine: Reference, count: int, told: Path) -> None:
+def _write(store: Store, mine: Reference, count: int, report: Path) -> None:
     """Try to make each move, and note which of the tries won."""
-    with told.open("a") as file:
+    with report.open("a") as file:
         while True:
             latest = store.tags.last("policy")
             number = latest.number + 1 if latest else 1

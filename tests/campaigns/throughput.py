@@ -27,16 +27,16 @@ def run(place: Place, count: int, seed: int) -> Outcome:
             source = place.write({f"part-{n}": rng.randbytes(size) for n in range(many)})
             for side in SIDES if number % 2 else SIDES[::-1]:
                 to = place.folder / "fetched" / f"{side}-{number}-{files}"
-                for what, took in _one(side, source, to, f"{side}-{number}-{files}").items():
-                    seconds[side, files, what] = min(took, seconds.get((side, files, what), took))
+                for direction, took in _one(side, source, to, f"{side}-{number}-{files}").items():
+                    seconds[side, files, direction] = min(took, seconds.get((side, files, direction), took))
                 shutil.rmtree(to, ignore_errors=True)
             shutil.rmtree(source)
 
     def ratios(side: str) -> dict[str, float]:
-        both = ((files, what) for files in _FILES for what in ("publish", "fetch"))
+        both = ((files, direction) for files in _FILES for direction in ("publish", "fetch"))
         return {
-            f"{what} {files}": round(seconds[side, files, what] / seconds["store", files, what], 2)
-            for files, what in both
+            f"{direction} {files}": round(seconds[side, files, direction] / seconds["store", files, direction], 2)
+            for files, direction in both
         }
 
     figures = {"campaign": "throughput", "store": place.kind, "seed": seed, "of": count, **ratios("s3fs")}
@@ -52,5 +52,5 @@ def _one(side: str, source: Path, to: Path, prefix: str) -> dict[str, float]:
         stdout=subprocess.PIPE,
         check=True,
     )
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    seconds: dict[str, float] = json.loads(done.stdout)
+    return seconds

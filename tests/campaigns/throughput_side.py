@@ -16,8 +16,8 @@ def through_store(source: Path, to: Path, prefix: str) -> tuple[Callable[[], obj
     from alignment_core.artifacts.workspace import Workspace
 
     store = Store(open_store(f"s3://bucket/{prefix}").backend, Workspace(to))
-    made = []
-    return lambda: made.append(store.publish(source, "model")), lambda: store.fetch(made[0])
+    references = []
+    return lambda: references.append(store.publish(source, "model")), lambda: store.fetch(references[0])
 
 
 def through_call_s3(source: Path, to: Path, prefix: str) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -78,10 +78,10 @@ def main() -> None:
     through = {"store": through_store, "call_s3": through_call_s3, "s3fs": through_s3fs}
     works = through[side](source, to, prefix)
     seconds = {}
-    for what, work in zip(("publish", "fetch"), works, strict=True):
+    for direction, work in zip(("publish", "fetch"), works, strict=True):
         began = time.perf_counter()
         work()
-        seconds[what] = time.perf_counter() - began
+        seconds[direction] = time.perf_counter() - began
     sizes = sorted(file.stat().st_size for file in source.rglob("*"))
     assert sorted(file.stat().st_size for file in to.rglob("part-*")) == sizes
     print(json.dumps(seconds))

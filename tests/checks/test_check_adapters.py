@@ -26,8 +26,8 @@ def adapter(tmp_path: Path) -> Path:
 
 def problems(store: Any, rows: Path, model: Path, adapter: Path, **fields: Any) -> list[str]:
     recipe = sft(rows) | {"model": {"name": str(model), "adapter": str(adapter), **fields}}
-    found: list[str] = look(store, recipe).problems
-    return found
+    problems: list[str] = look(store, recipe).problems
+    return problems
 
 
 def test_an_adapters_own_tokenizer_renders_the_rows(store, rows, tiny_model, adapter):

@@ -45,6 +45,6 @@ def test_a_template_without_tools_is_refused_also_if_prompts_are_cached(
 ) -> None:
     parsed = parse_recipe(with_tools(rows, tmp_path))
     planned = plan(parsed, store)
-    planned.stages = [replace(one, state="cached") if one.stage == "dataset" else one for one in planned.stages]
+    planned.stages = [replace(stage, state="cached") if stage.stage == "dataset" else stage for stage in planned.stages]
     (problem,) = check(planned, parsed.resources).problems
     assert problem.startswith(REFUSED)

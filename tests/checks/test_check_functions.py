@@ -105,8 +105,8 @@ def test_functions_of_every_list_of_rewards_are_called_on_the_prompts_of_their_s
     recipe["iterative_dpo"] = {"rounds": 2, "prompts": prompts, "rewards": [{"verifier": "math"}, fails]}
     recipe["evaluation"] = {"prompts": prompts, "rewards": [fails], "verifier": "math"}
     parsed = parse_recipe(recipe)
-    found = _functions(plan(parsed, store).stages, parsed.resources)
-    assert {label: set(called) for label, called in found.items()} == {
+    functions = _functions(plan(parsed, store).stages, parsed.resources)
+    assert {label: set(called) for label, called in functions.items()} == {
         "rounds/prompts": {"iterative_dpo.rewards.0.verifier", "iterative_dpo.rewards.1.function"},
         "evaluation/prompts": {"evaluation.rewards.0.function", "evaluation.verifier"},
     }
@@ -128,8 +128,8 @@ def test_the_row_reader_finds_malformed_rows_without_loading_transformers_or_fun
         "names = ('transformers', 'torch', 'ray', 'prefect', 'alignment_core.checks.functions')\n"
         "print([name for name in names if sys.modules.get(name)], file=sys.__stdout__)"
     )
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps([question]), cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert "rows.jsonl:1: is not valid JSON" in said[0]
-    assert said[1] == "[]"
+    assert "rows.jsonl:1: is not valid JSON" in process[0]
+    assert process[1] == "[]"

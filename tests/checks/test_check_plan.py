@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_plan_shows_cached_running_and_dependent_stages(store, rows, tmp_path):
     recipe = parse_recipe(sft(rows))
     before = plan(recipe, store)
-    assert [(one.label, one.state) for one in before.stages] == [
+    assert [(stage.label, stage.state) for stage in before.stages] == [
         ("model", "runs"),
         ("sft/data", "depends"),
         ("sft", "depends"),
@@ -45,7 +45,7 @@ def test_a_plan_shows_cached_running_and_dependent_stages(store, rows, tmp_path)
         tmp_path / "made", "model", ProvenanceDraft(key=key_of(call).value, stage="base_model", label="model")
     )
     after = plan(recipe, store)
-    assert [one.state for one in after.stages] == ["cached", "runs", "depends"]
+    assert [stage.state for stage in after.stages] == ["cached", "runs", "depends"]
     assert after.stages[2].waits_for() == ["sft/data"]
 
 
@@ -54,11 +54,11 @@ def test_the_plan_has_the_evaluation_of_the_tagged_model_if_the_tag_exists(store
     evaluation = {"prompts": prompts, "generation": {"max_completion_length": 8}, "verifier": "math"}
     promotion = {"gates": [{"metric": "accuracy", "min_gain": 0}]}
     recipe = parse_recipe({**sft(rows), "evaluation": evaluation, "promotion": promotion})
-    assert not any("production" in one.label for one in plan(recipe, store).stages)
+    assert not any("production" in stage.label for stage in plan(recipe, store).stages)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "config.json").write_text("{}")
     store.tags.move("policy/production", store.publish(tmp_path / "made", "model"), None, "imported")
-    planned = {one.label: one.state for one in plan(recipe, store).stages}
+    planned = {stage.label: stage.state for stage in plan(recipe, store).stages}
     assert planned["production/evaluation/generate"] == planned["promotion/report"] == "depends"
 
 
@@ -73,15 +73,17 @@ def test_a_nightly_plan_leaves_open_the_rows_that_a_night_will_take(store, rows,
         "promotion": {"gates": [{"metric": "accuracy", "min_gain": 0}]},
     }
     planned = plan(parse_recipe(recipe), store)
-    (arriving,) = [one for one in planned.stages if one.label == "rows"]
+    (arriving,) = [stage for stage in planned.stages if stage.label == "rows"]
     assert arriving.waits_for() == ["model", "the night's rows"]
-    assert any("candidate/evaluation/generate: the longest prompt" in one for one in look(store, recipe).problems)
+    assert any(
+        "candidate/evaluation/generate: the longest prompt" in problem for problem in look(store, recipe).problems
+    )
 
 
 def test_cached_data_sets_are_not_checked(store, rows):
     planned = plan(parse_recipe(sft(rows)), store)
     rows.unlink()
-    cached = [PlannedStage(one.label, one.stage, one.config, one.inputs, "cached") for one in planned.stages]
+    cached = [PlannedStage(stage.label, stage.stage, stage.config, stage.inputs, "cached") for stage in planned.stages]
     assert check(Plan(store, 0, cached), parse_recipe(sft(rows.parent)).resources) == Findings()
 
 
@@ -107,10 +109,10 @@ def test_a_refused_run_prints_the_sentence_and_imports_nothing_heavy(rows, tmp_p
 def test_align_check_lists_stages_and_data(rows, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))
     done = align_here(tmp_path / "home", "check", str(tmp_path / "recipe.json"), "--json")
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["status"]) == (0, "checked")
-    assert [one["state"] for one in found["stages"]] == ["runs", "depends", "depends"]
-    assert [(one["label"], one["read"]) for one in found["data"]] == [("sft/data", 100)]
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["status"]) == (0, "checked")
+    assert [stage["state"] for stage in report["stages"]] == ["runs", "depends", "depends"]
+    assert [(data["label"], data["read"]) for data in report["data"]] == [("sft/data", 100)]
 
 
 def test_align_check_explains_why_a_policy_cannot_be_compared_with_the_tagged_model(
@@ -146,11 +148,11 @@ def test_align_check_explains_why_a_policy_cannot_be_compared_with_the_tagged_mo
     )  # the stand-ins have no weights to look at
     for as_json in (False, True):
         cli_check.check(tmp_path / "recipe.json", [], [], None, as_json)
-    said, found = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    text, as_dict = capsys.readouterr().out.rsplit("\n", 2)[:2]
     why = "policy/production points to model@"
-    assert f"cannot be promoted: {why}" in said
-    assert "it cannot be compared; align promote moves the tag by hand" in said
-    assert json.loads(found)["not_promoted"].startswith(why)
+    assert f"cannot be promoted: {why}" in text
+    assert "it cannot be compared; align promote moves the tag by hand" in text
+    assert json.loads(as_dict)["not_promoted"].startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -176,4 +178,4 @@ def test_a_host_starts_before_the_run_only_if_a_stage_is_certain_to_run(store, r
     configs = {name: generate if name == "generate" else StageConfig() for name in states}
     planned = Plan(store, 0, [PlannedStage(name, name, configs[name], {}, state) for name, state in states.items()])
     assert (preflight.early_host(parse_recipe(sft(rows)), planned) is None) == (starts is None)
-    assert started == [one for one in [starts] if one is not None], "engines only where a stage may sample"
+    assert started == [samples for samples in [starts] if samples is not None], "engines only where a stage may sample"

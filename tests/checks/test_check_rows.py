@@ -48,9 +48,9 @@ def test_rows_that_all_fall_are_refused_only_where_the_source_was_read_to_its_en
     (problem,) = look(store, sft(rows, max_length=64)).problems
     assert problem == ("sft/data: no rows left of 2 rows read from rows.jsonl: 2 are longer than max_length (too_long)")
     rows.write_text(long * 3 + json.dumps({"prompt": "?", "completion": "yes"}) + "\n")  # the longest first
-    (found,) = look(store, sft(rows, max_length=64)).seen
-    assert (found.problem, found.read, found.dropped) == (None, 3, {"too_long": 3})
-    assert found.unseen == "the filters drop all of the first 3 rows; later rows were not read"
+    (answer,) = look(store, sft(rows, max_length=64)).seen
+    assert (answer.problem, answer.read, answer.dropped) == (None, 3, {"too_long": 3})
+    assert answer.unseen == "the filters drop all of the first 3 rows; later rows were not read"
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,14 @@ def test_data_sets_of_one_model_in_several_templates_are_named(
     store: Any, rows: Path, training: str | None, prompts: str | None, warned: list[str]
 ) -> None:
     recipe = sft(rows, chat_template=training)
-    asked = {"path": str(rows), "columns": {"label": "completion"}, "chat_template": prompts}
+    prompt_source = {"path": str(rows), "columns": {"label": "completion"}, "chat_template": prompts}
     generation = {"max_completion_length": 8}
-    recipe["evaluation"] = {"prompts": asked, "generation": generation, "verifier": "math", "max_overlap": 1.0}
-    found = look(store, recipe)
-    assert found.problems == []
-    said = {answer.label: answer.warnings for answer in found.seen}
+    recipe["evaluation"] = {"prompts": prompt_source, "generation": generation, "verifier": "math", "max_overlap": 1.0}
+    report = look(store, recipe)
+    assert report.problems == []
+    warnings_of = {answer.label: answer.warnings for answer in report.seen}
     assert [
-        label for label, warnings in said.items() if any("`chat_template` is not" in one for one in warnings)
+        label
+        for label, warnings in warnings_of.items()
+        if any("`chat_template` is not" in warning for warning in warnings)
     ] == warned

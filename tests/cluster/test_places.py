@@ -77,17 +77,17 @@ def seen() -> Iterator[Seen]:
 @pytest.mark.slow
 def test_each_rank_shares_a_gpu_with_the_engine_of_the_same_number(seen: Seen) -> None:
     trainers, engines = seen["one to one"].values()
-    gpus = [one["CUDA_VISIBLE_DEVICES"] for one in trainers]
+    gpus = [trainer["CUDA_VISIBLE_DEVICES"] for trainer in trainers]
     assert len(set(gpus)) == 3
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in engines] == gpus
-    assert [one["WHO"] for one in engines] == ["engines 0", "engines 1", "engines 2"]
+    assert [engine["CUDA_VISIBLE_DEVICES"] for engine in engines] == gpus
+    assert [engine["WHO"] for engine in engines] == ["engines 0", "engines 1", "engines 2"]
 
 
 @pytest.mark.slow
 def test_the_workers_of_an_engine_over_two_gpus_claim_the_gpus(seen: Seen) -> None:
     trainers, engines = seen["two to an engine"].values()
-    assert len({one["CUDA_VISIBLE_DEVICES"] for one in trainers}) == 4
-    assert all(not one["GPUS"] for one in engines)
+    assert len({trainer["CUDA_VISIBLE_DEVICES"] for trainer in trainers}) == 4
+    assert all(not engine["GPUS"] for engine in engines)
     resources = ResourcesConfig(**CASES["two to an engine"])
     device = Device("cuda", 4)
     second = device.engine_place(1, resources)
@@ -97,7 +97,7 @@ def test_the_workers_of_an_engine_over_two_gpus_claim_the_gpus(seen: Seen) -> No
 
 @pytest.mark.slow
 def test_disaggregated_engines_have_gpus_of_their_own(seen: Seen) -> None:
-    gpus = [one["CUDA_VISIBLE_DEVICES"] for role in seen["disaggregated"].values() for one in role]
+    gpus = [environment["CUDA_VISIBLE_DEVICES"] for role in seen["disaggregated"].values() for environment in role]
     assert len(set(gpus)) == 4
 
 

@@ -75,9 +75,9 @@ def test_all_nodes_answer_and_a_node_ends_with_the_pool(short_folder: Path, tmp_
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(answers.read_text())
-    assert found["right"] == [True] * 39
-    assert found["failed"]["39"][0] == "raised"
-    assert "ValueError: not this one (meet.py, line " in found["failed"]["39"][1]
-    assert (found["processes"], found["left"]) == (4, [])
-    assert found["again"] == [float(n) for n in range(100, 130)]
+    result = json.loads(answers.read_text())
+    assert result["right"] == [True] * 39
+    assert result["failed"]["39"][0] == "raised"
+    assert "ValueError: not this one (meet.py, line " in result["failed"]["39"][1]
+    assert (result["processes"], result["left"]) == (4, [])
+    assert result["again"] == [float(n) for n in range(100, 130)]

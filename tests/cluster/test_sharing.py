@@ -72,13 +72,13 @@ def test_waiting_for_gpus_ending_actors_and_their_last_output(short_folder: Path
             timeout=120,
         )
     assert done.returncode == 0, log.read_text()[-3000:]
-    found = json.loads(answers.read_text())
-    first, *between, last = found["told"]
+    result = json.loads(answers.read_text())
+    first, *between, last = result["told"]
     assert (first, last) == ("1 GPUs of the Ray cluster: 0 of 2 are free", None)
     assert {*between} <= {first.replace("0 of", "1 of"), first.replace("0 of", "2 of")}, (
         "Ray gives them back one by one"
     )
-    assert (found["before"], found["after"]) == (2, 0)
+    assert (result["before"], result["after"]) == (2, 0)
 
     heard: list[tuple[str | None, str, str]] = []
     LogTail(log, 0, lambda *line: heard.append(line)).close()

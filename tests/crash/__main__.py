@@ -36,7 +36,7 @@ def main() -> int:
         replicas(2) as rewarding,
     ):
         campaign = campaign_of(options.recipe, Path(folder), random.Random(options.seed), rewarding)
-        campaign.command += [part for one in options.set for part in ("--set", one)]
+        campaign.command += [part for override in options.set for part in ("--set", override)]
         campaign.longest_pause, campaign.begins_at = options.longest_pause, options.begins_at
         campaign.roles, campaign.environment = options.roles, server
         campaign.say = lambda text: print(text, flush=True)

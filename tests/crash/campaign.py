@@ -92,7 +92,7 @@ class Campaign:
             home = self.folder / f"run-{number}"
             self._one_run(home, min(kills, len(self.kills) + MOST_KILLS_OF_A_RUN))
             wrong = self.compare(home, self.expected)
-            self.differences += [f"run {number}: {what}" for what in wrong]
+            self.differences += [f"run {number}: {difference}" for difference in wrong]
             self.say(f"run {number}: {len(self.kills)} kills so far, {'; '.join(wrong) or 'nothing wrong'}")
             shutil.rmtree(home, ignore_errors=True)
             number += 1
@@ -134,8 +134,8 @@ class Campaign:
             role = role_of(line)
             if role is not None:
                 by_role.setdefault(_which_actor(pid) if role == "actor" else role, []).append(pid)
-        if by_role and any(one.process.poll() is None for one in self.replicas):
-            by_role["replica"] = [one.process.pid for one in self.replicas if one.process.poll() is None]
+        if by_role and any(replica.process.poll() is None for replica in self.replicas):
+            by_role["replica"] = [replica.process.pid for replica in self.replicas if replica.process.poll() is None]
         chosen = sorted(role for role in by_role if not self.roles or role in self.roles)
         if not chosen:
             return
@@ -172,7 +172,7 @@ class Campaign:
 
 def campaign_of(name: str, folder: Path, rng: random.Random, replicas: Sequence[Replica] = ()) -> Campaign:
     """Of the recipe with this name. Sampling ahead depends on the clock: it gives another policy each time it runs."""
-    command = recipe.command(name, [one.url for one in replicas])
+    command = recipe.command(name, [replica.url for replica in replicas])
     compare = each_prompt_once if name in recipe.AHEAD_OF_TRAINING else equal_digests
     return Campaign(folder, command, rng, compare=compare, replicas=replicas if name != "quickstart" else ())
 

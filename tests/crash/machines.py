@@ -74,7 +74,7 @@ class Machines:
                 continue
             assert process.returncode == 0, (home / "output.txt").read_text()[-3000:]
             wrong = equal_digests(home, self.expected)
-            self.differences += [f"run {number}: {what}" for what in wrong]
+            self.differences += [f"run {number}: {difference}" for difference in wrong]
             self.say(f"run {number}: {self.losses} machines lost so far, {'; '.join(wrong) or 'nothing wrong'}")
             shutil.rmtree(home)
             return
@@ -103,8 +103,8 @@ class Machines:
 
 def _lose(home: Path) -> None:
     """Kill all processes of a home, as a machine that loses its power does."""
-    while found := processes_of(home):
-        for pid in found:
+    while running := processes_of(home):
+        for pid in running:
             try:
                 psutil.Process(pid).kill()
             except psutil.NoSuchProcess:

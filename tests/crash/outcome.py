@@ -23,22 +23,24 @@ def digests(home: Path) -> Digests:
     """Each output of each stage, by label and name, as the run itself printed it at its end."""
     last = (home / "output.txt").read_text().strip().splitlines()[-1]
     outcome: dict[str, Any] = json.loads(last)
-    return {f"{stage['label']} {name}": one for stage in outcome["stages"] for name, one in stage["outputs"].items()}
+    return {
+        f"{stage['label']} {name}": output for stage in outcome["stages"] for name, output in stage["outputs"].items()
+    }
 
 
 def equal_digests(home: Path, expected: Digests) -> list[str]:
     """The outputs that are another artifact."""
-    found = digests(home)
-    labels = expected.keys() | found.keys()
-    return [f"another {label}" for label in sorted(labels) if expected.get(label) != found.get(label)]
+    outputs = digests(home)
+    labels = expected.keys() | outputs.keys()
+    return [f"another {label}" for label in sorted(labels) if expected.get(label) != outputs.get(label)]
 
 
 def each_prompt_once(home: Path, expected: Digests) -> list[str]:
     """Whether all before the rl stage gave the same artifacts, and its steps lost no prompt and took none twice."""
-    found = digests(home)
-    before = sorted(one for one in expected if not one.startswith("rl "))
-    wrong = [f"another {label}" for label in before if found.get(label) != expected[label]]
-    trajectories = open_store(home / "store").fetch(Reference.parse(found["rl trajectories"]))
+    outputs = digests(home)
+    before = sorted(label for label in expected if not label.startswith("rl "))
+    wrong = [f"another {label}" for label in before if outputs.get(label) != expected[label]]
+    trajectories = open_store(home / "store").fetch(Reference.parse(outputs["rl trajectories"]))
     steps = [pq.read_table(file).to_pylist() for file in sorted(trajectories.iterdir())]
     return wrong + wrong_draws(steps)
 

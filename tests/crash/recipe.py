@@ -90,4 +90,4 @@ def command(name: str, urls: Sequence[str] = ()) -> list[str]:
 
 def _command(recipe: str, changes: dict[str, Any]) -> list[str]:
     fields = [f"{field}={json.dumps(value)}" for field, value in (SHARED | changes).items()]
-    return ["run", str(RECIPES / recipe), *(part for one in fields for part in ("--set", one))]
+    return ["run", str(RECIPES / recipe), *(part for field in fields for part in ("--set", field))]

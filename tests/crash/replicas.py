@@ -56,16 +56,16 @@ class Replica:
 def replicas(count: int) -> Iterator[list[Replica]]:
     """So many of one endpoint."""
     with ExitStack() as stack:
-        made = [Replica() for _ in range(count)]
-        for one in made:
-            stack.callback(one.close)
-        yield made
+        created = [Replica() for _ in range(count)]
+        for replica in created:
+            stack.callback(replica.close)
+        yield created
 
 
 def answer(content: dict[str, Any]) -> tuple[int, bytes]:
     """A tenth of the share of different letters in a completion; 1 for every completion of each fourth prompt or so, which
     the recipe's filter is to leave out."""
-    shares = [len(set(one)) / max(1, len(one)) / 10 for one in content["completions"]]
+    shares = [len(set(completion)) / max(1, len(completion)) / 10 for completion in content["completions"]]
     easy = [zlib.crc32(prompt.encode()) % 4 == 0 for prompt in content["prompts"]]
     rewards = [1.0 if always else share for always, share in zip(easy, shares, strict=True)]
     return 200, json.dumps({"rewards": rewards}).encode()

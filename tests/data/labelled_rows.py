@@ -48,8 +48,8 @@ class LabelledRows(Kind):
         return ((len(row["prompt_ids"]), len(row["completion_ids"])),)
 
     def of_problem(self, problem):
-        said = problem.attempt()
-        return {"prompt": problem.prompt, "completion": said, "desirable": said == problem.answer}
+        outcome = problem.attempt()
+        return {"prompt": problem.prompt, "completion": outcome, "desirable": outcome == problem.answer}
 
 
 KIND = LabelledRows()

@@ -409,11 +409,11 @@ def test_address_of_a_whole_repository_is_its_name_on_the_hub() -> None:
 
 @pytest.mark.parametrize("revision", ["main", "refs/convert/parquet", "refs/pr/3"])
 def test_revision_in_an_address_of_the_hub_may_have_slashes(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(addresses, "commit_of", lambda *given: asked.append(given) or "c" * 40)
+    requests = []
+    monkeypatch.setattr(addresses, "commit_of", lambda *given: requests.append(given) or "c" * 40)
     address = f"hf://datasets/org/rows@{revision}/data/train.jsonl"
     pinned = addresses._at_commit(address, None)
-    assert (pinned, asked) == (
+    assert (pinned, requests) == (
         f"hf://datasets/org/rows@{'c' * 40}/data/train.jsonl",
         [("org/rows", revision, "dataset")],
     )

@@ -70,9 +70,9 @@ def test_tables_have_exactly_these_columns(built: Build, kind: str, columns: dic
 
 
 def test_rows_carry_label_task_and_source(built: Build, jsonl: Write) -> None:
-    made = built({"task": "reverse", "rows": 5, "shuffle": False}, "prompts")
-    assert column(made, "task") == ["reverse"] * 5
-    assert column(made, "source")[0] == "task:reverse/train:1"
+    prompts = built({"task": "reverse", "rows": 5, "shuffle": False}, "prompts")
+    assert column(prompts, "task") == ["reverse"] * 5
+    assert column(prompts, "source")[0] == "task:reverse/train:1"
     own = built(jsonl([{"prompt": "a", "task": "theirs"}]), "prompts")
     assert (column(own, "task"), column(own, "label"), column(own, "source")) == ([None], [None], ["train.jsonl:1"])
 
@@ -391,8 +391,8 @@ def test_shortened_rows_are_reported(built: Build, jsonl: Write) -> None:
     data = built(jsonl([*PAIRS[:8], *long]), "demonstrations", max_length=20, overlong="truncate")
     assert (data.statistics["shortened"], data.statistics["sources"][0]["shortened"]) == (2, 2)
     assert account(data.statistics) == "10 of 10: 2 shortened"
-    (said,) = losses(data.statistics, "first_exhausted")
-    assert said.startswith("train.jsonl: 2 of 10 rows (20%) are shortened to max_length or max_prompt_length")
+    (sentence,) = losses(data.statistics, "first_exhausted")
+    assert sentence.startswith("train.jsonl: 2 of 10 rows (20%) are shortened to max_length or max_prompt_length")
     pairs = [{"prompt": "p" * 9, "chosen": "yes", "rejected": "no"}, {"prompt": "p", "chosen": "y", "rejected": "n"}]
     for kind in ("preferences", "prompts"):
         cut = built(jsonl([*pairs, {"prompt": "q", "chosen": " ", "rejected": "n"}]), kind, max_prompt_length=6, **CUT)
@@ -406,8 +406,8 @@ def test_unused_rows_of_a_mixture_are_reported(built: Build) -> None:
     cut = data.statistics["sources"][1]["unused"]
     assert cut > 100
     assert account(data.statistics) == f"{220 - cut} of 220: {cut} not drawn"
-    (said,) = losses(data.statistics, "first_exhausted")
-    assert said.startswith(
+    (sentence,) = losses(data.statistics, "first_exhausted")
+    assert sentence.startswith(
         f"task:sort/train: {cut} of 200 rows ({cut / 200:.0%}) are never used, because `mixing: first_exh"
     )
     repeated = built({"sources": sources, "mixing": "all_exhausted"}, "demonstrations")

@@ -23,8 +23,8 @@ def test_without_weights_every_row_comes_once(counts: list[int], seed: int, shuf
 @given(COUNTS, SEEDS, st.booleans())
 def test_same_seed_gives_the_same_order(counts: list[int], seed: int, shuffle: bool) -> None:
     for mode in ("first_exhausted", "all_exhausted"):
-        one, two = (order(counts, [1.0] * len(counts), mode, shuffle, seed) for _ in range(2))  # type: ignore[arg-type]
-        assert one == two
+        first, second = (order(counts, [1.0] * len(counts), mode, shuffle, seed) for _ in range(2))  # type: ignore[arg-type]
+        assert first == second
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), SEEDS)

@@ -46,10 +46,10 @@ def test_a_source_is_one_thing() -> None:
 
 def test_rows_follow_from_the_seed_and_a_shorter_call_has_the_first() -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
-    made = rows("leg_counting")
-    assert made == rows("leg_counting") == rows("leg_counting", count=30)[:20]
-    assert made != rows("leg_counting", seed=1)
-    assert rows("leg_counting", max_animals=2, min_animals=2) != made
+    problems = rows("leg_counting")
+    assert problems == rows("leg_counting") == rows("leg_counting", count=30)[:20]
+    assert problems != rows("leg_counting", seed=1)
+    assert rows("leg_counting", max_animals=2, min_animals=2) != problems
     train, test = ({row["prompt"] for row in rows("coin_flip", split, 300)} for split in ("train", "test"))
     assert not train & test
 
@@ -73,8 +73,8 @@ def test_the_librarys_own_score_survives_the_label(name: str) -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
     label = rows(name, count=1)[0]["label"]
     answer = json.loads(label)["entry"]["answer"]
-    said = [answer, f"<answer>no</answer> I mean <answer> {answer} </answer>.", "I do not know"]
-    right, marked, wrong = verify("reasoning_gym", [completion(text, label) for text in said])
+    answers = [answer, f"<answer>no</answer> I mean <answer> {answer} </answer>.", "I do not know"]
+    right, marked, wrong = verify("reasoning_gym", [completion(text, label) for text in answers])
     assert right == marked == 1.0
     assert wrong is not None
     assert wrong < 0.1

@@ -163,11 +163,11 @@ def test_rows_caps_the_number_of_rows_read(tmp_path: Path) -> None:
 
 def test_pin_does_not_depend_on_the_place_and_does_on_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
-    one, two = (pin(DataSource(path=str(write(at / "a.jsonl", ROWS)))) for at in (tmp_path, tmp_path / "b"))
-    assert one.content() == two.content()
-    assert str(tmp_path) not in json.dumps(one.content())
-    other = pin(DataSource(path=str(write(tmp_path / "a.jsonl", ROWS[:1]))))
-    assert other.content() != one.content()
+    first, second = (pin(DataSource(path=str(write(at / "a.jsonl", ROWS)))) for at in (tmp_path, tmp_path / "b"))
+    assert first.content() == second.content()
+    assert str(tmp_path) not in json.dumps(first.content())
+    third = pin(DataSource(path=str(write(tmp_path / "a.jsonl", ROWS[:1]))))
+    assert third.content() != first.content()
 
 
 @pytest.mark.parametrize("change", [{"format": "messages"}, {"rows": 1}, {"weight": 2.0}, {"columns": {"prompt": "q"}}])
@@ -243,11 +243,11 @@ def test_hub_that_does_not_answer_gets_a_sentence(tmp_path: Path, monkeypatch: p
     (tmp_path / "gsm8k.d").mkdir()
     with pytest.raises(UserError) as caught:
         pin(DataSource(path="gsm8k"))
-    said = str(caught.value)
-    assert said.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         "gsm8k: no such file or folder; did you mean gsm8k.d? (relative paths are relative to the recipe's file"
     )
-    assert "), and the Hub could not be reached to look for a dataset of this name" in said
+    assert "), and the Hub could not be reached to look for a dataset of this name" in message
     assert "set HF_HUB_OFFLINE=1" in str(caught.value)
 
 

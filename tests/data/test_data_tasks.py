@@ -14,13 +14,15 @@ from alignment_core.errors import UserError
 NAMES = pytest.mark.parametrize("task", tasks.names())
 
 
-def made(task: str, kind: str, split: str = "train", count: int = 200, seed: int = 0, **options: Any) -> list[Any]:
+def rows_of_task(
+    task: str, kind: str, split: str = "train", count: int = 200, seed: int = 0, **options: Any
+) -> list[Any]:
     return [kinds.load(kind).of_problem(problem) for problem in tasks.problems(task, split, count, seed, options)]
 
 
 @NAMES
 def test_labels_verify_and_other_answers_do_not(task: str) -> None:
-    for row in made(task, "prompts"):
+    for row in rows_of_task(task, "prompts"):
         assert tasks.verify(task, row["prompt"], f" {row['label']}\n", row["label"]) == 1.0
         assert tasks.verify(task, row["prompt"], row["label"] + "x", row["label"]) == 0.0
 
@@ -36,43 +38,44 @@ def test_labels_verify_and_other_answers_do_not(task: str) -> None:
     ],
 )
 def test_answers_are_right(task: str, solve: Any) -> None:
-    for row in made(task, "demonstrations"):
+    for row in rows_of_task(task, "demonstrations"):
         assert row["completion"] == solve(row["prompt"].split(":")[1].split())
 
 
 @NAMES
 def test_no_prompt_is_in_both_splits_for_any_seed(task: str) -> None:
-    train = {row["prompt"] for seed in (1, 2) for row in made(task, "demonstrations", "train", 500, seed)}
-    test = {row["prompt"] for seed in (1, 2) for row in made(task, "prompts", "test", 100, seed)}
+    train = {row["prompt"] for seed in (1, 2) for row in rows_of_task(task, "demonstrations", "train", 500, seed)}
+    test = {row["prompt"] for seed in (1, 2) for row in rows_of_task(task, "prompts", "test", 100, seed)}
     assert not train & test
 
 
 @NAMES
 def test_same_seed_same_rows_and_more_rows_begin_with_fewer(task: str) -> None:
-    assert made(task, "preferences", count=50) == made(task, "preferences", count=80)[:50]
-    assert made(task, "preferences", count=50) != made(task, "preferences", count=50, seed=1)
+    assert rows_of_task(task, "preferences", count=50) == rows_of_task(task, "preferences", count=80)[:50]
+    assert rows_of_task(task, "preferences", count=50) != rows_of_task(task, "preferences", count=50, seed=1)
 
 
 def test_rejected_answers_are_wrong_and_not_empty() -> None:
-    for row in made("mixed", "preferences", count=1000):
+    for row in rows_of_task("mixed", "preferences", count=1000):
         assert row["rejected"] not in ("", row["chosen"])
 
 
 def test_share_of_correct_demonstrations_is_as_configured() -> None:
-    gold = {row["prompt"]: row["chosen"] for row in made("reverse", "preferences", count=1000)}
+    gold = {row["prompt"]: row["chosen"] for row in rows_of_task("reverse", "preferences", count=1000)}
     right = sum(
-        gold[row["prompt"]] == row["completion"] for row in made("reverse", "demonstrations", count=1000, correct=0.3)
+        gold[row["prompt"]] == row["completion"]
+        for row in rows_of_task("reverse", "demonstrations", count=1000, correct=0.3)
     )
     assert 240 <= right <= 360  # 300 expected, standard deviation 14
 
 
 def test_prompts_of_the_mixture_name_their_task() -> None:
-    assert {row["task"] for row in made("mixed", "prompts")} == set(tasks.MIXTURE)
+    assert {row["task"] for row in rows_of_task("mixed", "prompts")} == set(tasks.MIXTURE)
 
 
 @given(st.integers(0, 2**31 - 1), st.sampled_from(tasks.names()))
 def test_every_seed_makes_texts_that_are_printable_ascii(seed: int, task: str) -> None:
-    for row in made(task, "preferences", count=3, seed=seed):
+    for row in rows_of_task(task, "preferences", count=3, seed=seed):
         assert all(value.isascii() and value.strip() for value in row.values())
 
 

@@ -127,10 +127,10 @@ def test_template_whose_generation_prompt_differs_from_its_rendering_is_refused(
 @pytest.mark.parametrize("template", [None, NEWLINE_AFTER_EOS, NO_EOS, FORGETS_THOUGHTS])
 def test_prompt_ids_of_training_and_inference_are_the_same(tokenizer: Any, template: str | None) -> None:
     renderer = Renderer(tokenizer, template)
-    asked, _ = renderer.prompt("hi")
+    prompt, _ = renderer.prompt("hi")
     (text,) = Demonstration("hi", "yo").render(renderer)
-    assert text.input_ids[: text.loss_mask.index(1)] == asked
-    assert Preference("hi", "yo", "no").render(renderer)["prompt_ids"] == asked
+    assert text.input_ids[: text.loss_mask.index(1)] == prompt
+    assert Preference("hi", "yo", "no").render(renderer)["prompt_ids"] == prompt
 
 
 @pytest.mark.parametrize("template", [None, NEWLINE_AFTER_EOS, NO_EOS, FORGETS_THOUGHTS])

@@ -99,11 +99,11 @@ def test_all_blocks_of_a_document_and_its_copies_are_held_out_together(tokenizer
     path = jsonl([{"text": text} for text in [*texts, *texts]])
     data = documents(path, tokenizer, max_length=32, test_rows=10)
     names = {half: set(getattr(data, half)["source"].to_pylist()) for half in ("train", "test")}
-    held = {int(name.partition(":")[2]) for name in names["test"]}
-    assert data.test.num_rows == sum(-(-len(texts[line - 1]) // 31) for line in held)
-    assert not {(line + 39) % 80 + 1 for line in held} & held, "of copies one is held out"
+    test_documents = {int(name.partition(":")[2]) for name in names["test"]}
+    assert data.test.num_rows == sum(-(-len(texts[line - 1]) // 31) for line in test_documents)
+    assert not {(line + 39) % 80 + 1 for line in test_documents} & test_documents, "of copies one is held out"
     trained = {int(name.partition(":")[2]) for name in names["train"]}
-    assert not {line % 40 for line in trained} & {line % 40 for line in held}
+    assert not {line % 40 for line in trained} & {line % 40 for line in test_documents}
     assert data.statistics["dropped"] == {"duplicate_of_test": data.test.num_rows}
 
 

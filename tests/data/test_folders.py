@@ -117,8 +117,8 @@ def loaded(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
 
     def load(folder: Path, name: str | None = None) -> dict[str, list[str]]:
-        found = datasets.load_dataset(str(folder), name, cache_dir=str(cache))
-        return {str(split): list(rows["text"]) for split, rows in found.items()}
+        dataset = datasets.load_dataset(str(folder), name, cache_dir=str(cache))
+        return {str(split): list(rows["text"]) for split, rows in dataset.items()}
 
     return load
 
@@ -211,9 +211,9 @@ def test_files_that_datasets_joins_to_a_split_are_reported_and_can_be_named(tmp_
 def test_compressed_text_is_read_and_a_truncated_file_refused(tmp_path: Path, suffix: str, form: str) -> None:
     name = f"rows{form}{suffix}"
     write(tmp_path, name)
-    found = texts(tmp_path / name)
+    rows_read = texts(tmp_path / name)
     expected = [row["text"] for row in rows_of(name)]
-    assert found == expected if form != ".txt" else [expected[0] in found[0], len(found)] == [True, 1]
+    assert rows_read == expected if form != ".txt" else [expected[0] in rows_read[0], len(rows_read)] == [True, 1]
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match=rf"{name}: is not a readable {suffix} file: "):

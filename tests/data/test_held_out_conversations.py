@@ -38,19 +38,19 @@ def answered(messages: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Each prompt within a conversation with the answer to it."""
     for turn, message in enumerate(messages):
         if message["role"] == "assistant":
-            before = [(one["role"], one["content"]) for one in messages[:turn]]
+            before = [(message["role"], message["content"]) for message in messages[:turn]]
             yield json.dumps(before), message["content"]
 
 
 def conversations(count: int, seed: int) -> list[list[dict[str, Any]]]:
     """Conversations of one to four answers; each begins as one of ten others for some turns and goes on by itself."""
     draw = random.Random(seed)
-    made = []
+    rows_of_chat = []
     for number in range(count):
         start, shared, answers = draw.randrange(count // 3), draw.randint(0, 3), draw.randint(1, 4)
         turns = [f"{kind}{start if turn < shared else f'{number}.'}-{turn}" for turn in range(answers) for kind in "ua"]
-        made.append(chat(*turns))
-    return made
+        rows_of_chat.append(chat(*turns))
+    return rows_of_chat
 
 
 @pytest.mark.parametrize("seed", range(3))

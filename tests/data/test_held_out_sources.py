@@ -76,7 +76,7 @@ def test_two_test_sets_or_no_training_set_are_refused_in_a_sentence(content: dic
 
 def test_the_key_of_a_source_that_is_not_held_out_is_unchanged(jsonl: Write) -> None:
     path = str(jsonl(rows(1)))
-    plain, held = (pin(DataSource(path=path, held_out=held)).content() for held in (False, True))
-    assert held == {**plain, "held_out": True}
+    plain, held_out = (pin(DataSource(path=path, held_out=held_out)).content() for held_out in (False, True))
+    assert held_out == {**plain, "held_out": True}
     assert not DataConfig.model_validate({"path": path}).has_test_rows
     assert DataConfig.model_validate({"sources": [{"path": path}, {"path": path, "held_out": True}]}).has_test_rows

@@ -278,7 +278,7 @@ def test_words_and_fields_that_a_template_leaves_out_are_counted_by_name(built: 
     )
     shows = CHATML.replace("<{{ m.role }}>", "<{{ m.role }}>{{ m.name }}{{ m.id }}")
     shown = built(path, "demonstrations", chat_template=shows)
-    assert [one[:9] for one in shown.statistics["unread"]] == ["rows have", "rows have"]
+    assert [sentence[:9] for sentence in shown.statistics["unread"]] == ["rows have", "rows have"]
 
 
 def test_the_words_of_the_system_may_stand_in_the_question(built: Build, jsonl: Write) -> None:

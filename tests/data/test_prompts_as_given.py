@@ -19,7 +19,7 @@ PROBLEM: dict[str, Any] = {"prompt": "2+2=", "solution": "4", "difficulty": {"le
 
 
 def as_given(data: Any) -> list[Any]:
-    return [one and json.loads(one) for one in column(data, "messages")]
+    return [messages and json.loads(messages) for messages in column(data, "messages")]
 
 
 def test_messages_are_kept_and_so_is_a_text_that_the_template_wraps(built: Build, jsonl: Write) -> None:
@@ -45,7 +45,7 @@ def test_a_prompt_that_no_template_changed_or_that_was_cut_is_its_text_alone(
 def test_kept_columns_are_unchanged(built: Build, jsonl: Write) -> None:
     path = str(jsonl([PROBLEM, {**PROBLEM, "solution": None}]))
     kept = built({"path": path, "keep_columns": ["solution", "difficulty"], "shuffle": False}, "prompts")
-    assert [json.loads(one) for one in column(kept, "columns")] == [
+    assert [json.loads(columns) for columns in column(kept, "columns")] == [
         {"solution": "4", "difficulty": {"level": 1, "of": [1, None]}},
         {"solution": None, "difficulty": {"level": 1, "of": [1, None]}},
     ]

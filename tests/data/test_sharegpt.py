@@ -27,7 +27,7 @@ SHAREGPT = [
     {"from": "assistant", "value": "6"},
 ]
 ROLES = ["system", "user", "assistant", "user", "assistant"]
-MESSAGES = [{"role": role, "content": one["value"]} for role, one in zip(ROLES, SHAREGPT, strict=True)]
+MESSAGES = [{"role": role, "content": turn["value"]} for role, turn in zip(ROLES, SHAREGPT, strict=True)]
 
 
 def table(data: BuiltDataset) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def test_a_message_that_means_nothing_is_named(built: Build, jsonl: Write, messa
 
 def test_init_reads_sharegpt_rows(jsonl: Write) -> None:
     path = jsonl([{"id": str(number), "conversations": SHAREGPT} for number in range(5)])
-    found = starting_rows.find(str(path))
-    read = guess_columns(found.first, "demonstrations", (), {})
+    profile = starting_rows.find(str(path))
+    read = guess_columns(profile.first, "demonstrations", (), {})
     assert read is not None
     assert (read.format, read.columns) == ("messages", {"messages": "conversations"})

@@ -19,7 +19,7 @@ EOS = 257
 
 def with_layout(path: Any, tokenizer: Any, **settings: Any) -> BuiltDataset:
     config = DataConfig.model_validate({"sources": [str(path)]})
-    return build(config, [pin(one) for one in config.sources], tokenizer, "stepwise", 0, settings=settings)
+    return build(config, [pin(source) for source in config.sources], tokenizer, "stepwise", 0, settings=settings)
 
 
 def test_each_step_is_judged_at_its_last_token_or_at_a_placeholder(

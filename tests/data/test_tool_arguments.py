@@ -95,6 +95,6 @@ def test_a_call_without_arguments_has_none(built: Build, jsonl: Write) -> None:
 def test_tool_arguments_of_a_parquet_file_are_not_padded_by_init(tmp_path: Path) -> None:
     rows = [row({"city": "Oslo"}), row({"unit": "C"})]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    found = starting_rows.find(str(tmp_path / "rows.parquet")).first
-    calls = [one["messages"][1]["tool_calls"][0]["function"]["arguments"] for one in found]
+    rows_found = starting_rows.find(str(tmp_path / "rows.parquet")).first
+    calls = [row_found["messages"][1]["tool_calls"][0]["function"]["arguments"] for row_found in rows_found]
     assert calls == [{"city": "Oslo"}, {"unit": "C"}]

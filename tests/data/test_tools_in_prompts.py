@@ -71,8 +71,8 @@ def test_steps_of_math_shepherd_have_the_tools_too(built: Build, jsonl: Write) -
 
 def test_every_format_of_messages_reads_tools() -> None:
     """A plain text is what it is; all other formats of all kinds render a prompt, which may offer tools."""
-    formats = [(kind, name, one) for kind in kinds.KINDS.names() for name, one in kinds.load(kind).formats.items()]
-    assert [(kind, name) for kind, name, one in formats if name != "text" and "tools" not in one.takes] == []
+    formats = [(kind, name, form) for kind in kinds.KINDS.names() for name, form in kinds.load(kind).formats.items()]
+    assert [(kind, name) for kind, name, form in formats if name != "text" and "tools" not in form.takes] == []
 
 
 def test_a_pair_read_as_a_prompt_keeps_the_label_that_other_prompts_keep(built: Build, jsonl: Write) -> None:

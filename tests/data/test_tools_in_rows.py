@@ -35,7 +35,7 @@ CHAT = [
 
 def targets(data: BuiltDataset, tokenizer: Any) -> list[str]:
     rows = zip(data.train["input_ids"].to_pylist(), data.train["loss_mask"].to_pylist(), strict=True)
-    return [tokenizer.decode([one for one, on in zip(ids, mask, strict=True) if on]) for ids, mask in rows]
+    return [tokenizer.decode([token for token, on in zip(ids, mask, strict=True) if on]) for ids, mask in rows]
 
 
 @pytest.mark.parametrize("form", ["list", "json", "parquet"])

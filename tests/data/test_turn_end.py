@@ -73,10 +73,10 @@ def test_eos_of_a_model_is_one_id_or_several_as_in_generate(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("spelled", ["<eos>", "<|im_end|>", "<|im_start|>"])
 def test_a_special_token_spelled_out_in_an_answer_takes_no_target_away(tokenizer: Any, spelled: str) -> None:
-    said = f"It is {spelled} in this model."
-    messages = [message("user", "a"), message("assistant", said), *TWO_TURNS[2:]]
+    sentence = f"It is {spelled} in this model."
+    messages = [message("user", "a"), message("assistant", sentence), *TWO_TURNS[2:]]
     (text,) = Demonstration([], messages).render(Renderer(tokenizer, CHATML))
-    assert targets(tokenizer, text) == f"{said}<|im_end|>d<|im_end|>"
+    assert targets(tokenizer, text) == f"{sentence}<|im_end|>d<|im_end|>"
 
 
 @pytest.mark.parametrize(

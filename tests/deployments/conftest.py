@@ -25,10 +25,10 @@ from tests.processes import free_port, wait_until
 def postgresql(program: str) -> str:
     """Path of a program of PostgreSQL's, which Debian keeps out of PATH."""
     packaged = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"))
-    found = shutil.which(program) or (str(packaged[-1]) if packaged else None)
-    if found is None:
+    path = shutil.which(program) or (str(packaged[-1]) if packaged else None)
+    if path is None:
         pytest.skip(f"PostgreSQL's {program} is not installed (Debian's package is called postgresql)")
-    return found
+    return path
 
 
 class PostgreSQL:

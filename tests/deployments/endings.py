@@ -78,7 +78,7 @@ def check_that_it_goes_on(services: Services, end: str) -> tuple[float, float]:
     assert "Crashed" in names
     assert "Resuming" in names
     assert len(times_started(run_id, "sft")) == 2
-    done = [one for one in journal.news(journal.folder_of(run_id)) if one["state"] == "run"]
+    done = [event for event in journal.news(journal.folder_of(run_id)) if event["state"] == "run"]
     ran = [line["label"] for line in done]  # the model may be that of an earlier run
     assert sorted({*ran, "model"}) == ["model", "sft", "sft/data"]
     assert len({*ran}) == len(ran), "no finished stage ran twice"

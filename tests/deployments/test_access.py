@@ -47,8 +47,8 @@ def test_requests_without_the_token_are_refused(services: Services) -> None:
 
 @pytest.mark.slow
 def test_no_page_of_another_origin_is_let_in(services: Services) -> None:
-    asked = {"origin": "http://elsewhere.example"}
-    assert "access-control-allow-origin" not in services.ask("/version", token=services.token, **asked).headers
+    headers = {"origin": "http://elsewhere.example"}
+    assert "access-control-allow-origin" not in services.ask("/version", token=services.token, **headers).headers
     own = {"origin": f"http://localhost:{services.port}"}
     assert services.ask("/version", token=services.token, **own).headers["access-control-allow-origin"] == own["origin"]
     forged = {"prefect-csrf-client": "somebody", "prefect-csrf-token": "guessed"}
@@ -69,11 +69,11 @@ def test_the_port_of_a_dead_server_stays_reserved(services: Services) -> None:
 @pytest.mark.slow
 def test_only_the_server_has_the_password_of_the_database(services: Services) -> None:
     server = psutil.Process(services.pid("server"))
-    told = {server.pid, server.ppid()}
+    pids = {server.pid, server.ppid()}
     for pid in processes_of(services.home):
         process = psutil.Process(pid)
         assert PASSWORD not in " ".join(process.cmdline())
-        assert (PASSWORD in " ".join(process.environ().values())) == (pid in told), process.cmdline()
+        assert (PASSWORD in " ".join(process.environ().values())) == (pid in pids), process.cmdline()
 
 
 TELLS = """
@@ -93,8 +93,8 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("secrets")
 def test_processes_below_a_run_get_no_prefect_variables(tmp_path: Path) -> None:
-    for told in (client._environment(ResourcesConfig(), tmp_path), wandb._environment(tmp_path)):
-        assert not [name for name in told if name.startswith("PREFECT_")]
+    for environment in (client._environment(ResourcesConfig(), tmp_path), wandb._environment(tmp_path)):
+        assert not [name for name in environment if name.startswith("PREFECT_")]
 
 
 @pytest.mark.usefixtures("secrets")
@@ -292,7 +292,7 @@ HERE, ELSEWHERE = "http://127.0.0.1:4200/api/flows", "https://elsewhere.example/
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "sentence"),
     [
         (answer(401, HERE), "no longer accepts this run's token"),
         (httpx.ConnectError("refused", request=httpx.Request("GET", HERE)), "no longer answers"),
@@ -313,12 +313,12 @@ HERE, ELSEWHERE = "http://127.0.0.1:4200/api/flows", "https://elsewhere.example/
     ],
 )
 def test_a_run_that_lost_its_server_names_the_cause_and_how_to_resume(
-    error: Exception, said: str | None, monkeypatch: pytest.MonkeyPatch
+    error: Exception, sentence: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in access.of_client("http://127.0.0.1:4200/api", "token").items():
         monkeypatch.setenv(name, value)
     wrapped = RuntimeError("the state was not set")
     wrapped.__cause__ = error
-    found = access.lost_server(wrapped)
-    assert found == access.lost_server(error)
-    assert found is None if said is None else said in str(found) and "`align resume last`" in str(found)
+    fault = access.lost_server(wrapped)
+    assert fault == access.lost_server(error)
+    assert fault is None if sentence is None else sentence in str(fault) and "`align resume last`" in str(fault)

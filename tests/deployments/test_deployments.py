@@ -45,14 +45,14 @@ def runs_of(services: Services, deployment: str, *states: str) -> list[Any]:
 def eventually(look: Callable[[], Any], seconds: float = 180) -> Any:
     """What ``look`` returns, once that is something."""
     deadline = time.monotonic() + seconds
-    while not (found := look()):
+    while not (value := look()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(1)
-    return found
+    return value
 
 
 def test_every_shipped_recipe_is_a_deployment(services: Services) -> None:
-    assert {found["name"] for found in services.get("/deployments/filter", {})} == shipped().keys()
+    assert {deployment["name"] for deployment in services.get("/deployments/filter", {})} == shipped().keys()
 
 
 def test_the_run_form_shows_typed_described_fields_with_the_shipped_defaults(services: Services) -> None:
@@ -69,8 +69,8 @@ def test_a_deployment_accepts_a_recipe_as_written(services: Services, name: str)
     written = yaml.safe_load((ROOT / "deployments" / "recipes" / f"{name}.yaml").read_text())
     later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"}}
     deployment = services.get(f"/deployments/name/alignment/{name}")
-    asked = {"parameters": {"recipe": written}, "state": later}
-    run = services.get(f"/deployments/{deployment['id']}/create_flow_run", asked)
+    request = {"parameters": {"recipe": written}, "state": later}
+    run = services.get(f"/deployments/{deployment['id']}/create_flow_run", request)
     assert run["parameters"]["recipe"] == written
     services.get(f"/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
 
@@ -79,8 +79,8 @@ def test_a_users_recipe_is_deployed_with_a_schedule_and_stays(services: Services
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("method: sft\nname: mine\nmodel: some/model\nsft: {data: rows.jsonl}\n")
     due = ["--cron", "0 3 * * *", "--timezone", "Europe/Berlin"]
-    said = services.align("deploy", str(recipe), "--name", "mine", *due, folder=tmp_path)
-    assert said["deployment"] == "alignment/mine"
+    outcome = services.align("deploy", str(recipe), "--name", "mine", *due, folder=tmp_path)
+    assert outcome["deployment"] == "alignment/mine"
     recipe.write_text(recipe.read_text() + "seed: 7\n")
     again = ["--name", "mine", "--set", "sft.training.max_steps=3"]
     services.align("deploy", str(recipe), *again, folder=tmp_path.parent)
@@ -104,7 +104,7 @@ def test_a_users_recipe_is_deployed_with_a_schedule_and_stays(services: Services
         assert kept["sft"]["data"]["sources"][0]["path"] == f"{tmp_path}/rows.jsonl"
         assert mine.job_variables["working_dir"] == str(services.home), "a folder that stays"
         assert mine.job_variables["env"]["ALIGN_PATHS_BEGIN"] == str(tmp_path), "those of a run's overrides"
-        assert [one.schedule.timezone for one in mine.schedules] == ["Europe/Berlin"]
+        assert [entry.schedule.timezone for entry in mine.schedules] == ["Europe/Berlin"]
 
         client.update_deployment(mine.id, DeploymentUpdate(entrypoint="flows.alignment.run_sft"))
         assert "No module named 'flows.alignment'" in deployments.problems(client, "alignment")["mine"]
@@ -119,22 +119,22 @@ def test_a_users_recipe_is_deployed_with_a_schedule_and_stays(services: Services
 
 def test_a_users_flow_is_deployed_from_its_file(services: Services, tmp_path: Path) -> None:
     (tmp_path / "two_betas.py").write_text(files_of(DOCS / "flows.md")["two_betas.py"])
-    said = services.align(
+    outcome = services.align(
         "deploy", "two_betas.py", "--name", "betas", "--set", "betas=[0.2]", "--cron", "0 3 * * *", folder=tmp_path
     )
-    assert said["deployment"] == "alignment/betas"
+    assert outcome["deployment"] == "alignment/betas"
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
-        made = client.read_deployment_by_name("alignment/betas")
-        assert (made.entrypoint, made.path) == ("two_betas.py:two_betas", str(tmp_path))
-        assert made.job_variables["working_dir"] == str(tmp_path)
-        assert made.job_variables["env"] == pool()["job_variables"]["env"], "heartbeats, as of a recipe"
-        assert (made.parameters, len(made.schedules)) == ({"betas": [0.2]}, 1)
-        form = made.parameter_openapi_schema or {}
+        deployment = client.read_deployment_by_name("alignment/betas")
+        assert (deployment.entrypoint, deployment.path) == ("two_betas.py:two_betas", str(tmp_path))
+        assert deployment.job_variables["working_dir"] == str(tmp_path)
+        assert deployment.job_variables["env"] == pool()["job_variables"]["env"], "heartbeats, as of a recipe"
+        assert (deployment.parameters, len(deployment.schedules)) == ({"betas": [0.2]}, 1)
+        form = deployment.parameter_openapi_schema or {}
         assert form["properties"]["settings"]["default"]["name"] == "two-betas"
         assert deployments.problems(client, "alignment") == {}
         (tmp_path / "two_betas.py").unlink()
         assert "No such file" in deployments.problems(client, "alignment")["betas"]
-        client.delete_deployment(made.id)
+        client.delete_deployment(deployment.id)
 
 
 def test_a_deployment_whose_code_does_not_load_is_reported(tmp_path: Path) -> None:
@@ -179,11 +179,18 @@ def test_a_deployment_runs_to_completion_with_parameters(services: Services) -> 
     tasks = services.get("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
     assert {"model", "sft", "sft/evaluation"} <= {task["name"] for task in tasks}
     left = services.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
-    assert sorted(one["type"] for one in left if one["type"] != "progress") == ["rich", "table", "table", "table"]
-    (report,) = [one for one in left if one["type"] == "rich"]
+    assert sorted(artifact["type"] for artifact in left if artifact["type"] != "progress") == [
+        "rich",
+        "table",
+        "table",
+        "table",
+    ]
+    (report,) = [artifact for artifact in left if artifact["type"] == "rich"]
     assert report["key"] == "sft"
     assert report["data"]["html"].count("data:image/svg+xml") >= 3
-    assert [one for one in left if one["type"] == "progress"] == [], "they are shown while their stage runs"
+    assert [artifact for artifact in left if artifact["type"] == "progress"] == [], (
+        "they are shown while their stage runs"
+    )
     assert run["name"].startswith(f"sft, seed 0, {overrides[0]}, ")
 
 
@@ -286,7 +293,7 @@ def test_a_scheduled_night_runs_by_itself_and_sets_off_an_automation(services: S
     assert run["state"]["type"] == "COMPLETED"
     due = run["expected_start_time"][:19] + "Z"
     of_run = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
-    assert f"Night {due}: empty" in [found["description"] for found in services.get("/artifacts/filter", of_run)]
+    assert f"Night {due}: empty" in [artifact["description"] for artifact in services.get("/artifacts/filter", of_run)]
 
     def triggered() -> Any:
         return services.get("/events/filter", {"filter": {"event": {"name": ["prefect.automation.triggered"]}}})[

@@ -65,9 +65,9 @@ class Installed:
     def align(self, *arguments: str) -> str:
         """What a command of ours prints."""
         process = self.start(*arguments)
-        said, complained = process.communicate(timeout=800)
-        assert process.returncode == 0, f"{arguments}: {said[-2000:]}\n{complained[-4000:]}"
-        return said
+        printed, complained = process.communicate(timeout=800)
+        assert process.returncode == 0, f"{arguments}: {printed[-2000:]}\n{complained[-4000:]}"
+        return printed
 
 
 def changes() -> str:
@@ -85,7 +85,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, s
 @pytest.fixture(scope="module")
 def resumed(installed: Installed) -> dict[str, Any]:
     """The outcome of a run that was killed while the plug-in's stage trained, and was resumed."""
-    run = installed.start("run", installed.recipe, *(word for one in SHORT for word in ("--set", one)))
+    run = installed.start("run", installed.recipe, *(word for override in SHORT for word in ("--set", override)))
     saved = str(installed.home / "store/progress/*/step-*/complete.json")
     assert wait_until(lambda: bool(glob.glob(saved)) or run.poll() is not None, 300)  # folders come and go meanwhile
     assert run.poll() is None, run.communicate()
@@ -118,10 +118,10 @@ def test_a_method_with_a_stage_and_a_loss_of_its_own_needs_three_files() -> None
 
 def test_the_plugin_adds_its_fields_and_recipe(installed: Installed) -> None:
     assert "Weight of the unlikelihood loss" in installed.align("fields", "unlikelihood")
-    found = json.loads(installed.align("deployments", "--json"))
-    assert found["unlikelihood-tiny"]["distribution"] == "align-unlikelihood"
-    assert Path(found["unlikelihood-tiny"]["recipe"]).is_file()
-    assert {"quickstart", "nightly"} <= found.keys()
+    listing = json.loads(installed.align("deployments", "--json"))
+    assert listing["unlikelihood-tiny"]["distribution"] == "align-unlikelihood"
+    assert Path(listing["unlikelihood-tiny"]["recipe"]).is_file()
+    assert {"quickstart", "nightly"} <= listing.keys()
 
 
 def test_a_killed_run_of_the_plugin_resumes_within_its_stage(resumed: dict[str, Any]) -> None:
@@ -160,8 +160,8 @@ def test_loss_reward_and_verifier_of_the_plugin_are_used(resumed: dict[str, Any]
 
 
 def test_the_policy_of_the_plugin_has_its_lineage(installed: Installed, resumed: dict[str, Any]) -> None:
-    said = installed.align("lineage", resumed["outputs"]["policy"])
-    assert all(label in said for label in ("unlikelihood", "unlikelihood/data"))
+    printed = installed.align("lineage", resumed["outputs"]["policy"])
+    assert all(label in printed for label in ("unlikelihood", "unlikelihood/data"))
 
 
 def test_prefect_deploys_the_recipe_of_the_plugin(installed: Installed, services: Services) -> None:
@@ -193,6 +193,6 @@ def test_without_the_plugin_its_runs_and_recipes_name_the_missing_method(
             check=False,
         )
         assert done.returncode == 2
-        said = " ".join(done.stderr.split())
-        assert "method: is 'unlikelihood'; choose one of" in said
-        assert "a plug-in that provides it must be installed" in said
+        printed = " ".join(done.stderr.split())
+        assert "method: is 'unlikelihood'; choose one of" in printed
+        assert "a plug-in that provides it must be installed" in printed

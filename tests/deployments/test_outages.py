@@ -20,7 +20,7 @@ OUTAGE_SECONDS = 40.0
 
 
 def restarts(services: Services) -> dict[str, int]:
-    return {one["name"]: one["restarts"] for one in services.align("status")["services"]["services"]}
+    return {service["name"]: service["restarts"] for service in services.align("status")["services"]["services"]}
 
 
 def test_a_run_trains_on_while_the_database_is_away_and_when_the_worker_dies(

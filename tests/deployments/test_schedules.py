@@ -69,7 +69,7 @@ def test_times_skipped_or_repeated_by_clock_changes_are_reported_with_the_date()
 
 
 @pytest.mark.parametrize(
-    ("cron", "zone", "said"),
+    ("cron", "zone", "expected"),
     [
         ("0 2 * * *", "Europe/Berlin", ["2027-03-28", "2027-10-31"]),
         ("59 1 * * *", "Europe/Berlin", []),
@@ -84,9 +84,9 @@ def test_times_skipped_or_repeated_by_clock_changes_are_reported_with_the_date()
         ("@daily", "Europe/Berlin", []),
     ],
 )
-def test_only_schedules_that_a_change_touches_are_warned_of(cron: str, zone: str, said: list[str]) -> None:
+def test_only_schedules_that_a_change_touches_are_warned_of(cron: str, zone: str, expected: list[str]) -> None:
     sentences = clock_changes(schedule(cron, zone), BEGIN)
-    assert [sentence.split(" on ")[1].split()[0] for sentence in sentences] == said
+    assert [sentence.split(" on ")[1].split()[0] for sentence in sentences] == expected
 
 
 def test_a_skipped_time_starts_at_another_hour_and_a_repeated_time_at_either() -> None:

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_status_lists_the_running_services(services: Services) -> None:
     status = services.align("status")["services"]
     assert status["phase"] == "ready"
-    assert [one["name"] for one in status["services"]] == ["server", "worker", "reconciler"]
+    assert [service["name"] for service in status["services"]] == ["server", "worker", "reconciler"]
 
 
 def test_the_worker_keeps_temporary_files_in_its_own_folder(services: Services) -> None:

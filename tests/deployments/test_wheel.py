@@ -78,7 +78,7 @@ class Environment:
         """What ``align …``, or Python with these arguments, prints in the user's own folder."""
         (self.folder / "work").mkdir(exist_ok=True)
         program = [str(self.bin / "align"), *command[1:]] if command[0] == "align" else [self.python, *command]
-        said = subprocess.run(
+        process = subprocess.run(
             program,
             cwd=self.folder / "work",
             env=self.settings,
@@ -86,13 +86,13 @@ class Environment:
             text=True,
             check=False,
         )
-        assert said.returncode == 0, f"{command}: {said.stdout[-2000:]}\n{said.stderr[-4000:]}"
-        return said.stdout
+        assert process.returncode == 0, f"{command}: {process.stdout[-2000:]}\n{process.stderr[-4000:]}"
+        return process.stdout
 
     def align(self, *arguments: str) -> dict[str, Any]:
         """The JSON object that a command of ours prints last."""
-        found: dict[str, Any] = json.loads(self.run("align", *arguments, "--json").strip().splitlines()[-1])
-        return found
+        outcome: dict[str, Any] = json.loads(self.run("align", *arguments, "--json").strip().splitlines()[-1])
+        return outcome
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +128,11 @@ def test_the_installed_package_is_imported_and_shadows_no_other_names(installed:
 
 
 def test_an_installed_recipe_runs_by_name(installed: Environment) -> None:
-    outcome = installed.align("run", "quickstart", *(word for one in FEW_STEPS for word in ("--set", one)))
+    outcome = installed.align("run", "quickstart", *(word for override in FEW_STEPS for word in ("--set", override)))
     assert outcome["status"] == "completed"
     assert installed.align("check", "sweep")["status"] == "checked"
-    said = installed.run("align", "fields", "sft")
-    assert "sft" in said
+    printed = installed.run("align", "fields", "sft")
+    assert "sft" in printed
 
 
 def test_installed_services_run_installed_deployments(installed: Environment) -> None:
@@ -143,7 +143,7 @@ def test_installed_services_run_installed_deployments(installed: Environment) ->
         run = f"prefect deployment run alignment/quickstart --param 'overrides={overrides}' --watch"
         script = f'eval "$({installed.bin}/align env)" && {installed.python} -m {run}'
         installed.run("-c", "import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))", script)
-        (ran,) = (one for one in installed.align("status")["runs"] if one["deployed"])
+        (ran,) = (run for run in installed.align("status")["runs"] if run["deployed"])
         assert ran["status"] == "completed"
     finally:
         installed.run("align", "down")

@@ -45,8 +45,10 @@ class Services:
     @property
     def environment(self) -> dict[str, str]:
         """Of a shell in which `eval "$(align env)"` was said."""
-        said = subprocess.run([*ALIGN, "env"], cwd="/", env=self.settings, capture_output=True, text=True, check=True)
-        shell = ["sh", "-c", f"{said.stdout}\nenv -0"]
+        printed = subprocess.run(
+            [*ALIGN, "env"], cwd="/", env=self.settings, capture_output=True, text=True, check=True
+        )
+        shell = ["sh", "-c", f"{printed.stdout}\nenv -0"]
         exported = subprocess.run(shell, env=self.settings, capture_output=True, text=True, check=True).stdout
         return dict(line.split("=", 1) for line in exported.split("\0") if line)
 
@@ -118,7 +120,7 @@ class Services:
 
     def states(self, run_id: str) -> list[tuple[str, datetime]]:
         listed = self.get(f"/flow_run_states/?flow_run_id={run_id}")
-        return [(one["name"], datetime.fromisoformat(one["timestamp"])) for one in listed]
+        return [(state["name"], datetime.fromisoformat(state["timestamp"])) for state in listed]
 
     def state(self, run_id: str) -> str:
         return self.states(run_id)[-1][0]
@@ -126,6 +128,6 @@ class Services:
     def pid(self, service: str) -> int:
         """The service's own process, below its supervisor."""
         state = self.align("status")["services"]
-        supervisor = next(one["pid"] for one in state["services"] if one["name"] == service)
-        children = [one for one in psutil.Process(supervisor).children() if one.status() != psutil.STATUS_ZOMBIE]
+        supervisor = next(entry["pid"] for entry in state["services"] if entry["name"] == service)
+        children = [child for child in psutil.Process(supervisor).children() if child.status() != psutil.STATUS_ZOMBIE]
         return next(child.pid for child in children if SIGNS[service] in " ".join(child.cmdline()))

@@ -35,20 +35,20 @@ def run_doctor(home: Path, *arguments: str, **environment: str) -> subprocess.Co
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
-    return {one["name"]: (one["state"], one["sentence"]) for one in json.loads(done.stdout)["checks"]}
+    return {check["name"]: (check["state"], check["sentence"]) for check in json.loads(done.stdout)["checks"]}
 
 
 def test_a_healthy_machine_passes_and_leaves_nothing_behind(tmp_path):
     done = run_doctor(tmp_path, "--json")
     assert done.returncode == 0, done.stdout
-    found = findings(done)
-    assert list(found) == list(doctor.checks(None))
-    assert all(state != "failed" for state, _ in found.values())
-    assert found["packages"][1].startswith("alignment ")
-    assert "wrote, refused to overwrite, read and deleted" in found["store"][1]
+    checks = findings(done)
+    assert list(checks) == list(doctor.checks(None))
+    assert all(state != "failed" for state, _ in checks.values())
+    assert checks["packages"][1].startswith("alignment ")
+    assert "wrote, refused to overwrite, read and deleted" in checks["store"][1]
     assert not any((tmp_path / "store" / "tmp").iterdir())
     lines = run_doctor(tmp_path).stdout.splitlines()
-    assert len(lines) == len(found)
+    assert len(lines) == len(checks)
     assert lines[0].split()[:2] == ["python", "ok"]
 
 
@@ -59,8 +59,8 @@ def test_a_home_on_a_network_file_system_is_refused(tmp_path, monkeypatch, kind,
 
     disks = [mounted("/", "overlay"), mounted(tmp_path, kind)]  # to mount a real one needs a server
     monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: disks)
-    said, sentence = machine.own_disk(tmp_path / "not" / "there" / "yet")
-    assert said == state
+    verdict, sentence = machine.own_disk(tmp_path / "not" / "there" / "yet")
+    assert verdict == state
     assert kind in sentence
     assert ("only the store can be shared" in sentence) == (state == "failed")
 
@@ -69,9 +69,9 @@ def test_a_failed_check_exits_3_with_the_fix(tmp_path):
     (tmp_path / "store").write_text("not a folder")
     done = run_doctor(tmp_path, "--json", PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 3
-    found = findings(done)
-    assert found["store"] == ("failed", f"{tmp_path}/store is a file: a store is a folder")
-    state, sentence = found["prefect"]
+    checks = findings(done)
+    assert checks["store"] == ("failed", f"{tmp_path}/store is a file: a store is a folder")
+    state, sentence = checks["prefect"]
     assert state == "failed"
     assert sentence.startswith("http://127.0.0.1:9 does not answer (")
     assert sentence.endswith("start the server, or unset PREFECT_API_URL")
@@ -95,14 +95,14 @@ def test_no_part_of_a_secret_is_ever_shown(tmp_path):
         done = run_doctor(tmp_path, *arguments, HOME=str(home), **secrets)
         assert "hush" not in done.stdout + done.stderr
         if arguments:
-            found = findings(done)
-    assert found["Hub credentials"] == ("ok", "present (HF_TOKEN)")
-    assert found["AWS credentials"][0] == "warning"  # half a pair
-    assert found["W&B credentials"] == (
+            checks = findings(done)
+    assert checks["Hub credentials"] == ("ok", "present (HF_TOKEN)")
+    assert checks["AWS credentials"][0] == "warning"  # half a pair
+    assert checks["W&B credentials"] == (
         "warning",
         "cannot be read (NetrcParseError); check the file or variable",
     )
-    assert found["proxies"] == ("ok", "HTTPS_PROXY, but not for 127.0.0.1")
+    assert checks["proxies"] == ("ok", "HTTPS_PROXY, but not for 127.0.0.1")
 
 
 def test_a_check_that_raises_or_hangs_fails_and_other_checks_still_answer(monkeypatch):
@@ -116,20 +116,20 @@ def test_a_check_that_raises_or_hangs_fails_and_other_checks_still_answer(monkey
         return "ok", "too late"
 
     monkeypatch.setattr(doctor, "checks", lambda _: {"a": broken, "b": hangs, "c": lambda: ("ok", "fine")})
-    found = {one.name: (one.state, one.sentence) for one in doctor.examine(seconds=0.3)}
+    checks = {check.name: (check.state, check.sentence) for check in doctor.examine(seconds=0.3)}
     release.set()
-    assert found["a"] == ("failed", "the check itself failed: ZeroDivisionError: no such luck")
-    assert found["b"][0] == "failed"
-    assert found["b"][1].startswith("did not answer within 0.3 seconds")
-    assert found["c"] == ("ok", "fine")
+    assert checks["a"] == ("failed", "the check itself failed: ZeroDivisionError: no such luck")
+    assert checks["b"][0] == "failed"
+    assert checks["b"][1].startswith("did not answer within 0.3 seconds")
+    assert checks["c"] == ("ok", "fine")
 
 
 @pytest.mark.parametrize(("code", "state"), [(200, "ok"), (401, "ok"), (404, "failed")])
 def test_the_health_of_prefects_server_is_checked(monkeypatch, code, state):
-    with answering(code) as (port, asked):
+    with answering(code) as (port, paths):
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api/")
         assert environment.prefect()[0] == state
-    assert asked == ["/api/health"]
+    assert paths == ["/api/health"]
 
 
 @pytest.mark.parametrize("url", ["localhost:4200/api", "file:///etc/passwd", "http:///api"])
@@ -154,8 +154,8 @@ def test_a_torchvision_of_another_build_is_named(
     torch: str, torchvision: str | None, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = machine._version
-    said = {"torch": torch, "torchvision": torchvision, "torchaudio": None, "torchcodec": None}
-    monkeypatch.setattr(machine, "_version", lambda name: said[name] if name in said else real(name))
+    versions = {"torch": torch, "torchvision": torchvision, "torchaudio": None, "torchcodec": None}
+    monkeypatch.setattr(machine, "_version", lambda name: versions[name] if name in versions else real(name))
     state, sentence = machine.packages()
     assert state == ("ok" if fits else "failed")
     assert fits or "`pip uninstall torchvision`" in sentence

@@ -38,7 +38,7 @@ def test_storage_that_overwrites_is_detected(store: Store, monkeypatch: pytest.M
 
     monkeypatch.setattr(store.backend, "put", overwrites)
     report = examine_storage(store, size=1024)
-    assert [one.name for one in report.promises if not one.kept] == [
+    assert [promise.name for promise in report.promises if not promise.kept] == [
         "refuses to create one that exists",
         "refuses to replace another version than the one that was read",
     ]

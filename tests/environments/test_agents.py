@@ -117,16 +117,16 @@ async def refused(prompt, label, base_url, api_key):
 def environments(tmp_path: Path) -> Iterator[Callable[..., Environments]]:
     """``environments("two_turns")`` runs that agent."""
     (tmp_path / "agents.py").write_text(AGENTS)
-    made: list[Environments] = []
+    opened: list[Environments] = []
 
     def make(name: str, timeout: float = 30, template: str | None = None, **fields: Any) -> Environments:
         config = EnvironmentConfig(agent=f"{tmp_path / 'agents.py'}:{name}", **fields)
-        made.append(Environments(config, byte_tokenizer(template), processes=1, timeout=timeout))
-        return made[-1]
+        opened.append(Environments(config, byte_tokenizer(template), processes=1, timeout=timeout))
+        return opened[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for environment in opened:
+        environment.close()
 
 
 def episode(sample: int = 0) -> Episode:
@@ -134,8 +134,8 @@ def episode(sample: int = 0) -> Episode:
     return Episode(0, sample, 0, row, most_tokens=200)
 
 
-def say(one: Episode, ids: list[int], reason: str = "stop") -> None:
-    one.append_turn(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
+def say(episode: Episode, ids: list[int], reason: str = "stop") -> None:
+    episode.append_turn(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
 
 
 def turn(text: str) -> list[int]:
@@ -143,23 +143,25 @@ def turn(text: str) -> list[int]:
 
 
 def test_sampled_ids_stay_unchanged_and_only_new_messages_are_encoded(environments: Any) -> None:
-    one, other = episodes = [episode(0), episode(1)]
+    first, second = episodes = [episode(0), episode(1)]
     places = environments("two_turns", options={"worth": 2})
     places.answer_all(episodes)
     tokenizer = byte_tokenizer()
-    asked = tokenizer("<user>1+2<assistant>")["input_ids"]
-    assert one.prompt_ids == other.prompt_ids == asked
-    assert (len(one.ids), one.most, one.room) == (0, 5, 200 - (len(asked) - 3)), "the longer prompt comes off the room"
+    prompt_ids = tokenizer("<user>1+2<assistant>")["input_ids"]
+    assert first.prompt_ids == second.prompt_ids == prompt_ids
+    assert (len(first.ids), first.most, first.room) == (0, 5, 200 - (len(prompt_ids) - 3)), (
+        "the longer prompt comes off the room"
+    )
     broken = [0xE2, 0x82, 0x41, 0xFF, tokenizer.eos_token_id]
-    say(one, broken)
-    say(other, list(b"abcde"), "length")
+    say(first, broken)
+    say(second, list(b"abcde"), "length")
     places.answer_all(episodes)
-    assert one.ids.tolist() == broken + tokenizer("<user>no: stop<assistant>")["input_ids"]
-    assert other.ids.tolist() == list(b"abcde") + tokenizer("<eos><user>no: length<assistant>")["input_ids"]
-    assert one.mask.tolist() == [True] * 5 + [False] * (len(one.ids) - 5)
-    assert one.most is None
-    say(one, turn("four"))
-    say(other, turn("fifteen"))
+    assert first.ids.tolist() == broken + tokenizer("<user>no: stop<assistant>")["input_ids"]
+    assert second.ids.tolist() == list(b"abcde") + tokenizer("<eos><user>no: length<assistant>")["input_ids"]
+    assert first.mask.tolist() == [True] * 5 + [False] * (len(first.ids) - 5)
+    assert first.most is None
+    say(first, turn("four"))
+    say(second, turn("fifteen"))
     places.answer_all(episodes)
     assert [(each.over, each.reward, each.failure) for each in episodes] == [(True, 8.0, None), (True, 14.0, None)]
 
@@ -167,22 +169,22 @@ def test_sampled_ids_stay_unchanged_and_only_new_messages_are_encoded(environmen
 def test_openais_client_drives_an_episode_and_reads_tool_calls(environments: Any) -> None:
     pytest.importorskip("openai")
     template = "{% for t in tools or [] %}({{ t.function.name }}){% endfor %}" + CHAT_TEMPLATE
-    one, places = episode(), environments("with_openai", template=template)
-    places.answer_all([one])
-    assert byte_tokenizer().decode(one.opening) == "(add)<user>1+2<assistant>", (
+    ongoing, places = episode(), environments("with_openai", template=template)
+    places.answer_all([ongoing])
+    assert byte_tokenizer().decode(ongoing.opening) == "(add)<user>1+2<assistant>", (
         "the agent's request replaces the prompt"
     )
-    say(one, turn('adding <tool_call>{"name": "add", "arguments": {"of": [1, 2]}}</tool_call>'))
-    places.answer_all([one])
-    assert byte_tokenizer().decode(one.ids).endswith("<eos><user>3<assistant>"), one.failure
-    say(one, turn("it is 3"))
-    places.answer_all([one])
-    say(one, turn('<tool_call>{"name": "add"}</tool_call>'))
-    places.answer_all([one])
-    assert byte_tokenizer().decode(one.ids).endswith("<eos><user>streamed<assistant>"), one.failure
-    say(one, turn("well"))
-    places.answer_all([one])
-    assert (one.reward, one.failure) == (8.0, None)
+    say(ongoing, turn('adding <tool_call>{"name": "add", "arguments": {"of": [1, 2]}}</tool_call>'))
+    places.answer_all([ongoing])
+    assert byte_tokenizer().decode(ongoing.ids).endswith("<eos><user>3<assistant>"), ongoing.failure
+    say(ongoing, turn("it is 3"))
+    places.answer_all([ongoing])
+    say(ongoing, turn('<tool_call>{"name": "add"}</tool_call>'))
+    places.answer_all([ongoing])
+    assert byte_tokenizer().decode(ongoing.ids).endswith("<eos><user>streamed<assistant>"), ongoing.failure
+    say(ongoing, turn("well"))
+    places.answer_all([ongoing])
+    assert (ongoing.reward, ongoing.failure) == (8.0, None)
 
 
 def test_tools_of_an_agent_that_the_template_does_not_show_end_the_run(environments: Any) -> None:
@@ -195,18 +197,21 @@ def test_a_call_that_a_policy_only_thinks_about_is_no_call_for_an_agent() -> Non
     thought = f"<think>shall I {call}?</think>no"
     assert _reply(thought, 2, has_tools=True) == {"role": "assistant", "content": thought}
     reply = _reply(f"<think>{call}</think>{call}", 2, has_tools=True)
-    assert (reply["content"], [one["id"] for one in reply["tool_calls"]]) == (f"<think>{call}</think>", ["000020000"])
+    assert (reply["content"], [tool_call["id"] for tool_call in reply["tool_calls"]]) == (
+        f"<think>{call}</think>",
+        ["000020000"],
+    )
 
 
 def test_the_first_request_of_an_agent_keeps_fields_that_a_template_may_show() -> None:
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    told: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
         {"role": "tool", "content": "3", "tool_call_id": "abcdefghi"},
     ]
-    first, second = map(_canonical, told)
+    first, second = map(_canonical, messages)
     assert (first["tool_calls"][0]["id"], first["reasoning_content"]) == ("abcdefghi", "hm")
-    assert second == told[1]
+    assert second == messages[1]
 
 
 @pytest.mark.parametrize(
@@ -222,30 +227,30 @@ def test_the_first_request_of_an_agent_keeps_fields_that_a_template_may_show() -
     ],
 )
 def test_a_failed_episode_has_its_reason(name: str, reason: str, says: str, environments: Any) -> None:
-    one, places = episode(), environments(name, timeout=3 if name == "hangs" else 30)
-    while not one.over:
-        places.answer_all([one])
-        if not one.over:
-            say(one, turn("well"))
-    assert one.failure
-    assert says in str(one.failure)
-    assert one.failure.reason == (reason or "raised")
+    ongoing, places = episode(), environments(name, timeout=3 if name == "hangs" else 30)
+    while not ongoing.over:
+        places.answer_all([ongoing])
+        if not ongoing.over:
+            say(ongoing, turn("well"))
+    assert ongoing.failure
+    assert says in str(ongoing.failure)
+    assert ongoing.failure.reason == (reason or "raised")
 
 
 def test_a_request_that_the_endpoint_refuses_fails_no_episode(environments: Any) -> None:
-    one, places = episode(), environments("refused")
-    places.answer_all([one])
-    say(one, turn("well"))
-    places.answer_all([one])
-    assert (one.reward, one.failure) == (0.5, None)
+    ongoing, places = episode(), environments("refused")
+    places.answer_all([ongoing])
+    say(ongoing, turn("well"))
+    places.answer_all([ongoing])
+    assert (ongoing.reward, ongoing.failure) == (0.5, None)
 
 
 def test_an_agent_that_exceeds_max_turns_ends_with_its_reward_so_far(environments: Any) -> None:
-    one, places = episode(), environments("two_turns", max_turns=1)
-    places.answer_all([one])
-    say(one, turn("well"))
-    places.answer_all([one])
-    assert (one.over, one.reward, one.failure, one.turns) == (True, 0.0, None, 1)
+    ongoing, places = episode(), environments("two_turns", max_turns=1)
+    places.answer_all([ongoing])
+    say(ongoing, turn("well"))
+    places.answer_all([ongoing])
+    assert (ongoing.over, ongoing.reward, ongoing.failure, ongoing.turns) == (True, 0.0, None, 1)
 
 
 def test_an_environment_is_a_class_or_an_agent() -> None:

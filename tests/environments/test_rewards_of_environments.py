@@ -101,7 +101,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environments(file: Path) -> Iterator[Callable[..., Environments | None]]:
     """Of each kind one, but for tools: one for each verifier."""
-    with ExitStack() as made:
+    with ExitStack() as stack:
         known: dict[tuple[str, str], Environments] = {}
 
         def of_kind(kind: str, verifier: str) -> Environments | None:
@@ -116,7 +116,7 @@ def environments(file: Path) -> Iterator[Callable[..., Environments | None]]:
             if key not in known:
                 config = EnvironmentConfig.model_validate(configs[kind])
                 known[key] = Environments(config, byte_tokenizer(TEMPLATE), processes=1, timeout=60)
-                made.callback(known[key].close)
+                stack.callback(known[key].close)
             return known[key]
 
         yield of_kind
@@ -159,8 +159,8 @@ def rows_of(kind: str, environment: Environments | None, label: str, *answers: s
 
 def rewarded(configs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[list[float | None]]:
     opening = Opening("rl.rewards", ResourcesConfig(reward_timeout_seconds=60), tokenizer=byte_tokenizer(TEMPLATE))
-    with RewardSources([CHOICE.validate(one) for one in configs], opening) as sources:
-        return [numbers(one) for one in sources(rows)]
+    with RewardSources([CHOICE.validate(config) for config in configs], opening) as sources:
+        return [numbers(source) for source in sources(rows)]
 
 
 @pytest.mark.parametrize("verifier", LABELLED)
@@ -178,7 +178,7 @@ def test_every_verifier_scores_with_every_environment(verifier: str, file: Path,
 def test_every_reward_is_given_beside_every_environment(kind: str, file: Path, environments: Any) -> None:
     rows = rows_of(kind, environments(kind, "task"), "3", RIGHT, WRONG)
     server = Server(
-        lambda asked: (200, json.dumps({"rewards": [float("3" in a) for a in asked["completions"]]}).encode())
+        lambda request: (200, json.dumps({"rewards": [float("3" in a) for a in request["completions"]]}).encode())
     )
     configs: list[dict[str, Any]] = [
         {"verifier": "task"},
@@ -203,7 +203,7 @@ def test_a_verifier_of_tools_that_fails_costs_that_episode_alone(environments: A
 
 def test_closed_environments_start_no_verifier(file: Path) -> None:
     config = EnvironmentConfig(name=TOOLS, options={"tools": [], "verifier": "math"}, role="tool")
-    made = Environments(config, byte_tokenizer(TEMPLATE), processes=1, timeout=60)
-    made.close()
+    environments = Environments(config, byte_tokenizer(TEMPLATE), processes=1, timeout=60)
+    environments.close()
     with pytest.raises(Stopped, match="the environments were closed"):
-        made._verifier(0, "math")
+        environments._verifier(0, "math")

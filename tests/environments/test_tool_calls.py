@@ -75,7 +75,7 @@ def test_marks_of_thoughts_in_the_arguments_of_a_call_are_none() -> None:
 
 def test_a_malformed_call_counts_as_a_call() -> None:
     for turn in (call("charge(5)"), '<tool_call>{"name": "charge", "argu', call('{"name": "charge"} please')):
-        assert [bool(one.problem) for one in parse(turn)[1]] == [True]
+        assert [bool(parsed.problem) for parsed in parse(turn)[1]] == [True]
 
 
 TOOLS = """
@@ -124,10 +124,10 @@ def tools(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 @pytest.fixture(params=["plain", "special"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
     """Of bytes; also one that has the marks of thoughts as special tokens."""
-    made = byte_tokenizer(TEMPLATE)
+    tokenizer = byte_tokenizer(TEMPLATE)
     if request.param == "special":
-        made.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
-    return made
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    return tokenizer
 
 
 def opened(options: dict[str, Any], tokenizer: Any, role: Any = "tool") -> Environments:
@@ -147,10 +147,10 @@ def answered(environments: Environments, tokenizer: Any, *turns: str) -> Episode
 def test_a_call_in_a_thought_is_not_executed_and_the_turn_with_the_answer_is_scored(
     tools: Callable[..., dict[str, Any]], tokenizer: Any
 ) -> None:
-    with closing(opened(tools("charge"), tokenizer)) as made:
-        episode = answered(made, tokenizer, f"<think>Or {CHARGE}?</think>{CHARGE}", f"<think>{CHARGE}</think>4")
-    told = tokenizer.decode(episode.ids[~episode.mask])
-    assert told == "<tool>charged 5<assistant>", "once"
+    with closing(opened(tools("charge"), tokenizer)) as environments:
+        episode = answered(environments, tokenizer, f"<think>Or {CHARGE}?</think>{CHARGE}", f"<think>{CHARGE}</think>4")
+    observed = tokenizer.decode(episode.ids[~episode.mask])
+    assert observed == "<tool>charged 5<assistant>", "once"
     assert (episode.over, episode.failure) == (True, None)
 
 
@@ -160,15 +160,15 @@ def test_a_thought_that_the_prompt_opens_and_the_turn_does_not_close_calls_nothi
     """Generation prompts of Qwen3.5 and DeepSeek-R1 end with `<think>` and a line break."""
     tokenizer = byte_tokenizer(TEMPLATE.replace("<assistant>{% endif %}", "<assistant><think>\n{% endif %}"))
     prompt = {"prompt": "?", "label": "4", "prompt_ids": tokenizer("<user>?<assistant><think>\n")["input_ids"]}
-    with closing(opened(tools("charge"), tokenizer)) as made:
+    with closing(opened(tools("charge"), tokenizer)) as environments:
         episodes = [Episode(draw, 0, 0, prompt, most_tokens=4000) for draw in range(2)]
-        made.answer_all(episodes)
+        environments.answer_all(episodes)
         for episode, turn in zip(episodes, (f"Or {CHARGE}?", f"Or {CHARGE}?</think>{CHARGE}"), strict=True):
             say(episode, tokenizer, turn)
-        made.answer_all(episodes)
-    told = [tokenizer.decode(episode.ids[~episode.mask]) for episode in episodes]
-    assert (episodes[0].over, told[0]) == (True, "")
-    assert (episodes[1].over, told[1]) == (False, "<tool>charged 5<assistant><think>\n")
+        environments.answer_all(episodes)
+    observed = [tokenizer.decode(episode.ids[~episode.mask]) for episode in episodes]
+    assert (episodes[0].over, observed[0]) == (True, "")
+    assert (episodes[1].over, observed[1]) == (False, "<tool>charged 5<assistant><think>\n")
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_a_thought_that_the_prompt_opens_and_the_turn_does_not_close_calls_nothi
 )
 def test_every_kind_of_async_tool_is_awaited(tools: Callable[..., dict[str, Any]], name: str, says: str) -> None:
     tokenizer = byte_tokenizer(TEMPLATE)
-    with closing(opened(tools(name), tokenizer)) as made:
-        episode = answered(made, tokenizer, call(json.dumps({"name": name, "arguments": {"x": 1}})))
+    with closing(opened(tools(name), tokenizer)) as environments:
+        episode = answered(environments, tokenizer, call(json.dumps({"name": name, "arguments": {"x": 1}})))
     assert tokenizer.decode(episode.ids[~episode.mask]) == f"<tool>{says}<assistant>"
 
 
@@ -186,8 +186,8 @@ def test_a_tool_that_returns_an_iterator_fails_the_episode_without_an_observatio
     tools: Callable[..., dict[str, Any]], name: str
 ) -> None:
     tokenizer = byte_tokenizer(TEMPLATE)
-    with closing(opened(tools(name), tokenizer)) as made:
-        episode = answered(made, tokenizer, call(json.dumps({"name": name, "arguments": {"x": 1}})))
+    with closing(opened(tools(name), tokenizer)) as environments:
+        episode = answered(environments, tokenizer, call(json.dumps({"name": name, "arguments": {"x": 1}})))
     assert not len(episode.ids[~episode.mask])
     assert re.search(rf"'{name}' returned a (generator|map); return a text", str(episode.failure))
 
@@ -215,9 +215,9 @@ def test_an_object_with_an_async_call_is_awaited_and_a_class_is_not() -> None:
         async def __call__(self, x: int) -> int:
             return self.to + x
 
-    made = asyncio.run(called(Adds, 1))
-    assert asyncio.run(called(made, 2)) == 3
-    assert asyncio.run(called(lambda x: made(x), 2)) == 3
+    result = asyncio.run(called(Adds, 1))
+    assert asyncio.run(called(result, 2)) == 3
+    assert asyncio.run(called(lambda x: result(x), 2)) == 3
 
 
 REWARDS = """
@@ -251,23 +251,23 @@ def test_every_kind_of_async_reward_function_is_awaited(tmp_path: Path, name: st
 
 
 def test_tool_results_name_their_call_in_mistrals_form() -> None:
-    told = answers(["1", "2"], [Call("f", {}), Call(problem="no JSON")], turn=3)
-    assert [IDS.fullmatch(one["tool_call_id"]) is not None for one in told] == [True, True]
-    assert [one.get("name") for one in told] == ["f", None]
+    messages = answers(["1", "2"], [Call("f", {}), Call(problem="no JSON")], turn=3)
+    assert [IDS.fullmatch(message["tool_call_id"]) is not None for message in messages] == [True, True]
+    assert [message.get("name") for message in messages] == ["f", None]
     assert len({call_id(turn, number) for turn in range(20) for number in range(20)}) == 400
-    assert [one.get("name") for one in answers(["of both"], [Call("f", {}), Call("g", {})], 1)] == [None]
+    assert [message.get("name") for message in answers(["of both"], [Call("f", {}), Call("g", {})], 1)] == [None]
 
 
 def test_a_template_that_requires_call_ids_gets_them(tools: Callable[..., dict[str, Any]]) -> None:
     tokenizer = byte_tokenizer(MISTRAL)
-    with closing(opened(tools("charge"), tokenizer)) as made:
-        episode = answered(made, tokenizer, CHARGE)
+    with closing(opened(tools("charge"), tokenizer)) as environments:
+        episode = answered(environments, tokenizer, CHARGE)
     assert episode.failure is None
     assert tokenizer.decode(episode.ids[~episode.mask]) == "[TOOL_RESULTS]000010000charge:charged 5[/TOOL_RESULTS]"
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Callable[..., Iterator[Any]]:
+def problem_of(tmp_path: Path) -> Callable[..., Iterator[Any]]:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n')
 
@@ -282,18 +282,18 @@ def asked(tmp_path: Path) -> Callable[..., Iterator[Any]]:
 
 
 @pytest.mark.parametrize("rows", [True, False])
-def test_the_check_before_a_run_renders_a_turn_with_its_answer(asked: Callable[..., Any], rows: bool) -> None:
-    assert asked(MISTRAL, "tool", rows) is None
-    assert asked(TEMPLATE, "user", rows) is None
+def test_the_check_before_a_run_renders_a_turn_with_its_answer(problem_of: Callable[..., Any], rows: bool) -> None:
+    assert problem_of(MISTRAL, "tool", rows) is None
+    assert problem_of(TEMPLATE, "user", rows) is None
     other = MISTRAL.replace("length != 9", "length != 8")
-    assert "rl.environment.role: a turn cannot be answered by a message of the role 'tool'" in asked(
+    assert "rl.environment.role: a turn cannot be answered by a message of the role 'tool'" in problem_of(
         other, "tool", rows
     )
-    assert "Tool call IDs should be alphanumeric" in asked(other, "tool", rows)
+    assert "Tool call IDs should be alphanumeric" in problem_of(other, "tool", rows)
     capital = TEMPLATE.replace("{{ m.content }}", "{{ m.content | upper if m.role == 'user' else m.content }}")
-    assert asked(capital, "user", rows) is None
+    assert problem_of(capital, "user", rows) is None
     silent = TEMPLATE.replace("<{{ m.role }}>{{ m.content }}", "{% if m.role != 'tool' %}{{ m.content }}{% endif %}")
     assert (
-        asked(silent, "tool", rows)
+        problem_of(silent, "tool", rows)
         == "rl.environment.role: the chat template does not show messages of the role 'tool'"
     )

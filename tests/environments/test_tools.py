@@ -52,17 +52,17 @@ def config(tmp_path: Path) -> EnvironmentConfig:
 @pytest.fixture(params=["plain", "special"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
     """Of bytes; also one that has the tags of a call as special tokens."""
-    made = byte_tokenizer(TEMPLATE)
+    tokenizer = byte_tokenizer(TEMPLATE)
     if request.param == "special":
-        made.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
-    return made
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    return tokenizer
 
 
 @pytest.fixture
 def environments(config: EnvironmentConfig, tokenizer: Any) -> Iterator[Environments]:
-    made = Environments(config, tokenizer, processes=1, timeout=20)
-    yield made
-    made.close()
+    environments = Environments(config, tokenizer, processes=1, timeout=20)
+    yield environments
+    environments.close()
 
 
 def test_a_verifier_loaded_in_a_thread_refuses_code_changed_since_the_key(
@@ -72,11 +72,12 @@ def test_a_verifier_loaded_in_a_thread_refuses_code_changed_since_the_key(
     file.write_text("def f(*_): return 1.0\n")
     with counting():
         function_content(f"{file}:f", "rl.rewards.0.verifier")
-        made = Environments(config, tokenizer, processes=1, timeout=20)
+        environments = Environments(config, tokenizer, processes=1, timeout=20)
     file.write_text("def f(*_): return 0.0\n")
     row = {"prompt_text": "a", "completion_text": "b", "label": None}
-    with closing(made), pytest.raises(UserError, match=r"verifier\.py changed since this stage began"):
-        list(made._verifier(0, f"{file}:f")([row]))  # after `counting`, as in a thread: no context has the files
+    with closing(environments), pytest.raises(UserError, match=r"verifier\.py changed since this stage began"):
+        # after `counting`, as in a thread: no context has the files
+        list(environments._verifier(0, f"{file}:f")([row]))
 
 
 def say(episode: Episode, tokenizer: Any, text: str) -> None:
@@ -90,24 +91,24 @@ def test_calls_are_answered_one_message_each_and_the_last_turn_is_scored(
     episode = Episode(0, 0, 0, {"prompt": "1+2?", "label": "3", "prompt_ids": []}, most_tokens=4000)
     environments.answer_all([episode])
     assert (len(episode.ids), episode.over) == (0, False)
-    said = (
+    problem = (
         call('{"name": "add", "arguments": {"a": 1, "b": 2}}'),
         call('{"name": "greet", "arguments": {"function": "ä"}}'),
         call('{"name": "add", "arguments": {"c": 1}}'),
         call('{"name": "sub", "arguments": {}}'),
         call('{"name": "add"'),
     )
-    say(episode, tokenizer, "let me see" + "\n".join(said))
+    say(episode, tokenizer, "let me see" + "\n".join(problem))
     environments.answer_all([episode])
-    told = tokenizer.decode(episode.ids[~episode.mask])
-    messages = told.removesuffix("<assistant>").split("<tool>")[1:]
+    observed = tokenizer.decode(episode.ids[~episode.mask])
+    messages = observed.removesuffix("<assistant>").split("<tool>")[1:]
     assert messages[:2] == ["3", "hello ä"]
     assert messages[2] == (
         "Error: TypeError: add() got an unexpected keyword argument 'c'; it is called as add(a, b=1)"
     )
     assert messages[3] == "Error: there is no tool 'sub'; there are add, greet"
     assert messages[4].startswith("Error: the tool call is not valid JSON")
-    assert told.endswith("<assistant>")
+    assert observed.endswith("<assistant>")
     say(episode, tokenizer, " 3\n")
     environments.answer_all([episode])
     assert (episode.over, episode.reward, episode.failure) == (True, 1.0, None)
@@ -137,25 +138,25 @@ def test_a_refused_import_of_a_tool_fails_the_episode_with_an_error_for_the_user
     options = {"tools": tools, "verifier": "task"}
     config = EnvironmentConfig(name="alignment_core.environments.tools:Tools", options=options, role="tool")
     tokenizer = byte_tokenizer(TEMPLATE)
-    with closing(Environments(config, tokenizer, processes=1, timeout=20)) as made:
+    with closing(Environments(config, tokenizer, processes=1, timeout=20)) as environments:
         prompt = {"prompt": "?", "label": "3", "prompt_ids": []}
         episodes = [Episode(number, 0, 0, prompt, most_tokens=4000) for number in range(3)]
-        made.answer_all(episodes)
+        environments.answer_all(episodes)
         for episode, tool in zip(episodes, ("plain", "wrapped", "inner"), strict=True):
             argument = {"a": 1} if tool == "inner" else {"name": "rules"}
             say(episode, tokenizer, call(json.dumps({"name": tool, "arguments": argument})))
-        made.answer_all(episodes)
+        environments.answer_all(episodes)
     for episode in episodes[:2]:
         assert (episode.over, episode.failure and episode.failure.reason) == (True, "raised")
         assert "hidden_rules.py is loaded in a way that the source does not show" in str(episode.failure)
-    told = tokenizer.decode(episodes[2].ids)
-    assert "Error: TypeError: len() takes exactly one argument (2 given)<" in told, "of its inside, not of its call"
+    text = tokenizer.decode(episodes[2].ids)
+    assert "Error: TypeError: len() takes exactly one argument (2 given)<" in text, "of its inside, not of its call"
 
 
 def test_an_unclosed_call_counts_as_a_call_and_other_text_does_not() -> None:
     assert parse('a <tool_call>{"name": "f"}') == ("a", [Call("f", {})])
     assert parse("a {} b") == ("a {} b", [])
-    assert [one.problem[:9] for one in parse(call("[]") + call('{"name": "f", "arguments": []}'))[1]] == [
+    assert [parsed.problem[:9] for parsed in parse(call("[]") + call('{"name": "f", "arguments": []}'))[1]] == [
         "not of th",
         "`argument",
     ]

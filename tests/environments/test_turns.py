@@ -35,9 +35,9 @@ class Env:
 @pytest.fixture
 def tokenizer() -> Any:
     """EOS is not the end of a turn, as of a base model."""
-    made = byte_tokenizer(CHATML)
-    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    return made
+    tokenizer = byte_tokenizer(CHATML)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    return tokenizer
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def context(tmp_path: Path, tokenizer: Any) -> Iterator[Any]:
         return str(tokenizer.decode([*episode.prompt_ids, *episode.ids.tolist()]))
 
     yield of
-    for one in opened:
-        one.close()
+    for environments in opened:
+        environments.close()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_turn_is_closed_once_and_each_observation_is_a_message_even_if_empty(
     context: Any, tokenizer: Any, turn: str, finish_reason: str, observations: list[str]
 ) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "hello"}]
-    messages += [{"role": "user", "content": one} for one in observations]
+    messages += [{"role": "user", "content": observation} for observation in observations]
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert context(turn, finish_reason, observations) == expected
     if len(observations) == 1:

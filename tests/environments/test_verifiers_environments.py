@@ -51,17 +51,17 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def environments(sums: Path) -> Iterator[Callable[..., Environments]]:
     """``environments(taskset=…)`` runs episodes with these options."""
-    made: list[Environments] = []
+    opened: list[Environments] = []
 
     def make(**options: Any) -> Environments:
         options = {"taskset": {"id": SUMS}, **options}
         config = EnvironmentConfig(agent=ROLLOUT, options=options)
-        made.append(Environments(config, byte_tokenizer(), processes=1, timeout=60, chat_template=TEMPLATE))
-        return made[-1]
+        opened.append(Environments(config, byte_tokenizer(), processes=1, timeout=60, chat_template=TEMPLATE))
+        return opened[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for environment in opened:
+        environment.close()
 
 
 def episode(label: str | None, sample: int = 0) -> Episode:
@@ -69,13 +69,13 @@ def episode(label: str | None, sample: int = 0) -> Episode:
     return Episode(0, sample, 0, row, most_tokens=2000)
 
 
-def say(one: Episode, text: str, reason: str = "stop") -> None:
+def say(episode: Episode, text: str, reason: str = "stop") -> None:
     ids = [*text.encode(), byte_tokenizer().eos_token_id]
-    one.append_turn(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
+    episode.append_turn(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
 
 
-def heard(one: Episode) -> str:
-    return byte_tokenizer().decode([*one.prompt_ids, *one.ids.tolist()])
+def heard(episode: Episode) -> str:
+    return byte_tokenizer().decode([*episode.prompt_ids, *episode.ids.tolist()])
 
 
 def test_a_task_is_prompted_and_rewarded_by_its_own_code(environments: Any) -> None:
@@ -86,42 +86,46 @@ def test_a_task_is_prompted_and_rewarded_by_its_own_code(environments: Any) -> N
     say(right, "4")
     say(wrong, "5")
     places.answer_all(episodes)
-    assert [(one.over, one.reward, one.failure) for one in episodes] == [(True, 2.25, None), (True, 0.25, None)]
+    assert [(episode.over, episode.reward, episode.failure) for episode in episodes] == [
+        (True, 2.25, None),
+        (True, 0.25, None),
+    ]
 
 
 def test_an_environment_speaks_between_the_policys_turns(environments: Any) -> None:
-    one, places = episode("1"), environments(id=AGAIN, times=2)
-    for said in ("three", "4", "2"):
-        places.answer_all([one])
-        say(one, said)
-    places.answer_all([one])
-    told = "<system>Say it.<user>1+1<assistant>three<eos><user>no: 5<assistant>4<eos><user>no: 1<assistant>2<eos>"
-    assert (heard(one), one.reward, one.failure) == (told, 2.0 + 0.25 * 7, None)
-    trained = one.ids[one.mask].tolist()
+    ongoing, places = episode("1"), environments(id=AGAIN, times=2)
+    for answer in ("three", "4", "2"):
+        places.answer_all([ongoing])
+        say(ongoing, answer)
+    places.answer_all([ongoing])
+    transcript = "<system>Say it.<user>1+1<assistant>three<eos><user>no: 5<assistant>4<eos><user>no: 1<assistant>2<eos>"
+    assert (heard(ongoing), ongoing.reward, ongoing.failure) == (transcript, 2.0 + 0.25 * 7, None)
+    trained = ongoing.ids[ongoing.mask].tolist()
     assert byte_tokenizer().decode(trained) == "three<eos>4<eos>2<eos>"
 
 
 def test_a_tool_of_a_task_is_called(environments: Any) -> None:
-    one, places = episode("3"), environments(taskset={"id": SUMS, "task": {"tools": {}}})
-    places.answer_all([one])
-    say(one, '<tool_call>{"name": "sums_add", "arguments": {"a": 3, "b": 3}}</tool_call>')
-    places.answer_all([one])
-    assert heard(one).endswith("<eos><tool>6<assistant>"), one.failure
-    say(one, '<tool_call>{"name": "subtract", "arguments": {}}</tool_call>')
-    places.answer_all([one])
-    assert heard(one).endswith("<eos><tool>Error: there is no tool 'subtract'; there are sums_add<assistant>")
-    say(one, "6")
-    places.answer_all([one])
-    assert (one.over, one.reward, one.failure) == (True, 2.25, None)
+    ongoing, places = episode("3"), environments(taskset={"id": SUMS, "task": {"tools": {}}})
+    places.answer_all([ongoing])
+    say(ongoing, '<tool_call>{"name": "sums_add", "arguments": {"a": 3, "b": 3}}</tool_call>')
+    places.answer_all([ongoing])
+    assert heard(ongoing).endswith("<eos><tool>6<assistant>"), ongoing.failure
+    say(ongoing, '<tool_call>{"name": "subtract", "arguments": {}}</tool_call>')
+    places.answer_all([ongoing])
+    assert heard(ongoing).endswith("<eos><tool>Error: there is no tool 'subtract'; there are sums_add<assistant>")
+    say(ongoing, "6")
+    places.answer_all([ongoing])
+    assert (ongoing.over, ongoing.reward, ongoing.failure) == (True, 2.25, None)
 
 
 def test_the_limits_of_a_seat_hold(environments: Any) -> None:
-    one, places = episode("1"), environments(id=AGAIN, times=5, agent={"max_turns": 1, "sampling": {"max_tokens": 3}})
-    places.answer_all([one])
-    assert one.most == 3
-    say(one, "2")
-    places.answer_all([one])
-    assert (one.over, one.reward, one.failure) == (True, 2.25, None), "what was said so far is rewarded"
+    ongoing = episode("1")
+    places = environments(id=AGAIN, times=5, agent={"max_turns": 1, "sampling": {"max_tokens": 3}})
+    places.answer_all([ongoing])
+    assert ongoing.most == 3
+    say(ongoing, "2")
+    places.answer_all([ongoing])
+    assert (ongoing.over, ongoing.reward, ongoing.failure) == (True, 2.25, None), "what was said so far is rewarded"
 
 
 def test_a_failed_episode_has_its_reason_and_other_episodes_continue(environments: Any) -> None:
@@ -129,8 +133,8 @@ def test_a_failed_episode_has_its_reason_and_other_episodes_continue(environment
     unknown = [episode("4", 0), episode("two", 1), episode(None, 2)]
     raising, right = episode("1", 3), episode("1", 4)
     places.answer_all([*unknown, raising, right])
-    for one in unknown:
-        assert f"the label {one.prompt['label']!r} is not the number of a task of '{SUMS}'" in str(one.failure)
+    for ongoing in unknown:
+        assert f"the label {ongoing.prompt['label']!r} is not the number of a task of '{SUMS}'" in str(ongoing.failure)
     say(raising, "raise")
     say(right, "2")
     places.answer_all([raising, right])
@@ -140,11 +144,11 @@ def test_a_failed_episode_has_its_reason_and_other_episodes_continue(environment
 
 
 def test_an_environment_of_many_conversations_is_no_episode_to_learn_from(environments: Any) -> None:
-    one, places = episode("1"), environments(id="best-of-n", n=2)
-    places.answer_all([one])
-    say(one, "2")
-    places.answer_all([one])
-    assert "changed earlier messages" in str(one.failure)
+    ongoing, places = episode("1"), environments(id="best-of-n", n=2)
+    places.answer_all([ongoing])
+    say(ongoing, "2")
+    places.answer_all([ongoing])
+    assert "changed earlier messages" in str(ongoing.failure)
 
 
 def test_prompts_are_those_of_the_tasks_and_labels_their_numbers(sums: Path) -> None:

@@ -46,8 +46,8 @@ def test_directions_of_lm_evals_metrics_come_from_its_tasks() -> None:
         "mine": {"toxicity": False, "perplexity": True},
         "group": {"toxicity": None},
     }
-    found = metrics_of(results, {"mine": {"effective": 4}}, stated)
-    assert found == {
+    metrics = metrics_of(results, {"mine": {"effective": 4}}, stated)
+    assert metrics == {
         "lm_eval/mine/toxicity": 0.25,
         "lm_eval/mine/toxicity.n": 4.0,
         "lm_eval/mine/toxicity.stderr": 0.1,
@@ -57,9 +57,9 @@ def test_directions_of_lm_evals_metrics_come_from_its_tasks() -> None:
         "lm_eval/mine/perplexity@low.higher_is_better": 1.0,
         "lm_eval/group/toxicity": 0.5,
     }
-    assert not higher_is_better("lm_eval/mine/toxicity", found)
-    assert higher_is_better("lm_eval/mine/perplexity@low", found)
-    assert higher_is_better("lm_eval/group/toxicity", found), "as long as nothing says otherwise"
+    assert not higher_is_better("lm_eval/mine/toxicity", metrics)
+    assert higher_is_better("lm_eval/mine/perplexity@low", metrics)
+    assert higher_is_better("lm_eval/group/toxicity", metrics), "as long as nothing says otherwise"
 
 
 def test_the_best_checkpoint_of_a_distillation_has_the_lowest_divergence(tmp_path: Path) -> None:

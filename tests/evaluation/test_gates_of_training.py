@@ -151,13 +151,13 @@ def test_align_check_warns_of_a_promotion_without_gates(tmp_path: Path) -> None:
 
 
 def test_shipped_recipes_that_promote_gate_also_the_trained_reward_model() -> None:
-    promoting = [one.recipe() for one in shipped("alignment").values() if one.recipe().promotion is not None]
+    promoting = [entry.recipe() for entry in shipped("alignment").values() if entry.recipe().promotion is not None]
     assert len(promoting) > 5
     for recipe in promoting:
         assert recipe.promotion is not None
-        asked = {gate.metric for gate in recipe.promotion.gates}
-        assert asked, recipe.name
-        assert set(recipe.measured_in_training) & {"reward_model_accuracy"} <= asked, recipe.name
+        gated = {gate.metric for gate in recipe.promotion.gates}
+        assert gated, recipe.name
+        assert set(recipe.measured_in_training) & {"reward_model_accuracy"} <= gated, recipe.name
 
 
 def test_the_report_of_a_run_begins_with_the_warning(store: Store, tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ def test_a_policy_has_no_divergence_from_itself_at_any_temperature(
     torch.manual_seed(0)
     prompt = torch.tensor([[1, 2, 3]]).expand(16, 3)
     settings = {"max_new_tokens": 12, "do_sample": True, "temperature": temperature, "top_k": 0}
-    found = model.generate(prompt, return_dict_in_generate=True, output_scores=True, **settings)
-    completions = found.sequences[:, 3:]
-    logps = torch.stack(found.scores, dim=1).log_softmax(-1).gather(-1, completions[:, :, None])[:, :, 0]
+    output = model.generate(prompt, return_dict_in_generate=True, output_scores=True, **settings)
+    completions = output.sequences[:, 3:]
+    logps = torch.stack(output.scores, dim=1).log_softmax(-1).gather(-1, completions[:, :, None])[:, :, 0]
     rows = [
         {"prompt": number, "prompt_ids": np.array([1, 2, 3]), "completion_ids": ids.numpy(), "source": "test"}
         for number, ids in enumerate(completions)
@@ -65,8 +65,8 @@ def test_a_policy_has_no_divergence_from_itself_at_any_temperature(
 
     scores = [
         {"prompt": number, "tokens": 12, "finish_reason": "length", "reward": None, "verifier": None}
-        | {"policy_logp": float(one.sum()), "reference_logp": other}
-        for number, (one, other) in enumerate(zip(logps, reference_logps, strict=True))
+        | {"policy_logp": float(logp.sum()), "reference_logp": reference_logp}
+        for number, (logp, reference_logp) in enumerate(zip(logps, reference_logps, strict=True))
     ]
     monkeypatch.setattr(evaluate, "read_scores", lambda folder: folder)
     context: Any = SimpleNamespace(inputs={"scores": scores}, output=tmp_path, derive=lambda *_: 0)
@@ -112,6 +112,6 @@ def test_a_reference_has_the_rotary_positions_of_the_engine_that_sampled(tmp_pat
     reference = Model(tmp_path, Reference("model", "0" * 64))
     for most, engine_length in ((8, 12), (26, 30)):  # below and above 20 tokens
         config = score.ScoreConfig(max_completion_length=most)
-        (found,) = score._logps(passes_here(), reference, rows, config)
-        assert found == pytest.approx(logp(engine_length), abs=1e-4)
+        (computed,) = score._logps(passes_here(), reference, rows, config)
+        assert computed == pytest.approx(logp(engine_length), abs=1e-4)
     assert abs(logp(12) - logp(30)) > 1e-2

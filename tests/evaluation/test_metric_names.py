@@ -87,8 +87,8 @@ def test_curves_of_reinforcement_learning_and_of_fine_tuning() -> None:
 
 
 def test_arrows_show_which_direction_is_better() -> None:
-    found = {name: arrow(name, {}) for name in ("loss", "accuracy", "reward", "kl", "steps", "entropy", "test_loss")}
-    assert found == {
+    arrows = {name: arrow(name, {}) for name in ("loss", "accuracy", "reward", "kl", "steps", "entropy", "test_loss")}
+    assert arrows == {
         "loss": "↓",
         "accuracy": "↑",
         "reward": "↑",

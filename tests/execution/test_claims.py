@@ -54,8 +54,8 @@ def offer_stage(monkeypatch: pytest.MonkeyPatch, ran: Path, until: Callable[[], 
     return StageCall(stage="work", label="sft", config={}, inputs={})
 
 
-def run(store: Store, call: StageCall, said: list[str | None], name: str) -> str:
-    ticket = Ticket(waits=said.append, run=RunName(name, "quickstart"))
+def run(store: Store, call: StageCall, waits: list[str | None], name: str) -> str:
+    ticket = Ticket(waits=waits.append, run=RunName(name, "quickstart"))
     return run_stage(StageRequest(store, call, HostAlone(), ResourcesConfig(), lambda *_: None, ticket=ticket)).state
 
 
@@ -74,11 +74,11 @@ def test_a_stage_that_another_machine_runs_is_waited_for_and_its_result_taken(
             super().append(reason)
             go.touch()  # the other machine ends when this one has said that it waits
 
-    said = Said()
-    assert run(at("two"), call, said, "22222222") == "cached"
+    waits = Said()
+    assert run(at("two"), call, waits, "22222222") == "cached"
     assert ended(first) == 0
-    assert said[0].startswith("the same stage in run 11111111 (quickstart)")
-    assert said[-1] is None
+    assert waits[0].startswith("the same stage in run 11111111 (quickstart)")
+    assert waits[-1] is None
     assert ran.read_text().splitlines() == [str(tmp_path / "one")]
     assert store.leases.holder(lease) is None
 
@@ -106,6 +106,6 @@ def test_a_machine_that_lost_its_home_in_the_middle_takes_its_own_stage_over_at_
     store = at("one")
     assert ended(in_child(lambda: run(store, call, [], "11111111"))) == -signal.SIGKILL
     dies.clear()
-    said: list[str | None] = []
-    assert run(at("another"), call, said, "22222222") == "run"
-    assert said == [], "the kernel says that the process is gone, so that nobody waits for a lease to end"
+    waits: list[str | None] = []
+    assert run(at("another"), call, waits, "22222222") == "run"
+    assert waits == [], "the kernel says that the process is gone, so that nobody waits for a lease to end"

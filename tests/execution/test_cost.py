@@ -10,8 +10,8 @@ from alignment_core.execution.stopwatch import Stopwatch
 
 
 def test_waits_are_passed_on_and_do_not_count_as_work() -> None:
-    told: list[str | None] = []
-    meter = Meter(Ticket(waits=told.append))
+    waits: list[str | None] = []
+    meter = Meter(Ticket(waits=waits.append))
     began = time.monotonic()
     meter.ticket.waits("the machine: run A uses it for sft")
     time.sleep(0.05)
@@ -19,7 +19,7 @@ def test_waits_are_passed_on_and_do_not_count_as_work() -> None:
     time.sleep(0.05)
     meter.ticket.waits(None)
     cost, wall = meter.cost(), time.monotonic() - began
-    assert len(told) == 3
+    assert len(waits) == 3
     assert cost["waited_seconds"] >= 0.1
     assert cost["seconds"] + cost["waited_seconds"] <= wall + 0.002  # each is rounded to a millisecond
 

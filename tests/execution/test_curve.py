@@ -132,14 +132,14 @@ def test_resumed_training_on_another_machine_has_the_curve_of_an_uninterrupted_r
     with pytest.raises(Stopped):
         run(store, lambda done, *_: stopping.set() if done == 4 else None, stopping=stopping)
     elsewhere = shutil.copytree(tmp_path / "first" / "store", tmp_path / "elsewhere" / "store", symlinks=True)
-    other, told, heard = open_store(elsewhere), MetricsFile(tmp_path), list[Any]()
+    other, metrics_file, heard = open_store(elsewhere), MetricsFile(tmp_path), list[Any]()
 
     def report(done: float, total: float | None, unit: str, metrics: Any) -> None:
         heard.append(done)
-        told.progress("sft", Progress(done, total, unit, metrics))
+        metrics_file.progress("sft", Progress(done, total, unit, metrics))
 
-    result = run(other, report, lambda lines: told.resumed("sft", lines))
-    told.ended(True)
+    result = run(other, report, lambda lines: metrics_file.resumed("sft", lines))
+    metrics_file.ended(True)
     assert min(heard) > 1, "it was resumed from a checkpoint"
     lines = [json.loads(text) for text in (tmp_path / METRICS).read_text().splitlines()]
     saved = Curve.from_bytes(attachment(other, result.reference, CURVE) or b"").lines

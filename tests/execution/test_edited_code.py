@@ -47,9 +47,9 @@ def scored(store: Store, folder: Path, edits: dict[str, str]) -> tuple[StageCall
 def test_a_file_edited_while_its_stage_runs_fails_the_stage_with_a_sentence(
     store: Store, tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(UserError, match=rf"{name} changed while score ran") as said:
+    with pytest.raises(UserError, match=rf"{name} changed while score ran") as caught:
         scored(store, tmp_path, {name: "VALUE = 1.0\ndef score(*_): return VALUE\n"})
-    assert "run it again" in str(said.value)
+    assert "run it again" in str(caught.value)
     assert list(store.records.all()) == []
 
 

@@ -41,24 +41,24 @@ def result(looks: EvaluationCheckpoints, folder: Path) -> str:
 
 
 def test_evaluations_are_due_every_eval_steps_and_at_the_end(tmp_path: Path) -> None:
-    found = looks(tmp_path)
-    assert [step for step in range(10) if found.is_due(step)] == [2, 4, 6, 8, 9]
-    assert [found.next_after(step) for step in (0, 1, 2, 8)] == [2, 2, 4, 9]
-    take(found, 2, loss=1.0)
-    assert not found.is_due(2)
+    checkpoints = looks(tmp_path)
+    assert [step for step in range(10) if checkpoints.is_due(step)] == [2, 4, 6, 8, 9]
+    assert [checkpoints.next_after(step) for step in (0, 1, 2, 8)] == [2, 2, 4, 9]
+    take(checkpoints, 2, loss=1.0)
+    assert not checkpoints.is_due(2)
     never = looks(tmp_path, eval_steps=None, metric_for_best_model=None)
     assert (never.is_due(9), never.next_after(0), never.best, never.stop) == (False, 9, None, False)
 
 
 def test_a_look_before_the_first_step_is_no_candidate(tmp_path: Path) -> None:
-    found = EvaluationCheckpoints(
+    checkpoints = EvaluationCheckpoints(
         tmp_path, TrainingConfig(eval_steps=2, metric_for_best_model="loss"), 0, 9, before=True
     )
-    assert found.is_due(0)
-    take(found, 0, loss=0.1)
-    assert (found.is_due(0), found.best, found.stop) == (False, None, False)
-    take(found, 2, loss=1.0)
-    assert found.best == 2
+    assert checkpoints.is_due(0)
+    take(checkpoints, 0, loss=0.1)
+    assert (checkpoints.is_due(0), checkpoints.best, checkpoints.stop) == (False, None, False)
+    take(checkpoints, 2, loss=1.0)
+    assert checkpoints.best == 2
     assert list(looks(tmp_path, step=3).metrics) == [0, 2]
 
 
@@ -66,7 +66,7 @@ def test_a_look_before_the_first_step_is_no_candidate(tmp_path: Path) -> None:
 def test_the_best_has_the_lowest_loss_or_highest_other_metric_and_the_earliest_wins_ties(
     name: str, best: int, tmp_path: Path
 ) -> None:
-    found = looks(tmp_path, metric_for_best_model=name)
+    checkpoints = looks(tmp_path, metric_for_best_model=name)
     measured = {
         2: {"loss": 3.0, "nll": float("nan"), "accuracy": 0.5, "margin": 0.0},
         4: {"loss": 2.0, "nll": 2.0, "accuracy": 0.5, "margin": 1.0},
@@ -74,28 +74,28 @@ def test_the_best_has_the_lowest_loss_or_highest_other_metric_and_the_earliest_w
         8: {"loss": 4.0, "nll": 1.0, "accuracy": 0.3, "margin": 3.0},
     }
     for step, metrics in measured.items():
-        take(found, step, **metrics)
-    assert found.best == best
-    assert result(found, tmp_path / "result") == str(best)
+        take(checkpoints, step, **metrics)
+    assert checkpoints.best == best
+    assert result(checkpoints, tmp_path / "result") == str(best)
 
 
 def test_training_stops_once_patience_is_exhausted(tmp_path: Path) -> None:
-    found = looks(tmp_path, early_stopping_patience=2)
+    checkpoints = looks(tmp_path, early_stopping_patience=2)
     stopped = []
     for step, loss in zip((2, 4, 6, 8), (3.0, 3.0, 2.0, 2.5), strict=True):
-        take(found, step, loss=loss)
-        stopped.append(found.stop)
+        take(checkpoints, step, loss=loss)
+        stopped.append(checkpoints.stop)
     assert stopped == [False, False, False, False]
-    take(found, 9, loss=2.0)
-    assert found.stop
+    take(checkpoints, 9, loss=2.0)
+    assert checkpoints.stop
 
 
 def test_a_restart_drops_later_evaluations_and_keeps_the_best_of_its_checkpoint(tmp_path: Path) -> None:
-    found = looks(tmp_path)
-    take(found, 2, loss=2.0)
-    take(found, 4, loss=3.0)
-    found.checkpointed()  # after step 4 or 5
-    take(found, 6, loss=1.0)
+    checkpoints = looks(tmp_path)
+    take(checkpoints, 2, loss=2.0)
+    take(checkpoints, 4, loss=3.0)
+    checkpoints.checkpointed()  # after step 4 or 5
+    take(checkpoints, 6, loss=1.0)
     again = looks(tmp_path, step=5)
     assert (list(again.metrics), again.best, result(again, tmp_path / "result")) == ([2, 4], 2, "2")
     take(again, 6, loss=1.0)
@@ -128,8 +128,8 @@ def run(machines: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_killed_run_that_keeps_the_best_ends_as_an_undisturbed_run(run: Any, tiny_model: Any) -> None:
-    asked = {"eval_steps": 2, "metric_for_best_model": "loss"}
-    whole, steps, store = run("whole", **asked)
+    settings = {"eval_steps": 2, "metric_for_best_model": "loss"}
+    whole, steps, store = run("whole", **settings)
     assert (steps[-1], whole.metrics["steps"]) == (8, 8)
     best = whole.metrics["best_step"]
     assert best < 8, "it learns four rows by heart and gets worse at others"
@@ -138,19 +138,19 @@ def test_a_killed_run_that_keeps_the_best_ends_as_an_undisturbed_run(run: Any, t
     assert whole.outputs["last"] == last.reference
     assert whole.metrics["test_loss"] < last.metrics["test_loss"]
     assert json.loads((store.fetch(whole.reference) / "config.json").read_text())["model_type"] == "llama"
-    killed, _, _ = run("killed", kill_at=best + 1, **asked)
+    killed, _, _ = run("killed", kill_at=best + 1, **settings)
     assert killed.cost["restarts"] == 1
     assert killed.outputs == whole.outputs
-    early, steps, _ = run("early", early_stopping_patience=1, **asked)
+    early, steps, _ = run("early", early_stopping_patience=1, **settings)
     assert steps[-1] == early.metrics["steps"] == best + 2
     assert early.reference == whole.reference
-    lora, _, store = run("lora", lora={"r": 2, "target_modules": ["q_proj"]}, **asked)
+    lora, _, store = run("lora", lora={"r": 2, "target_modules": ["q_proj"]}, **settings)
     base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model())
     beside = peft.PeftModel.from_pretrained(base, store.fetch(lora.outputs["adapter"])).merge_and_unload()
     whole = transformers.AutoModelForCausalLM.from_pretrained(store.fetch(lora.reference)).state_dict()
     for name, tensor in beside.state_dict().items():
         torch.testing.assert_close(tensor, whole[name])
-    folders = [store.fetch(one) for one in lora.outputs.values()]
+    folders = [store.fetch(output) for output in lora.outputs.values()]
     assert not any((folder / "adapter").exists() for folder in folders)
     with pytest.raises(UserError, match=r"'accuracy' is not measured on held-out rows; there are loss"):
         run("other", eval_steps=2, metric_for_best_model="accuracy")

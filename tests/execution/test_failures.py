@@ -53,7 +53,7 @@ def demonstrations() -> pa.Table:
     random = np.random.default_rng(5)
     ids = [random.integers(0, 256, random.integers(4, 60)).tolist() for _ in range(14)]
     sources = [f"rows.jsonl:{number}" for number in range(1, 15)]
-    return pa.table({"input_ids": ids, "loss_mask": [[1] * len(one) for one in ids], "source": sources})
+    return pa.table({"input_ids": ids, "loss_mask": [[1] * len(row) for row in ids], "source": sources})
 
 
 def sft_call(model: Reference, data: Reference, stage: str = "sft", **training: Any) -> StageCall:
@@ -144,8 +144,8 @@ def test_a_diverging_stage_names_all_rows_keeps_its_checkpoint_and_publishes_not
     assert attempts == [0, 1], "it is not tried again"
     (progress,) = store.workspace.all_progress.iterdir()
     assert newest_progress(progress) == progress / "step-00000001"
-    assert [one.name for one in progress.glob("step-*")] == ["step-00000001"], "nothing later was saved"
-    assert {one.reference for one in store.artifacts()} == {model, data}
+    assert [folder.name for folder in progress.glob("step-*")] == ["step-00000001"], "nothing later was saved"
+    assert {manifest.reference for manifest in store.artifacts()} == {model, data}
     message = str(caught.value)
     assert f"at step 1 of {STEPS}" in message
     assert f"the last good checkpoint is {progress / 'step-00000001'}" in message

@@ -149,8 +149,8 @@ def test_runs_get_the_machine_in_the_order_of_their_requests(new_run: NewRun) ->
         assert run.hears()[:2] == ["sft", "has it" if run is runs[0] else "waits"]
     for run, following in pairwise(runs):
         run.tell("end", "sft")
-        while (said := following.hears()) != ["sft", "has it"]:
-            assert said[:2] == ["sft", "waits"]
+        while (report := following.hears()) != ["sft", "has it"]:
+            assert report[:2] == ["sft", "waits"]
 
 
 def test_a_killed_run_frees_the_machine(new_run: NewRun) -> None:

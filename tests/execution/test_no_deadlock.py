@@ -87,7 +87,7 @@ def new_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Literal["cpu", "cuda"]], WarmMachines]]:
     """A run on the machine that all runs of a test share."""
-    made: list[WarmMachines] = []
+    runs: list[WarmMachines] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
     monkeypatch.setattr(warm_actors, "architecture_digest", lambda _: "one")
@@ -99,12 +99,12 @@ def new_run(
         monkeypatch.setattr(machines, "_reserve", lambda _: None)
         for name, fake in (("connect", lambda: None), ("_start_trainers", Group), ("_engine_actors", Group)):
             monkeypatch.setattr(machines.actors, name, fake)
-        made.append(machines)
+        runs.append(machines)
         return machines
 
     yield make
     monkeypatch.setattr(MachineQueue, "_another_is_first", lambda _: True)  # so that they give up the machine, and end
-    for machines in made:
+    for machines in runs:
         assert machines._queue is not None
         with machines._queue._condition:
             assert machines._queue._condition.wait_for(lambda queue=machines._queue: queue._lock is None, SECONDS)  # type: ignore[misc]
@@ -140,8 +140,8 @@ def play(
     """Run all ``stages`` (a run, and what it takes) at once; those that do not come to an end."""
 
     def stage(name: str, number: int) -> None:
-        run, what = stages[name]
-        with claim(what), TAKES[what](runs[run], Ticket(number, label=name, run=RunName(run))):
+        run, kind = stages[name]
+        with claim(kind), TAKES[kind](runs[run], Ticket(number, label=name, run=RunName(run))):
             pass
 
     threads = [
@@ -184,8 +184,8 @@ def test_runs_that_share_stages_come_to_an_end(new_run: Any, hook: Any, tmp_path
             yield
 
     runs = {name: new_run("cpu") for name in ("ours", "theirs")}
-    stages = {f"{run} {what}": (run, what) for run in ("ours", "theirs") for what in ("rl", "score")}
-    steps = [name for name, (_, what) in stages.items() for _ in range(4 if what == "rl" else 3)]
+    stages = {f"{run} {kind}": (run, kind) for run in ("ours", "theirs") for kind in ("rl", "score")}
+    steps = [name for name, (_, kind) in stages.items() for _ in range(4 if kind == "rl" else 3)]
     random = Random(1)
     for _ in range(100):
         random.shuffle(steps)

@@ -45,7 +45,7 @@ def call(*makes: str, **more: Any) -> StageCall:
 
 @pytest.fixture
 def run(store: Store) -> Callable[..., StageResult]:
-    return lambda one: run_alone(store, one)
+    return lambda call: run_alone(store, call)
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def planned(store: Store) -> Iterator[Plan]:
 
 def drop_trajectories(store: Store) -> None:
     age(store, 2)
-    assert [one.what for one in prune(store, None, 1, delete=True)] == ["trajectories"]
+    assert [garbage.what for garbage in prune(store, None, 1, delete=True)] == ["trajectories"]
 
 
 def test_each_output_is_an_artifact_of_its_kind_and_empty_outputs_are_not_published(run: Any, store: Store) -> None:
     result = run(call("policy", "trajectories"))
-    assert {name: one.kind for name, one in result.outputs.items()} == {
+    assert {name: reference.kind for name, reference in result.outputs.items()} == {
         "policy": "model",
         "trajectories": "trajectories",
     }
@@ -99,7 +99,7 @@ def test_a_step_stands_for_the_named_output_in_other_stages(run: Any, store: Sto
     assert artifact(step.output("best")) == result.outputs["best"]
     best: Any = submit("learn", "next", LearnConfig(makes=["policy"]), {"policy": step.output("best"), "start": step})
     assert best.inputs["policy"].reference == result.outputs["best"]
-    assert [one.label for one in planned.stages] == ["rl", "next"]
+    assert [stage.label for stage in planned.stages] == ["rl", "next"]
 
     with pytest.raises(UserError, match="rl: the stage learn has no output 'bst'; it has policy, best, trajectories"):
         step.output("bst")

@@ -11,11 +11,11 @@ from tests.processes import wait_until
 
 
 def test_the_earliest_waiting_stage_goes_first_in_any_order_of_arrival() -> None:
-    turnstile, went, waiting = OrderedLock(), [], []
+    turnstile, passed, waiting = OrderedLock(), [], []
 
     def stage(order: int) -> None:
         with turnstile.hold(Ticket(order, lambda on: waiting.append(order) if on else None)):
-            went.append(order)
+            passed.append(order)
 
     threads = [threading.Thread(target=stage, args=(order,)) for order in (5, 3, 9, 1)]
     with turnstile.hold(Ticket(7)):
@@ -25,39 +25,39 @@ def test_the_earliest_waiting_stage_goes_first_in_any_order_of_arrival() -> None
     for thread in threads:
         thread.join(10)
     assert waiting == [5, 3, 9, 1]
-    assert went == [1, 3, 5, 9]
+    assert passed == [1, 3, 5, 9]
 
 
 def test_a_wait_is_reported_from_start_to_end_and_no_wait_is_not_reported() -> None:
-    turnstile, told = OrderedLock("the trainers"), []
-    with turnstile.hold(Ticket(0, told.append, "sft")):
-        assert told == []
-        later = threading.Thread(target=lambda: _pass(turnstile, Ticket(1, told.append, "dpo")))
+    turnstile, waits = OrderedLock("the trainers"), []
+    with turnstile.hold(Ticket(0, waits.append, "sft")):
+        assert waits == []
+        later = threading.Thread(target=lambda: _pass(turnstile, Ticket(1, waits.append, "dpo")))
         later.start()
-        assert wait_until(lambda: len(told) == 1, 10)
+        assert wait_until(lambda: len(waits) == 1, 10)
     later.join(10)
-    assert told == ["the trainers, in use by sft", None]
+    assert waits == ["the trainers, in use by sft", None]
 
 
 def test_giving_way_admits_an_earlier_stage_and_no_later_stage() -> None:
-    turnstile, went, waiting = OrderedLock(), [], []
+    turnstile, passed, waiting = OrderedLock(), [], []
 
     def stage(order: int) -> None:
         with turnstile.hold(Ticket(order, lambda on: waiting.append(order) if on else None)):
-            went.append(order)
+            passed.append(order)
 
     threads = [threading.Thread(target=stage, args=(order,)) for order in (1, 9)]
     with turnstile.hold(Ticket(5)) as give_way:
         give_way()
-        went.append(5)
+        passed.append(5)
         for thread in threads:
             thread.start()
         assert wait_until(lambda: len(waiting) == 2, 10)
         give_way()
-        went.append(5)
+        passed.append(5)
     for thread in threads:
         thread.join(10)
-    assert went == [5, 1, 5, 9]
+    assert passed == [5, 1, 5, 9]
 
 
 def test_a_stage_that_fails_frees_its_place() -> None:

@@ -144,9 +144,9 @@ def test_a_package_counts_with_its_version_for_every_installed_build(monkeypatch
 
     monkeypatch.setattr("alignment_core.execution.key.metadata.version", version)
     key._version.cache_clear()
-    found = package_versions(("vllm", "torch", "peft"))
+    versions = package_versions(("vllm", "torch", "peft"))
     key._version.cache_clear()
-    assert found == {"peft": "not installed", "torch": "2.13.0", "vllm": "0.32.0"}
+    assert versions == {"peft": "not installed", "torch": "2.13.0", "vllm": "0.32.0"}
 
 
 def test_the_key_of_a_plugin_follows_its_imports_which_are_not_executed(
@@ -223,8 +223,8 @@ def test_an_import_for_type_checkers_alone_leads_nowhere_and_a_factory_named_by_
 ) -> None:
     """Of the user's file ``reward.py``, as of ours."""
     source = text if text.startswith("if") else f"FACTORY = {text!r}"
-    found = read(source.encode(), "alignment_core.somewhere", tmp_path / "somewhere.py").imports
-    assert found == (() if text.startswith("if") else ("alignment_core.training.trainer", "alignment_core.training"))
+    imports = read(source.encode(), "alignment_core.somewhere", tmp_path / "somewhere.py").imports
+    assert imports == (() if text.startswith("if") else ("alignment_core.training.trainer", "alignment_core.training"))
 
 
 PLANNED = """
@@ -288,8 +288,8 @@ def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
                 cached.cache_clear()
             for _ in range(20):
                 Garbage()
-            found = key_of(call()).value
-        return found
+            key = key_of(call()).value
+        return key
 
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(ask, range(4))) == {key_of(call()).value}

@@ -64,10 +64,10 @@ def test_any_single_change_gives_another_key(changed):
 def test_options_of_a_package_matter_only_where_that_computes():
     trains, samples = call(), call(stage="generate", config={"generation": {}}, inputs={})
     vllm, deepspeed = {"vllm": {"max_num_batched_tokens": 64}}, {"deepspeed": {"zero_optimization": {}}}
-    for one, counts, others in ((trains, deepspeed, vllm), (samples, vllm, deepspeed)):
-        plain = key_of(one).value
-        assert key_of(one.model_copy(update={"passed": others})).value == plain
-        assert key_of(one.model_copy(update={"passed": {**others, **counts}})).value != plain
+    for stage, counts, others in ((trains, deepspeed, vllm), (samples, vllm, deepspeed)):
+        plain = key_of(stage).value
+        assert key_of(stage.model_copy(update={"passed": others})).value == plain
+        assert key_of(stage.model_copy(update={"passed": {**others, **counts}})).value != plain
 
 
 def test_code_of_models_that_is_trusted_matters_only_where_a_model_is_loaded():
@@ -88,8 +88,8 @@ def test_the_code_of_a_named_verifier_is_in_the_key_of_every_stage_that_uses_thi
     section = {"prompts": prompts, "rewards": [{"verifier": name}]}
     scored = call(stage="score", config={"verifier": name}, inputs={"rollouts": reference("rollouts", "3")})
     learnt = call(stage="rl", config={"section": section})
-    for one in (scored, learnt):
-        parts = key_of(one).parts
+    for stage in (scored, learnt):
+        parts = key_of(stage).parts
         assert module in parts["code"]
         assert package is None or package in parts["packages"]
     tools = {"name": "alignment_core.environments.tools:Tools", "options": {"tools": [], "verifier": name}}
@@ -131,12 +131,12 @@ def test_stages_that_differ_only_in_settings_inputs_or_label_share_a_seed():
         call(inputs={"model": reference("model", "9"), "data": reference("dataset", "8")}),
         call(label="elsewhere", rerun="again"),
     ]
-    assert {stage_seed(one) for one in others} == {stage_seed(call())}
+    assert {stage_seed(other) for other in others} == {stage_seed(call())}
 
 
 def test_another_recipe_seed_another_stage_and_another_stream_have_noise_of_their_own():
     others = [call(), call(seed=4), call(stage="reward_model"), call(stream="round-1"), call(stream="round-2")]
-    assert len({stage_seed(one) for one in others}) == len(others)
+    assert len({stage_seed(other) for other in others}) == len(others)
 
 
 def test_a_comment_in_a_reward_file_changes_neither_key_nor_seed(tmp_path):
@@ -149,8 +149,8 @@ def test_a_comment_in_a_reward_file_changes_neither_key_nor_seed(tmp_path):
     before = key_of(plain).value, stage_seed(plain)
     source = "# Scores.\ndef score(prompt,\n  completion, label):  # exact\n"
     source += "    return float(completion == label)"
-    said = of(source)
-    assert (key_of(said).value, stage_seed(said)) == before
+    digest = of(source)
+    assert (key_of(digest).value, stage_seed(digest)) == before
     other = of("def score(prompt, completion, label):\n    return float(completion != label)\n")
     assert key_of(other).value != before[0]
     assert stage_seed(other) == before[1]
@@ -187,5 +187,7 @@ def test_the_same_file_at_two_paths_is_the_same_data(file):
 
 def test_other_content_or_another_way_to_read_rows_is_other_data(file):
     before, after = file("before", '{"prompt": "a", "completion": "b"}\n'), file("after", '{"text": "a"}\n')
-    keys = {key_of(one).value for one in (dataset_call(before), dataset_call(after), dataset_call(before, rows=1))}
+    keys = {
+        key_of(dataset).value for dataset in (dataset_call(before), dataset_call(after), dataset_call(before, rows=1))
+    }
     assert len(keys) == 3

@@ -45,16 +45,19 @@ def export(base: Path, folder: Path, head: Head = "lm", seed: int = 3) -> Any:
 
 def learner(base: Path, model: Any, head: Head = "lm") -> Any:
     """As far as it saves a model of ``base``: without DeepSpeed, which has no part in that."""
-    one: Any = Learner.__new__(Learner)
-    one.packed, one.source, one.steps, one.rank = SimpleNamespace(model=model), ModelSource(handle(base), head), 0, 0
-    one.training = TrainingConfig(learning_rate=1e-4, batch_size=8)
-    return one
+    learner: Any = Learner.__new__(Learner)
+    learner.packed = SimpleNamespace(model=model)
+    learner.source = ModelSource(handle(base), head)
+    learner.steps = 0
+    learner.rank = 0
+    learner.training = TrainingConfig(learning_rate=1e-4, batch_size=8)
+    return learner
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model.eval()(ids).logits
-    return found
+        output: torch.Tensor = model.eval()(ids).logits
+    return output
 
 
 def edit(file: Path, **changes: Any) -> None:

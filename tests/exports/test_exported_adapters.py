@@ -83,10 +83,10 @@ def test_a_merged_adapter_has_the_logits_of_peft(base, tmp_path, config, tied):
     assert not torch.allclose(
         expected, logits(transformers.AutoModelForCausalLM.from_pretrained(source), IDS), atol=1e-3
     )
-    found = merge(source, tmp_path / "adapter", tmp_path / "out")
-    torch.testing.assert_close(logits(found, IDS), expected, atol=1e-3, rtol=1e-4)
+    merged = merge(source, tmp_path / "adapter", tmp_path / "out")
+    torch.testing.assert_close(logits(merged, IDS), expected, atol=1e-3, rtol=1e-4)
     if config == ATTENTION:
-        assert found.config.tie_word_embeddings == tied
+        assert merged.config.tie_word_embeddings == tied
         torch.testing.assert_close(logits(beside.merge_and_unload(), IDS), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -135,20 +135,20 @@ def test_the_tokenizer_template_and_eos_of_an_adapter_are_those_of_the_merged_mo
     own_tokenizer(
         source, tmp_path / "adapter", eos_token="<system>", chat_template={"default": "mine", "tool_use": "t"}
     )
-    found = merge(source, tmp_path / "adapter", tmp_path / "out")
+    merged = merge(source, tmp_path / "adapter", tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (tokenizer.eos_token, tokenizer.chat_template) == ("<system>", {"default": "mine", "tool_use": "t"})
-    assert found.generation_config.eos_token_id == [260, 257], "the adapter's, and the model's own"
-    assert found.config.eos_token_id == [260, 257]
+    assert merged.generation_config.eos_token_id == [260, 257], "the adapter's, and the model's own"
+    assert merged.config.eos_token_id == [260, 257]
 
 
 def test_added_tokens_and_their_embeddings_come_with_an_adapter(base, tmp_path):
     source = base()
     tokenizer = own_tokenizer(source, tmp_path / "adapter", tokens=("<call>", "</call>"))
     expected = others_adapter(source, tmp_path / "adapter", rows=272, **ATTENTION)
-    found = merge(source, tmp_path / "adapter", tmp_path / "out")
-    assert found.config.vocab_size == 272
-    torch.testing.assert_close(logits(found, IDS), expected, atol=1e-4, rtol=1e-4)
+    merged = merge(source, tmp_path / "adapter", tmp_path / "out")
+    assert merged.config.vocab_size == 272
+    torch.testing.assert_close(logits(merged, IDS), expected, atol=1e-4, rtol=1e-4)
     public = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert public("<call>")["input_ids"] == tokenizer("<call>")["input_ids"] == [264]
 
@@ -168,9 +168,9 @@ def test_an_adapter_with_a_template_alone_keeps_the_models_tokenizer(base, tmp_p
     others_adapter(source, tmp_path / "adapter", **ATTENTION)
     (tmp_path / "adapter" / "chat_template.jinja").write_text("mine")
     merge(source, tmp_path / "adapter", tmp_path / "out")
-    found, ours = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "out", source))
-    assert found.chat_template == "mine"
-    assert found(TEXTS)["input_ids"] == ours(TEXTS)["input_ids"]
+    merged, ours = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "out", source))
+    assert merged.chat_template == "mine"
+    assert merged(TEXTS)["input_ids"] == ours(TEXTS)["input_ids"]
 
 
 def test_the_recipes_template_takes_precedence_over_the_adapters(base, tmp_path):

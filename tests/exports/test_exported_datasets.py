@@ -29,17 +29,19 @@ def test_public_readers_read_the_rows_that_were_built(
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     row, column = KINDS[kind]
-    rows = [{name: one.format(n) if isinstance(one, str) else one for name, one in row.items()} for n in range(12)]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    rows = [
+        {name: value.format(n) if isinstance(value, str) else value for name, value in row.items()} for n in range(12)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data = DataConfig.model_validate({"sources": [str(tmp_path / "rows.jsonl")], "test_rows": 3})
-    built = build(data, [pin(one) for one in data.sources], byte_tokenizer(), kind, 0)
+    built = build(data, [pin(source) for source in data.sources], byte_tokenizer(), kind, 0)
     write(built, tmp_path / "data")
     files = {split: str(tmp_path / "data" / f"{split}.parquet") for split in ("train", "test")}
     public = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))
     for split, size in (("train", 9), ("test", 3)):
         frame = pandas.read_parquet(files[split])
-        expected = [list(one[column]) for one in built.of(split)]
+        expected = [list(values[column]) for values in built.of(split)]
         assert len(expected) == size
-        assert [list(one) for one in public[split][column]] == expected
-        assert [list(one) for one in frame[column]] == expected
+        assert [list(values) for values in public[split][column]] == expected
+        assert [list(values) for values in frame[column]] == expected
         assert set(public[split].column_names) == set(frame.columns) == set(built.kind.columns)

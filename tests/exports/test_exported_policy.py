@@ -32,8 +32,8 @@ def greedy(model: Any, tokenizer: Any) -> torch.Tensor:
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": "2 + 2?"}], add_generation_prompt=True, return_tensors="pt", return_dict=False
     )
-    found: torch.Tensor = model.generate(ids, do_sample=False, max_new_tokens=24)
-    return found
+    generated: torch.Tensor = model.generate(ids, do_sample=False, max_new_tokens=24)
+    return generated
 
 
 @pytest.mark.parametrize(("architecture", "tied"), [("llama", True), ("qwen2", False)])
@@ -68,8 +68,8 @@ def test_without_a_generation_config_the_base_models_config_decides(base, tmp_pa
     export(source, tmp_path / "out")
     expected = transformers.AutoModelForCausalLM.from_pretrained(source).generation_config
     assert expected.temperature == 0.5
-    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config
-    assert (found.temperature, found.eos_token_id) == (0.5, expected.eos_token_id)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config
+    assert (exported.temperature, exported.eos_token_id) == (0.5, expected.eos_token_id)
 
 
 @pytest.mark.parametrize("head", ["lm", "score"])
@@ -77,11 +77,11 @@ def test_a_model_that_cannot_be_saved_is_not_trained(base, head):
     """The learner writes the model without weights before the first step."""
     source = base()
     model = load_model(str(source), head, torch.float32, head_seed=1)
-    one = learner(source, model, head)
-    assert one._why_not_saved() is None
+    trained = learner(source, model, head)
+    assert trained._why_not_saved() is None
     model.config.unknown = object()
     assert re.fullmatch(
-        r"model@\w+:\w+ cannot be trained, because `transformers` does not save it: .+JSON.+", one._why_not_saved()
+        r"model@\w+:\w+ cannot be trained, because `transformers` does not save it: .+JSON.+", trained._why_not_saved()
     )
 
 
@@ -116,11 +116,11 @@ def test_an_exported_process_reward_model_scores_steps_by_its_verdict_tokens(bas
     good, bad, placeholder = 43, 45, 263
     prompt, answer = list(b"2 + 2?"), [*b"It is 4.", placeholder]
     job = ForwardJob(handle(tmp_path / "out"), "lm", verdicts=(good, bad))
-    found = Forward(job, ResourcesConfig(), Device.detect("cpu", 0)).run([(prompt, answer)])
+    scores_found = Forward(job, ResourcesConfig(), Device.detect("cpu", 0)).run([(prompt, answer)])
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         logits = model(torch.tensor([prompt + answer])).logits[0, -1]
-    np.testing.assert_allclose(found, [float(logits[good] - logits[bad])], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scores_found, [float(logits[good] - logits[bad])], rtol=1e-4, atol=1e-5)
 
 
 def test_an_export_names_no_path_of_this_machine(base, tmp_path):

@@ -62,7 +62,7 @@ def test_published_artifacts_are_loaded_by_name(hub: Any, store: Any, base: Any,
     rows = [{"prompt": f"say {number}", "completion": f"it is {number}"} for number in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data = DataConfig.model_validate({"sources": [str(tmp_path / "rows.jsonl")], "test_rows": 3})
-    built = build(data, [pin(one) for one in data.sources], byte_tokenizer(), "demonstrations", 0)
+    built = build(data, [pin(source) for source in data.sources], byte_tokenizer(), "demonstrations", 0)
     write(built, tmp_path / "data")
     names = []
     for name, kind in (("policy", "model"), ("reward", "reward-model"), ("adapter", "adapter"), ("data", "dataset")):
@@ -73,15 +73,15 @@ def test_published_artifacts_are_loaded_by_name(hub: Any, store: Any, base: Any,
     command = [sys.executable, "-c", LOADS, *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    printed = json.loads(done.stdout.splitlines()[-1])
     ids = torch.arange(40)[None]
-    assert said["policy"] == pytest.approx(logits(policy, ids)[0, -1].tolist(), abs=1e-5)
-    assert said["adapter"] == pytest.approx(adapted[0, -1].tolist(), abs=1e-5)
-    assert said["tools"] == "weather;<user>?"
-    assert said["temperature"] == 0.9
+    assert printed["policy"] == pytest.approx(logits(policy, ids)[0, -1].tolist(), abs=1e-5)
+    assert printed["adapter"] == pytest.approx(adapted[0, -1].tolist(), abs=1e-5)
+    assert printed["tools"] == "weather;<user>?"
+    assert printed["temperature"] == 0.9
     texts = [[*b"short", 257], [*b"somewhat longer", 257]]
-    assert said["scores"] == pytest.approx(
+    assert printed["scores"] == pytest.approx(
         [logits(judge, torch.tensor([text])).item() for text in texts], rel=1e-4, abs=1e-5
     )
-    assert said["rows"] == {"train": 9, "test": 3}
-    assert said["ids"] == list(next(iter(built.of("train")))["input_ids"])
+    assert printed["rows"] == {"train": 9, "test": 3}
+    assert printed["ids"] == list(next(iter(built.of("train")))["input_ids"])

@@ -35,10 +35,13 @@ PADDING = {
 
 def scores(model: Any, sequences: list[list[int]]) -> list[float]:
     """As a training stage or a judge computes them: packed, without padding."""
-    rows = [Row(number, (TokenSequence.of_prompt_and_completion(one, []),)) for number, one in enumerate(sequences)]
+    rows = [
+        Row(number, (TokenSequence.of_prompt_and_completion(sequence, []),))
+        for number, sequence in enumerate(sequences)
+    ]
     with torch.no_grad():
-        found: list[float] = run_packed(PackedModel(model, "score"), pack(rows)).tolist()
-    return found
+        scores: list[float] = run_packed(PackedModel(model, "score"), pack(rows)).tolist()
+    return scores
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -55,12 +58,12 @@ def test_padded_batches_have_the_scores_of_single_sequences(base, tmp_path, toke
     texts = [f"{text}{end}" for text in TEXTS]
     padded = public(texts, padding=True, padding_side=side, return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
-        found = loaded.eval()(**padded).logits[:, 0]
+        logits = loaded.eval()(**padded).logits[:, 0]
         alone = [loaded(torch.tensor([public(text)["input_ids"]])).logits.item() for text in texts]
     expected = scores(trained, [public(text)["input_ids"] for text in texts])
     assert max(expected) - min(expected) > 0.1
     assert alone == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert logits.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert loaded.config.pad_token_id == public.pad_token_id
 
 
@@ -71,11 +74,11 @@ def test_a_critic_has_a_value_at_each_place(base, tmp_path):
     row = Row(0, (TokenSequence.of_prompt_and_completion(prompt, answer),))
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
-        found = loaded.score(loaded.model(torch.tensor([prompt + answer])).last_hidden_state)[
+        score = loaded.score(loaded.model(torch.tensor([prompt + answer])).last_hidden_state)[
             0, len(prompt) - 1 : -1, 0
         ]
         expected = run_packed(PackedModel(trained, "value"), pack([row]))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(score, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_tokenizer_that_pads_well_is_copied_byte_for_byte(base, tmp_path):
@@ -121,9 +124,9 @@ def only_eos(folder: Path) -> None:
     """Leave a tokenizer in ``folder`` with no special token but EOS, which also pads."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
-    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] == "<eos>"]
-    for one in content["added_tokens"]:
-        content["model"]["vocab"][one["content"]] = one["id"]
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] == "<eos>"]
+    for added in content["added_tokens"]:
+        content["model"]["vocab"][added["content"]] = added["id"]
     content["model"]["vocab"]["<unused>"] = 256
     file.write_text(json.dumps(content))
     edit(folder / "tokenizer_config.json", pad_token="<eos>", added_tokens_decoder=None, extra_special_tokens=None)

@@ -30,9 +30,9 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
     return dict(transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict())
 
 
-def arc(base: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def arc(base: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Three quarters of the way from one change to the other, by the definition."""
-    first, second = (one - base).double(), (other - base).double()
+    first, second = (left - base).double(), (right - base).double()
     angle = torch.arccos((first * second).sum() / first.norm() / second.norm())
     return base + ((torch.sin(angle / 4) * first + torch.sin(3 * angle / 4) * second) / torch.sin(angle)).float()
 
@@ -48,8 +48,8 @@ def models(base: Any, tmp_path: Path) -> tuple[Path, Path, Path]:
 
 @pytest.mark.parametrize("how", ["linear", "slerp"])
 def test_a_merged_model_has_the_logits_of_plain_arithmetic_on_its_models(models: Any, tmp_path: Path, how: str) -> None:
-    base, one, other = models
-    merge(tmp_path / "out", one, other, base=base if how == "slerp" else None, merge_method=how)
+    base, fine_tuned, other_fine_tuned = models
+    merge(tmp_path / "out", fine_tuned, other_fine_tuned, base=base if how == "slerp" else None, merge_method=how)
     start, first, second = (state(folder) for folder in models)
     expected = transformers.AutoModelForCausalLM.from_pretrained(base)
     expected.load_state_dict(
@@ -60,18 +60,18 @@ def test_a_merged_model_has_the_logits_of_plain_arithmetic_on_its_models(models:
             for name in start
         }
     )
-    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    torch.testing.assert_close(logits(found, IDS), logits(expected, IDS), atol=1e-4, rtol=1e-4)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits(merged, IDS), logits(expected, IDS), atol=1e-4, rtol=1e-4)
 
 
 def test_a_merged_model_has_the_first_models_tokenizer_templates_and_generation_config(
     models: Any, tmp_path: Path
 ) -> None:
-    _, one, other = models
-    (one / "additional_chat_templates").mkdir()
-    (one / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-    (one / "generation_config.json").write_text('{"temperature": 0.9}')
-    merge(tmp_path / "out", one, other, merge_method="linear")
+    _, first, second = models
+    (first / "additional_chat_templates").mkdir()
+    (first / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    (first / "generation_config.json").write_text('{"temperature": 0.9}')
+    merge(tmp_path / "out", first, second, merge_method="linear")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.chat_template["tool_use"] == "tools"
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").temperature == 0.9
@@ -82,6 +82,6 @@ def test_reward_models_are_merged_to_a_reward_model(base: Any, tmp_path: Path) -
     trained = export(source, tmp_path / "one", "score")
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     merge(tmp_path / "out", tmp_path / "one", tmp_path / "other", merge_method="linear")
-    found = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    torch.testing.assert_close(logits(found, IDS), logits(trained, IDS), atol=1e-5, rtol=1e-5)
-    assert found.config.pad_token_id not in (None, 257)
+    merged = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits(merged, IDS), logits(trained, IDS), atol=1e-5, rtol=1e-5)
+    assert merged.config.pad_token_id not in (None, 257)

@@ -35,15 +35,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool, sent: bytes = b"") -> None:
         self.requests.append(self.path)
-        if found := API.match(self.path):
-            folder = self.repositories.get((found["kind"], found["repo"]))
+        if match := API.match(self.path):
+            folder = self.repositories.get((match["kind"], match["repo"]))
             if folder is None:
                 return self._send(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
-            return self._json(self._described(folder, found, sent), body)
-        if found := FILE.match(self.path):
-            kind = "datasets" if found["kind"] else "models"
-            folder = self.repositories.get((kind, found["repo"]))
-            file = folder / found["path"] if folder else None
+            return self._json(self._described(folder, match, sent), body)
+        if match := FILE.match(self.path):
+            kind = "datasets" if match["kind"] else "models"
+            folder = self.repositories.get((kind, match["repo"]))
+            file = folder / match["path"] if folder else None
             if folder is None or file is None or not file.is_file():
                 return self._send(404, b"", body, {"X-Error-Code": "EntryNotFound" if folder else "RepoNotFound"})
             content = file.read_bytes()
@@ -51,18 +51,18 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, content, body, {"ETag": f'"{tag}"', "X-Repo-Commit": commit_of(folder)})
         return self._send(404, b"", body, {})
 
-    def _described(self, folder: Path, found: re.Match[str], sent: bytes) -> Any:
+    def _described(self, folder: Path, match: re.Match[str], sent: bytes) -> Any:
         names = sorted(path.name for path in folder.iterdir())
         entries = [
             {"type": "file", "path": name, "size": (folder / name).stat().st_size, "oid": "0" * 40} for name in names
         ]
-        if found["what"] == "tree":
+        if match["what"] == "tree":
             return entries
-        if found["what"] == "paths-info":
+        if match["what"] == "paths-info":
             wanted = json.loads(sent)["paths"] if sent.startswith(b"{") else re.findall(r"paths=([^&]+)", sent.decode())
             return [entry for entry in entries if entry["path"] in wanted]
         return {
-            "id": found["repo"],
+            "id": match["repo"],
             "sha": commit_of(folder),
             "private": False,
             "gated": False,

@@ -44,7 +44,7 @@ def planned(tmp_path: Path) -> Plan:
 
 
 def labels(stage: PlannedStage) -> dict[str, str]:
-    return {role: one.label for role, one in stage.inputs.items() if isinstance(one, PlannedStage)}
+    return {role: stage.label for role, stage in stage.inputs.items() if isinstance(stage, PlannedStage)}
 
 
 def test_equal_stages_of_branches_are_shared(planned: Plan) -> None:
@@ -101,9 +101,9 @@ def test_policies_share_a_table_with_lengths_and_only_a_changed_branch_runs_agai
     del recipe["reward_model"]
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(recipe))
-    made = align(tmp_path / "home", "run", str(path))
-    assert list(made["metrics"]["policies"]) == ["sft", "dpo", "kto"]
-    table = (Path(made["report"]).read_text()).split("| policy |")[1].splitlines()
+    outcome = align(tmp_path / "home", "run", str(path))
+    assert list(outcome["metrics"]["policies"]) == ["sft", "dpo", "kto"]
+    table = (Path(outcome["report"]).read_text()).split("| policy |")[1].splitlines()
     assert all(column in table[0] for column in ("verifier accuracy", "win rate", "mean tokens"))
     assert {"sft", "dpo", "kto"} <= {line.split("|")[1].strip() for line in table[2:] if line.startswith("|")}
     again = align(tmp_path / "home", "run", str(path), "--set", "branches.kto.kto.loss.beta=0.5")

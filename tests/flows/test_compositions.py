@@ -98,7 +98,7 @@ class Composed:
         raise NotMade(label)
 
     def roles(self, label: str) -> dict[str, str]:
-        return {role: getattr(one, "label", str(one)) for role, one in self.inputs[label].items()}
+        return {role: getattr(value, "label", str(value)) for role, value in self.inputs[label].items()}
 
 
 @pytest.fixture
@@ -130,10 +130,10 @@ def compose(run: Composed, method: str, **fields: Any) -> Any:
 )
 def test_held_out_prompts_are_compared_with_all_training_data(composed, method, trained):
     compose(composed, method)
-    assert composed.roles("evaluation/overlap") == {"held_out": "evaluation/prompts", **{one: one for one in trained}}
+    assert composed.roles("evaluation/overlap") == {"held_out": "evaluation/prompts", **{key: key for key in trained}}
     assert composed.roles("report")["overlap"] == "evaluation/overlap"
     if method == "rl":
-        assert composed.roles("rl/held-out/overlap") == {"held_out": "rl/held-out", **{one: one for one in trained}}
+        assert composed.roles("rl/held-out/overlap") == {"held_out": "rl/held-out", **{key: key for key in trained}}
 
 
 def test_merged_models_are_the_initial_policy_or_trained_from_it(composed):
@@ -194,7 +194,7 @@ def test_the_rounds_have_the_engines_before_the_evaluations(composed):
 def test_rounds_and_evaluation_have_their_own_lists_of_rewards(composed):
     section = {**ROUNDS, "rewards": REWARDS}
     compose(composed, "iterative-dpo", iterative_dpo=section, evaluation={**EVALUATION, "rewards": REWARDS})
-    found, of_round = composed.configs["sft/evaluation/score"], composed.configs["round-1/score"]
+    of_evaluation, of_round = composed.configs["sft/evaluation/score"], composed.configs["round-1/score"]
     assert composed.roles("round-1/score") == {
         "rollouts": "round-1/generate",
         "tokenizer": "sft",
@@ -208,9 +208,11 @@ def test_rounds_and_evaluation_have_their_own_lists_of_rewards(composed):
         "reward-1": "evaluation/reward-1",
         "reward-2": "reward-model",
     }
-    assert (of_round.field, of_round.verifier, found.verifier) == ("iterative_dpo.rewards", None, "task")
-    assert [one.normalise for one in of_round.rewards] == ["none", "group", "none"]
-    assert [one.normalise for one in found.rewards] == ["none"] * 3, "by its own samples every policy would be average"
+    assert (of_round.field, of_round.verifier, of_evaluation.verifier) == ("iterative_dpo.rewards", None, "task")
+    assert [reward.normalise for reward in of_round.rewards] == ["none", "group", "none"]
+    assert [reward.normalise for reward in of_evaluation.rewards] == ["none"] * 3, (
+        "by its own samples every policy would be average"
+    )
 
 
 def test_the_section_reward_model_is_the_default_reward(composed):
@@ -241,11 +243,11 @@ def test_reference_logps_of_dpo_do_not_depend_on_other_training_settings(compose
 
     few = {"max_steps": 3, "batch_size": 4}
     compose(composed, "dpo", dpo={**PAIRS, "training": few})
-    found = composed.configs["dpo/reference-logps"]
+    config = composed.configs["dpo/reference-logps"]
     seed = stage_seed(StageCall(stage="dpo", label="dpo", config={}, inputs={}, seed=composed.seed))
-    assert found.model_dump() == {"bf16": False, **few, "order": seed}, "the order in which the stage dpo takes rows"
+    assert config.model_dump() == {"bf16": False, **few, "order": seed}, "the order in which the stage dpo takes rows"
     compose(composed, "dpo", dpo={**PAIRS, "training": {**few, **other, "batch_size": 4}, "loss": loss})
-    assert composed.configs["dpo/reference-logps"] == found
+    assert composed.configs["dpo/reference-logps"] == config
 
 
 def test_a_conditional_policy_gets_the_wanted_values_and_its_start_does_not(composed):
@@ -255,9 +257,9 @@ def test_a_conditional_policy_gets_the_wanted_values_and_its_start_does_not(comp
     assert composed.roles("sft/evaluation/generate")["prompts"] == "evaluation/prompts"
     assert composed.configs["evaluation/prompts"].data.prompt_template is None
     for label, value in (("wanted", 1), ("wanted-2", 0)):
-        asked = {"policy": "conditional-sft", "prompts": f"{label}/evaluation/prompts"}
-        assert composed.roles(f"{label}/evaluation/generate") == asked
-        assert composed.configs[asked["prompts"]].data.prompt_template == f"{{prompt}} [correct={value}]"
+        roles = {"policy": "conditional-sft", "prompts": f"{label}/evaluation/prompts"}
+        assert composed.roles(f"{label}/evaluation/generate") == roles
+        assert composed.configs[roles["prompts"]].data.prompt_template == f"{{prompt}} [correct={value}]"
 
 
 def test_a_student_learns_from_the_teachers_logps_of_given_text_and_then_of_its_samples(composed):
@@ -288,8 +290,8 @@ def test_a_loss_without_a_reference_computes_none(composed):
 def test_a_judge_compares_each_policy_with_the_baseline_on_the_same_prompts(composed):
     judge = {"judge": "http://127.0.0.1:1/v1", "judge_model": "m"}
     compose(composed, "dpo", evaluation={**EVALUATION, "judge": judge})
-    asked = {"rollouts": "dpo/evaluation/generate", "baseline": "start/evaluation/generate"}
-    assert composed.roles("dpo/evaluation/judge") == asked
+    roles = {"rollouts": "dpo/evaluation/generate", "baseline": "start/evaluation/generate"}
+    assert composed.roles("dpo/evaluation/judge") == roles
     assert composed.roles("dpo/evaluation")["verdicts"] == "dpo/evaluation/judge"
     assert "verdicts" not in composed.roles("start/evaluation")
     assert "start/evaluation/judge" not in composed.inputs
@@ -379,8 +381,12 @@ def test_a_gate_compares_with_the_policy_of_the_tag_on_the_same_prompts(composed
     assert (first.expected, first.final, first.baseline) == (None, "sft", "start")  # nothing is there to replace
     assert composed.inputs == {}
     move(composed.store, production)
-    found = compared(candidate)
-    assert (found.expected, found.final, found.baseline) == (production, "sft against production", "production")
+    comparison = compared(candidate)
+    assert (comparison.expected, comparison.final, comparison.baseline) == (
+        production,
+        "sft against production",
+        "production",
+    )
     sampled = composed.roles("production/evaluation/generate")
     assert sampled == {"policy": str(production), "prompts": "evaluation/prompts"}
     assert composed.roles("sft/evaluation/against-production") == {
@@ -422,8 +428,8 @@ def test_nothing_is_judged_again_where_the_tag_names_the_candidate_or_did_or_nam
 
 def test_another_tokenizer_cannot_be_compared(composed, compared, tmp_path):
     move(composed.store, model(composed.store, tmp_path, "production", tokenizer="words"))
-    found = compared(model(composed.store, tmp_path, "candidate"))
-    assert "of another kind or with another tokenizer" in found.problem
+    comparison = compared(model(composed.store, tmp_path, "candidate"))
+    assert "of another kind or with another tokenizer" in comparison.problem
     assert composed.inputs == {}
 
 

@@ -61,12 +61,12 @@ def test_the_flow_has_25_lines() -> None:
 
 def test_parameters_are_set_as_fields_of_recipes_are(file: Path) -> None:
     own = load_flow(f"{file}:two_betas")
-    found = checked(
+    checked_run = checked(
         own, parameters_of(own, ("settings.seed=3", "betas=[1]", "settings.evaluation.generation.temperature=0.5"))
     )
-    assert (found["settings"].seed, found["betas"]) == (3, (1.0,))
-    assert found["settings"].evaluation.generation.temperature == 0.5
-    assert found["settings"].promotion.gates[0].metric == "accuracy"
+    assert (checked_run["settings"].seed, checked_run["betas"]) == (3, (1.0,))
+    assert checked_run["settings"].evaluation.generation.temperature == 0.5
+    assert checked_run["settings"].promotion.gates[0].metric == "accuracy"
     with pytest.raises(UserError, match=r"--set beta: the flow has no such parameter; it has settings, betas"):
         parameters_of(own, ("beta=1",))
     with pytest.raises(UserError, match=r"the parameters of the flow 'two-betas': .*give them with --set name=value"):
@@ -146,9 +146,9 @@ def test_a_custom_flow_branches_evaluates_and_promotes_the_better_policy(first: 
     assert sum(label == "sft" for label in done) == 1
     policies = first["metrics"]["policies"]
     best = max(("beta-0.05", "beta-0.5"), key=lambda name: policies[name]["accuracy"])
-    made = {stage["label"]: stage["outputs"] for stage in first["stages"]}
+    outputs = {stage["label"]: stage["outputs"] for stage in first["stages"]}
     assert first["promotion"]["state"] == "promoted"
-    assert first["promotion"]["policy"] in made[f"{best}/dpo"].values()
+    assert first["promotion"]["policy"] in outputs[f"{best}/dpo"].values()
     assert Path(first["report"]).is_file()
 
 

@@ -85,8 +85,10 @@ def test_prompts_may_fill_the_context_except_for_the_longest_answer(tmp_path: Pa
 
 
 def test_prompts_without_answers_are_described() -> None:
-    said = left_out_sentence({"prompt_too_long": 2, "malformed": 1}, recipe(max_length=2048, max_prompt_length=1948))
-    assert said == (
+    sentence = left_out_sentence(
+        {"prompt_too_long": 2, "malformed": 1}, recipe(max_length=2048, max_prompt_length=1948)
+    )
+    assert sentence == (
         "3 prompts left out, without an answer: 1 could not be read as an example (malformed); 2 have a prompt longer than "
         "max_prompt_length (prompt_too_long); max_length is 2048, max_prompt_length is 1948"
     )

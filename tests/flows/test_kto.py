@@ -53,17 +53,21 @@ def test_kto_uses_reference_logps_of_matched_and_mismatched_rows(started: Any, t
     rows = labelled([[number % 5, 7, 7] for number in range(14)], lambda number: number > 8)
     run, model, data = started("rows", rows)
     training = TrainingConfig(batch_size=6, learning_rate=1e-3)
-    made = []
+    results = []
     for loss in (
         KtoLossConfig(),
         KtoLossConfig(beta=0.3, desirable_weight=1.8),
         KtoLossConfig(loss_type="apo_zero_unpaired"),
     ):
         kto("kto", training, loss, model, data)
-        made.append([run.results[label] for label in ("kto/reference-logps", "kto")])
-    assert [[one.state for one in pair] for pair in made] == [["run", "run"], ["cached", "run"], ["run", "run"]]
+        results.append([run.results[label] for label in ("kto/reference-logps", "kto")])
+    assert [[result.state for result in pair] for pair in results] == [
+        ["run", "run"],
+        ["cached", "run"],
+        ["run", "run"],
+    ]
 
-    first, weighted = made[0][1], made[1][1]
+    first, weighted = results[0][1], results[1][1]
     assert first.metrics["loss.first"] == pytest.approx(0.5, abs=1e-3), "at the reference: 1 - σ(0)"
     assert (first.metrics["desirable_rows"], first.metrics["undesirable_rows"]) == (5, 9)
     assert first.warnings == [
@@ -72,13 +76,13 @@ def test_kto_uses_reference_logps_of_matched_and_mismatched_rows(started: Any, t
     ]
     assert weighted.warnings == []
 
-    found = pq.read_table(run.store.fetch(made[0][0].reference) / "logps.parquet").to_pydict()
+    logps = pq.read_table(run.store.fetch(results[0][0].reference) / "logps.parquet").to_pydict()
     others = mismatched(*(rows[name].to_pylist() for name in ("prompt_ids", "completion_ids")))
     sides = {"chosen_ids": rows["completion_ids"].to_pylist(), "rejected_ids": others}
     plain = expected(tiny_model(), pa.table({"prompt_ids": rows["prompt_ids"], **sides}))
-    np.testing.assert_allclose(found["completion_logp"], plain[:, 0], rtol=1e-5)
-    np.testing.assert_allclose(found["mismatched_logp"], plain[:, 1], rtol=1e-5)
-    alone = pq.read_table(run.store.fetch(made[2][0].reference) / "logps.parquet")
+    np.testing.assert_allclose(logps["completion_logp"], plain[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(logps["mismatched_logp"], plain[:, 1], rtol=1e-5)
+    alone = pq.read_table(run.store.fetch(results[2][0].reference) / "logps.parquet")
     assert alone.column_names == ["split", "row", "completion_logp"]
 
     run, model, data = started("one prompt", labelled([[1, 2]] * 4))

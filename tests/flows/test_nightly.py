@@ -96,7 +96,7 @@ def test_a_better_night_replaces_production_and_a_worse_night_does_not(week: Wee
 def test_an_empty_night_runs_no_stage_and_is_on_record(week: Week) -> None:
     assert week.state("night-2") == "empty"
     assert week.nights["night-2"]["stages"] == {}
-    assert "night-2" in [one.night for one in week.ledger.nights()]
+    assert "night-2" in [night.night for night in week.ledger.nights()]
 
 
 def test_the_night_after_a_killed_one_takes_its_rows_and_finds_its_finished_stages(week: Week) -> None:
@@ -147,7 +147,7 @@ def test_every_promoted_model_descends_from_its_predecessor_and_the_rows_of_its_
 
 
 def test_each_row_is_in_exactly_one_batch(week: Week) -> None:
-    batches = {one.batch for one in week.ledger.nights() if one.batch}
+    batches = {night.batch for night in week.ledger.nights() if night.batch}
     lines = [line for batch in batches for line in (week.store.fetch(batch) / ROWS).read_text().splitlines()]
     taken = [(row["prompt"], row["chosen"]) for row in map(json.loads, lines)]
     good, bad = [(f"{n}?", "aaaaaa") for n in range(96)], [(f"{n}?", "bbbbbb") for n in range(24)]
@@ -177,11 +177,11 @@ def test_every_night_left_an_artifact_and_an_event_in_prefect(week: Week, prefec
 
         def events() -> set[str]:
             answer = client.request("POST", "/events/filter", json={"filter": owl, "limit": 50})
-            return {one["event"] for one in answer.json()["events"]}
+            return {event["event"] for event in answer.json()["events"]}
 
         expected = {f"alignment.night.{states[name]}" for name in ended_in_peace}
         assert wait_until(lambda: events() >= expected, 60), events()  # the server writes them now and then
         markdown = ArtifactFilter(type=ArtifactFilterType(any_=["markdown"]))
-        said = [str(one.description) for one in client.read_artifacts(artifact_filter=markdown)]
-    nights = [one for one in said if one.startswith("Night ")]
+        descriptions = [str(artifact.description) for artifact in client.read_artifacts(artifact_filter=markdown)]
+    nights = [description for description in descriptions if description.startswith("Night ")]
     assert sorted(nights) == sorted(f"Night {name}: {state}" for name, state in states.items())

@@ -43,7 +43,7 @@ def step(
 ) -> SubmittedStage:
     """A stage that ended: with an error of its own, or because one that it needs failed (``needed``), or well."""
     future: Any = PrefectConcurrentFuture(uuid4(), Future())
-    blocked = any(one.cause() for one in needed)
+    blocked = any(stage.cause() for stage in needed)
     state: Any = Failed(data=error) if error else Pending(name="NotReady") if blocked else Completed()
     future._final_state = state
     if error or blocked:
@@ -53,9 +53,9 @@ def step(
     monkeyed = SimpleNamespace(
         task_run_id=future.task_run_id, state=state, result=future.wrapped_future.result, future=future
     )
-    made = SubmittedStage(label, monkeyed, run, needed=needed, may_fail=may_fail)  # type: ignore[arg-type]
-    run.steps.append(made)
-    return made
+    submitted = SubmittedStage(label, monkeyed, run, needed=needed, may_fail=may_fail)  # type: ignore[arg-type]
+    run.steps.append(submitted)
+    return submitted
 
 
 def test_the_result_of_a_stage_that_may_fail_raises_branch_failed_with_the_cause(run: Run) -> None:
@@ -63,9 +63,9 @@ def test_the_result_of_a_stage_that_may_fail_raises_branch_failed_with_the_cause
     run.listeners = (SimpleNamespace(failed=lambda label, sentence: heard.append((label, sentence))),)  # type: ignore[assignment]
     broken = step(run, "a/sft", DIVERGES)
     evaluation = step(run, "a/evaluation", needed=(broken,))
-    for one in (broken, evaluation):
+    for stage in (broken, evaluation):
         with pytest.raises(BranchFailed, match="the gradient is not finite") as caught:
-            one.ended()
+            stage.ended()
         assert caught.value.cause is DIVERGES
     assert run.announced == {"a/sft", "a/evaluation"}
     assert heard == [("a/sft", f"failed; stages that do not need it continue: {DIVERGES}")], (
@@ -120,9 +120,9 @@ def test_failed_variants_are_last_in_the_table_with_their_errors(tmp_path: Path)
     class Context:
         output = tmp_path
 
-    found = rank(Context(), config)  # type: ignore[arg-type]
-    assert found["best"] == "lr=0.01"
-    head, rows = table("test_loss", found["variants"])
+    ranking = rank(Context(), config)  # type: ignore[arg-type]
+    assert ranking["best"] == "lr=0.01"
+    head, rows = table("test_loss", ranking["variants"])
     assert (head[0], head[-1]) == ("lr", "failed")
     assert [(row[0], row[-1]) for row in rows] == [("0.01", ""), ("0.001", ""), ("1e+30", "not finite at step 1")]
     assert "| 1e+30 | — | not finite at step 1 |" in (tmp_path / "section.md").read_text()

@@ -42,8 +42,8 @@ def test_an_unloadable_verifier_is_reported_before_any_training(align: Align, re
     home = tmp_path / "home"
     failure = align(home, "run", str(recipe), "--set", "evaluation.verifier=nowhere.py:right", expect=2)
     assert "nowhere.py:right' cannot be loaded: FileNotFoundError: no file /" in failure["error"]
-    made = {artifact["made_by"] for artifact in align(home, "artifacts", "ls")["artifacts"]}
-    assert made <= {"model", "sft/data"}
+    makers = {artifact["made_by"] for artifact in align(home, "artifacts", "ls")["artifacts"]}
+    assert makers <= {"model", "sft/data"}
 
 
 def test_a_killed_command_leaves_no_server_no_host_no_ray_and_no_tracker(

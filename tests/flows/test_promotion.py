@@ -71,14 +71,14 @@ def test_a_candidate_that_is_production_moves_nothing(store, model):
 
 def test_a_failed_gate_refuses_with_the_missing_amount(store, model):
     policy, production = model("first"), model("second")
-    for compared, said in (
+    for compared, beside_what in (
         (Compared(production, "candidate", "production", None), f"policy/production ({production.short})"),
         (Compared(None, "dpo", "sft", None), "`sft` of this run"),
     ):
         beside = compared.beside(SECTION.tag)
         outcome = promote.fn(SECTION, policy, {"accuracy": 0.25}, {"accuracy": 0.5}, beside, expected=None)
         assert (outcome["state"], store.tags.get(SECTION.tag)) == ("refused", None)
-        assert f"accuracy gained -0.25 over {said}, 0.25 less than" in outcome["reasons"][0]
+        assert f"accuracy gained -0.25 over {beside_what}, 0.25 less than" in outcome["reasons"][0]
 
 
 def test_a_policy_that_the_tag_pointed_to_before_does_not_replace_its_successor(store, model):
@@ -130,7 +130,7 @@ def test_a_policy_that_cannot_be_compared_is_not_promoted(store, model):
 )
 def test_a_refused_promotion_has_its_own_exit_code(promotion, night, expected):
     state = {"promotion": promotion, "night": night}
-    assert not_promoted({name: one and {"state": one} for name, one in state.items()}) is expected
+    assert not_promoted({name: value and {"state": value} for name, value in state.items()}) is expected
 
 
 def test_attestations_are_attached_to_a_policy_before_the_tag_moves(store, model, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ SMALL = [
 
 def run_small(align: Align, home: Path, *overrides: str) -> dict[str, Any]:
     """Its gate refuses, which is exit code 4."""
-    changes = (part for one in [*SMALL, *overrides] for part in ("--set", one))
+    changes = (part for override in [*SMALL, *overrides] for part in ("--set", override))
     return align(home, "run", str(RECIPE), *changes, expect=4)
 
 
@@ -83,12 +83,12 @@ def test_an_unmet_gate_refuses_with_the_missing_amount(align: Align, first: dict
 
 @pytest.mark.slow
 def test_the_plan_of_a_run_that_is_over_is_that_all_is_cached(align: Align, first: dict[str, Any], home: Path) -> None:
-    changes = [part for one in SMALL for part in ("--set", one)]
+    changes = [part for override in SMALL for part in ("--set", override)]
     planned = align(home, "check", str(RECIPE), *changes)
-    assert {one["stage"]: one["state"] for one in planned["stages"]} == dict.fromkeys(states(first), "cached")
+    assert {stage["stage"]: stage["state"] for stage in planned["stages"]} == dict.fromkeys(states(first), "cached")
     assert planned["data"] == [], "what is cached is not looked at"
     planned = align(home, "check", str(RECIPE), *changes, "--set", "iterative_dpo.loss.beta=0.3")
-    changed = {one["stage"]: one for one in planned["stages"] if one["state"] != "cached"}
+    changed = {stage["stage"]: stage for stage in planned["stages"] if stage["state"] != "cached"}
     assert changed["round-1/dpo"]["state"] == "runs"
     assert "round-1/reference-logps" not in changed, "another β needs no other numbers"
     assert changed["round-2/generate"]["waits_for"] == ["round-1/dpo"]

@@ -42,7 +42,7 @@ class Told:
     """A stage whose result is told beforehand, or never known."""
 
     label: str
-    told: dict[str, Any] | None
+    metrics: dict[str, Any] | None
 
     def result(self) -> Any:
         if self.told is None:
@@ -53,8 +53,8 @@ class Told:
 class Composed:
     """A run that notes what is submitted; ``told`` has metrics by label."""
 
-    def __init__(self, store: Store, told: Mapping[str, dict[str, Any]]) -> None:
-        self.store, self.seed, self.told = store, 5, told
+    def __init__(self, store: Store, metrics: Mapping[str, dict[str, Any]]) -> None:
+        self.store, self.seed, self.told = store, 5, metrics
         self.training_data: dict[str, Any] = {}
         self.inputs: dict[str, dict[str, str]] = {}
         self.configs: dict[str, Any] = {}
@@ -63,14 +63,14 @@ class Composed:
     def submit(self, spec: StageSpec) -> Any:
         assert spec.label not in self.inputs, "submitted twice"
         inputs: dict[str, Any] = dict(spec.inputs)
-        self.inputs[spec.label] = {role: one.label for role, one in inputs.items()}
+        self.inputs[spec.label] = {role: stage.label for role, stage in inputs.items()}
         self.configs[spec.label] = spec.config
         self.streams[spec.label] = spec.stream
         return Told(spec.label, self.told.get(spec.label))
 
 
-def compose(tmp_path: Path, recipe: Any, told: Mapping[str, Any] = MappingProxyType({})) -> tuple[Composed, Outputs]:
-    run = Composed(open_store(tmp_path / "store"), told)
+def compose(tmp_path: Path, recipe: Any, metrics: Mapping[str, Any] = MappingProxyType({})) -> tuple[Composed, Outputs]:
+    run = Composed(open_store(tmp_path / "store"), metrics)
     with composing(run):
         return run, method_of(recipe).compose(recipe)
 
@@ -117,13 +117,13 @@ def test_all_rounds_are_planned_while_their_gain_is_unknown(tmp_path):
     assert [label for label in run.inputs if label.endswith("gain")] == [f"round-{n}/gain" for n in (1, 2, 3)]
     assert outputs.final == "round-3"
     planned = plan(parsed(STOP), open_store(tmp_path / "store"))
-    assert [one.label for one in planned.stages] == list(run.inputs)
+    assert [stage.label for stage in planned.stages] == list(run.inputs)
 
 
 def test_a_later_round_that_keeps_nothing_is_not_trained_on(tmp_path):
     stops = {"result": "round-1", "stops": "none of the completions is left"}
-    told = {"round-1/gain": {"result": "round-1"}, "round-2/best": {"new": 0}, "round-2/gain": stops}
-    run, outputs = compose(tmp_path, parsed(STOP), told)
+    metrics = {"round-1/gain": {"result": "round-1"}, "round-2/best": {"new": 0}, "round-2/gain": stops}
+    run, outputs = compose(tmp_path, parsed(STOP), metrics)
     assert outputs.final == "round-1"
     assert "round-2/sft" not in run.inputs
     empty = [run.configs[f"round-{number}/best"].may_be_empty for number in (1, 2)]
@@ -149,7 +149,7 @@ class Done:
     """A stage that has run."""
 
     label: str
-    found: StageResult
+    stored: StageResult
 
     def result(self) -> StageResult:
         return self.found
@@ -167,7 +167,9 @@ class Runs:
         self.results: dict[str, StageResult] = {}
 
     def submit(self, spec: StageSpec) -> Any:
-        inputs = {role: one if isinstance(one, Reference) else one.artifact() for role, one in spec.inputs.items()}
+        inputs = {
+            role: value if isinstance(value, Reference) else value.artifact() for role, value in spec.inputs.items()
+        }
         settings: dict[str, Any] = {"config": spec.config.model_dump(mode="json"), "inputs": inputs}
         settings |= {"stream": spec.stream, "needs": spec.needs}
         call = StageCall(stage=spec.stage, label=spec.label, seed=self.seed, **settings)
@@ -198,8 +200,8 @@ def test_rounds_end_without_gain_are_cached_and_warn_about_a_round_without_rows(
     evaluation["generation"] = {"num_generations": 1, "max_completion_length": 4}
     recipe = parsed(small, evaluation=evaluation, model=str(tiny_model()))
     outputs = method_of(recipe).compose(recipe)
-    found = runs.results["round-1/gain"].metrics
-    assert found["stops"].startswith("round 1 brought no gain"), "one tiny step changes nothing"
+    gain = runs.results["round-1/gain"].metrics
+    assert gain["stops"].startswith("round 1 brought no gain"), "one tiny step changes nothing"
     assert (outputs.final, "round-2/sample" in runs.results) == ("start", False)
     kept = runs.results["round-1/best"].metrics
     assert 0 < kept["new"] == runs.results["round-1/sft"].metrics["rows"] <= 16
@@ -208,9 +210,9 @@ def test_rounds_end_without_gain_are_cached_and_warn_about_a_round_without_rows(
 
     before, runs.results = runs.results, {}
     method_of(recipe).compose(recipe)
-    assert {one.state for one in runs.results.values()} == {"cached"}
-    assert {label: one.reference for label, one in runs.results.items()} == {
-        label: one.reference for label, one in before.items()
+    assert {result.state for result in runs.results.values()} == {"cached"}
+    assert {label: result.reference for label, result in runs.results.items()} == {
+        label: result.reference for label, result in before.items()
     }
     small["selection"] = {"min_score": 2, "truncated": "keep"}
     strict = parsed(small, evaluation=evaluation, model=str(tiny_model()))

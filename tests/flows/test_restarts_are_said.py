@@ -54,20 +54,20 @@ def test_reports_of_complete_and_unfinished_runs_show_restarts(store: Store) -> 
 
 
 def test_listeners_of_a_run_get_each_restart_once() -> None:
-    said: list[str] = []
-    watched = follow._Stages("run", said.append)
+    lines: list[str] = []
+    watched = follow._Stages("run", lines.append)
     watched.look()
     watched.look()
-    assert said == [f"sft: {SENTENCE}", "sft: another", "sft: running"]
+    assert lines == [f"sft: {SENTENCE}", "sft: another", "sft: running"]
 
 
 def test_an_attempt_that_is_resumed_adds_its_restarts_to_those_of_the_attempts_before() -> None:
-    said: list[str] = []
-    watched = follow._Stages("run", said.append)
+    lines: list[str] = []
+    watched = follow._Stages("run", lines.append)
     watched.look()
     with Journal(new_record("run", "small", {}, "store")).open() as journal:
         journal.stage("sft", "running", stage="sft", key="0" * 64, key_parts={})
         journal.restart("sft", "once more")
     watched.look()
     assert stages("run")["sft"].restarts == (SENTENCE, "another", "once more")
-    assert "sft: once more" in said
+    assert "sft: once more" in lines

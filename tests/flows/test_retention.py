@@ -39,8 +39,8 @@ def test_without_a_word_in_the_recipe_forgotten_progress_goes_and_rollouts_stay(
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "part-0").write_text("completion")
     rollouts = store.publish(tmp_path / "rows", "rollouts")
-    for found in store.backend.list(""):
-        os.utime(store.backend.root / found.path, (0, 0))
+    for entry in store.backend.list(""):
+        os.utime(store.backend.root / entry.path, (0, 0))
     prune(recipe(), store)
     assert not progress.exists()
     assert not store.is_pruned(rollouts)

@@ -22,17 +22,17 @@ ROOT = Path(__file__).parents[2]
 
 def shown(schema: dict[str, Any], field: dict[str, Any], path: str = "") -> list[str]:
     """Paths of the fields that the form shows of ``field``, in their order."""
-    reference = next((one["$ref"] for one in (field, *field.get("allOf", ())) if "$ref" in one), "")
+    reference = next((option["$ref"] for option in (field, *field.get("allOf", ())) if "$ref" in option), "")
     inner = schema["definitions"].get(reference.rpartition("/")[2], {}).get("properties")
     if not inner:
         return [path]
     ordered = sorted(inner.items(), key=lambda item: item[1].get("position", 0))
-    return [leaf for key, one in ordered for leaf in shown(schema, one, f"{path}.{key}")]
+    return [leaf for key, child in ordered for leaf in shown(schema, child, f"{path}.{key}")]
 
 
 def deployed(name: str) -> Flow[..., Any]:
-    found: Flow[..., Any] = getattr(flows, shipped()[name].function)
-    return found
+    flow: Flow[..., Any] = getattr(flows, shipped()[name].function)
+    return flow
 
 
 @pytest.mark.parametrize("method", METHODS.names())
@@ -78,8 +78,8 @@ def test_a_deployed_run_makes_the_form_of_its_own_flow_alone() -> None:
         "deployed.deployed_sft\n"
         "print([name for name, value in vars(deployed).items() if isinstance(value, Flow)])"
     )
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "['deployed_sft']"
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "['deployed_sft']"
 
 
 def test_only_shipped_recipes_and_methods_are_flows() -> None:
@@ -94,6 +94,7 @@ def test_the_form_shows_only_written_fields_and_parses_to_the_same_recipe(name: 
     written = form_of(deployed(name))["properties"]["recipe"]["default"]
     assert parse_recipe(written) == parse_recipe(every_field)
     sizes = [
-        len(str({name: one for name, one in shown.items() if name != "branches"})) for shown in (written, every_field)
+        len(str({name: value for name, value in shown.items() if name != "branches"}))
+        for shown in (written, every_field)
     ]
     assert sizes[0] < sizes[1] / 2, "branches are kept as they are written"

@@ -54,7 +54,7 @@ class Client:
     async def read_flow_runs(
         self, flow_run_filter: Any, flow_filter: Any = None, sort: Any = None, **_: Any
     ) -> list[Any]:
-        if "CRASHED" not in [one.value for one in flow_run_filter.state.type.any_]:
+        if "CRASHED" not in [kind.value for kind in flow_run_filter.state.type.any_]:
             return [object()] * self.active
         assert sort == FlowRunSort.EXPECTED_START_TIME_DESC, "the server gives 200 at most, by default in any order"
         assert flow_filter.name.any_ == ["alignment"], "crashed runs of other flows are not resumed by themselves"
@@ -70,7 +70,7 @@ class Client:
 
 GIVEN_UP = [
     Running(),
-    *(one for _ in range(MOST_RESUMPTIONS) for one in (Crashed(), Scheduled(name=RESUMING))),
+    *(state for _ in range(MOST_RESUMPTIONS) for state in (Crashed(), Scheduled(name=RESUMING))),
     Crashed(),
 ]
 OLD = Crashed().model_copy(update={"timestamp": NOW - timedelta(days=3)})
@@ -109,8 +109,8 @@ def test_no_later_run_takes_the_place_of_a_run_about_to_resume(
     """
     given: Any = [SimpleNamespace(flow_run=SimpleNamespace(run_count=count)) for count in due]
     client: Any = Client(crashed, active)
-    found = asyncio.run(admitted_runs(client, limit, given))
-    assert [one.flow_run.run_count for one in found] == admitted
+    runs = asyncio.run(admitted_runs(client, limit, given))
+    assert [run.flow_run.run_count for run in runs] == admitted
 
 
 def test_workers_do_not_query_the_states_of_old_crashes() -> None:
@@ -154,9 +154,9 @@ def test_a_resuming_run_precedes_later_runs_and_a_schedule_queues_a_single_run(c
         return run
 
     def taken_up() -> list[Any]:
-        asked = {"scheduled_before": datetime.now(UTC).isoformat()}
+        body = {"scheduled_before": datetime.now(UTC).isoformat()}
         path = f"/work_pools/{run_queue.POOL}/get_scheduled_flow_runs"
-        return [one["flow_run"]["id"] for one in client._client.post(path, json=asked).json()]
+        return [entry["flow_run"]["id"] for entry in client._client.post(path, json=body).json()]
 
     first, second = due(9), due(6)
     assert taken_up() == [str(first.id)]
@@ -202,6 +202,9 @@ def test_only_the_latest_due_run_of_a_schedule_waits() -> None:
             skipped[run_id] = state
 
     client: Any = Scheduler()
-    assert [(one.name, one.did) for one in Reconciler().look(client)] == [("at 4", "skipped"), ("at 3", "skipped")]
+    assert [(action.name, action.did) for action in Reconciler().look(client)] == [
+        ("at 4", "skipped"),
+        ("at 3", "skipped"),
+    ]
     assert set(skipped) == {runs[1].id, runs[5].id}
     assert {state.name for state in skipped.values()} == {"Skipped"}

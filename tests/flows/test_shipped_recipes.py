@@ -29,19 +29,21 @@ def test_prefect_yaml_is_up_to_date_with_the_shipped_recipes():
     written = (ROOT / "prefect.yaml").read_text()
     assert written == shipped_recipes.prefect_yaml(), "align deployments alignment --prefect-yaml > prefect.yaml"
     deployed = yaml.safe_load(written)["deployments"]
-    assert {one["name"] for one in deployed} == {path.stem for path in (ROOT / "deployments/recipes").glob("*.yaml")}
-    assert [one["name"] for one in deployed if "schedules" in one] == ["nightly"]
+    assert {deployment["name"] for deployment in deployed} == {
+        path.stem for path in (ROOT / "deployments/recipes").glob("*.yaml")
+    }
+    assert [deployment["name"] for deployment in deployed if "schedules" in deployment] == ["nightly"]
 
 
 def test_recipes_of_a_distribution_are_deployed_beside_ours(theirs):
-    found = shipped_recipes.shipped()
-    assert {"quickstart", "their-own"} <= found.keys()
-    own = found["their-own"]
+    recipes = shipped_recipes.shipped()
+    assert {"quickstart", "their-own"} <= recipes.keys()
+    own = recipes["their-own"]
     assert (own.distribution, own.function, own.description) == ("their-dist", "deployed_their_own", "What it is for.")
     assert own.recipe().sft.data.sources[0].path == f"{theirs}/rows.jsonl"  # type: ignore[attr-defined]
-    assert [one["name"] for one in yaml.safe_load(shipped_recipes.prefect_yaml("their-dist"))["deployments"]] == [
-        "their-own"
-    ]
+    assert [
+        deployment["name"] for deployment in yaml.safe_load(shipped_recipes.prefect_yaml("their-dist"))["deployments"]
+    ] == ["their-own"]
     assert "their-own" not in shipped_recipes.prefect_yaml()
 
 

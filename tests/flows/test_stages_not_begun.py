@@ -38,11 +38,11 @@ def test_stages_behind_a_failed_one_are_skipped_by_name(prefect_api: dict[str, s
     run_id = record.run_id
     with SyncPrefectClient(api=prefect_api[access.URL], auth_string=prefect_api[access.TOKEN]) as client:
         of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run_id]))
-        tasks = {one.name: one.state for one in client.read_task_runs(flow_run_filter=of_run)}
+        tasks = {task_run.name: task_run.state for task_run in client.read_task_runs(flow_run_filter=of_run)}
 
         def logs() -> list[str]:
-            found = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id])))
-            return [one.message for one in found]
+            logs = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id])))
+            return [log.message for log in logs]
 
         assert wait_until(lambda: any(line.startswith("not begun, because") for line in logs()), 10)
         assert not [line for line in logs() if "NotReady" in line]

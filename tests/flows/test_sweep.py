@@ -43,9 +43,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def sweep(file: Path, *sweeps: str, overrides: tuple[str, ...] = ()) -> SweepRecipe:
-    found = load_recipe(file, overrides, sweeps=sweeps)
-    assert isinstance(found, SweepRecipe)
-    return found
+    recipe = load_recipe(file, overrides, sweeps=sweeps)
+    assert isinstance(recipe, SweepRecipe)
+    return recipe
 
 
 def planned(recipe: SweepRecipe, folder: Path) -> Plan:
@@ -53,7 +53,7 @@ def planned(recipe: SweepRecipe, folder: Path) -> Plan:
 
 
 def test_equal_stages_of_variants_are_shared_without_a_variants_name(file: Path, tmp_path: Path) -> None:
-    labels = [one.label for one in planned(sweep(file, "dpo.loss.beta=0.05,0.1,0.3"), tmp_path).stages]
+    labels = [stage.label for stage in planned(sweep(file, "dpo.loss.beta=0.05,0.1,0.3"), tmp_path).stages]
     names = ["beta=0.05", "beta=0.1", "beta=0.3"]
     shared = [label for label in labels if not label.startswith("beta=")]
     assert {"model", "sft/data", "sft", "dpo/data", "dpo/reference-logps", "start/evaluation", "variants"} <= set(
@@ -67,41 +67,41 @@ def test_equal_stages_of_variants_are_shared_without_a_variants_name(file: Path,
 def test_a_variant_has_the_stages_of_its_recipe_run_alone(file: Path, tmp_path: Path) -> None:
     whole = planned(sweep(file, "dpo.loss.beta=0.05,0.1"), tmp_path)
     alone = plan(load_recipe(file, ["dpo.loss.beta=0.1"]), open_store(str(tmp_path / "store")))
-    have = [(one.stage, one.config) for one in whole.stages]
-    assert all((one.stage, one.config) in have for one in alone.stages)
+    have = [(stage.stage, stage.config) for stage in whole.stages]
+    assert all((stage.stage, stage.config) in have for stage in alone.stages)
 
 
 def test_several_fields_make_a_grid_with_the_shortest_distinct_names(file: Path) -> None:
-    found = sweep(file, "sft.training.learning_rate=1e-4,2e-4", "dpo.training.learning_rate=1e-5", "seed=1,2")
-    assert [*found.variants] == [
-        f"sft.training.learning_rate={one},dpo.training.learning_rate=1e-05,seed={seed}"
-        for one in ("0.0001", "0.0002")
+    recipe = sweep(file, "sft.training.learning_rate=1e-4,2e-4", "dpo.training.learning_rate=1e-5", "seed=1,2")
+    assert [*recipe.variants] == [
+        f"sft.training.learning_rate={rate},dpo.training.learning_rate=1e-05,seed={seed}"
+        for rate in ("0.0001", "0.0002")
         for seed in (1, 2)
     ]
-    assert [one.seed for one in found.variants.values()] == [1, 2, 1, 2]
-    assert [one.sft.training.learning_rate for one in found.variants.values()] == [1e-4, 1e-4, 2e-4, 2e-4]  # type: ignore[attr-defined]
+    assert [variant.seed for variant in recipe.variants.values()] == [1, 2, 1, 2]
+    assert [variant.sft.training.learning_rate for variant in recipe.variants.values()] == [1e-4, 1e-4, 2e-4, 2e-4]  # type: ignore[attr-defined]
 
 
 def test_with_seeds_of_their_own_variants_share_nothing(file: Path, tmp_path: Path) -> None:
-    labels = [one.label for one in planned(sweep(file, "seed=1,2"), tmp_path).stages]
+    labels = [stage.label for stage in planned(sweep(file, "seed=1,2"), tmp_path).stages]
     assert {label.partition("/")[0] for label in labels} == {"seed=1", "seed=2", "variants"}
 
 
 def test_fields_beside_the_sweep_apply_to_all_variants(file: Path) -> None:
-    found = sweep(file, "dpo.loss.beta=0.1,0.2", overrides=("seed=9", "sft.training.max_steps=2"))
-    assert {(one.seed, one.sft.training.max_steps) for one in found.variants.values()} == {(9, 2)}  # type: ignore[attr-defined]
-    again = parse_recipe(found.model_dump(mode="json"))
-    assert again.variants == found.variants, "as a resumed run reads it"  # type: ignore[attr-defined]
-    beside = parse_recipe({**found.model_dump(mode="json"), "seed": 11})
-    assert {one.seed for one in beside.variants.values()} == {11}  # type: ignore[attr-defined]
+    recipe = sweep(file, "dpo.loss.beta=0.1,0.2", overrides=("seed=9", "sft.training.max_steps=2"))
+    assert {(variant.seed, variant.sft.training.max_steps) for variant in recipe.variants.values()} == {(9, 2)}  # type: ignore[attr-defined]
+    again = parse_recipe(recipe.model_dump(mode="json"))
+    assert again.variants == recipe.variants, "as a resumed run reads it"  # type: ignore[attr-defined]
+    beside = parse_recipe({**recipe.model_dump(mode="json"), "seed": 11})
+    assert {variant.seed for variant in beside.variants.values()} == {11}  # type: ignore[attr-defined]
 
 
 def test_values_may_be_objects_and_paths(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     Path("rows.jsonl").write_text(json.dumps({"prompt": "p", "chosen": "c", "rejected": "r"}) + "\n")
-    found = sweep(file, "dpo.data=rows.jsonl,{task: first, rows: 8}")
-    paths = [one.dpo.data.sources[0].path for one in found.variants.values()]  # type: ignore[attr-defined]
+    recipe = sweep(file, "dpo.data=rows.jsonl,{task: first, rows: 8}")
+    paths = [variant.dpo.data.sources[0].path for variant in recipe.variants.values()]  # type: ignore[attr-defined]
     assert paths == [f"{tmp_path}/work/rows.jsonl", None]
 
 
@@ -160,12 +160,12 @@ def test_the_best_variant_is_first_and_overlapping_intervals_are_noted(tmp_path:
     class Context:
         output = tmp_path
 
-    found = rank(Context(), config)  # type: ignore[arg-type]
-    assert (found["best"], found["accuracy"]) == ("beta=0.2", 0.8)
+    ranking = rank(Context(), config)  # type: ignore[arg-type]
+    assert (ranking["best"], ranking["accuracy"]) == ("beta=0.2", 0.8)
     text = (tmp_path / "section.md").read_text()
     assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| 0")] == ["0.2", "0.3", "0.1"]
     assert "The interval of the best overlaps that of beta=0.3: their order may be chance." in text
-    head, rows = table("accuracy", found["variants"])
+    head, rows = table("accuracy", ranking["variants"])
     assert head == ["dpo.loss.beta", "verifier accuracy"]
     assert rows[0] == ["0.2", "0.800 [0.700, 0.900]"]
     lower = config.model_copy(update={"lower_is_better": True})
@@ -186,8 +186,8 @@ def test_a_sweep_runs_shared_stages_once_and_promotes_the_best(align: Align, fil
     assert [row["metrics"]["accuracy"] for row in rows] == sorted(
         (r["metrics"]["accuracy"] for r in rows), reverse=True
     )
-    made = {stage["label"]: stage["outputs"] for stage in outcome["stages"]}
-    assert outcome["promotion"]["policy"] in made[f"{outcome['metrics']['best']}/dpo"].values()
+    outputs = {stage["label"]: stage["outputs"] for stage in outcome["stages"]}
+    assert outcome["promotion"]["policy"] in outputs[f"{outcome['metrics']['best']}/dpo"].values()
     assert "## Variants, best first" in Path(outcome["report"]).read_text()
 
     wider = align(home, "run", str(file), "--sweep", "dpo.loss.beta=0.05,0.5,1.0")

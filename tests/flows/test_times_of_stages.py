@@ -55,18 +55,18 @@ def test_work_alone_is_one_number() -> None:
 
 
 def test_a_silent_stage_reports_every_ten_seconds_what_is_starting() -> None:
-    clock, said = Clock(), list[str]()
-    stream = EventStream(lambda event: said.append(event["text"]), clock)
+    clock, lines = Clock(), list[str]()
+    stream = EventStream(lambda event: lines.append(event["text"]), clock)
     stream.started("sft")
     stream.starts("sft", "the run host")
     for _ in range(36):
         clock.now += 1
         stream.tick()
-    assert said[1:] == [f"sft: starts the run host, for {seconds} s now" for seconds in (2, 4, 8, 16, 26, 36)]
+    assert lines[1:] == [f"sft: starts the run host, for {seconds} s now" for seconds in (2, 4, 8, 16, 26, 36)]
     stream.starts("sft", None)
     done = result("sft").model_copy(update={"cost": {"startup_seconds": 36.0, "waited_seconds": 3.0, "seconds": 1.0}})
     stream.finished(done)
-    assert said[-1].startswith("sft: done, 40.0 s (start-up 36.0 s, waiting 3.0 s, work 1.0 s)")
+    assert lines[-1].startswith("sft: done, 40.0 s (start-up 36.0 s, waiting 3.0 s, work 1.0 s)")
 
 
 RECIPE: dict[str, Any] = {

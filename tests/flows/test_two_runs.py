@@ -42,16 +42,16 @@ def messages(home: Path, prefect_api: dict[str, str]) -> Messages:
     headers = {"authorization": f"Basic {token}", "content-type": "application/json"}
 
     def read() -> list[str]:
-        found: list[str] = []
+        messages: list[str] = []
         while True:
             runs = [path.name for path in (home / "runs").glob("*")]
-            asked = {"offset": len(found), "sort": "TIMESTAMP_ASC", "logs": {"flow_run_id": {"any_": runs}}}
-            request = urllib.request.Request(f"{prefect_api[URL]}/logs/filter", json.dumps(asked).encode(), headers)
+            query = {"offset": len(messages), "sort": "TIMESTAMP_ASC", "logs": {"flow_run_id": {"any_": runs}}}
+            request = urllib.request.Request(f"{prefect_api[URL]}/logs/filter", json.dumps(query).encode(), headers)
             with urllib.request.urlopen(request, timeout=30) as answer:
                 page = json.loads(answer.read())
-            found += [log["message"] for log in page]
+            messages += [log["message"] for log in page]
             if not page:
-                return found
+                return messages
 
     return read
 
@@ -77,8 +77,8 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
         ]
 
         def both_wait() -> bool:
-            said = messages()
-            return all(any(reason in line for line in said) for reason in reasons)
+            lines = messages()
+            return all(any(reason in line for line in lines) for reason in reasons)
 
         reasons = [
             "sft waits for the machine: run 01234567 (other) uses it for a test",
@@ -86,29 +86,31 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
         ]
         try:
             assert wait_until(both_wait, 240), messages()
-            told = subprocess.run([*align[:3], "status"], capture_output=True, text=True, timeout=60).stdout
-            assert len(re.findall(r"sft: has waited \d+ s for the (machine|same stage)", told)) == 2, told
+            status = subprocess.run([*align[:3], "status"], capture_output=True, text=True, timeout=60).stdout
+            assert len(re.findall(r"sft: has waited \d+ s for the (machine|same stage)", status)) == 2, status
         except BaseException:
             for run in runs:
                 run.kill()
             raise
     outcomes = [outcome_of(run) for run in runs]
 
-    keys = [{stage["label"]: (stage["key"], stage["reference"]) for stage in one["stages"]} for one in outcomes]
+    keys = [{stage["label"]: (stage["key"], stage["reference"]) for stage in outcome["stages"]} for outcome in outcomes]
     assert keys[0] == keys[1]
     for label in keys[0]:
-        states = {stage["state"] for one in outcomes for stage in one["stages"] if stage["label"] == label}
+        states = {stage["state"] for outcome in outcomes for stage in outcome["stages"] if stage["label"] == label}
         assert states == {"run", "cached"}, f"{label} was computed by one of them"
 
-    said = messages()
-    assert any(line.startswith("sft trainers[0]: ") and "OPENMP" in line for line in said), said
-    assert "sft continues" in said
-    assert not [line for line in said if "Error" in line]
+    log_lines = messages()
+    assert any(line.startswith("sft trainers[0]: ") and "OPENMP" in line for line in log_lines), log_lines
+    assert "sft continues" in log_lines
+    assert not [line for line in log_lines if "Error" in line]
 
-    for one in outcomes:
-        ran = [stage["cost"] for stage in one["stages"] if stage["state"] == "run"]
-        assert one["cost"]["seconds"] == pytest.approx(sum(cost["seconds"] for cost in ran), abs=0.01)
-    stages = {stage["label"]: stage["cost"] for one in outcomes for stage in one["stages"] if stage["state"] == "run"}
+    for outcome in outcomes:
+        ran = [stage["cost"] for stage in outcome["stages"] if stage["state"] == "run"]
+        assert outcome["cost"]["seconds"] == pytest.approx(sum(cost["seconds"] for cost in ran), abs=0.01)
+    stages = {
+        stage["label"]: stage["cost"] for outcome in outcomes for stage in outcome["stages"] if stage["state"] == "run"
+    }
     assert stages["sft"]["waited_seconds"] > 0
     assert stages["sft"]["device_seconds"] > 0
     assert stages["sft"]["train_tokens"] > 0

@@ -37,12 +37,12 @@ def test_our_own_errors_keep_their_type_and_others_their_name() -> None:
 
 def test_an_unexpected_error_names_the_stage_and_the_log() -> None:
     unforeseen = rebuild(describe(RuntimeError("engines: `generate` failed: ValueError('head 16')")))
-    found = placed(unforeseen, "round-1/generate", Path("run.log"))
-    said = "round-1/generate: RuntimeError: engines: `generate` failed: ValueError('head 16'); the log is run.log"
-    assert (type(found), str(found)) == (AlignmentError, said)
+    error = placed(unforeseen, "round-1/generate", Path("run.log"))
+    expected = "round-1/generate: RuntimeError: engines: `generate` failed: ValueError('head 16'); the log is run.log"
+    assert (type(error), str(error)) == (AlignmentError, expected)
 
 
 def test_an_expected_error_names_the_stage_once() -> None:
-    for said in ("1 of 3 rows is malformed", "sft/data: 1 of 3 rows is malformed"):
-        found = placed(UserError(said), "sft/data", Path("run.log"))
-        assert (type(found), str(found)) == (UserError, "sft/data: 1 of 3 rows is malformed")
+    for message in ("1 of 3 rows is malformed", "sft/data: 1 of 3 rows is malformed"):
+        error = placed(UserError(message), "sft/data", Path("run.log"))
+        assert (type(error), str(error)) == (UserError, "sft/data: 1 of 3 rows is malformed")

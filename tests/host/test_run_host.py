@@ -36,13 +36,13 @@ def test_calls_errors_deadlines_and_closing(
     store = open_store(tmp_path / "store")
     host = Host(store.uri, ResourcesConfig(trainers=1), tmp_path / "host.log")
 
-    made = host.run(model_call(tiny))
-    assert made.state == "run"
-    assert made.reason == "first run of this stage in this store"
-    assert (store.fetch(made.reference) / "model.safetensors").is_file()
+    result = host.run(model_call(tiny))
+    assert result.state == "run"
+    assert result.reason == "first run of this stage in this store"
+    assert (store.fetch(result.reference) / "model.safetensors").is_file()
 
     again = host.run(model_call(tiny))
-    assert (again.state, again.reference) == ("cached", made.reference)
+    assert (again.state, again.reference) == ("cached", result.reference)
 
     empty = tmp_path / "no-weights"
     empty.mkdir()

@@ -115,7 +115,7 @@ def test_a_worker_of_ray_does_not_import_from_the_working_folder(
         timeout=120,
         check=False,
     )
-    line = next((one for one in done.stdout.splitlines() if one.startswith("PATH ")), "")
+    line = next((output_line for output_line in done.stdout.splitlines() if output_line.startswith("PATH ")), "")
     assert line, done.stdout + done.stderr
     assert str(traps) not in json.loads(line.removeprefix("PATH "))
 
@@ -166,7 +166,7 @@ def test_every_start_of_a_process_passes_an_environment() -> None:
             if (
                 starts
                 and node.func.attr in STARTS
-                and "env" not in {one.arg for one in node.keywords}
+                and "env" not in {keyword.arg for keyword in node.keywords}
                 and len(node.args) < 3
             ):
                 bare.append(f"{name}:{node.lineno}")

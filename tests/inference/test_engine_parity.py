@@ -56,9 +56,9 @@ def load(engine: ActorGroup[Engine], models: dict[str, Path], name: str) -> floa
 
 
 def parity(engine: ActorGroup[Engine], models: dict[str, Path], name: str) -> float:
-    found = engine.one(0, Engine.parity, Model(models[name], POLICY.get(name, POLICY["a"])), PROMPTS, [STOP])
-    assert found is not None
-    return found
+    difference = engine.one(0, Engine.parity, Model(models[name], POLICY.get(name, POLICY["a"])), PROMPTS, [STOP])
+    assert difference is not None
+    return difference
 
 
 def generate(
@@ -76,11 +76,11 @@ def generate(
 
 
 def tokens(completions: Any) -> list[list[list[int]]]:
-    return [[one.token_ids.tolist() for one in of_prompt] for of_prompt in completions]
+    return [[completion.token_ids.tolist() for completion in of_prompt] for of_prompt in completions]
 
 
 def flat(completions: Any) -> list[Any]:
-    return [one for of_prompt in completions for one in of_prompt]
+    return [completion for of_prompt in completions for completion in of_prompt]
 
 
 def test_new_weights_in_a_running_engine_give_their_own_log_probabilities(
@@ -108,15 +108,15 @@ def test_equal_arguments_give_equal_completions_after_any_history(engine: ActorG
     generate(engine, prompts=PROMPTS[::-1], seed=99)
     again = generate(engine)
     assert tokens(first) == tokens(again)
-    for one, other in zip(flat(first), flat(again), strict=True):
-        np.testing.assert_array_equal(one.logps, other.logps)
+    for completion, repeated in zip(flat(first), flat(again), strict=True):
+        np.testing.assert_array_equal(completion.logps, repeated.logps)
     assert tokens(generate(engine, seed=6)) != tokens(first)
 
 
 def test_the_samples_of_a_prompt_differ(engine: ActorGroup[Engine]) -> None:
     for of_prompt in tokens(generate(engine)):
         assert len(of_prompt) == SAMPLING.num_generations
-        assert len({tuple(one) for one in of_prompt}) == SAMPLING.num_generations
+        assert len({tuple(ids) for ids in of_prompt}) == SAMPLING.num_generations
 
 
 def test_greedy_decoding_takes_the_likeliest_token(engine: ActorGroup[Engine], models: dict[str, Path]) -> None:
@@ -138,20 +138,20 @@ def test_log_probabilities_are_those_of_the_tempered_distribution(
 
     model = transformers.AutoModelForCausalLM.from_pretrained(models["a"])
     for prompt, of_prompt in zip(PROMPTS, generate(engine, temperature=0.5), strict=True):
-        for one in of_prompt:
-            ids = torch.tensor([*prompt, *one.token_ids.tolist()])
+        for completion in of_prompt:
+            ids = torch.tensor([*prompt, *completion.token_ids.tolist()])
             with torch.no_grad():
                 logps = torch.log_softmax(model(ids[None]).logits[0, len(prompt) - 1 : -1] / 0.5, dim=-1)
             expected = logps.gather(1, ids[len(prompt) :, None])[:, 0]
-            np.testing.assert_allclose(one.logps, expected.numpy(), atol=1e-4)
+            np.testing.assert_allclose(completion.logps, expected.numpy(), atol=1e-4)
 
 
 def test_any_stop_token_ends_a_completion_as_its_last_token(engine: ActorGroup[Engine]) -> None:
     likeliest = tokens(generate(engine, num_generations=1, temperature=0.0))[0][0]
     stop = likeliest[3]
-    [[one]] = generate(engine, prompts=PROMPTS[:1], stop_ids=(STOP, stop), num_generations=1, temperature=0.0)
-    assert one.token_ids.tolist() == likeliest[: likeliest.index(stop) + 1]
-    assert one.finish_reason == "stop"
+    [[completion]] = generate(engine, prompts=PROMPTS[:1], stop_ids=(STOP, stop), num_generations=1, temperature=0.0)
+    assert completion.token_ids.tolist() == likeliest[: likeliest.index(stop) + 1]
+    assert completion.finish_reason == "stop"
     assert {each.finish_reason for each in flat(generate(engine, max_completion_length=2))} <= {"length", "stop"}
 
 
@@ -170,8 +170,8 @@ def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], e
     engine.ray.get(engine.actors[0].__ray_call__.remote(as_new))
     assert difference() is None, "it was made with its weights"
     load(engine, models, "b")
-    assert (found := difference()) is not None
-    assert found < 1e-4
+    assert (greatest := difference()) is not None
+    assert greatest < 1e-4
     load(engine, models, "a")
     assert difference() is None
 
@@ -273,22 +273,22 @@ def test_running_completions_continue_with_new_weights_and_record_a_version_per_
             done += engine.one(0, Engine.advance, [], sampling, [STOP], 60.0)
     assert sorted(name for name, _ in done) == ["0", "1", "2", "3"]
 
-    assert any(set(one.versions.tolist()) == {3, 4} for _, one in done)
+    assert any(set(completion.versions.tolist()) == {3, 4} for _, completion in done)
     both = {
         3: transformers.AutoModelForCausalLM.from_pretrained(models["a"]),
         4: transformers.AutoModelForCausalLM.from_pretrained(models["b"]),
     }
-    for name, one in done:
+    for name, finished in done:
         prompt = PROMPTS[int(name)]
-        assert len(one.token_ids) == 64 or one.token_ids[-1] == STOP
-        assert one.versions.tolist() == sorted(one.versions.tolist())
-        ids = torch.tensor([*prompt, *one.token_ids.tolist()])
+        assert len(finished.token_ids) == 64 or finished.token_ids[-1] == STOP
+        assert finished.versions.tolist() == sorted(finished.versions.tolist())
+        ids = torch.tensor([*prompt, *finished.token_ids.tolist()])
         for version, model in both.items():
             with torch.no_grad():
                 logps = torch.log_softmax(model(ids[None]).logits[0, len(prompt) - 1 : -1], dim=-1)
             expected = logps.gather(1, ids[len(prompt) :, None])[:, 0].numpy()
-            chosen = one.versions == version
-            np.testing.assert_allclose(one.logps[chosen], expected[chosen], atol=1e-4)
+            chosen = finished.versions == version
+            np.testing.assert_allclose(finished.logps[chosen], expected[chosen], atol=1e-4)
 
 
 def test_dropped_requests_return_no_completion(engine: ActorGroup[Engine]) -> None:
@@ -296,4 +296,4 @@ def test_dropped_requests_return_no_completion(engine: ActorGroup[Engine]) -> No
     engine.one(0, Engine.advance, [Request("old", [1, 2], 64, seed=1)], sampling, [STOP], 0.01)
     engine.all(Engine.drop_all)
     done = engine.one(0, Engine.advance, [Request("new", [1, 2], 4, seed=1)], sampling, [STOP], 60.0)
-    assert [(name, len(one.token_ids)) for name, one in done] == [("new", 4)]
+    assert [(name, len(completion.token_ids)) for name, completion in done] == [("new", 4)]

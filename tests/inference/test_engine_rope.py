@@ -66,14 +66,14 @@ def test_trainer_and_engine_agree_on_rotary_positions(name: str, context: int, m
         assert parity(engine, {"a": tmp_path / "model"}, "a") < 1e-4
     sampled = completions.each()
     rows = [
-        Row(number, (TokenSequence.of_prompt_and_completion(prompt, one.token_ids),))
-        for number, (prompt, one) in enumerate(zip(prompts, sampled, strict=True))
+        Row(number, (TokenSequence.of_prompt_and_completion(prompt, completion.token_ids),))
+        for number, (prompt, completion) in enumerate(zip(prompts, sampled, strict=True))
     ]
     packed = PackedModel(load_model(str(tmp_path / "model"), "lm", torch.float32), "lm", context=context)
     assert packed.shares_prefixes
     with torch.no_grad():
-        found = run_packed(packed, pack(rows))
-    np.testing.assert_allclose(found.numpy(), np.concatenate([one.logps for one in sampled]), atol=1e-4)
+        logps = run_packed(packed, pack(rows))
+    np.testing.assert_allclose(logps.numpy(), np.concatenate([completion.logps for completion in sampled]), atol=1e-4)
 
 
 @pytest.mark.slow

@@ -62,9 +62,9 @@ def test_a_cache_too_small_for_a_token_is_named_with_its_options_before_vllms_ad
         "increasing `gpu_memory_utilization`."
     )
     output = ServerLog(io.BytesIO(f"{cause}\n".encode()))
-    said, _, log = http_server._why(1, output, None).partition(" (its log: ")
+    sentence, _, log = http_server._why(1, output, None).partition(" (its log: ")
     Path(log.removesuffix(")")).unlink()
-    assert said == (
+    assert sentence == (
         "its key-value cache cannot hold a single token; its size is resources.kv_cache_mib in a recipe, and "
         f"`-- --kv-cache-memory-bytes=512M` for align serve; vLLM: {cause}"
     )

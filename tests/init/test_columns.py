@@ -23,7 +23,8 @@ def test_the_input_of_alpaca_is_part_of_every_prompt(draft: Draft, tmp_path: Pat
 def test_an_additional_column_with_nulls_is_reported(draft: Draft, tmp_path: Path) -> None:
     content = [{"instruction": f"do {n}", "input": "it" if n % 4 else None, "output": f"a {n}"} for n in range(40)]
     assert any(
-        "`input` is not put into the prompt" in one for one in draft(jsonl(tmp_path / "r.jsonl", content)).warnings
+        "`input` is not put into the prompt" in warning
+        for warning in draft(jsonl(tmp_path / "r.jsonl", content)).warnings
     )
 
 
@@ -80,5 +81,5 @@ def test_message_fields_that_the_chat_template_does_not_show_are_reported(draft:
 def test_unreadable_rows_are_reported(draft: Draft, tmp_path: Path) -> None:
     file = jsonl(tmp_path / "rows.jsonl", ROWS["prompt and completion"][2])
     file.write_text("{no row\n" + file.read_text())
-    (said,) = [warning for warning in draft(file).warnings if "cannot be read" in warning]
-    assert said.startswith("1 of the first rows cannot be read: rows.jsonl:1 ")
+    (sentence,) = [warning for warning in draft(file).warnings if "cannot be read" in warning]
+    assert sentence.startswith("1 of the first rows cannot be read: rows.jsonl:1 ")

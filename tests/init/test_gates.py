@@ -26,6 +26,6 @@ JUDGED = {"evaluation": {"verifier": "math"}}
     ],
 )
 def test_gates_of_a_first_recipe(method: str, sections: dict[str, object], gates: list[str]) -> None:
-    found = plain(promotion("policy/first", method, sections))
-    assert found["tag"] == "policy/first"
-    assert [gate["metric"] for gate in found.get("gates", [])] == gates
+    chosen = plain(promotion("policy/first", method, sections))
+    assert chosen["tag"] == "policy/first"
+    assert [gate["metric"] for gate in chosen.get("gates", [])] == gates

@@ -29,8 +29,8 @@ def guessed(folder: Path, content: list[dict[str, Any]], **options: Any) -> tupl
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_speak_for_a_method_under_any_of_their_names(name: str, tmp_path: Path) -> None:
     method, columns, content = ROWS[name]
-    found, mapping = guessed(tmp_path, content)
-    assert found == method
+    guess, mapping = guessed(tmp_path, content)
+    assert guess == method
     assert mapping.columns == columns
 
 

@@ -61,7 +61,7 @@ def test_a_thumb_is_never_taken_for_the_right_answer_to_a_prompt(
     assert problems(tmp_path / "recipe.yaml", store) == []
     result = draft(file, method=method, eval_data=str(jsonl(tmp_path / "test.jsonl", ROWS["labels"][2])))
     assert "evaluation" not in result.recipe
-    assert any("prompts would take the column `label` for a right answer" in one for one in result.warnings)
+    assert any("prompts would take the column `label` for a right answer" in warning for warning in result.warnings)
 
 
 def test_a_constant_prompt_leaves_nothing_to_hold_out(draft: Draft, store: Store, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_folder_is_named_from_where_the_recipe_lies(
     assert (result.recipe["model"], result.recipe["sft"]["data"]["sources"][0]["path"]) == ("./base", "rows.jsonl")
     result = draft("rows.jsonl", model="base", output=Path("../recipes/recipe.yaml"))
     assert result.recipe["model"] == "../work/base"
-    assert [one["path"] for one in result.recipe["sft"]["data"]["sources"]] == [
+    assert [source["path"] for source in result.recipe["sft"]["data"]["sources"]] == [
         "../work/rows.jsonl",
         "recipe.held-out.jsonl",
     ]

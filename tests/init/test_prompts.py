@@ -36,13 +36,13 @@ def test_generate_reads_rows_with_prompts_as_init_does(name: str, draft: Draft, 
     data, _ = prompts_of(str(path))
     template = data.pop("prompt_template", None)
     assert template == result.recipe["generate"]["prompts"].get("prompt_template")
-    for one in (source, data):  # a right answer that is only guessed is nothing that is asked
-        one["columns"] = {role: column for role, column in one.get("columns", {}).items() if role != "label"}
+    for config in (source, data):  # a right answer that is only guessed is nothing that is asked
+        config["columns"] = {role: column for role, column in config.get("columns", {}).items() if role != "label"}
     assert Path(data.pop("path")) == path
     assert data == {key: value for key, value in source.items() if key != "path"}
 
 
-def asked(data: dict[str, Any], row: dict[str, Any]) -> Any:
+def prompt_of(data: dict[str, Any], row: dict[str, Any]) -> Any:
     """The prompt of a row."""
     source = DataSource.model_validate({name: value for name, value in data.items() if name != "prompt_template"})
     kind = load("prompts")
@@ -52,7 +52,7 @@ def asked(data: dict[str, Any], row: dict[str, Any]) -> Any:
 def test_the_first_of_several_turns_is_the_prompt_and_further_turns_are_noted(tmp_path: Path) -> None:
     data, notes = prompts_of(str(jsonl(tmp_path / "bench.jsonl", TURNS)))
     assert data["columns"] == {"prompt": "turns.0"}
-    assert asked(data, TURNS[1]) == "Say 1."
+    assert prompt_of(data, TURNS[1]) == "Say 1."
     assert notes[0] == "3 of 3 rows have further turns in `turns`: only the first is asked"
     assert notes[1].endswith("`turns.0` is the prompt")
 
@@ -63,7 +63,7 @@ def test_published_prompts_of_benchmarks_are_read(name: str) -> None:
     path = SHARED / f"{name}.jsonl"
     data, _ = prompts_of(str(path))
     first = json.loads(path.read_text().splitlines()[0])
-    assert asked(data, first) == first["turns"][0]
+    assert prompt_of(data, first) == first["turns"][0]
     content = {"method": "generate", "name": "a", "model": "a/b", "generate": {"prompts": {**data, "shuffle": False}}}
     assert parse_recipe(content, refuse_unused=True).method == "generate"
 
@@ -73,9 +73,9 @@ def test_folders_globs_and_further_columns_are_read(tmp_path: Path) -> None:
     for name in ("a", "b"):
         jsonl(tmp_path / "two" / f"{name}.jsonl", [{"instruction": "Add.", "input": "1 and 2"}])
     data, notes = prompts_of(f"{tmp_path}/two/*.jsonl")
-    assert [Path(one["path"]).name for one in data["sources"]] == ["a.jsonl", "b.jsonl"]
+    assert [Path(source["path"]).name for source in data["sources"]] == ["a.jsonl", "b.jsonl"]
     assert data["prompt_template"] == "{prompt}\n\n{input}"
-    assert any("`instruction` is the prompt" in one for one in notes)
+    assert any("`instruction` is the prompt" in note for note in notes)
     assert "path" in prompts_of(f"{tmp_path}/two")[0]
 
 

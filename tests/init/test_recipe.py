@@ -72,12 +72,13 @@ def test_real_rows_give_recipes_that_pass(
 
 
 @pytest.mark.parametrize(
-    ("method", "said"), [("ppo", "align init --from ppo"), ("rlhf", "--method grpo"), ("reinforce-baseline", "GRPO")]
+    ("method", "sentence"),
+    [("ppo", "align init --from ppo"), ("rlhf", "--method grpo"), ("reinforce-baseline", "GRPO")],
 )
 def test_settings_that_rows_do_not_speak_for_are_no_method(
-    method: str, said: str, draft: Draft, tmp_path: Path
+    method: str, sentence: str, draft: Draft, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         draft(jsonl(tmp_path / "rows.jsonl", ROWS["prompt and label"][2]), method=method)
 
 

@@ -58,7 +58,7 @@ def test_prompts_alone_and_a_function_become_a_recipe_that_passes_its_checks(run
     content = yaml.safe_load(result.text)
     functions = [{"function": f"../code/rewards.py:{name}"} for name in ("three_sentences", "on_topic")]
     assert content["rl"]["rewards"] == content["evaluation"]["rewards"] == functions
-    assert [one["keep_columns"] for one in content["rl"]["prompts"]["sources"]] == [["topic", "note"]] * 2
+    assert [source["keep_columns"] for source in content["rl"]["prompts"]["sources"]] == [["topic", "note"]] * 2
     assert problems(Path("recipes/recipe.yaml"), store) == []
 
 

@@ -26,7 +26,7 @@ def test_answers_that_demonstrations_show_are_right_answers(draft: Draft, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "labels", [(1, -1), (0, 1), (1, 2, 3, 4, 5), ("good", "bad"), ("up", "down")], ids=lambda one: str(one[:2])
+    "labels", [(1, -1), (0, 1), (1, 2, 3, 4, 5), ("good", "bad"), ("up", "down")], ids=lambda labels: str(labels[:2])
 )
 def test_ratings_are_no_right_answers(labels: tuple[Any, ...], draft: Draft, store: Store, tmp_path: Path) -> None:
     content = [{"prompt": f"q {n}", "completion": f"a {n}", "label": labels[n % len(labels)]} for n in range(40)]

@@ -58,8 +58,8 @@ def listed(path: Path) -> Path:
     ],
 )
 def test_rows_of_any_file_are_read(name: str, write: Callable[[Path], Path], tmp_path: Path) -> None:
-    found = rows.find(str(write(tmp_path / name)))
-    assert (found.first, found.count, found.all_counted) == (CONTENT, 30, True)
+    profile = rows.find(str(write(tmp_path / name)))
+    assert (profile.first, profile.count, profile.all_counted) == (CONTENT, 30, True)
 
 
 @pytest.mark.parametrize(
@@ -104,29 +104,29 @@ def test_a_name_that_means_nothing_is_refused_without_a_word_about_recipes(
 
 def test_a_long_file_is_counted_to_some_point_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "COUNTED", 20)
-    found = rows.find(str(jsonl(tmp_path / "rows.jsonl", CONTENT)))
-    assert (found.count, found.all_counted, found.count_in_words) == (20, False, "more than 20 rows")
+    profile = rows.find(str(jsonl(tmp_path / "rows.jsonl", CONTENT)))
+    assert (profile.count, profile.all_counted, profile.count_in_words) == (20, False, "more than 20 rows")
 
 
 def test_large_rows_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "FIRST_BYTES", 150)
-    found = rows.find(str(jsonl(tmp_path / "rows.jsonl", [{"text": "x" * 90}] * 30)))
-    assert (len(found.first), found.count) == (2, 30)
+    profile = rows.find(str(jsonl(tmp_path / "rows.jsonl", [{"text": "x" * 90}] * 30)))
+    assert (len(profile.first), profile.count) == (2, 30)
 
 
 def test_a_glob_becomes_a_source_for_each_file(tmp_path: Path) -> None:
     files = [jsonl(tmp_path / name, CONTENT) for name in ("b.jsonl", "a.jsonl")]
-    found = rows.find(str(tmp_path / "*.jsonl"))
-    assert found.sources == [{"path": str(file)} for file in sorted(files)]
-    assert found.count == 60
+    profile = rows.find(str(tmp_path / "*.jsonl"))
+    assert profile.sources == [{"path": str(file)} for file in sorted(files)]
+    assert profile.count == 60
 
 
 def test_a_folder_of_splits_comes_with_rows_to_measure_on(tmp_path: Path) -> None:
     for name in ("train", "test", "validation"):
         jsonl(tmp_path / f"{name}.jsonl", [{"text": name}])
-    found = rows.find(str(tmp_path))
-    assert (found.first, found.count) == ([{"text": "train"}], 1)
-    assert found.test_sources == [{"path": str(tmp_path), "split": "test"}]
+    profile = rows.find(str(tmp_path))
+    assert (profile.first, profile.count) == ([{"text": "train"}], 1)
+    assert profile.test_sources == [{"path": str(tmp_path), "split": "test"}]
 
 
 def test_files_of_rows_in_a_folder_are_candidates(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_a_split_of_a_folder_is_chosen_and_named(tmp_path: Path) -> None:
     for split in ("test_gen", "test_sft", "train_prefs", "train_sft"):
         parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
     parquet(tmp_path / "more.parquet")
-    found = rows.find(str(tmp_path))
-    assert found.sources == [{"path": str(tmp_path), "split": "train_prefs"}]
-    assert found.test_sources == []
-    assert found.notes == [
+    profile = rows.find(str(tmp_path))
+    assert profile.sources == [{"path": str(tmp_path), "split": "train_prefs"}]
+    assert profile.test_sources == []
+    assert profile.notes == [
         "`split: train_prefs` is read, of test_gen, test_sft, train_prefs, train_sft: set another in the recipe",
         "left out of the folder, as `datasets` does: more.parquet",
     ]

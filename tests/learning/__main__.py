@@ -73,7 +73,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
 
 def align(home: Path, recipe: str, overrides: list[str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "alignment.flows.cli.main", "run", str(RECIPES / f"{recipe}.yaml"), "--json"]
-    command += [argument for one in overrides for argument in ("--set", one)]
+    command += [argument for override in overrides for argument in ("--set", override)]
     environment = {**os.environ, "ALIGN_HOME": str(home)}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != NOT_PROMOTED:  # whether it learns enough is judged here
@@ -89,8 +89,8 @@ def scores(outcome: dict[str, Any]) -> tuple[list[float], list[float]]:
         before, after = ([policies[name][f"accuracy{end}"] for end in ends] for name in ("sft", "rl"))
         return before, after
     (run,) = [stage for stage in outcome["stages"] if stage["label"] == "rl"]
-    made = open_store(outcome["store"]).fetch(Reference.parse(run["outputs"]["trajectories"]))
-    files = sorted(made.iterdir())
+    trajectories = open_store(outcome["store"]).fetch(Reference.parse(run["outputs"]["trajectories"]))
+    files = sorted(trajectories.iterdir())
     return _interval(files[:STEPS_SHOWN]), _interval(files[-STEPS_SHOWN:])
 
 
@@ -100,8 +100,8 @@ def _interval(files: list[Path]) -> list[float]:
     groups: dict[int, list[float]] = {}
     for row in rows:
         groups.setdefault(row["group"], []).append(row["rewards"][0])
-    found = wilson(np.array([np.mean(one) for one in groups.values()]), confidence=0.95)
-    return [found.mean, found.low, found.high]
+    interval = wilson(np.array([np.mean(group) for group in groups.values()]), confidence=0.95)
+    return [interval.mean, interval.low, interval.high]
 
 
 def main() -> int:
@@ -110,12 +110,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--home", type=Path, help="an ALIGN_HOME to go on in; none makes a new one")
-    asked = parser.parse_args()
-    home = asked.home or Path(tempfile.mkdtemp(prefix="learning-"))
+    arguments = parser.parse_args()
+    home = arguments.home or Path(tempfile.mkdtemp(prefix="learning-"))
     bad = 0
-    for seed in asked.seeds:
+    for seed in arguments.seeds:
         align(home, "grpo", [f"seed={seed}", "rl.steps=1", "evaluation=null", "promotion=null"])  # the SFT model
-        for name in asked.only:
+        for name in arguments.only:
             recipe, overrides = VARIANTS[name]
             began = time.monotonic()
             try:
@@ -128,7 +128,7 @@ def main() -> int:
             before, after = scores(outcome)
             good = after[0] >= before[0] + MARGIN and after[1] > before[2] and seconds <= MOST_SECONDS
             bad += not good
-            shown = {"before": [round(one, 3) for one in before], "after": [round(one, 3) for one in after]}
+            shown = {"before": [round(value, 3) for value in before], "after": [round(value, 3) for value in after]}
             line = {"run": name, "seed": seed, **shown, "seconds": round(seconds, 1), "good": good}
             print(json.dumps(line, ensure_ascii=False), flush=True)
     return 1 if bad else 0

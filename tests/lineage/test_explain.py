@@ -31,15 +31,15 @@ def line(key: str, state: str, at: int, **config: Any) -> StageLine:
 def test_a_stage_that_ran_is_explained_by_changes_of_key_and_hardware() -> None:
     before = record("a", 1, "one", {"cpu": "EPYC", "trainers": 1}, training={"bf16": False})
     after = record("b", 5, "two", {"cpu": "EPYC", "trainers": 2}, training={"bf16": True})
-    (found,) = explain([line("b", "run", 5, training={"bf16": True})], [before, after], "two")
-    assert found.changed == ("sft.training.bf16: False → True",)
-    assert found.elsewhere == ("trainers: 1 → 2",)
+    (explained,) = explain([line("b", "run", 5, training={"bf16": True})], [before, after], "two")
+    assert explained.changed == ("sft.training.bf16: False → True",)
+    assert explained.elsewhere == ("trainers: 1 → 2",)
 
 
 def test_a_cached_stage_names_its_run_and_hardware() -> None:
     maker = record("a", 1, "one", {"cpu": "EPYC", "trainers": 2})
-    (found,) = explain([line("a", "cached", 5)], [maker], "two")
-    assert found.why.endswith("run one, made on EPYC, 2 trainers")
+    (explained,) = explain([line("a", "cached", 5)], [maker], "two")
+    assert explained.why.endswith("run one, made on EPYC, 2 trainers")
 
 
 def test_the_module_and_the_package_that_changed_are_named() -> None:
@@ -48,5 +48,5 @@ def test_the_module_and_the_package_that_changed_are_named() -> None:
     before.key_parts.update(code=code, packages=packages)
     after = line("b", "run", 5)
     after.key_parts.update(code={"alignment_core.losses.policy": "b" * 16}, packages={"vllm": "0.33.0"})
-    (found,) = explain([after], [before], "two")
-    assert found.changed == ("vllm 0.32.0 → 0.33.0", "code of alignment_core.losses.policy changed")
+    (explained,) = explain([after], [before], "two")
+    assert explained.changed == ("vllm 0.32.0 → 0.33.0", "code of alignment_core.losses.policy changed")

@@ -58,26 +58,26 @@ def test_a_changed_setting_is_shown_with_the_resulting_differences(store, publis
         seconds=12.5,
         cost={"train_tokens": 150.0},
     )
-    found = compare(store, a, b)
-    assert not found.identical
-    assert (found.a.label, found.b.label) == ("night-1/sft", "night-2/sft")
-    assert found.key == ["config.training.learning_rate: 1e-05 → 2e-05"]
-    assert [(pair.name, pair.a, pair.b) for pair in found.inputs] == [("data", str(old_rows), str(new_rows))]
-    assert {pair.name: pair.difference for pair in found.metrics} == {
+    difference = compare(store, a, b)
+    assert not difference.identical
+    assert (difference.a.label, difference.b.label) == ("night-1/sft", "night-2/sft")
+    assert difference.key == ["config.training.learning_rate: 1e-05 → 2e-05"]
+    assert [(pair.name, pair.a, pair.b) for pair in difference.inputs] == [("data", str(old_rows), str(new_rows))]
+    assert {pair.name: pair.difference for pair in difference.metrics} == {
         "loss": -0.25,
         "by_task.sort": 0.5,
         "note": None,
         "accuracy": None,
     }
-    assert {pair.name: pair.difference for pair in found.cost} == {"seconds": 2.5, "train_tokens": 50.0}
-    assert [(pair.name, pair.a, pair.b) for pair in found.packages] == [("torch", "2.13.0", "2.13.1")]
-    assert [(change.path, change.size_a, change.size_b) for change in found.files] == [
+    assert {pair.name: pair.difference for pair in difference.cost} == {"seconds": 2.5, "train_tokens": 50.0}
+    assert [(pair.name, pair.a, pair.b) for pair in difference.packages] == [("torch", "2.13.0", "2.13.1")]
+    assert [(change.path, change.size_a, change.size_b) for change in difference.files] == [
         ("only_a", 1, None),
         ("weights", 2, 4),
     ]
-    json.loads(found.model_dump_json())
+    json.loads(difference.model_dump_json())
 
-    text = diff_text(found)
+    text = diff_text(difference)
     assert f"a  {a.short}  by night-1/sft (sft)" in text
     assert re.search(r"loss +0.5 → +0.25 +-0.25", text)
     assert f"data  {old_rows.short} → {new_rows.short}" in text
@@ -86,18 +86,18 @@ def test_a_changed_setting_is_shown_with_the_resulting_differences(store, publis
 
 def test_an_artifact_is_identical_to_itself(store, publish):
     a = publish({"weights": "a"}, name="sft", config={"x": 1}, metrics={"loss": 1.0})
-    found = compare(store, a, a)
-    assert found.identical
-    assert found.key == found.inputs == found.packages == found.files == []
-    assert "identical: the same bytes" in diff_text(found)
+    difference = compare(store, a, a)
+    assert difference.identical
+    assert difference.key == difference.inputs == difference.packages == difference.files == []
+    assert "identical: the same bytes" in diff_text(difference)
 
 
 def test_artifacts_made_outside_are_compared_by_their_files(store, publish):
     a, b = publish({"weights": "a"}), publish({"weights": "b"}, name="b", config={"x": 1}, metrics={"loss": 1.0})
-    found = compare(store, a, b)
-    assert (found.a.stage, found.b.stage, found.key) == ("", "sft", [])
-    assert [change.path for change in found.files] == ["weights"]
-    assert "made outside: no record" in diff_text(found)
+    difference = compare(store, a, b)
+    assert (difference.a.stage, difference.b.stage, difference.key) == ("", "sft", [])
+    assert [change.path for change in difference.files] == ["weights"]
+    assert "made outside: no record" in diff_text(difference)
     assert diff_text(compare(store, a, publish({"weights": "c"}))).count("made outside") == 2
 
 
@@ -125,10 +125,12 @@ def test_upstream_changes_are_shown(store, publish):
             {"weights": f"dpo {rows}"}, name=f"{name}dpo", label="dpo", config={"x": 1}, inputs={"model": sft}
         )
 
-    found = compare(store, chain(100, "a"), chain(200, "b"))
-    assert found.key == []
-    assert [(one.role, one.key) for one in found.upstream] == [("model.data", ["sft.data.rows: 100 → 200"])]
-    assert "model.data, by sft/data\n    sft.data.rows: 100 → 200" in diff_text(found)
+    difference = compare(store, chain(100, "a"), chain(200, "b"))
+    assert difference.key == []
+    assert [(change.role, change.key) for change in difference.upstream] == [
+        ("model.data", ["sft.data.rows: 100 → 200"])
+    ]
+    assert "model.data, by sft/data\n    sft.data.rows: 100 → 200" in diff_text(difference)
 
 
 def test_a_difference_in_hardware_is_shown_although_no_key_has_it(store, publish):
@@ -136,6 +138,6 @@ def test_a_difference_in_hardware_is_shown_although_no_key_has_it(store, publish
         publish({"w": f"{ranks}"}, name=f"{ranks}", config={}, hardware={"cpu": "x86", "trainers": ranks})
         for ranks in (1, 2)
     )
-    found = compare(store, a, b)
-    assert [(pair.name, pair.a, pair.b) for pair in found.hardware] == [("trainers", 1, 2)]
-    assert "hardware (not in the key; changes rounding)\n  trainers  1 → 2" in diff_text(found)
+    difference = compare(store, a, b)
+    assert [(pair.name, pair.a, pair.b) for pair in difference.hardware] == [("trainers", 1, 2)]
+    assert "hardware (not in the key; changes rounding)\n  trainers  1 → 2" in diff_text(difference)

@@ -18,9 +18,9 @@ from alignment_core.stages.dataset import DatasetConfig
 
 
 @pytest.fixture
-def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
+def references(store: Store, tmp_path: Path) -> dict[str, Reference]:
     """base (imported) and data → sft → pairs → dpo; sft is also the reference model of dpo."""
-    made: dict[str, Reference] = {}
+    references: dict[str, Reference] = {}
 
     def publish(name: str, kind: str, inputs: dict[str, str] | None = None, **fields: object) -> None:
         directory = tmp_path / name
@@ -34,12 +34,12 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
                 "seed": 7,
                 "seconds": 12.34,
                 "code_version": "c0ffee",
-                "started_at": f"2026-01-01T00:00:0{len(made)}Z",
-                "inputs": {role: made[other] for role, other in (inputs or {}).items()},
+                "started_at": f"2026-01-01T00:00:0{len(references)}Z",
+                "inputs": {role: references[other] for role, other in (inputs or {}).items()},
             }
             | fields
         )
-        made[name] = store.publish(directory, kind, None if inputs is None else draft)
+        references[name] = store.publish(directory, kind, None if inputs is None else draft)
 
     publish("base", "model")
     source = PinnedSource(
@@ -54,14 +54,14 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
     publish(
         "dpo", "model", {"policy": "sft", "reference": "sft", "train": "pairs"}, metrics={"loss": 0.5, "note": "good"}
     )
-    return made
+    return references
 
 
-def test_the_upward_tree_shows_stages_inputs_and_settings_of_a_model(store, made):
-    short = {name: reference.short for name, reference in made.items()}
+def test_the_upward_tree_shows_stages_inputs_and_settings_of_a_model(store, references):
+    short = {name: reference.short for name, reference in references.items()}
     empty, sources = digest_of({})[:12], store.records.find(digest_of("data")).config
     with Graph.of(store) as graph:
-        assert text_tree(graph.up(made["dpo"])) == "\n".join(
+        assert text_tree(graph.up(references["dpo"])) == "\n".join(
             [
                 f"{short['dpo']}",
                 "│    by run/dpo (dpo), seed 7, 12.3 s",
@@ -87,30 +87,30 @@ def test_the_upward_tree_shows_stages_inputs_and_settings_of_a_model(store, made
         )
 
 
-def test_the_downward_tree_shows_the_users_of_the_data(store, made):
+def test_the_downward_tree_shows_the_users_of_the_data(store, references):
     with Graph.of(store) as graph:
-        node = graph.down(made["data"])
-    assert [(child.role, child.reference) for child in node.children] == [("train", made["sft"])]
+        node = graph.down(references["data"])
+    assert [(child.role, child.reference) for child in node.children] == [("train", references["sft"])]
     (sft,) = node.children
     assert [(child.role, child.reference) for child in sft.children] == [
-        ("policy", made["pairs"]),
-        ("policy", made["dpo"]),
-        ("reference", made["dpo"]),
+        ("policy", references["pairs"]),
+        ("policy", references["dpo"]),
+        ("reference", references["dpo"]),
     ]
     assert "source:" not in text_tree(node)
 
 
-def test_an_unknown_artifact_is_a_tree_with_a_single_line(store, made):
+def test_an_unknown_artifact_is_a_tree_with_a_single_line(store, references):
     unknown = Reference("model", "0" * 64)
     with Graph.of(store) as graph:
         assert graph.up(unknown).children == graph.down(unknown).children == ()
         assert "no record" in text_tree(graph.up(unknown))
 
 
-def test_the_json_view_is_plain_data_with_the_same_content(store, made):
+def test_the_json_view_is_plain_data_with_the_same_content(store, references):
     with Graph.of(store) as graph:
-        data = json.loads(json.dumps(to_json(graph.up(made["dpo"]))))
-    assert data["reference"] == str(made["dpo"])
+        data = json.loads(json.dumps(to_json(graph.up(references["dpo"]))))
+    assert data["reference"] == str(references["dpo"])
     assert data["made_by"][0]["metrics"] == {"loss": 0.5, "note": "good"}
     assert [child["role"] for child in data["children"]] == ["policy", "reference", "train"]
     assert [child["repeated"] for child in data["children"]] == [False, True, False]
@@ -120,19 +120,19 @@ def test_the_json_view_is_plain_data_with_the_same_content(store, made):
     assert data["children"][0]["made_by"][0]["settings"] == {"learning_rate": 1e-5}
 
 
-def test_the_picture_shows_every_stage_and_source_once(store, made):
+def test_the_picture_shows_every_stage_and_source_once(store, references):
     with Graph.of(store) as graph:
-        drawn = picture(graph, [made["dpo"], made["pairs"]])
+        drawn = picture(graph, [references["dpo"], references["pairs"]])
     assert drawn is not None
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
-    base = made["base"].digest[:12]
+    base = references["base"].digest[:12]
     assert sorted(texts) == sorted(
         [f"run/{name}" for name in ("data", "sft", "pairs", "dpo")]
-        + [f"{made[name].kind} {made[name].digest[:8]}" for name in ("data", "sft", "pairs", "dpo")]
+        + [f"{references[name].kind} {references[name].digest[:8]}" for name in ("data", "sft", "pairs", "dpo")]
         + ["model", base, "/d/rows.jsonl"]
     )
     with Graph.of(store) as graph:
-        assert drawn == picture(graph, [made["dpo"], made["pairs"]]), "the same bytes again"
+        assert drawn == picture(graph, [references["dpo"], references["pairs"]]), "the same bytes again"
 
 
 def record(name: str, output: Reference, **inputs: Reference) -> Provenance:
@@ -149,10 +149,10 @@ def test_a_stage_that_returns_its_own_input_does_not_loop():
 
 
 def test_two_stages_that_made_the_same_bytes_both_stand_in_the_tree():
-    same, one, other = (Reference("dataset", digit * 64) for digit in "123")
-    node = Graph([record("first", same, rows=one), record("second", same, rows=other)]).up(same)
-    assert {made.stage for made in node.made_by} == {"first", "second"}
-    assert {child.reference for child in node.children} == {one, other}
+    same, first, second = (Reference("dataset", digit * 64) for digit in "123")
+    node = Graph([record("first", same, rows=first), record("second", same, rows=second)]).up(same)
+    assert {record.stage for record in node.made_by} == {"first", "second"}
+    assert {child.reference for child in node.children} == {first, second}
 
 
 def test_hundreds_of_rounds_make_a_single_tree():
@@ -173,13 +173,13 @@ def test_a_label_cannot_break_out_of_the_picture():
 def test_a_batch_of_a_night_names_its_files():
     output = Reference("dataset", "1" * 64)
     listed = [3, {"rows": 2}, {"path": "a.jsonl", "rows": 2}, {"path": "b"}]
-    made = record("preference-batch", output).model_copy(update={"config": {"sources": listed}})
-    assert [(source.path, source.rows) for source in Graph([made]).up(output).sources] == [("a.jsonl", 2), ("b", None)]
+    batch = record("preference-batch", output).model_copy(update={"config": {"sources": listed}})
+    assert [(source.path, source.rows) for source in Graph([batch]).up(output).sources] == [("a.jsonl", 2), ("b", None)]
 
 
 def test_a_record_of_another_version_has_no_sources_and_all_its_settings():
     output = Reference("dataset", "1" * 64)
-    made = record("dataset", output).model_copy(update={"config": {"sources": [{"url": "x"}], "data": {"old": 1}}})
-    (node, tree) = Graph([made]).up(output), text_tree(Graph([made]).up(output))
+    rows = record("dataset", output).model_copy(update={"config": {"sources": [{"url": "x"}], "data": {"old": 1}}})
+    (node, tree) = Graph([rows]).up(output), text_tree(Graph([rows]).up(output))
     assert node.sources == ()
     assert "data.old 1" in tree

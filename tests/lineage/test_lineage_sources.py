@@ -48,10 +48,10 @@ def test_a_data_set_leads_back_to_its_files_tasks_and_model_with_their_digests(r
     )
     model = stage("base_model", pin_model(ModelConfig(name=str(folder))))
     pinned = tuple(pin(source) for source in data.sources)
-    made = stage("dataset", DatasetConfig(data=data, sources=pinned, kind="demonstrations"), tokenizer=model)
+    dataset = stage("dataset", DatasetConfig(data=data, sources=pinned, kind="demonstrations"), tokenizer=model)
 
     with Graph.of(store) as graph:
-        tree = graph.up(made)
+        tree = graph.up(dataset)
     files, task = tree.sources
     assert (files.path, files.sha256) == (str(rows), digest_of_file(rows))
     assert dict(files.settings) == {"columns.completion": "answer", "columns.prompt": "question"}
@@ -75,11 +75,11 @@ def record(stage: str, config: StageConfig) -> Provenance:
 def test_names_on_the_hub_stand_there_with_their_commits():
     source = PinnedSource(source=DataSource(path="org/rows", split="test"), hub_commit="c" * 40)
     data = DatasetConfig(data=DataConfig(sources=(source.source,)), sources=(source,), kind="demonstrations")
-    (found,) = sources_of(record("dataset", data))
-    assert (found.path, found.commit, dict(found.settings)) == ("org/rows", "c" * 40, {"split": "test"})
+    (pinned,) = sources_of(record("dataset", data))
+    assert (pinned.path, pinned.commit, dict(pinned.settings)) == ("org/rows", "c" * 40, {"split": "test"})
     model = BaseModelConfig(model=ModelConfig(name="org/model"), commit="d" * 40)
-    (found,) = sources_of(record("base_model", model))
-    assert (found.path, found.commit) == ("org/model", "d" * 40)
+    (pinned,) = sources_of(record("base_model", model))
+    assert (pinned.path, pinned.commit) == ("org/model", "d" * 40)
 
 
 def test_only_settings_that_differ_from_the_defaults_are_shown():
@@ -91,8 +91,8 @@ def test_files_of_a_model_at_an_address_are_sources_and_no_settings():
     remote = {"config.json": RemoteFile(address="s3://bucket/base/config.json", version='"etag"', size=2)}
     config = BaseModelConfig(model=ModelConfig(name="s3://bucket/base"), remote=remote)
     assert settings_of(record("base_model", config)) == {}
-    (found,) = sources_of(record("base_model", config))
-    assert (found.path, found.version) == ("s3://bucket/base/config.json", '"etag"')
+    (source,) = sources_of(record("base_model", config))
+    assert (source.path, source.version) == ("s3://bucket/base/config.json", '"etag"')
 
 
 def test_records_with_fields_that_are_refused_today_keep_their_sources():

@@ -49,7 +49,7 @@ class Made:
         given = {role: reference for role, reference in inputs.items() if isinstance(reference, Reference)}
         draft = ProvenanceDraft(key=key, stage=stage, label=label, inputs=given, finished_at="2026-01-01T00:00:00Z")
         reference = self.store.publish(folder, kind, draft)
-        parts = {"inputs": {role: str(one) for role, one in inputs.items()}}
+        parts = {"inputs": {role: str(reference) for role, reference in inputs.items()}}
         self.journal.stage(label, "run", stage=stage, key=key, key_parts=parts, outputs={kind: str(reference)})
         return reference
 
@@ -87,64 +87,64 @@ class Made:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
-    made = Made(tmp_path, open_store(None))
-    made.stage("sft/data", "dataset", "dataset", [{"text": "<user>1<assistant>1"}], "train.parquet")
+    run = Made(tmp_path, open_store(None))
+    run.stage("sft/data", "dataset", "dataset", [{"text": "<user>1<assistant>1"}], "train.parquet")
     pair = {"prompt": "say 1", "chosen": "1", "rejected": "\x1b[31mno", "margin": None, "prompt_ids": [1]}
-    made.stage("round-1/select", "select_pairs", "dataset", [pair], "train.parquet")
+    run.stage("round-1/select", "select_pairs", "dataset", [pair], "train.parquet")
     for policy in ("sft", "round-1"):
-        scores = made.completions(f"{policy}/evaluation", "dataset@sha256:" + "1" * 64, policy)
-        made.stage(f"{policy}/evaluation", "evaluate", "evaluation", [], "metrics.json", scores=scores)
-    made.completions("round-1", "dataset@sha256:" + "2" * 64, "sampled")
-    made.stage("model", "base_model", "model", [], "config.json")
-    return made
+        scores = run.completions(f"{policy}/evaluation", "dataset@sha256:" + "1" * 64, policy)
+        run.stage(f"{policy}/evaluation", "evaluate", "evaluation", [], "metrics.json", scores=scores)
+    run.completions("round-1", "dataset@sha256:" + "2" * 64, "sampled")
+    run.stage("model", "base_model", "model", [], "config.json")
+    return run
 
 
 def lines() -> dict[str, StageLine]:
     return stages(RUN)
 
 
-def test_completions_have_their_rewards_for_each_stage_of_a_round(made: Made) -> None:
-    rows = samples(made.store, lines(), "round-1/generate", 2)
+def test_completions_have_their_rewards_for_each_stage_of_a_round(run: Made) -> None:
+    rows = samples(run.store, lines(), "round-1/generate", 2)
     first = {"prompt": "say 0", "completion": "sampled 0 0", "label": "0", "reward": 7.0, "verifier": 0.0}
     third = {"prompt": "say 2", "completion": "sampled 2 0", "label": "2", "reward": 7.0, "verifier": 0.5}
     more = {"rewards": {"reward_0": 1.0, "reward_1": 6.0}, "finish_reason": "stop"}
     assert rows == [{**row, **more} for row in (first, third)]
-    assert samples(made.store, lines(), "round-1/score", 2) == rows
-    (one,) = samples(made.store, lines(), "round-1/evaluation", 1)
-    assert one["completion"] == "round-1 0 0"
-    assert "rewards" not in one, "of one reward its number is said once"
+    assert samples(run.store, lines(), "round-1/score", 2) == rows
+    (sample,) = samples(run.store, lines(), "round-1/evaluation", 1)
+    assert sample["completion"] == "round-1 0 0"
+    assert "rewards" not in sample, "of one reward its number is said once"
 
 
-def test_samples_show_pairs_and_demonstrations_in_their_own_form(made: Made) -> None:
-    assert samples(made.store, lines(), "sft/data", 5) == [{"text": "<user>1<assistant>1"}]
-    (pair,) = samples(made.store, lines(), "round-1/select", 5)
+def test_samples_show_pairs_and_demonstrations_in_their_own_form(run: Made) -> None:
+    assert samples(run.store, lines(), "sft/data", 5) == [{"text": "<user>1<assistant>1"}]
+    (pair,) = samples(run.store, lines(), "round-1/select", 5)
     assert pair == {"prompt": "say 1", "chosen": "1", "rejected": "\x1b[31mno"}
 
 
-def test_a_prompt_is_shown_before_and_after_training(made: Made) -> None:
-    policies, rows = compared(made.store, lines(), 2)
+def test_a_prompt_is_shown_before_and_after_training(run: Made) -> None:
+    policies, rows = compared(run.store, lines(), 2)
     assert policies == ["sft", "round-1"]
     assert rows[1] == {"prompt": "say 2", "label": "2", "sft": "sft 2 0", "round-1": "round-1 2 0"}
 
 
-def test_trajectories_are_found_among_the_outputs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trajectories_are_found_among_the_outputs(run: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"prompt_text": "say 1", "completion_text": "1", "reward": 0.5}
-    made.stage("steps", "rl", "trajectories", [row], "step-000000.parquet")
+    run.stage("steps", "rl", "trajectories", [row], "step-000000.parquet")
     trajectories, policy = (lines()[label].reference for label in ("steps", "model"))
     news = {"stage": "rl", "key": "1" * 64, "key_parts": {"inputs": {}}}
-    made.journal.stage("rl", "run", outputs={"policy": policy, "trajectories": trajectories}, **news)
+    run.journal.stage("rl", "run", outputs={"policy": policy, "trajectories": trajectories}, **news)
     fetched: list[str] = []
-    fetch = made.store.fetch
-    monkeypatch.setattr(made.store, "fetch", lambda one: fetched.append(str(one)) or fetch(one))
+    fetch = run.store.fetch
+    monkeypatch.setattr(run.store, "fetch", lambda reference: fetched.append(str(reference)) or fetch(reference))
     shown = [{"step": 1, "prompt": "say 1", "completion": "1", "reward": 0.5}]
-    assert samples(made.store, lines(), "rl", 1) == shown
+    assert samples(run.store, lines(), "rl", 1) == shown
     assert policy not in fetched, "weights need not come here for that"
 
 
 def test_samples_of_a_run_without_an_evaluation_come_from_training(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two thirds in 32 bits is 0.6666666865348816: what it has is seven digits. File 4 holds the samples of step 5."""
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "other"))
@@ -170,8 +170,8 @@ def test_samples_of_a_run_without_an_evaluation_come_from_training(
     label, rows = without_comparison(alone.store, stages(RUN), 3)
     assert label == "rl"
     by_name = {"math": 0.666667, "format": 0.0, "endpoint": None}
-    said = {"step": 5, "prompt": "say 1", "completion": "1", "reward": 0.666667}
-    assert rows == [{**said, "rewards": by_name, "finish_reason": "length"}]
+    expected = {"step": 5, "prompt": "say 1", "completion": "1", "reward": 0.666667}
+    assert rows == [{**expected, "rewards": by_name, "finish_reason": "length"}]
     samples_command(RUN)
     shown = capsys.readouterr().out
     assert "math 0.6667, format 0, endpoint none" in shown
@@ -181,22 +181,22 @@ def test_samples_of_a_run_without_an_evaluation_come_from_training(
 
 def test_rewards_of_the_same_name_are_numbered() -> None:
     listed = [{"function": "a.py:score"}, {"function": "b.py:score"}, {"reward_model": "ours"}]
-    assert reward_names([CHOICE.validate(one) for one in listed]) == ["score_0", "score_1", "reward_model"]
+    assert reward_names([CHOICE.validate(choice) for choice in listed]) == ["score_0", "score_1", "reward_model"]
     listed = [{"function": f"a.py:{name}"} for name in ("score", "score", "score_1")]
-    assert reward_names([CHOICE.validate(one) for one in listed]) == ["score_0", "score_1", "score_1_2"]
+    assert reward_names([CHOICE.validate(choice) for choice in listed]) == ["score_0", "score_1", "score_1_2"]
 
 
-def test_an_unknown_stage_is_refused_with_similar_stages(made: Made) -> None:
+def test_an_unknown_stage_is_refused_with_similar_stages(run: Made) -> None:
     with pytest.raises(
         UserError, match=r"--stage rond-1/generate: it is not a stage of this run; stages with text are round-1/g"
     ):
-        samples(made.store, lines(), "rond-1/generate", 1)
+        samples(run.store, lines(), "rond-1/generate", 1)
     with pytest.raises(UserError, match=r"--stage model: it has no text; stages with text are "):
-        samples(made.store, lines(), "model", 1)
+        samples(run.store, lines(), "model", 1)
 
 
-def test_the_command_prints_80_columns_and_no_control_characters(made: Made) -> None:
-    shown = align_here(made.home, "samples", "last", "--stage", "round-1/select").stdout
+def test_the_command_prints_80_columns_and_no_control_characters(run: Made) -> None:
+    shown = align_here(run.home, "samples", "last", "--stage", "round-1/select").stdout
     assert "\x1b" not in shown
     assert [line.split() for line in shown.splitlines()] == [
         ["1"],
@@ -204,7 +204,7 @@ def test_the_command_prints_80_columns_and_no_control_characters(made: Made) -> 
         ["chosen", "1"],
         ["rejected", "�[31mno"],
     ]
-    missing = align_here(made.home, "samples", "last", "--stage", "nothing", "--json")
+    missing = align_here(run.home, "samples", "last", "--stage", "nothing", "--json")
     assert missing.returncode == 2, missing.stderr
 
 

@@ -13,6 +13,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_another_process_with_another_store_makes_the_same_digests(align: Align, tmp_path: Path) -> None:
-    one, other = (references(run_small(align, tmp_path / name)) for name in ("one", "other"))
-    assert {"sft", "reward-model", "round-1/dpo", "round-2/dpo", "round-2/evaluation"} <= one.keys()
-    assert one == other
+    first, second = (references(run_small(align, tmp_path / name)) for name in ("one", "other"))
+    assert {"sft", "reward-model", "round-1/dpo", "round-2/dpo", "round-2/evaluation"} <= first.keys()
+    assert first == second

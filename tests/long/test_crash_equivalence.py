@@ -19,17 +19,17 @@ SEED = 20
 
 @pytest.fixture(scope="module")
 def rewarding() -> Iterator[Sequence[Replica]]:
-    with replicas(2) as made:
-        yield made
+    with replicas(2) as servers:
+        yield servers
 
 
 def check(campaign: Campaign, kills: int, measured: Any) -> None:
     """Kill so often, and see that nothing came out wrong."""
-    said: list[str] = []
-    campaign.say = said.append
+    lines: list[str] = []
+    campaign.say = lines.append
     campaign.run(kills)
     measured(f"{summary(campaign.kills)}; seed {SEED}")
-    assert campaign.differences == [], "\n".join(said)
+    assert campaign.differences == [], "\n".join(lines)
 
 
 def test_killed_runs_give_the_digests_of_an_undisturbed_run(

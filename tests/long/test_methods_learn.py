@@ -23,9 +23,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def policies(align: Align, home: Path, recipe: str, seed: int, *more: str) -> dict[str, Any]:
     sets = (f"seed={seed}", "promotion=null", *more)
     path = str(RECIPES / f"{recipe}.yaml")
-    outcome = align(home, "run", path, *(word for one in sets for word in ("--set", one)), timeout=850)
-    found: dict[str, Any] = outcome["metrics"]["policies"]
-    return found
+    outcome = align(home, "run", path, *(word for override in sets for word in ("--set", override)), timeout=850)
+    metrics: dict[str, Any] = outcome["metrics"]["policies"]
+    return metrics
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -41,23 +41,25 @@ def policies(align: Align, home: Path, recipe: str, seed: int, *more: str) -> di
 def test_a_method_raises_held_out_accuracy(
     align: Align, home: Path, recipe: str, before: str, after: str | None, margin: float, seed: int
 ) -> None:
-    found = policies(align, home, recipe, seed)
-    first, last = found[before], found[after or list(found)[-1]]
-    assert last["accuracy"] >= first["accuracy"] + margin, {name: one["accuracy"] for name, one in found.items()}
+    metrics = policies(align, home, recipe, seed)
+    first, last = metrics[before], metrics[after or list(metrics)[-1]]
+    assert last["accuracy"] >= first["accuracy"] + margin, {
+        name: policy["accuracy"] for name, policy in metrics.items()
+    }
     assert last["accuracy.low"] > first["accuracy.high"]
     if recipe == "conditional-sft":
-        assert found["wanted-2"]["accuracy"] <= found["sft"]["accuracy"] - 0.2, "wrong answers were asked for"
+        assert metrics["wanted-2"]["accuracy"] <= metrics["sft"]["accuracy"] - 0.2, "wrong answers were asked for"
     if recipe == "distillation":
-        assert found["student"]["accuracy"] >= found["teacher"]["accuracy"] - 0.03, "half of its rows are wrong"
+        assert metrics["student"]["accuracy"] >= metrics["teacher"]["accuracy"] - 0.03, "half of its rows are wrong"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_branch_of_a_comparison_beats_the_start(align: Align, home: Path, seed: int) -> None:
-    found = policies(align, home, "comparison", seed)
-    assert list(found) == ["sft", "dpo", "kto", "rejection-sampling", "ppo"]
-    for name in list(found)[1:]:
-        assert found[name]["win_rate.low"] > 0.5, name
-        assert found[name]["accuracy"] >= found["sft"]["accuracy"] + 0.1, name
+    metrics = policies(align, home, "comparison", seed)
+    assert list(metrics) == ["sft", "dpo", "kto", "rejection-sampling", "ppo"]
+    for name in list(metrics)[1:]:
+        assert metrics[name]["win_rate.low"] > 0.5, name
+        assert metrics[name]["accuracy"] >= metrics["sft"]["accuracy"] + 0.1, name
 
 
 @pytest.mark.parametrize("seed", SEEDS)

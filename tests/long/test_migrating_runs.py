@@ -41,10 +41,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_runs(command: str, align: Align, home: Path) -> None:
-    _, _, recipe, *said = shlex.split(command)
+    _, _, recipe, *arguments = shlex.split(command)
     less = list(less_of(yaml.safe_load((ROOT / recipe).read_text())))
-    sets = [word for one in less for word in ("--set", f"{one[0]}={json.dumps(one[1])}")]
-    outcome = align(home, "run", str(ROOT / recipe), *sets, *said)
+    sets = [word for setting in less for word in ("--set", f"{setting[0]}={json.dumps(setting[1])}")]
+    outcome = align(home, "run", str(ROOT / recipe), *sets, *arguments)
     assert outcome["status"] == "completed"
     assert outcome["stages"]
 

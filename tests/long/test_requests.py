@@ -46,15 +46,15 @@ def test_all_network_requests_of_a_day_are_documented_and_requested(tmp_path: Pa
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads(done.stdout.strip().splitlines()[-1])
     assert seen["recorders work"] == {"proxy": ["control.example"], "packets": ["tcp 192.0.2.1:443"]}
-    for step, found in seen.items():
+    for step, requests in seen.items():
         if step == "recorders work":
             continue
-        hosts = {host_of(place) for places in found.values() for place in places}
+        hosts = {host_of(place) for places in requests.values() for place in places}
         assert hosts <= {*ASKED.get(step, ())}, step
         for host in hosts - {"hub.example"}:
             assert any(fnmatch(host, pattern) for pattern in listed()), host
-        beside_proxy = {host_of(place) for place in found["packets"]}
+        beside_proxy = {host_of(place) for place in requests["packets"]}
         assert beside_proxy <= {"169.254.169.254"}, f"{step}: past the proxy"
     assert {"publish", "a name of the Hub", "W&B", "a store on S3"} <= {
-        step for step, it in seen.items() if it["proxy"]
+        step for step, places in seen.items() if places["proxy"]
     }

@@ -44,10 +44,10 @@ def begun(home: Path, folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def outcome(run: subprocess.Popen[str]) -> dict[str, Any]:
-    said, _ = run.communicate(timeout=900)
-    assert run.returncode == 0, said[-3000:]
-    found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
-    return found
+    printed, _ = run.communicate(timeout=900)
+    assert run.returncode == 0, printed[-3000:]
+    outcome: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    return outcome
 
 
 def finished(home: Path) -> int:
@@ -67,10 +67,10 @@ def test_a_sweep_killed_twice_gives_the_artifacts_of_an_undisturbed_sweep(tmp_pa
         run.communicate()
         assert wait_until(lambda: not processes_of(home), 60)
     resumed = run_align(home, "resume", "last")
-    made, found = references(alone), references(resumed)
-    reports = {label for label in made if label.endswith("report")}  # these say when
-    assert {label: made[label] for label in made.keys() - reports} == {
-        label: found[label] for label in found.keys() - reports
+    undisturbed, after_kills = references(alone), references(resumed)
+    reports = {label for label in undisturbed if label.endswith("report")}  # these say when
+    assert {label: undisturbed[label] for label in undisturbed.keys() - reports} == {
+        label: after_kills[label] for label in after_kills.keys() - reports
     }
     assert resumed["metrics"]["best"] == alone["metrics"]["best"]
 
@@ -86,8 +86,8 @@ def test_custom_flows_and_a_sweep_in_a_shared_home_compute_each_stage_once(tmp_p
         begun(home, folder, "run", "pairs.json", *BETAS),
     ]
     first, second, sweep = map(outcome, runs)
-    assert {one["status"] for one in (first, second, sweep)} == {"completed"}
-    ran = [label for one in (first, second) for label, state in states(one).items() if state == "run"]
+    assert {outcome["status"] for outcome in (first, second, sweep)} == {"completed"}
+    ran = [label for outcome in (first, second) for label, state in states(outcome).items() if state == "run"]
     shared = [label for label in ran if label.endswith(("sft", "dpo", "data", "pairs", "generate"))]
     assert len(shared) == len(set(shared)), "what two runs need is computed by one of them"
     assert references(first)["beta-0.5/dpo"] == references(second)["beta-0.5/dpo"]

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SET = [
     part
-    for one in [*SMALL, "resources.trainers=2", "resources.engines=2", "resources.progress_seconds=1"]
-    for part in ("--set", one)
+    for override in [*SMALL, "resources.trainers=2", "resources.engines=2", "resources.progress_seconds=1"]
+    for part in ("--set", override)
 ]
 
 
@@ -35,9 +35,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def nodes(s3_server: S3Server) -> Iterator[RayNodes]:
-    made = RayNodes(s3_server.environment())
-    yield made
-    made.end()
+    nodes = RayNodes(s3_server.environment())
+    yield nodes
+    nodes.end()
 
 
 @pytest.fixture

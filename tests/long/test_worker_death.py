@@ -28,7 +28,7 @@ class WorkerKiller:
         if done == 1 and not self.killed:
             group = self.machines.actors.engines
             engine = group.ray.get(group.actors[0].__ray_call__.remote(lambda _: os.getpid()))
-            workers = [one for one in psutil.Process(engine).children() if "Worker_TP" in " ".join(one.cmdline())]
+            workers = [child for child in psutil.Process(engine).children() if "Worker_TP" in " ".join(child.cmdline())]
             assert len(workers) == 2
             os.kill(workers[-1].pid, signal.SIGKILL)
             self.killed = True

@@ -62,10 +62,10 @@ def test_returns_end_with_their_sequence() -> None:
 def test_generalised_advantages_by_hand() -> None:
     # γ = 0.5, λ = 0.5. Sequence 0: r 0, 1; V 1, 2: δ1 = 1 - 2 = -1; δ0 = 0 + 0.5 · 2 - 1 = 0; A1 = -1, A0 = 0.25 · -1.
     # Sequence 1: r 3, V 1: A = 2
-    found = generalised_advantages(
+    advantages = generalised_advantages(
         torch.tensor([0.0, 1.0, 3.0]), torch.tensor([1.0, 2.0, 1.0]), torch.tensor([2, 1]), 0.5, 0.5
     )
-    assert found.tolist() == [-0.25, -1.0, 2.0]
+    assert advantages.tolist() == [-0.25, -1.0, 2.0]
 
 
 @given(
@@ -76,8 +76,8 @@ def test_generalised_advantages_by_hand() -> None:
 def test_advantages_of_all_sequences_are_those_of_each_alone(lengths: list[int], seed: int, gamma: float) -> None:
     random = torch.Generator().manual_seed(seed)
     rewards, values = torch.randn(2, sum(lengths), generator=random, dtype=torch.float64)
-    found = generalised_advantages(rewards, values, torch.tensor(lengths), gamma, 0.8)
-    for r, v, together in zip(*(column.split(lengths) for column in (rewards, values, found)), strict=True):
+    advantages = generalised_advantages(rewards, values, torch.tensor(lengths), gamma, 0.8)
+    for r, v, together in zip(*(column.split(lengths) for column in (rewards, values, advantages)), strict=True):
         later, following = 0.0, 0.0
         for reward, value, advantage in reversed(list(zip(r.tolist(), v.tolist(), together.tolist(), strict=True))):
             later = reward + gamma * following - value + gamma * 0.8 * later

@@ -35,10 +35,10 @@ def test_kl_by_hand_in_both_directions() -> None:
 
 def test_generalised_jensen_shannon_by_hand() -> None:
     # m = 0.25 (1, 0+) + 0.75 (0.5, 0.5) for β = 0.25; take teacher (0.9, 0.1) and student (0.5, 0.5): m = (0.6, 0.4)
-    found = generalised_jsd(logs(0.9, 0.1), logs(0.5, 0.5), beta=0.25).item()
+    divergence = generalised_jsd(logs(0.9, 0.1), logs(0.5, 0.5), beta=0.25).item()
     teacher = 0.9 * math.log(0.9 / 0.6) + 0.1 * math.log(0.1 / 0.4)
     student = 0.5 * math.log(0.5 / 0.6) + 0.5 * math.log(0.5 / 0.4)
-    assert found == pytest.approx(0.25 * teacher + 0.75 * student)
+    assert divergence == pytest.approx(0.25 * teacher + 0.75 * student)
 
 
 def test_a_divergence_of_equals_is_zero_and_of_candidates_at_most_that_of_all_tokens() -> None:
@@ -58,5 +58,5 @@ def test_top_tokens_and_candidates_are_read_off_the_softmax() -> None:
     assert ids_KC.tolist() == [[2.0, 1.0]]
     assert logps_KC.exp()[0].tolist() == pytest.approx([0.5, 0.375])
     assert top_logps(logits_KV, 9).shape == (2, 1, 3)
-    found = candidate_logps(logits_KV, torch.tensor([0]), torch.tensor([[2, 1]]))
-    assert found.exp()[0].tolist() == pytest.approx([0.125, 0.5, 0.375])
+    logps = candidate_logps(logits_KV, torch.tensor([0]), torch.tensor([[2, 1]]))
+    assert logps.exp()[0].tolist() == pytest.approx([0.125, 0.5, 0.375])

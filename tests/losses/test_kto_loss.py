@@ -15,9 +15,9 @@ SIGNS = torch.tensor([1.0, 1.0, -1.0, -1.0])
 def test_the_loss_is_one_minus_the_sigmoid_of_the_distance_to_the_baseline_on_the_right_side() -> None:
     # β = 0.5, z₀ = 1: desirable r = 3: 1 - σ(0.5 · 2) = 1 / (1 + e); r = -1: 1 - σ(-1) = e / (1 + e);
     # undesirable r = 3: 1 - σ(0.5 · (1 - 3)) = e / (1 + e); r = 1: 1 - σ(0) = ½
-    found = kto_loss(torch.tensor([3.0, -1.0, 3.0, 1.0]), SIGNS, torch.tensor(1.0), beta=0.5)
+    losses = kto_loss(torch.tensor([3.0, -1.0, 3.0, 1.0]), SIGNS, torch.tensor(1.0), beta=0.5)
     e = math.e
-    assert found.tolist() == pytest.approx([1 / (1 + e), e / (1 + e), e / (1 + e), 0.5])
+    assert losses.tolist() == pytest.approx([1 / (1 + e), e / (1 + e), e / (1 + e), 0.5])
 
 
 def test_kto_without_a_baseline_is_the_unpaired_form_of_apo_zero() -> None:

@@ -12,7 +12,7 @@ from alignment_core.losses.preference import dpo_loss, ipo_loss
 from alignment_core.losses.reward import bradley_terry_loss, log_exp_loss
 
 
-def one(value: float) -> torch.Tensor:
+def scalar(value: float) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
@@ -31,22 +31,22 @@ def test_sum_by_sequence_adds_tokens_per_sequence_and_absent_sequences_are_zero(
 
 def test_dpo_at_equal_log_ratios_is_log_two() -> None:
     # β (r_w - r_l) = 0, so L = -log σ(0) = log 2
-    assert dpo_loss(one(1.5), one(1.5), beta=0.1).item() == pytest.approx(math.log(2))
+    assert dpo_loss(scalar(1.5), scalar(1.5), beta=0.1).item() == pytest.approx(math.log(2))
 
 
 def test_dpo_by_hand() -> None:
     # β = 0.5, r_w = 1, r_l = -1: z = 0.5 · 2 = 1; L = -log σ(1) = log(1 + e^-1) = 0.313262
-    assert dpo_loss(one(1.0), one(-1.0), beta=0.5).item() == pytest.approx(0.3132616875, abs=1e-9)
+    assert dpo_loss(scalar(1.0), scalar(-1.0), beta=0.5).item() == pytest.approx(0.3132616875, abs=1e-9)
 
 
 def test_conservative_dpo_by_hand() -> None:
     # z = 1 as above, ε = 0.1: L = 0.9 · 0.313262 + 0.1 · log(1 + e^1) = 0.281936 + 0.1 · 1.313262 = 0.413262
-    assert dpo_loss(one(1.0), one(-1.0), 0.5, label_smoothing=0.1).item() == pytest.approx(0.4132616875, abs=1e-9)
+    assert dpo_loss(scalar(1.0), scalar(-1.0), 0.5, label_smoothing=0.1).item() == pytest.approx(0.4132616875, abs=1e-9)
 
 
 def test_dpo_gradient_by_hand() -> None:
     # dL/dr_w = -β (1 - σ(z)); at z = 0 and β = 0.2 that is -0.1, and +0.1 for the rejected one
-    chosen, rejected = one(0.0).requires_grad_(), one(0.0).requires_grad_()
+    chosen, rejected = scalar(0.0).requires_grad_(), scalar(0.0).requires_grad_()
     dpo_loss(chosen, rejected, beta=0.2).sum().backward()
     assert chosen.grad is not None
     assert rejected.grad is not None
@@ -55,33 +55,33 @@ def test_dpo_gradient_by_hand() -> None:
 
 def test_ipo_by_hand() -> None:
     # mean log-ratios 0.3 and 0.1, β = 0.1: (0.2 - 1 / 0.2)² = (0.2 - 5)² = 23.04
-    assert ipo_loss(one(0.3), one(0.1), beta=0.1).item() == pytest.approx(23.04)
+    assert ipo_loss(scalar(0.3), scalar(0.1), beta=0.1).item() == pytest.approx(23.04)
 
 
 def test_ipo_is_zero_where_the_gap_is_one_over_two_beta() -> None:
     # β = 2: the gap that IPO aims at is 0.25
-    assert ipo_loss(one(0.5), one(0.25), beta=2.0).item() == pytest.approx(0.0)
+    assert ipo_loss(scalar(0.5), scalar(0.25), beta=2.0).item() == pytest.approx(0.0)
 
 
 def test_bradley_terry_by_hand() -> None:
     # s_w - s_l = 2: -log σ(2) = log(1 + e^-2) = 0.126928
-    assert bradley_terry_loss(one(3.0), one(1.0)).item() == pytest.approx(0.1269280110, abs=1e-9)
+    assert bradley_terry_loss(scalar(3.0), scalar(1.0)).item() == pytest.approx(0.1269280110, abs=1e-9)
 
 
 def test_bradley_terry_with_margin_asks_for_a_larger_gap() -> None:
     # s_w - s_l - m = 2 - 1 = 1: log(1 + e^-1) = 0.313262
-    assert bradley_terry_loss(one(3.0), one(1.0), one(1.0)).item() == pytest.approx(0.3132616875, abs=1e-9)
+    assert bradley_terry_loss(scalar(3.0), scalar(1.0), scalar(1.0)).item() == pytest.approx(0.3132616875, abs=1e-9)
 
 
 @pytest.mark.parametrize("gap", [-30.0, -1.0, 0.0, 2.0, 30.0, 800.0, -800.0])
 def test_log_exp_equals_bradley_terry_and_stays_finite(gap: float) -> None:
     # log(1 + exp(-gap)) both ways; for a gap of -800 the naive form would overflow, the right answer is 800
-    value = log_exp_loss(one(gap), one(0.0)).item()
-    assert value == pytest.approx(bradley_terry_loss(one(gap), one(0.0)).item(), abs=1e-12)
+    value = log_exp_loss(scalar(gap), scalar(0.0)).item()
+    assert value == pytest.approx(bradley_terry_loss(scalar(gap), scalar(0.0)).item(), abs=1e-12)
     assert math.isfinite(value)
 
 
 def test_entropy_is_that_of_the_softmax() -> None:
     # logits (0, ln 3): p = (1/4, 3/4), H = ¼ log 4 + ¾ log (4/3) = 0.5623351; equal logits: log 2
-    found = entropy(torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0]]))
-    assert found.tolist() == pytest.approx([0.5623351, math.log(2)])
+    entropies = entropy(torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0]]))
+    assert entropies.tolist() == pytest.approx([0.5623351, math.log(2)])

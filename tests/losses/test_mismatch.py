@@ -51,7 +51,7 @@ def test_binary_kl_of_the_sampled_token() -> None:
 
 def test_a_sure_token_does_not_divide_by_zero() -> None:
     sure = torch.zeros(3, dtype=torch.float64)
-    found = correction_weights(
+    weights = correction_weights(
         torch.tensor([0.0, -0.1, 0.1]), sure, SEQUENCE, 2, level="token", action="clip", measure="kl", low=0, high=0.01
     )
-    assert torch.isfinite(found).all()
+    assert torch.isfinite(weights).all()

@@ -42,8 +42,8 @@ def test_the_clip_counts_only_against_the_move_that_the_advantage_asks_for() -> 
 
 def test_a_clipped_token_has_no_gradient_and_another_that_of_ratio_times_advantage() -> None:
     # d(-r A)/d log r = -r A: at r = 1.1, A = 2 that is -2.2; r = 1.5 is clipped
-    found = gradient(lambda x: clipped_ratio_loss(x, of(2.0, 2.0), 0.2, 0.3), logs(1.1, 1.5))
-    assert found == pytest.approx([-2.2, 0.0])
+    slope = gradient(lambda x: clipped_ratio_loss(x, of(2.0, 2.0), 0.2, 0.3), logs(1.1, 1.5))
+    assert slope == pytest.approx([-2.2, 0.0])
 
 
 def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
@@ -54,8 +54,8 @@ def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
 def test_a_sequence_ratio_is_the_geometric_mean_with_the_gradient_of_each_token() -> None:
     # sequence 0: ratios 2 and 8, geometric mean 4; sequence 1: one token of ratio 3
     sequence_K = torch.tensor([0, 0, 1])
-    found = sequence_log_ratio(logs(2.0, 8.0, 3.0), sequence_K, 2).exp()
-    assert found.tolist() == pytest.approx([4.0, 4.0, 3.0])
+    ratio = sequence_log_ratio(logs(2.0, 8.0, 3.0), sequence_K, 2).exp()
+    assert ratio.tolist() == pytest.approx([4.0, 4.0, 3.0])
     slope = gradient(lambda x: sequence_log_ratio(x, sequence_K, 2).exp(), logs(2.0, 8.0, 3.0))
     assert slope == pytest.approx([4.0, 4.0, 3.0])
 
@@ -103,8 +103,8 @@ def test_how_tokens_are_averaged(aggregation: str, expected: float) -> None:
 def test_kl_estimators_by_hand() -> None:
     # π 0.5, π_ref 0.25: d = log 2; k1 = 0.693147, k2 = 0.240227, k3 = 0.5 - 1 + 0.693147 = 0.193147
     ours, theirs = of(0.5).log(), of(0.25).log()
-    found = [float(kl_estimate(ours, theirs, one)) for one in ("k1", "k2", "k3")]
-    assert found == pytest.approx([0.6931472, 0.2402265, 0.1931472])
+    estimates = [float(kl_estimate(ours, theirs, estimator)) for estimator in ("k1", "k2", "k3")]
+    assert estimates == pytest.approx([0.6931472, 0.2402265, 0.1931472])
 
 
 def test_the_means_of_k1_and_k3_are_the_kl() -> None:

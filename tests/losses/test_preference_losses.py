@@ -23,7 +23,7 @@ def loss(name: str, chosen: float, rejected: float, **fields: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    ("found", "by_hand"),
+    ("result", "by_hand"),
     [
         # β δ = 0.5 · (1 - 0.4) = 0.3; and beyond the margin of 1 nothing is left
         (loss("hinge", 1.0, 0.4, beta=0.5), 0.7),
@@ -53,8 +53,8 @@ def loss(name: str, chosen: float, rejected: float, **fields: Any) -> float:
         (loss("orpo", math.log(3 / 4), math.log(1 / 2), beta=0.1, nll_weight=1.0), 0.1 * math.log(4 / 3)),
     ],
 )
-def test_by_hand(found: float, by_hand: float) -> None:
-    assert found == pytest.approx(by_hand, abs=1e-9)
+def test_by_hand(result: float, by_hand: float) -> None:
+    assert result == pytest.approx(by_hand, abs=1e-9)
 
 
 def test_a_certain_completion_has_a_finite_odds_ratio_and_gradient() -> None:
@@ -69,7 +69,7 @@ def test_a_certain_completion_has_a_finite_odds_ratio_and_gradient() -> None:
 
 def test_a_recipe_can_name_every_loss_and_no_other() -> None:
     assert set(get_args(LossType)) == set(LOSSES)
-    assert {name for name, one in LOSSES.items() if not one.reference} == set(REFERENCE_FREE)
+    assert {name for name, loss in LOSSES.items() if not loss.reference} == set(REFERENCE_FREE)
 
 
 @pytest.mark.parametrize(

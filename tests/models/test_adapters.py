@@ -54,7 +54,7 @@ def test_merged_is_base_plus_alpha_over_r_times_the_product(dtype: torch.dtype, 
         layer = name.removesuffix(".weight")
         expected = weight
         if f"{layer}.lora_A.default.weight" in before:
-            a, b = (before[f"{layer}.lora_{one}.default.weight"].float() for one in "AB")
+            a, b = (before[f"{layer}.lora_{matrix}.default.weight"].float() for matrix in "AB")
             assert (a.shape, b.shape) == ((4, weight.shape[1]), (weight.shape[0], 4))
             expected = (weight.float() + 3.0 * (b @ a)).to(dtype)  # 12 / 4
             changed.add(layer.rpartition(".")[2])
@@ -74,7 +74,7 @@ def test_without_its_adapters_a_model_is_bit_for_bit_the_original(config: LoraCo
     with adapters_off(model):
         assert torch.equal(logits(model), logits(base))
     assert torch.equal(logits(model), before)
-    assert {name for name, one in model.named_parameters() if one.requires_grad} == {
+    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {
         name for name, _ in model.named_parameters() if ".lora_" in name
     }
 
@@ -116,7 +116,7 @@ def test_modules_that_are_trained_whole_are_saved_as_peft_does(tied: bool, tiny_
     path = tiny_model(tied=tied)
     config = LoraConfig(r=4, modules_to_save=("embed_tokens",) if tied else ("embed_tokens", "lm_head"))
     model = adapted(path, config)
-    trained = {name for name, one in model.named_parameters() if one.requires_grad and "lora" not in name}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad and "lora" not in name}
     assert trained == {"model.embed_tokens.weight", *(() if tied else ("lm_head.weight",))}
     with torch.no_grad():
         for name in trained:
@@ -138,7 +138,7 @@ def test_a_module_to_train_whole_that_there_is_not_is_refused(tiny_model: Any) -
 def test_the_factor_of_rslora_is_alpha_over_the_root_of_r(tiny_model: Any) -> None:
     model = adapted(tiny_model(), LoraConfig(r=4, lora_alpha=6, use_rslora=True))
     weights = model.state_dict()
-    a, b = (weights[f"model.layers.0.mlp.up_proj.lora_{one}.default.weight"] for one in "AB")
+    a, b = (weights[f"model.layers.0.mlp.up_proj.lora_{matrix}.default.weight"] for matrix in "AB")
     plain = merged(model, weights)["model.layers.0.mlp.up_proj.weight"]
     torch.testing.assert_close(plain, weights["model.layers.0.mlp.up_proj.base_layer.weight"] + 3.0 * (b @ a))
 
@@ -147,7 +147,7 @@ def test_the_rows_of_dora_have_the_lengths_that_were_trained(tiny_model: Any) ->
     model = adapted(tiny_model(), DORA)
     weights = model.state_dict()
     layer = "model.layers.0.mlp.up_proj"
-    a, b, length = (weights[f"{layer}.{one}.default.weight"] for one in ("lora_A", "lora_B", "lora_magnitude_vector"))
+    a, b, length = (weights[f"{layer}.{part}.default.weight"] for part in ("lora_A", "lora_B", "lora_magnitude_vector"))
     plain = merged(model, weights)[f"{layer}.weight"]
     torch.testing.assert_close(plain.norm(dim=1), length)
     direction = weights[f"{layer}.base_layer.weight"] + 3.0 * (b @ a)
@@ -175,20 +175,20 @@ def test_the_head_of_a_reward_model_is_saved_with_its_adapters_and_the_same_byte
 def test_adapters_follow_from_their_seed_alone(tiny_model: Any) -> None:
     torch.manual_seed(0)
     state = torch.random.get_rng_state()
-    first = merged(one := adapted(tiny_model()), one.state_dict())
+    first = merged(model := adapted(tiny_model()), model.state_dict())
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.manual_seed(1)
-    again = merged(one := adapted(tiny_model()), one.state_dict())
-    other = merged(one := adapted(tiny_model(), seed=8), one.state_dict())
+    again = merged(model := adapted(tiny_model()), model.state_dict())
+    third = merged(model := adapted(tiny_model(), seed=8), model.state_dict())
     name = "model.layers.0.mlp.up_proj.weight"
     assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
-    assert not torch.equal(first[name], other[name])
+    assert not torch.equal(first[name], third[name])
 
 
 def test_named_layers_alone_are_adapted(tiny_model: Any) -> None:
     model = adapted(tiny_model(), LoraConfig(target_modules=("q_proj", "mlp.down_proj")))
     names = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
-    assert names == {f"model.layers.{n}.{one}" for n in range(2) for one in ("self_attn.q_proj", "mlp.down_proj")}
+    assert names == {f"model.layers.{n}.{module}" for n in range(2) for module in ("self_attn.q_proj", "mlp.down_proj")}
 
 
 @pytest.mark.parametrize("name", ["q_prj", "lm_head", "embed_tokens", "proj"])

@@ -54,15 +54,15 @@ def test_output_and_gradients_are_those_of_attention_with_a_mask(
     for places in layout.places:
         mask[places[:, None], places[None]] |= torch.ones(len(places), len(places), dtype=torch.bool).tril()
     masked = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
-    found = TreeAttention.apply(query, key, value, layout.nodes, scale)
+    output = TreeAttention.apply(query, key, value, layout.nodes, scale)
     rounding = 10 * torch.finfo(dtype).eps
-    assert (found - masked).norm() < rounding * masked.norm()
-    for one, other in zip(
-        torch.autograd.grad((found * direction).sum(), (query, key, value)),
+    assert (output - masked).norm() < rounding * masked.norm()
+    for ours, theirs in zip(
+        torch.autograd.grad((output * direction).sum(), (query, key, value)),
         torch.autograd.grad((masked * direction).sum(), (query, key, value)),
         strict=True,
     ):
-        assert (one - other).norm() < rounding * other.norm()
+        assert (ours - theirs).norm() < rounding * theirs.norm()
 
 
 def model_of(architecture: str, **changes: Any) -> Any:
@@ -74,7 +74,10 @@ def model_of(architecture: str, **changes: Any) -> Any:
 
 def rows_of(sequences: list[np.ndarray]) -> list[Row]:
     """All of whose tokens are targets that can be."""
-    return [Row(number, (TokenSequence(one, np.arange(len(one)) > 0),)) for number, one in enumerate(sequences)]
+    return [
+        Row(number, (TokenSequence(sequence, np.arange(len(sequence)) > 0),))
+        for number, sequence in enumerate(sequences)
+    ]
 
 
 def check_that_packed_is_alone(model: Any, share_prefixes: bool) -> None:
@@ -82,13 +85,13 @@ def check_that_packed_is_alone(model: Any, share_prefixes: bool) -> None:
     ids = trees(np.random.default_rng(1))
     alone = []
     with torch.no_grad():
-        for one in ids:
-            logps = torch.log_softmax(model(torch.from_numpy(one)[None]).logits[0], -1)
-            alone.append(logps[torch.arange(len(one) - 1), torch.from_numpy(one[1:])])
+        for sequence in ids:
+            logps = torch.log_softmax(model(torch.from_numpy(sequence)[None]).logits[0], -1)
+            alone.append(logps[torch.arange(len(sequence) - 1), torch.from_numpy(sequence[1:])])
         packed = PackedModel(model, "lm")
         assert packed.shares_prefixes == share_prefixes
-        found = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
-    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
+        packed_logps = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
+    torch.testing.assert_close(packed_logps, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma", "mistral", "phi3", "olmo2", "gpt_neox"])
@@ -162,9 +165,9 @@ def test_tensors_of_any_strides_are_read_correctly() -> None:
     nodes = lay_out(trees(np.random.default_rng(0))).nodes
     tokens = max(end for _, end, _ in nodes)
     straight = [torch.randn(1, heads, tokens, 8, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2)]
-    strided = [one.transpose(-1, -2).contiguous().transpose(-1, -2) for one in straight]
-    expected, found = (TreeAttention.apply(*tensors, nodes, None) for tensors in (straight, strided))
-    torch.testing.assert_close(found, expected)
+    strided = [tensor.transpose(-1, -2).contiguous().transpose(-1, -2) for tensor in straight]
+    expected, contiguous = (TreeAttention.apply(*tensors, nodes, None) for tensors in (straight, strided))
+    torch.testing.assert_close(contiguous, expected)
 
 
 def test_a_model_that_shares_prefixes_is_as_before_to_others(tmp_path: Any) -> None:

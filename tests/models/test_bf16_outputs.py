@@ -53,20 +53,20 @@ def test_a_reward_head_computes_in_fp32(head: Any) -> None:
     def scores() -> tuple[torch.Tensor, torch.Tensor]:
         states.clear()
         with torch.no_grad():
-            found = run_packed(packed, micro)
+            scores_found = run_packed(packed, micro)
         places = micro.last_S if head == "score" else micro.predict_K
-        return found, states[0].flatten(0, 1)[places]
+        return scores_found, states[0].flatten(0, 1)[places]
 
     spread = scores()[0].float().std()
     model.score.weight.data *= 0.31 / spread
     model.score.bias = torch.nn.Parameter(torch.tensor([8.5], dtype=torch.bfloat16))
-    found, states_SH = scores()
-    assert found.dtype == torch.float32
+    scored, states_SH = scores()
+    assert scored.dtype == torch.float32
     expected = states_SH.double() @ model.score.weight.double()[0] + 8.5
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(scored.double(), expected, atol=1e-5, rtol=1e-6)
     if head == "score":
-        assert len(found.bfloat16().unique()) < 60, "most of the 200 would tie"
-        assert len(found.unique()) > 195
+        assert len(scored.bfloat16().unique()) < 60, "most of the 200 would tie"
+        assert len(scored.unique()) > 195
 
 
 def test_a_reward_head_learns_from_its_fp32_output() -> None:

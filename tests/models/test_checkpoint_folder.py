@@ -70,8 +70,8 @@ def test_an_exported_folder_holds_no_pickle_and_no_path_of_this_machine(exported
 def test_saving_twice_writes_the_same_bytes(tiny_model: Any, tmp_path: Path) -> None:
     for name in ("one", "two"):
         save_checkpoint(load_model(str(tiny_model()), "lm", torch.float32), tiny_model(), tmp_path / name)
-    one, two = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "two"))
-    assert one == two
+    first, second = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "two"))
+    assert first == second
 
 
 @every_shape
@@ -118,5 +118,5 @@ def test_equal_seeds_make_equal_models(tiny_model: Any, tmp_path: Path) -> None:
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
         torch.manual_seed(hash(name) % 1000)  # whatever the global generator holds
         create_model(shape, None, seed, tmp_path / name)
-    one, two, three = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two", "three"))
-    assert one == two != three
+    first, second, third = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two", "three"))
+    assert first == second != third

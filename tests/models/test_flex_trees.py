@@ -35,31 +35,31 @@ def layouts(draw: some.DrawFn) -> Layout:
 @given(layouts())
 @settings(max_examples=40, deadline=None)
 def test_the_block_mask_shows_a_token_the_earlier_tokens_of_its_sequences(layout: Layout) -> None:
-    found, tokens = flex_trees.block_mask(layout.nodes, CPU), len(layout.ids)
+    mask, tokens = flex_trees.block_mask(layout.nodes, CPU), len(layout.ids)
     seen = torch.zeros(tokens, tokens, dtype=torch.bool)
     for places in map(torch.from_numpy, layout.places):
         seen[places[:, None], places] |= torch.ones(len(places), len(places), dtype=torch.bool).tril()
-    assert create_mask(found.mask_mod, None, None, tokens, tokens, "cpu")[0, 0].equal(seen)
-    wanted = create_block_mask(found.mask_mod, None, None, tokens, tokens, "cpu", BLOCK_SIZE=flex_trees.BLOCK)
+    assert create_mask(mask.mask_mod, None, None, tokens, tokens, "cpu")[0, 0].equal(seen)
+    wanted = create_block_mask(mask.mask_mod, None, None, tokens, tokens, "cpu", BLOCK_SIZE=flex_trees.BLOCK)
     for counts, columns in [
         ("kv_num_blocks", "kv_indices"),
         ("full_kv_num_blocks", "full_kv_indices"),
         ("q_num_blocks", "q_indices"),
         ("full_q_num_blocks", "full_q_indices"),
     ]:
-        assert getattr(found, counts).equal(getattr(wanted, counts))
-        for row, count in enumerate(getattr(found, counts)[0, 0]):
-            assert getattr(found, columns)[0, 0, row, :count].equal(getattr(wanted, columns)[0, 0, row, :count])
+        assert getattr(mask, counts).equal(getattr(wanted, counts))
+        for row, count in enumerate(getattr(mask, counts)[0, 0]):
+            assert getattr(mask, columns)[0, 0, row, :count].equal(getattr(wanted, columns)[0, 0, row, :count])
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.compiler.set_stance("force_eager")
 @torch.no_grad()
 def test_output_is_that_of_a_cpu() -> None:
-    layout = lay_out([np.concatenate([np.zeros(200, int), one]) for one in trees(np.random.default_rng(0))])
+    layout = lay_out([np.concatenate([np.zeros(200, int), tree]) for tree in trees(np.random.default_rng(0))])
     query, key, value = (torch.randn(1, heads, len(layout.ids), 16) for heads in (4, 2, 2))
-    found = flex_trees.attend(torch.nn.Identity(), query, key, value, layout.nodes, 0.3).transpose(1, 2)
-    torch.testing.assert_close(found, TreeAttention.apply(query, key, value, layout.nodes, 0.3))
+    output = flex_trees.attend(torch.nn.Identity(), query, key, value, layout.nodes, 0.3).transpose(1, 2)
+    torch.testing.assert_close(output, TreeAttention.apply(query, key, value, layout.nodes, 0.3))
 
 
 def test_a_device_without_flex_attention_keeps_the_attention_of_transformers(
@@ -89,11 +89,11 @@ def test_a_device_that_computes_gradients_too_passes_the_trial(
 
 
 def test_a_device_is_probed_with_the_heads_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(flex_trees, "works", lambda *of: asked.append(of) or True)
+    requests = []
+    monkeypatch.setattr(flex_trees, "works", lambda *of: requests.append(of) or True)
     assert PackedModel(model_of("llama"), "lm", device="cuda").shares_prefixes
     assert PackedModel(model_of("gpt_neox"), "lm", device="cuda").shares_prefixes
-    assert asked == [("cuda", torch.float32, 4, 2, 8), ("cuda", torch.float32, 4, 4, 8)]
+    assert requests == [("cuda", torch.float32, 4, 2, 8), ("cuda", torch.float32, 4, 4, 8)]
 
 
 def test_a_wrong_result_is_no_use(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,11 @@ def test_linear_is_the_mean_with_normalised_weights() -> None:
 
 def test_slerp_goes_along_the_arc_between_the_changes() -> None:
     base = torch.tensor([[10.0, -7.0]])
-    one, other = base + torch.tensor([[2.0, 0.0]]), base + torch.tensor([[0.0, 2.0]])
-    torch.testing.assert_close(slerp(base, one, other, 0.5) - base, torch.tensor([[math.sqrt(2), math.sqrt(2)]]))
-    torch.testing.assert_close(slerp(base, one, other, 1 / 3) - base, torch.tensor([[math.sqrt(3), 1.0]]))
-    assert slerp(base, one, other, 0).equal(one)
-    torch.testing.assert_close(slerp(base, one, other, 1), other)
+    first, second = base + torch.tensor([[2.0, 0.0]]), base + torch.tensor([[0.0, 2.0]])
+    torch.testing.assert_close(slerp(base, first, second, 0.5) - base, torch.tensor([[math.sqrt(2), math.sqrt(2)]]))
+    torch.testing.assert_close(slerp(base, first, second, 1 / 3) - base, torch.tensor([[math.sqrt(3), 1.0]]))
+    assert slerp(base, first, second, 0).equal(first)
+    torch.testing.assert_close(slerp(base, first, second, 1), second)
 
 
 def test_slerp_of_two_small_changes_of_one_base_is_not_the_mean() -> None:
@@ -39,11 +39,11 @@ def test_slerp_of_two_small_changes_of_one_base_is_not_the_mean() -> None:
     assert float(mean.norm()) == pytest.approx(float(changes[0].norm()) / math.sqrt(2), rel=1e-3)
 
 
-@pytest.mark.parametrize("other", [[3.0, 4.0], [6.0, 8.0], [0.0, 0.0], [-3.0, -4.0]])
-def test_slerp_of_parallel_and_empty_changes_is_the_mean(other: list[float]) -> None:
-    one = torch.tensor([3.0, 4.0])
-    expected = 0.75 * one + 0.25 * torch.tensor(other)
-    torch.testing.assert_close(slerp(torch.zeros(2), one, torch.tensor(other), 0.25), expected)
+@pytest.mark.parametrize("second", [[3.0, 4.0], [6.0, 8.0], [0.0, 0.0], [-3.0, -4.0]])
+def test_slerp_of_parallel_and_empty_changes_is_the_mean(second: list[float]) -> None:
+    change = torch.tensor([3.0, 4.0])
+    expected = 0.75 * change + 0.25 * torch.tensor(second)
+    torch.testing.assert_close(slerp(torch.zeros(2), change, torch.tensor(second), 0.25), expected)
 
 
 def test_ties_trims_elects_signs_and_averages_those_that_agree() -> None:

@@ -12,12 +12,12 @@ from alignment_core.models.prefix_tree import LEAST_SHARED, Layout, lay_out, sha
 @st.composite
 def sequences(draw: st.DrawFn) -> list[np.ndarray]:
     """Some of which continue a part of another."""
-    made: list[list[int]] = []
+    drawn: list[list[int]] = []
     for _ in range(draw(st.integers(1, 9))):
-        begin = made[draw(st.integers(0, len(made) - 1))] if made else []
+        begin = drawn[draw(st.integers(0, len(drawn) - 1))] if drawn else []
         begin = begin[: draw(st.integers(0, 60))]
-        made.append(begin + draw(st.lists(st.integers(0, 2), min_size=0 if begin else 1, max_size=40)))
-    return [np.array(one, np.int64) for one in made]
+        drawn.append(begin + draw(st.lists(st.integers(0, 2), min_size=0 if begin else 1, max_size=40)))
+    return [np.array(sequence, np.int64) for sequence in drawn]
 
 
 def seen(layout: Layout, place: int) -> list[int]:

@@ -39,15 +39,21 @@ def adapted(model: Any, head: Any, **config: Any) -> Any:
 def test_each_weight_is_the_nearest_of_sixteen_times_the_largest_of_its_block(tiny_model: Any) -> None:
     plain, small = load(tiny_model(), in_4bit=False), load(tiny_model())
     weight = plain.model.layers[0].mlp.up_proj.weight.data
-    found = quantization.plain_weight(small.model.layers[0].mlp.up_proj)
+    restored = quantization.plain_weight(small.model.layers[0].mlp.up_proj)
     blocks = weight.flatten().view(-1, 64)
     scales = blocks.abs().amax(1, keepdim=True)
     nearest = torch.tensor(NF4)[(blocks[..., None] / scales[..., None] - torch.tensor(NF4)).abs().argmin(-1)]
     expected = (nearest * scales).view(weight.shape)
-    assert (found - expected).abs().max() < 0.02 * weight.abs().max(), "the scales themselves are in 8 bits"
-    assert not torch.equal(found, weight)
-    stored = sum(one.numel() * one.element_size() for one in small.parameters() if hasattr(one, "quant_state"))
-    assert stored * 8 == sum(4 * quantization.size(one) for one in small.parameters() if hasattr(one, "quant_state"))
+    assert (restored - expected).abs().max() < 0.02 * weight.abs().max(), "the scales themselves are in 8 bits"
+    assert not torch.equal(restored, weight)
+    stored = sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in small.parameters()
+        if hasattr(parameter, "quant_state")
+    )
+    assert stored * 8 == sum(
+        4 * quantization.size(parameter) for parameter in small.parameters() if hasattr(parameter, "quant_state")
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -82,20 +88,20 @@ def test_buckets_bring_plain_weights_and_count_their_bytes(tiny_model: Any) -> N
     adapted(small, small.lm_head)
     expected, most = merged(small, small.state_dict()), 1 << 14
     receiver, sender = weight_transfer.Receiver(), weight_transfer.Sender(small, 0, 0)
-    found = {}
+    received = {}
     for share in weight_transfer.plan(small, most):
         bucket = sender.bucket(share)
         assert sum(piece.numbers.nbytes for piece in bucket) <= most
-        found |= dict(receiver.add(bucket))
-    assert found.keys() <= expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+        received |= dict(receiver.add(bucket))
+    assert received.keys() <= expected.keys()
+    assert all(torch.equal(received[name], expected[name]) for name in received)
 
 
 def test_a_score_head_stays_plain_and_learns(tiny_model: Any) -> None:
     model = load(tiny_model(), "score")
     assert not quantization.is_quantised(model.score)
     add_adapters(model, model.score, LoraConfig(load_in_4bit=True), 7, train_head=True)
-    trained = {name.split(".")[-2] for name, one in model.named_parameters() if one.requires_grad}
+    trained = {name.split(".")[-2] for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {"score", "default"}
 
 

@@ -70,14 +70,14 @@ def alone(model: Any, ids: np.ndarray) -> torch.Tensor:
 def test_neighbours_in_a_pack_change_nothing(name: str) -> None:
     architecture, changes = MODELS[name]
     model, ids = spread(model_of(architecture, **changes)), sequences()
-    expected = torch.cat([alone(model, one) for one in ids])
+    expected = torch.cat([alone(model, sequence) for sequence in ids])
     packed = PackedModel(model, "lm")
     with torch.no_grad():
         for _ in range(2):  # `transformers` remembers the longest sequence of the first pass
-            found = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
-            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-            one = run_packed(packed, pack(rows_of(ids[1:2]), share_prefixes=packed.shares_prefixes))
-            torch.testing.assert_close(one, alone_part(expected, 1), atol=2e-5, rtol=2e-5)
+            logps = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
+            torch.testing.assert_close(logps, expected, atol=2e-5, rtol=2e-5)
+            part = run_packed(packed, pack(rows_of(ids[1:2]), share_prefixes=packed.shares_prefixes))
+            torch.testing.assert_close(part, alone_part(expected, 1), atol=2e-5, rtol=2e-5)
 
 
 def alone_part(logps: torch.Tensor, number: int) -> torch.Tensor:
@@ -88,12 +88,12 @@ def alone_part(logps: torch.Tensor, number: int) -> torch.Tensor:
 def test_a_sequence_in_a_line_of_its_own_has_positions_of_its_own(name: str) -> None:
     architecture, changes = MODELS[name]
     model, ids = spread(model_of(architecture, **changes)), sequences()
-    expected = torch.cat([alone(model, one) for one in ids])
+    expected = torch.cat([alone(model, sequence) for sequence in ids])
     packed = PackedModel(model, "lm")
     packed.alone = True
     with torch.no_grad():
-        found = run_packed(packed, pack(rows_of(ids), share_prefixes=False))
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        logps = run_packed(packed, pack(rows_of(ids), share_prefixes=False))
+    torch.testing.assert_close(logps, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])
@@ -112,15 +112,15 @@ def test_with_a_context_all_sequences_have_positions_of_that_length(name: str, c
     the length of the context: nothing looks ahead. With equal positions, prefixes can be shared."""
     architecture, changes = MODELS[name]
     model = spread(model_of(architecture, **changes))
-    ids = [one for one in sequences() if len(one) <= context]
-    filled = [np.concatenate([one, np.ones(context - len(one), np.int64)]) for one in ids]
-    expected = torch.cat([alone(model, long)[: len(one) - 1] for one, long in zip(ids, filled, strict=True)])
+    ids = [sequence for sequence in sequences() if len(sequence) <= context]
+    filled = [np.concatenate([sequence, np.ones(context - len(sequence), np.int64)]) for sequence in ids]
+    expected = torch.cat([alone(model, long)[: len(sequence) - 1] for sequence, long in zip(ids, filled, strict=True)])
     for share in (True, False):
         packed = PackedModel(copy.deepcopy(model), "lm", share_prefixes=share, context=context)
         assert packed.shares_prefixes == share
         with torch.no_grad():
-            found = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+            logps = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
+        torch.testing.assert_close(logps, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_a_sequence_beyond_the_context_shares_no_prefix_with_others() -> None:
@@ -140,8 +140,8 @@ def test_a_model_that_counts_chunks_from_the_beginning_of_a_line_is_known_by_its
     """Chunks of 8,192 tokens, Llama 4's, are longer than the sequences that models are tried with when they are loaded."""
     llama4 = {"attention_chunk_size": 100, "intermediate_size_mlp": 64, "num_local_experts": 2}
     model, ids = spread(model_of("llama4_text", **llama4)), sequences()
-    expected = torch.cat([alone(model, one) for one in ids])
+    expected = torch.cat([alone(model, sequence) for sequence in ids])
     packed = PackedModel(model, "lm")
     with torch.no_grad():
-        found = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        logps = run_packed(packed, pack(rows_of(ids), share_prefixes=packed.shares_prefixes))
+    torch.testing.assert_close(logps, expected, atol=2e-5, rtol=2e-5)

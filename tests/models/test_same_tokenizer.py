@@ -37,10 +37,10 @@ def reordered(file: Path) -> None:
 
 
 def test_another_order_of_a_files_entries_is_no_other_tokenizer(tmp_path):
-    one, other = saved(tmp_path / "one"), saved(tmp_path / "other")
-    reordered(other / "tokenizer.json")
-    assert (one / "tokenizer.json").read_bytes() != (other / "tokenizer.json").read_bytes()
-    assert difference(one, other) is None
+    first, second = saved(tmp_path / "one"), saved(tmp_path / "other")
+    reordered(second / "tokenizer.json")
+    assert (first / "tokenizer.json").read_bytes() != (second / "tokenizer.json").read_bytes()
+    assert difference(first, second) is None
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,17 @@ def test_settings_that_change_no_token_make_no_other_tokenizer(change, tmp_path)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda one: one.add_tokens(["<call>"]), "the token '<call>' is 264 in one and missing in the other"),
         (
-            lambda one: setattr(one.backend_tokenizer, "normalizer", normalizers.Lowercase()),
+            lambda tokenizer: tokenizer.add_tokens(["<call>"]),
+            "the token '<call>' is 264 in one and missing in the other",
+        ),
+        (
+            lambda tokenizer: setattr(tokenizer.backend_tokenizer, "normalizer", normalizers.Lowercase()),
             "one encodes .*The quick brown",
         ),
         (
-            lambda one: setattr(
-                one.backend_tokenizer, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)
+            lambda tokenizer: setattr(
+                tokenizer.backend_tokenizer, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)
             ),
             "one encodes '.+' in .* tokens and the other in .* others",
         ),
@@ -90,7 +93,7 @@ def test_artifacts_are_compared_in_the_same_way(store: Store, tmp_path):
     folders = [
         saved(tmp_path / "one"),
         saved(tmp_path / "two"),
-        saved(tmp_path / "three", lambda one: one.add_tokens(["x y"])),
+        saved(tmp_path / "three", lambda tokenizer: tokenizer.add_tokens(["x y"])),
     ]
     reordered(folders[1] / "tokenizer.json")
     base, policy, other = (store.publish(folder, "model") for folder in folders)

@@ -28,12 +28,12 @@ IDS = [np.arange(3, 40) % 60, np.arange(20, 45) % 60]
 
 def of_transformers(model: Any) -> torch.Tensor:
     """Log-probabilities of the tokens of each sequence alone, by ``transformers`` in evaluation mode."""
-    found = []
+    outputs = []
     with torch.no_grad():
         for ids in IDS:
             logps = torch.log_softmax(model.eval()(torch.from_numpy(ids)[None]).logits[0], -1)
-            found.append(logps[torch.arange(len(ids) - 1), torch.from_numpy(ids[1:])])
-    return torch.cat(found)
+            outputs.append(logps[torch.arange(len(ids) - 1), torch.from_numpy(ids[1:])])
+    return torch.cat(outputs)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
@@ -47,9 +47,9 @@ def test_a_policy_that_trains_is_the_policy_that_samples(architecture: str, chec
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     packed = PackedModel(model, "lm")
     for mode in (True, False, True):
-        found = run_packed(packed.train(mode), pack(rows_of(IDS), share_prefixes=packed.shares_prefixes))
-        torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=1e-5)
-    found.sum().backward()
+        logps = run_packed(packed.train(mode), pack(rows_of(IDS), share_prefixes=packed.shares_prefixes))
+        torch.testing.assert_close(logps.detach(), expected, atol=1e-5, rtol=1e-5)
+    logps.sum().backward()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "opt"])
@@ -79,7 +79,7 @@ def test_the_dropout_of_adapters_stays_on() -> None:
     first, second = (run_packed(packed.train(), micro).detach() for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(run_packed(packed.eval(), micro), run_packed(packed.eval(), micro))
-    rates = {one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)}
+    rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
     assert rates == {0.5}, "what the recipe says of adapters is not changed"
 
 

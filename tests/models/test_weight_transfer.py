@@ -19,7 +19,7 @@ def parameters(model: Any) -> dict[str, torch.Tensor]:
 
 def received(buckets: list[Bucket]) -> dict[str, torch.Tensor]:
     receiver = Receiver()
-    weights = [one for bucket in buckets for one in receiver.add(bucket)]
+    weights = [weight for bucket in buckets for weight in receiver.add(bucket)]
     assert len(weights) == len(dict(weights)), "each comes once"
     return dict(weights)
 
@@ -39,9 +39,9 @@ def test_no_bucket_exceeds_its_size_and_all_together_are_the_model(
     assert max(map(size_of, buckets)) <= size + 3, "cut between two numbers"
     expected = parameters(model)
     for order in (list, reversed, lambda all_of_them: random.Random(1).sample(all_of_them, len(all_of_them))):
-        found = received(list(order(buckets)))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+        weights = received(list(order(buckets)))
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
 
 
 def test_incomplete_weights_are_not_received(tiny_model: Any) -> None:
@@ -50,8 +50,8 @@ def test_incomplete_weights_are_not_received(tiny_model: Any) -> None:
     name = "model.embed_tokens.weight"
     last = max(number for number, share in enumerate(shares) if share.names == (name,))
     assert shares[last].parts > 2
-    found = received([sender.bucket(share) for number, share in enumerate(shares) if number != last])
-    assert found.keys() == parameters(model).keys() - {name}
+    weights = received([sender.bucket(share) for number, share in enumerate(shares) if number != last])
+    assert weights.keys() == parameters(model).keys() - {name}
 
 
 def test_other_ranks_send_nothing(tiny_model: Any) -> None:
@@ -72,9 +72,9 @@ def test_the_experts_of_a_mixture_come_under_the_names_of_a_checkpoint(tmp_path:
     expected = load_file(tmp_path / "model.safetensors")
     sender, shares = Sender(model, rank=0, zero_stage=0), plan(model, 500)
     assert max(share.parts for share in shares) > 3, "the experts that transformers keeps fused"
-    found = received([sender.bucket(share) for share in shares])
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    weights = received([sender.bucket(share) for share in shares])
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
 
 
 def test_the_embedding_of_a_real_vocabulary_fits_through_the_store_that_actors_share() -> None:

@@ -28,8 +28,8 @@ def read(store, inbox):
     return reading
 
 
-def prompts(found: Inbox) -> list[str]:
-    return [row.pair["prompt"] for row in found.rows]
+def prompts(inbox: Inbox) -> list[str]:
+    return [row.pair["prompt"] for row in inbox.rows]
 
 
 def test_rows_are_in_order_of_file_names_and_lines_regardless_of_times(read, drop, inbox):
@@ -63,12 +63,12 @@ def test_new_rows_of_an_old_file_are_read_and_old_rows_of_a_new_file_are_not(rea
 def test_malformed_rows_are_listed_with_file_line_and_reason_and_the_others_taken(read, drop):
     drop("a.jsonl", pair(1), "{broken}\n", {"prompt": "p", "chosen": "c"}, pair(2, chosen=7), pair(3, margin=1e999))
     drop("b.jsonl", '["a list"]\n', "[" * 100_000 + "\n", pair(4, note="\ud800"), pair(5))
-    found = read()
-    assert prompts(found) == ["prompt 1", "prompt 5"]
-    places = [line.split(": ")[0] for line in found.malformed]
+    read_inbox = read()
+    assert prompts(read_inbox) == ["prompt 1", "prompt 5"]
+    places = [line.split(": ")[0] for line in read_inbox.malformed]
     assert places == ["a.jsonl:2", "a.jsonl:3", "a.jsonl:4", "a.jsonl:5", "b.jsonl:1", "b.jsonl:2", "b.jsonl:3"]
-    assert "a.jsonl:2: is not valid JSON" in found.malformed[0]
-    assert "`chosen` is the number 7; text or a list of messages is needed" in found.malformed[2]
+    assert "a.jsonl:2: is not valid JSON" in read_inbox.malformed[0]
+    assert "`chosen` is the number 7; text or a list of messages is needed" in read_inbox.malformed[2]
 
 
 def test_a_mended_row_is_a_new_row(read, drop, inbox):
@@ -134,10 +134,10 @@ def test_a_file_that_cannot_be_read_is_listed_and_hides_no_other(read, drop, inb
     (inbox / "a.parquet").write_bytes(b"half a file")
     drop("b.json", "[{]")
     drop("c.jsonl", pair(1))
-    found = read()
-    assert prompts(found) == ["prompt 1"]
-    assert [line.split(": ")[0] for line in found.malformed] == ["a.parquet", "b.json:1:3"]
-    assert str(inbox) not in "".join(found.malformed)
+    read_inbox = read()
+    assert prompts(read_inbox) == ["prompt 1"]
+    assert [line.split(": ")[0] for line in read_inbox.malformed] == ["a.parquet", "b.json:1:3"]
+    assert str(inbox) not in "".join(read_inbox.malformed)
 
 
 def test_rows_of_different_formats_are_read_to_a_common_form(read, drop):
@@ -160,8 +160,8 @@ def test_a_glob_reaches_into_folders_and_may_match_nothing(read, drop, inbox):
     assert read(f"{inbox}/**/*.jsonl").rows == []
     drop("monday/a.jsonl", pair(1))
     drop("tuesday/a.jsonl", pair(2))
-    found = read(f"{inbox}/**/*.jsonl")
-    assert [row.where for row in found.rows] == ["monday/a.jsonl:1", "tuesday/a.jsonl:1"]
+    read_inbox = read(f"{inbox}/**/*.jsonl")
+    assert [row.where for row in read_inbox.rows] == ["monday/a.jsonl:1", "tuesday/a.jsonl:1"]
 
 
 def test_hidden_and_foreign_files_of_a_folder_are_no_rows(read, drop):
@@ -177,9 +177,9 @@ def test_compressed_files_are_read_whole_and_truncated_files_are_listed(read, in
     (inbox / "b.NDJSON").write_bytes(json.dumps(pair(7)).encode() + b"\n")
     assert prompts(read()) == ["prompt 0", "prompt 1", "prompt 2", "prompt 7"]
     (inbox / "a.jsonl.gz").write_bytes(gzip.compress(lines)[:-9])
-    found = read()
-    assert prompts(found)[-1] == "prompt 7"
-    assert found.malformed == [
+    read_inbox = read()
+    assert prompts(read_inbox)[-1] == "prompt 7"
+    assert read_inbox.malformed == [
         "a.jsonl.gz: is not a readable .gz file: Compressed file ended before the end-of-stream marker was reached"
     ]
 

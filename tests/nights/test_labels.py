@@ -20,7 +20,7 @@ from tests.align import align_here
 SAID = [("good", 2.0), ("worst", -1.0), ("fair", 1.0), ("good", 2.0)]
 
 
-def rollouts(prompts: int, said: Any = SAID) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def rollouts(prompts: int, texts: Any = SAID) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     rows = [
         {
             "prompt": prompt,
@@ -35,27 +35,27 @@ def rollouts(prompts: int, said: Any = SAID) -> tuple[list[dict[str, Any]], list
             "source": f"p:{prompt}",
         }
         for prompt in range(prompts)
-        for sample, (text, _) in enumerate(said)
+        for sample, (text, _) in enumerate(texts)
     ]
-    scores = [{"prompt": p, "sample": s, "reward": r} for p in range(prompts) for s, (_, r) in enumerate(said)]
+    scores = [{"prompt": p, "sample": s, "reward": r} for p in range(prompts) for s, (_, r) in enumerate(texts)]
     return rows, scores
 
 
 def test_the_best_and_the_worst_stand_in_either_place() -> None:
-    found = pairs(*rollouts(200), seed=1)
-    assert {frozenset((row["a"], row["b"])) for row in found} == {frozenset(("good", "worst"))}
-    assert 70 <= sum(row["a"] == "good" for row in found) <= 130  # 100 expected, standard deviation 7
-    assert found[3]["prompt"] == "question 3", "as it was before the template"
-    assert len({row["id"] for row in found}) == 200
-    assert found[0]["id"] == id_of({**found[0], "a": found[0]["b"], "b": found[0]["a"]})
-    assert pairs(*rollouts(200), seed=1) == found != pairs(*rollouts(200), seed=2)
+    drawn = pairs(*rollouts(200), seed=1)
+    assert {frozenset((row["a"], row["b"])) for row in drawn} == {frozenset(("good", "worst"))}
+    assert 70 <= sum(row["a"] == "good" for row in drawn) <= 130  # 100 expected, standard deviation 7
+    assert drawn[3]["prompt"] == "question 3", "as it was before the template"
+    assert len({row["id"] for row in drawn}) == 200
+    assert drawn[0]["id"] == id_of({**drawn[0], "a": drawn[0]["b"], "b": drawn[0]["a"]})
+    assert pairs(*rollouts(200), seed=1) == drawn != pairs(*rollouts(200), seed=2)
     few = pairs(*rollouts(200), seed=1, most=5)
-    assert [row in found for row in few] == [True] * 5
+    assert [row in drawn for row in few] == [True] * 5
 
 
 def test_without_scores_two_are_drawn_and_prompts_without_two_are_left_out() -> None:
-    found = pairs(rollouts(50)[0], None, seed=0)
-    drawn = Counter(text for row in found for text in (row["a"], row["b"]))
+    sampled = pairs(rollouts(50)[0], None, seed=0)
+    drawn = Counter(text for row in sampled for text in (row["a"], row["b"]))
     assert set(drawn) == {"good", "worst", "fair"}
     assert pairs(rollouts(3, [("same", 1.0), ("same", 1.0), (" ", 0.0)])[0], None, seed=0) == []
 
@@ -66,25 +66,25 @@ def labelled(path: Path, rows: list[Any]) -> Path:
 
 
 def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
-    found = [{**row, "preferred": None} for row in pairs(*rollouts(6), seed=0)]
+    drawn = [{**row, "preferred": None} for row in pairs(*rollouts(6), seed=0)]
     rows = [
-        {**found[0], "preferred": "A "},
-        {**found[1], "preferred": "b"},
-        {**found[1], "preferred": "b"},
-        {**found[2], "preferred": "tie"},
-        {**found[3], "preferred": "a"},
-        {**found[3], "preferred": "b"},
-        found[4],
-        {**found[5], "preferred": "better"},
-        {**found[5], "a": "changed", "preferred": "a"},
+        {**drawn[0], "preferred": "A "},
+        {**drawn[1], "preferred": "b"},
+        {**drawn[1], "preferred": "b"},
+        {**drawn[2], "preferred": "tie"},
+        {**drawn[3], "preferred": "a"},
+        {**drawn[3], "preferred": "b"},
+        drawn[4],
+        {**drawn[5], "preferred": "better"},
+        {**drawn[5], "a": "changed", "preferred": "a"},
         {"id": "none"},
         {"preferred": "a"},
         "{",
     ]
     labels = imported(labelled(tmp_path / "l.jsonl", rows))
     assert labels.rows == [
-        {"prompt": "question 0", "chosen": found[0]["a"], "rejected": found[0]["b"]},
-        {"prompt": "question 1", "chosen": found[1]["b"], "rejected": found[1]["a"]},
+        {"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"]},
+        {"prompt": "question 1", "chosen": drawn[1]["b"], "rejected": drawn[1]["a"]},
     ]
     assert labels.counts == {
         "pairs": 5,
@@ -96,41 +96,41 @@ def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
         "malformed": 4,
         "unknown": 1,
     }
-    said = "\n".join(labels.problems)
+    problems = "\n".join(labels.problems)
     for piece in (
         "l.jsonl:8: `preferred` is 'better'; a, b or tie is needed",
-        f"l.jsonl:9: unknown id '{found[5]['id']}': it is not that of this pair",
+        f"l.jsonl:9: unknown id '{drawn[5]['id']}': it is not that of this pair",
         "l.jsonl:10: there is no `prompt`",
         "l.jsonl:11: there is no `id`",
         "l.jsonl:12: is not JSON",
-        f"l.jsonl:2, l.jsonl:3: {found[1]['id']} is labelled several times, alike",
-        f"l.jsonl:5, l.jsonl:6: {found[3]['id']} has labels that contradict each other; left out",
+        f"l.jsonl:2, l.jsonl:3: {drawn[1]['id']} is labelled several times, alike",
+        f"l.jsonl:5, l.jsonl:6: {drawn[3]['id']} has labels that contradict each other; left out",
     ):
-        assert piece in said
+        assert piece in problems
 
 
 def test_ids_alone_are_enough_beside_the_exported_file(tmp_path: Path) -> None:
-    found = pairs(*rollouts(3), seed=0)
-    (tmp_path / "pairs.jsonl").write_text(exported(found, "jsonl"))
-    rows = [{"id": found[0]["id"], "preferred": "b"}, {"id": "0" * 20, "preferred": "a"}]
-    rows.append({"id": found[1]["id"], "a": "other", "b": "texts", "preferred": "a"})
+    drawn = pairs(*rollouts(3), seed=0)
+    (tmp_path / "pairs.jsonl").write_text(exported(drawn, "jsonl"))
+    rows = [{"id": drawn[0]["id"], "preferred": "b"}, {"id": "0" * 20, "preferred": "a"}]
+    rows.append({"id": drawn[1]["id"], "a": "other", "b": "texts", "preferred": "a"})
     labels = imported(labelled(tmp_path / "l.jsonl", rows), tmp_path / "pairs.jsonl")
-    assert [row["chosen"] for row in labels.rows] == [found[0]["b"]]
+    assert [row["chosen"] for row in labels.rows] == [drawn[0]["b"]]
     assert labels.counts["unknown"] == 2
     with pytest.raises(UserError, match=r"none\.jsonl: cannot be read"):
         imported(tmp_path / "none.jsonl")
 
 
 def test_records_of_argilla_count_the_majority_of_their_responses(tmp_path: Path) -> None:
-    found = pairs(*rollouts(3), seed=0)
-    records = json.loads(exported(found, "argilla"))
-    assert records[0]["fields"] == {"prompt": "question 0", "a": found[0]["a"], "b": found[0]["b"]}
+    drawn = pairs(*rollouts(3), seed=0)
+    records = json.loads(exported(drawn, "argilla"))
+    assert records[0]["fields"] == {"prompt": "question 0", "a": drawn[0]["a"], "b": drawn[0]["b"]}
     for record, answers in zip(records, (["a", "a", "b"], ["a", "b"], []), strict=True):
         given = [{"user_id": str(user), "value": value} for user, value in enumerate(answers)]
         record["responses"] = {"preferred": given} if given else {}
     (tmp_path / "records.json").write_text(json.dumps(records))
     labels = imported(tmp_path / "records.json")
-    assert labels.rows == [{"prompt": "question 0", "chosen": found[0]["a"], "rejected": found[0]["b"]}]
+    assert labels.rows == [{"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"]}]
     assert {name: labels.counts[name] for name in ("labelled", "conflicts", "unlabelled")} == dict.fromkeys(
         ("labelled", "conflicts", "unlabelled"), 1
     )

@@ -67,7 +67,7 @@ def test_each_night_takes_the_rows_since_the_last_night_and_empty_nights_are_rec
     drop("a.jsonl", pair(3))  # late, in a file that was read before
     drop("b.jsonl", pair(2), pair(4))  # and one that was there already
     assert taken(ledger, whole_night(ledger, "wed").night) == ["3", "4"]
-    entries = [(one.night, one.state, one.rows) for one in ledger.nights()]
+    entries = [(night.night, night.state, night.rows) for night in ledger.nights()]
     assert entries == [
         ("mon", "claimed", 2),
         ("mon", "refused", 2),
@@ -110,9 +110,9 @@ def test_a_night_that_is_over_is_over(ledger, drop):
 
 def test_only_recipes_of_the_same_inbox_share_rows(store, recipe, drop):
     drop("a.jsonl", pair(1))
-    one, other, same = (Ledger(store, recipe(inbox=name)) for name in ("one", "other", "one"))
-    assert taken(one, whole_night(one, "mon").night) == ["1"]
-    assert taken(other, whole_night(other, "mon").night) == ["1"]
+    first, other_inbox, same = (Ledger(store, recipe(inbox=name)) for name in ("one", "other", "one"))
+    assert taken(first, whole_night(first, "mon").night) == ["1"]
+    assert taken(other_inbox, whole_night(other_inbox, "mon").night) == ["1"]
     assert whole_night(same, "tue").night.state == "empty"
 
 
@@ -132,8 +132,8 @@ def test_the_lineage_of_a_batch_names_its_files(ledger, drop, inbox):
     assert night.batch is not None
     with Graph.of(ledger.store) as graph:
         tree = graph.up(night.batch)
-    found = [(source.path, source.rows, source.sha256) for source in tree.sources]
-    assert found == [("a.jsonl", 2, digests["a.jsonl"]), ("b.jsonl", 1, digests["b.jsonl"])]
+    sources = [(source.path, source.rows, source.sha256) for source in tree.sources]
+    assert sources == [("a.jsonl", 2, digests["a.jsonl"]), ("b.jsonl", 1, digests["b.jsonl"])]
 
 
 def test_the_garbage_collector_keeps_the_rows_of_every_night(ledger, drop):
@@ -162,7 +162,7 @@ def test_wherever_a_night_is_killed_no_row_is_lost_or_taken_twice(recipe, drop, 
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        states = [(one.night, one.state) for one in ledger.nights()]
+        states = [(night.night, night.state) for night in ledger.nights()]
         if states[:2] == [("mon", "claimed"), ("mon", "refused")]:  # killed after its last entry
             assert following.state == "empty"
         else:
@@ -215,7 +215,7 @@ def test_rows_whose_nights_die_again_and_again_are_given_up_and_the_schedule_goe
     assert lost.reasons[0] == "the process of its night died"
     assert "given up after 4 attempts" in lost.reasons[1]
     states = ["claimed"] * MAX_FAILED_ATTEMPTS + ["given_up", "claimed", "refused"]
-    assert [one.state for one in ledger.nights()] == states
+    assert [night.state for night in ledger.nights()] == states
     check_linear(ledger)
 
 
@@ -328,7 +328,7 @@ def test_processes_that_begin_at_the_same_moment_take_each_row_once(ledger, drop
     os.close(start)
     assert [ended(child) for child in children] == [0] * 6
     whole_night(ledger, "last")
-    claimed = [one for one in ledger.nights() if one.state == "claimed"]
-    prompts = [prompt for one in claimed for prompt in taken(ledger, one)]
+    claimed = [night for night in ledger.nights() if night.state == "claimed"]
+    prompts = [prompt for night in claimed for prompt in taken(ledger, night)]
     assert sorted(map(int, prompts)) == [*range(20), *range(100, 106)]
     check_linear(ledger)

@@ -30,7 +30,7 @@ def test_rows_that_were_given_up_are_listed_with_their_reason_and_returned(ledge
     whole_night(ledger, "whole")
 
     everything = json.loads(align("nights", "list", *where, "--json").stdout)
-    assert [one["state"] for one in everything["owl"]] == ["given_up", "refused"]
+    assert [night["state"] for night in everything["owl"]] == ["given_up", "refused"]
     listed = align("nights", "list", "owl", "--given-up", *where)
     assert str(batch) in listed.stdout.replace("\n", "")
     assert "the loss is not finite" in " ".join(listed.stdout.split())

@@ -65,7 +65,7 @@ def test_rows_of_nights_stopped_repeatedly_by_sigterm_are_taken_by_the_next_nigh
         terminated(ledger, f"night-{number}")
     night = whole_night(ledger, "last").night
     assert (taken(ledger, night), night.attempt, night.failed_attempts) == (["1"], 6, 0)
-    assert [one.state for one in ledger.nights()][1::2] == ["stopped"] * 5 + ["refused"]
+    assert [night.state for night in ledger.nights()][1::2] == ["stopped"] * 5 + ["refused"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_stop_while_the_rows_are_being_claimed_is_on_record(ledger, drop, monk
     monkeypatch.setattr(ledger, "record", lambda night: append(night, ledger.store.tags.get(ledger.tag)))
     with pytest.raises(SystemExit), attempt(ledger, Night(night="mon"), nobody):
         pass
-    assert [one.state for one in ledger.nights()] == ["claimed", "stopped"]
+    assert [night.state for night in ledger.nights()] == ["claimed", "stopped"]
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed", "cancelled"])
@@ -159,7 +159,7 @@ def test_a_death_outside_stages_of_the_rows_is_not_counted_against_the_rows(ledg
     for number, of in enumerate(cases):
         assert ended(in_child(partial(night, f"night-{number}", of))) == -signal.SIGKILL
     whole_night(ledger, "last")
-    assert [one.failed_attempts for one in ledger.nights() if one.state == "claimed"] == [0, 0, 0, 1, 2]
+    assert [night.failed_attempts for night in ledger.nights() if night.state == "claimed"] == [0, 0, 0, 1, 2]
 
 
 def test_a_failure_of_a_stage_without_the_rows_does_not_count(ledger, drop, train, home):
@@ -219,8 +219,10 @@ def test_orderly_stops_between_deaths_neither_count_nor_clear(ledger, drop):
 
 def test_which_errors_count_is_decided_for_every_error_of_the_project():
     counted = {"AlignmentError", "DataError", "DeadlineExceeded", "InfrastructureError", "NumericError", "OutOfMemory"}
-    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.AlignmentError)]
-    assert {one.__name__ for one in kinds if may_be_caused_by_rows(one("no"))} == counted | {"RestartsExhausted"}
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AlignmentError)
+    ]
+    assert {kind.__name__ for kind in kinds if may_be_caused_by_rows(kind("no"))} == counted | {"RestartsExhausted"}
 
 
 # ------------------------------------------------------------------ rows that were given up
@@ -238,7 +240,7 @@ def give_up(ledger: Ledger, drop, number: int) -> Reference:
 def test_rows_that_were_given_up_are_listed_and_returned_to_the_next_night_with_all_their_attempts(ledger, drop):
     batch = give_up(ledger, drop, 1)
     history = History(ledger.store, "owl")
-    assert [one.batch for one in history.given_up()] == [batch]
+    assert [night.batch for night in history.given_up()] == [batch]
     history.decide(batch.digest[:12], "returned")
     assert history.given_up() == []
     night = whole_night(ledger, "next").night
@@ -280,7 +282,7 @@ def test_a_late_failure_does_not_reopen_rows_that_another_night_has_used(ledger,
     whole_night(ledger, "tue")
     for state in ("failed", "stopped", "conflict"):
         ledger.record(late.night.model_copy(update={"state": state}))
-    assert [one.state for one in ledger.nights()] == ["claimed", "claimed", "refused"]
+    assert [night.state for night in ledger.nights()] == ["claimed", "claimed", "refused"]
     assert whole_night(ledger, "wed").night.state == "empty"
 
 

@@ -100,5 +100,5 @@ def advantages_and_returns(
         kl=torch.zeros(mask_ST.shape, dtype=torch.float64) if kl_ST is None else kl_ST,
         info={},
     )
-    (made,) = maker.compute_advantages_and_returns([experience])
-    return made.advantages, made.returns
+    (result,) = maker.compute_advantages_and_returns([experience])
+    return result.advantages, result.returns

@@ -55,12 +55,12 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 def same_with_gradient(ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], at: Tensor) -> None:
     """Two functions of one tensor have the same value there, and the same gradient."""
-    found = []
+    results = []
     for function in (ours, theirs):
         leaf = at.clone().requires_grad_()
         value = function(leaf)
         (gradient,) = torch.autograd.grad(value.sum(), leaf)
-        found.append((value.detach(), gradient))
-    same(found[0][0], found[1][0])
-    same(found[0][1], found[1][1])
-    assert found[0][1].abs().sum() > 0, "a gradient of nothing would agree with anything"
+        results.append((value.detach(), gradient))
+    same(results[0][0], results[1][0])
+    same(results[0][1], results[1][1])
+    assert results[0][1].abs().sum() > 0, "a gradient of nothing would agree with anything"

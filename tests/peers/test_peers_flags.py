@@ -44,14 +44,14 @@ def older() -> Path:
 
 def flags_of(script: Path) -> dict[str, Any]:
     """The flags of a program of OpenRLHF, with their defaults."""
-    found = {}
+    flags = {}
     for call in ast.walk(ast.parse(script.read_text())):
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
-            default = next((one.value for one in call.keywords if one.arg == "default"), None)
+            default = next((keyword.value for keyword in call.keywords if keyword.arg == "default"), None)
             name = ast.unparse(call.args[0]).removeprefix("f").strip("'\"").removeprefix("--")
             for prefix in ("actor", "critic"):
-                found[name.replace("{prefix}", prefix)] = default or ast.Constant(None)
-    return found
+                flags[name.replace("{prefix}", prefix)] = default or ast.Constant(None)
+    return flags
 
 
 @pytest.mark.parametrize("cli", [older, newer], ids=["0.8.11", "0.11.2"])
@@ -95,7 +95,7 @@ def values(words: Any) -> list[Any]:
     """Words, or what stands in their place in Python, as numbers where they are some."""
     listed = words.split() if isinstance(words, str) and "{}" not in words else words
     several = listed if isinstance(listed, list | tuple) else [] if listed is None else [listed]
-    return [number(one) for one in several]
+    return [number(element) for element in several]
 
 
 def number(value: Any) -> Any:

@@ -43,7 +43,7 @@ def of_trl(
     mismatched_S: tuple[Tensor, Tensor] = MISMATCHED_S,
     part: slice = slice(None),
 ) -> Tensor:
-    of_part = [one[part] for one in (logps_ST, REFERENCE_ST, MASK_ST, DESIRABLE_S)]
+    of_part = [tensor[part] for tensor in (logps_ST, REFERENCE_ST, MASK_ST, DESIRABLE_S)]
     of_others = mismatched_S[0][part], mismatched_S[1][part]
     return trl.kto_loss(*of_part, of_others, loss_type, BETA, WEIGHTS)
 

@@ -76,8 +76,8 @@ def test_dpos_relatives_are_trls(name: str, label_smoothing: float) -> None:
 
 def test_weighted_losses_are_summed_as_in_trl() -> None:
     def theirs(x: Tensor) -> Tensor:
-        one, other = (trl.dpo_loss(x, REFERENCE_ST, MASK_ST, name, 0.3) for name in ("sigmoid", "apo_zero"))
-        return 0.8 * one + 0.2 * other
+        sigmoid, apo = (trl.dpo_loss(x, REFERENCE_ST, MASK_ST, name, 0.3) for name in ("sigmoid", "apo_zero"))
+        return 0.8 * sigmoid + 0.2 * apo
 
     same_with_gradient(lambda x: ours(x, beta=0.3, loss_weights={"sigmoid": 0.8, "apo_zero": 0.2}), theirs, LOGPS_ST)
 

@@ -49,11 +49,13 @@ def test_reward_functions_get_the_arguments_of_trl(prompt: Any, tmp_path: Path) 
         tokenizer.chat_template = None  # TRL shows a text to the policy as it is
     prompts = build.build(config, [pin.pin(config.sources[0])], tokenizer, "prompts", 0).train.to_pylist()
     ids = [tokenizer(text)["input_ids"] for text in SAID]
-    sampled = shard_rows(prompts, 0, [Completion(np.array(one)) for one in ids], CompletionText(tokenizer), "policy")
+    sampled = shard_rows(
+        prompts, 0, [Completion(np.array(completion)) for completion in ids], CompletionText(tokenizer), "policy"
+    )
 
     (tmp_path / "told.py").write_text(TOLD)
     function = GroupFunction(f"{tmp_path / 'told.py'}:told", 60.0, "rl.rewards.0.function")
-    list(function([{**one, "group": 0} for one in sampled]))
+    list(function([{**sample, "group": 0} for sample in sampled]))
     function.close()
     ours = json.loads((tmp_path / "told.json").read_text())
     theirs = trl.reward_arguments([row, row], SAID, ids)

@@ -361,7 +361,9 @@ def reward_arguments(
 
     prompts = [row["prompt"] for row in rows]
     as_messages = is_conversational({"prompt": prompts[0]})
-    said = [[{"role": "assistant", "content": one}] if as_messages else one for one in completions]
+    messages = [
+        [{"role": "assistant", "content": completion}] if as_messages else completion for completion in completions
+    ]
     trainer = _trainer(
         reward_funcs=[keep],
         reward_processing_classes=[None],
@@ -372,5 +374,5 @@ def reward_arguments(
         _log_metric=None,
         args=SimpleNamespace(report_to=[]),
     )
-    GRPOTrainer._calculate_rewards.__wrapped__(trainer, rows, prompts, said, completion_ids)
+    GRPOTrainer._calculate_rewards.__wrapped__(trainer, rows, prompts, messages, completion_ids)
     return {name: values for name, values in given.items() if isinstance(values, list)}

@@ -46,9 +46,9 @@ CPT: dict[str, Any] = {
     ],
 )
 def test_inconsistent_fields_are_refused_by_name(load: Any, override: str, sentence: str) -> None:
-    said = refusal(load, CPT, override)
-    assert sentence in said
-    assert f"recipe.yaml: {SECTION}" in said
+    message = refusal(load, CPT, override)
+    assert sentence in message
+    assert f"recipe.yaml: {SECTION}" in message
 
 
 def test_the_smallest_block_has_room_for_a_token(load: Any) -> None:

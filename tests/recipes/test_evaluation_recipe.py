@@ -44,8 +44,8 @@ def test_a_gate_on_kl_is_refused_where_sampling_excludes_tokens(
 ) -> None:
     recipe = recipe | {"promotion": {"gates": [{"metric": "kl.high", "max": 1}]}}
     assert load(recipe | {"evaluation": EVALUATION | {"generation": {"temperature": 0.7}}})
-    said = refusal(load, recipe | {"evaluation": EVALUATION | {"generation": generation}})
-    assert "`promotion.gates.0`: `kl` is estimated from samples of the unmodified policy" in said
+    message = refusal(load, recipe | {"evaluation": EVALUATION | {"generation": generation}})
+    assert "`promotion.gates.0`: `kl` is estimated from samples of the unmodified policy" in message
 
 
 @pytest.mark.parametrize(("temperature", "is_taken"), [(0, True), (0.005, False), (0.01, True), (1.5, True)])
@@ -59,8 +59,8 @@ def test_a_temperature_that_vllm_would_raise_is_refused(temperature: float, is_t
 
 def test_a_sweep_is_not_ranked_by_kl_where_sampling_excludes_tokens(load: Load) -> None:
     sweep = {"method": "sweep", "base": SFT, "sweep": {"seed": [0, 1]}, "rank_by": "kl"}
-    said = refusal(load, sweep | {"evaluation": EVALUATION | {"generation": {"top_p": 0.9}}})
-    assert "`rank_by`: `kl` is estimated from samples of the unmodified policy" in said
+    message = refusal(load, sweep | {"evaluation": EVALUATION | {"generation": {"top_p": 0.9}}})
+    assert "`rank_by`: `kl` is estimated from samples of the unmodified policy" in message
 
 
 def test_the_key_of_an_evaluation_without_pass_rates_is_that_of_before(load: Load) -> None:

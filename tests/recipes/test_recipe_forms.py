@@ -76,12 +76,16 @@ def test_every_method_has_a_shipped_recipe():
 def configs() -> list[type[Config]]:
     for module in pkgutil.walk_packages(alignment_core.recipes.__path__, "alignment_core.recipes."):
         importlib.import_module(module.name)
-    found, waiting = [], [Config]
+    configs, waiting = [], [Config]
     while waiting:
-        below = [one for one in waiting.pop().__subclasses__() if one.__module__.startswith("alignment_core.recipes")]
-        found += below
+        below = [
+            subclass
+            for subclass in waiting.pop().__subclasses__()
+            if subclass.__module__.startswith("alignment_core.recipes")
+        ]
+        configs += below
         waiting += below
-    return found
+    return configs
 
 
 @pytest.mark.parametrize("config", configs(), ids=lambda config: config.__name__)

@@ -103,12 +103,12 @@ def test_files_that_exist_only_in_the_working_folder_are_refused_by_name(load, t
     (here / "judge.py").touch()
     with pytest.raises(UserError) as caught:
         load(model="mine")
-    said = str(caught.value)
-    assert f"sft.data.sources.0.path: there is no {tmp_path}/recipes/rows.jsonl" in said
-    assert f"but {here}/rows.jsonl exists in the working folder: write ../elsewhere/rows.jsonl" in said
-    assert "write ../elsewhere/judge.py" in said
-    assert f"model.name: there is no {tmp_path}/recipes/mine" in said
-    assert "if mine is meant as a name" in said
+    message = str(caught.value)
+    assert f"sft.data.sources.0.path: there is no {tmp_path}/recipes/rows.jsonl" in message
+    assert f"but {here}/rows.jsonl exists in the working folder: write ../elsewhere/rows.jsonl" in message
+    assert "write ../elsewhere/judge.py" in message
+    assert f"model.name: there is no {tmp_path}/recipes/mine" in message
+    assert "if mine is meant as a name" in message
     assert load("sft.data=rows.jsonl", "evaluation.verifier=judge.py:f", "model=mine").model.name == f"{here}/mine"
 
 
@@ -132,9 +132,9 @@ def test_functions_of_rl_are_relative_to_the_recipe_and_other_options_are_unchan
     home = tmp_path / "recipes"
 
     def rl(environment: dict[str, Any]) -> RlRecipe:
-        found = load(method="rl", sft=None, evaluation=None, rl={**section, "environment": environment})
-        assert isinstance(found, RlRecipe)
-        return found
+        recipe = load(method="rl", sft=None, evaluation=None, rl={**section, "environment": environment})
+        assert isinstance(recipe, RlRecipe)
+        return recipe
 
     recipe = rl(tools)
     assert recipe.rl.environment is not None
@@ -316,8 +316,8 @@ def test_paths_of_shipped_recipes_are_the_same_by_hand_and_as_deployment(tmp_pat
     monkeypatch.chdir(tmp_path)
     by_hand = str(inbox_of(FOLDER / "nightly.yaml")[0].path)
     assert by_hand == f"{Path.home()}/.alignment/inbox/**/*.jsonl"
-    for name, one in shipped().items():
-        flow = getattr(deployment_flows, one.function)
+    for name, entry in shipped().items():
+        flow = getattr(deployment_flows, entry.function)
         assert str(FOLDER.resolve().parent) not in str(deployments.form_of(flow)), name
     shown = deployments.form_of(deployment_flows.deployed_nightly)["properties"]["recipe"]["default"]
     ran: list[Any] = []

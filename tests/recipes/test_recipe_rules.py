@@ -106,8 +106,8 @@ def test_one_list_of_rewards_may_stand_wherever_completions_are_rewarded(load):
     rounds = ROUNDS | evaluation | gates | {"iterative_dpo": {"prompts": "p.jsonl", "rewards": rewards}}
     night = NIGHT | evaluation | gates | {"reward_model": {"model": "judge"}, "iterative_dpo": rounds["iterative_dpo"]}
     learnt = RL | evaluation | {"reward_model": {"model": "judge"}, "rl": {"prompts": "p.jsonl", "rewards": rewards}}
-    one, other, third = load(rounds), load(night), load(learnt)
-    assert one.iterative_dpo.rewards == one.evaluation.rewards == other.iterative_dpo.rewards == third.rl.rewards
+    first, second, third = load(rounds), load(night), load(learnt)
+    assert first.iterative_dpo.rewards == first.evaluation.rewards == second.iterative_dpo.rewards == third.rl.rewards
     only_evaluated = load(RL | evaluation | {"reward_model": {"model": "judge"}})
     assert only_evaluated.rl.rewards[0].model is None
     by_default = load(RL | {"evaluation": {"prompts": "p.jsonl"}, "reward_model": {"model": "judge"}})

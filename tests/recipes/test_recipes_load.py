@@ -43,7 +43,7 @@ def test_a_missing_field_is_named(load, missing):
 
 
 @pytest.mark.parametrize(
-    ("override", "where", "got"),
+    ("override", "where", "shown"),
     [
         ("seed=first", "seed", "'first'"),
         ("seed=1.5", "seed", "1.5"),
@@ -62,10 +62,10 @@ def test_a_missing_field_is_named(load, missing):
         ("model={scratch: {architecture: gpt9}}", "model.scratch.architecture", "'gpt9'"),
     ],
 )
-def test_a_wrong_type_or_value_is_named_and_shown(load, override, where, got):
+def test_a_wrong_type_or_value_is_named_and_shown(load, override, where, shown):
     (line,) = refusal(load, SFT, override).splitlines()
     assert line.startswith(f"recipe.yaml: {where}: ")
-    assert line.endswith(f"; got {got}")
+    assert line.endswith(f"; got {shown}")
 
 
 @pytest.mark.parametrize("path", ["seed", "sft.training.batch_size", "sft.training.learning_rate"])

@@ -101,8 +101,8 @@ def test_no_validator_accepts_input_that_the_schema_refuses() -> None:
         of.__name__
         for of in _configs(Config)
         for kind in (of.__pydantic_decorators__.model_validators, of.__pydantic_decorators__.field_validators)
-        for name, one in kind.items()
-        if one.info.mode in ("before", "wrap", "plain") and name not in NOT_OF_RECIPES
+        for name, validator in kind.items()
+        if validator.info.mode in ("before", "wrap", "plain") and name not in NOT_OF_RECIPES
     }
     changing |= {
         of.__name__
@@ -114,4 +114,4 @@ def test_no_validator_accepts_input_that_the_schema_refuses() -> None:
 
 
 def _configs(config: type[Config]) -> set[type[Config]]:
-    return {config}.union(*(_configs(one) for one in config.__subclasses__()))
+    return {config}.union(*(_configs(subclass) for subclass in config.__subclasses__()))

@@ -13,8 +13,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
 
 
 def field(path: str) -> reference.Field:
-    (found,) = reference.at(path)[1]
-    return found
+    (field,) = reference.at(path)[1]
+    return field
 
 
 def test_the_page_of_fields_in_docs_is_up_to_date():
@@ -35,7 +35,7 @@ def test_a_default_is_that_of_the_place_where_a_section_is_used():
 
 
 def test_fields_of_the_only_source_can_be_written_beside_those_of_the_data_set():
-    names = [one.name for one in reference.at("sft.data")[1]]
+    names = [field.name for field in reference.at("sft.data")[1]]
     assert {"sources", "overlong", "path", "weight"} <= set(names)
 
 

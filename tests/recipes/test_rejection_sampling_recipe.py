@@ -48,8 +48,10 @@ def test_inconsistent_fields_are_refused_in_a_sentence(load, override, sentence)
 
 def test_normalised_rewards_of_two_rounds_are_not_compared(load):
     section = {**PROMPTS, "rewards": [{"verifier": "math", "normalise": "group"}], "stop": {}}
-    said = refusal(load, {**BARE, "rejection_sampling": section})
-    assert "`rejection_sampling.stop` cannot compare the normalised rewards of two rounds: add an `evaluation`" in said
+    message = refusal(load, {**BARE, "rejection_sampling": section})
+    assert (
+        "`rejection_sampling.stop` cannot compare the normalised rewards of two rounds: add an `evaluation`" in message
+    )
 
 
 def test_the_gain_is_of_the_selections_score_if_the_evaluation_measures_that_score():
@@ -57,8 +59,8 @@ def test_the_gain_is_of_the_selections_score_if_the_evaluation_measures_that_sco
     assert parsed(evaluation={**EVALUATION, **REWARDS}).gain_metric == "reward"
     by_verifier = {"rewards": (), "selection": {"score": "verifier"}}
     assert parsed(by_verifier, evaluation={**EVALUATION, **REWARDS}).gain_metric == "accuracy"
-    asked = {"stop": {"metric": "accuracy"}}
-    assert parsed(asked, evaluation={**EVALUATION, **REWARDS}).gain_metric == "accuracy"
+    selection = {"stop": {"metric": "accuracy"}}
+    assert parsed(selection, evaluation={**EVALUATION, **REWARDS}).gain_metric == "accuracy"
     assert parsed(evaluation=None).gain_metric is None
 
 

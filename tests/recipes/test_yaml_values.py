@@ -76,7 +76,7 @@ def test_values_of_a_sweep_are_numbers_in_files_and_on_the_command_line(tmp_path
     of_line = recipe(tmp_path, base, sweeps=("sft.training.learning_rate=1e-5,2e-5",))
     for read in (of_file, of_line):
         assert read.sweep == {"sft.training.learning_rate": (1e-5, 2e-5)}
-        assert [one.sft.training.learning_rate for one in read.variants.values()] == [1e-5, 2e-5]
+        assert [variant.sft.training.learning_rate for variant in read.variants.values()] == [1e-5, 2e-5]
     with pytest.raises(UserError, match="has the same value twice"):
         recipe(tmp_path, swept + "sweep: {sft.training.learning_rate: [1e-5, 0.00001]}\n")
 

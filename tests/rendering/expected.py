@@ -64,7 +64,7 @@ def prompt(family: Family, messages: Messages, tools: Tools = None) -> Ids:
 def common(first: Ids, second: Ids) -> int:
     """How many tokens two sequences have in common at their beginnings."""
     pairs = zip(first, second, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+    return next((place for place, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))
 
 
 def last_turn(family: Family, messages: Messages, tools: Tools = None) -> Row:

@@ -84,19 +84,21 @@ def build(family: Family) -> Any:
     """A new tokenizer of the family."""
     from transformers import PreTrainedTokenizerFast
 
-    made = family.vocabulary()
-    if not isinstance(made, str):
-        made.chat_template = family.template
-        return made
-    backend = Tokenizer.from_str(made)
+    vocabulary = family.vocabulary()
+    if not isinstance(vocabulary, str):
+        vocabulary.chat_template = family.template
+        return vocabulary
+    backend = Tokenizer.from_str(vocabulary)
     names = [name for name in (family.bos, family.eos, family.pad, family.end) if name]
-    tokens = {str(one.content if isinstance(one, AddedToken) else one): one for one in (*names, *family.special)}
+    tokens = {
+        str(token.content if isinstance(token, AddedToken) else token): token for token in (*names, *family.special)
+    }
     added = [
-        one if isinstance(one, AddedToken) else AddedToken(one, special=True, normalized=False)
-        for one in tokens.values()
+        token if isinstance(token, AddedToken) else AddedToken(token, special=True, normalized=False)
+        for token in tokens.values()
     ]
-    backend.add_special_tokens([one for one in added if one.special])
-    backend.add_tokens([one for one in added if not one.special])
+    backend.add_special_tokens([token for token in added if token.special])
+    backend.add_tokens([token for token in added if not token.special])
     if family.bos:
         backend.post_processor = processors.Sequence(
             [

@@ -18,8 +18,8 @@ from tests.rendering.vocabularies import byte_level, sentencepiece_bpe
 
 def package(name: str) -> Path:
     """The folder of an installed package, which is not imported."""
-    found = find_spec(name)
-    return Path(str(found.origin if found else name)).parent
+    spec = find_spec(name)
+    return Path(str(spec.origin if spec else name)).parent
 
 
 TRL = package("trl") / "chat_templates"

@@ -38,12 +38,12 @@ def test_a_pair_is_two_conversations_with_one_prompt(family: Family, renderer: R
     prompt = PROMPTS[name]
     (row,) = rows_of(Preference(prompt, YES, NO), renderer, family)
     chosen, rejected = (whole(family, prompt, answer) for answer in (YES, NO))
-    asked = expected.prompt(family, prompt)
-    parted = min(expected.common(asked, chosen), expected.common(asked, rejected))
+    prompt_ids = expected.prompt(family, prompt)
+    parted = min(expected.common(prompt_ids, chosen), expected.common(prompt_ids, rejected))
     for answer, right in (("chosen", chosen), ("rejected", rejected)):
         assert readable(family, row["prompt_ids"] + row[f"{answer}_ids"]) == readable(family, right)
         assert row["prompt_ids"] + row[f"{answer}_ids"] == right
-    assert row["prompt_ids"] == asked[:parted]
+    assert row["prompt_ids"] == prompt_ids[:parted]
 
 
 @for_each_prompt
@@ -51,10 +51,10 @@ def test_a_labelled_completion_is_a_conversation(family: Family, renderer: Rende
     prompt = PROMPTS[name]
     (row,) = rows_of(Labelled(prompt, YES, True), renderer, family)
     right = whole(family, prompt, YES)
-    asked = expected.prompt(family, prompt)
+    prompt_ids = expected.prompt(family, prompt)
     assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right)
     assert row["prompt_ids"] + row["completion_ids"] == right
-    assert row["prompt_ids"] == asked[: expected.common(asked, right)]
+    assert row["prompt_ids"] == prompt_ids[: expected.common(prompt_ids, right)]
 
 
 @for_each_prompt

@@ -53,7 +53,7 @@ def test_a_truncated_turn_is_closed_as_the_template_closes_turns(family: Family,
     assert context == right
 
 
-@pytest.mark.parametrize("family", [one for one in KEEPING if "<|user|>" in one.stops], ids=str)
+@pytest.mark.parametrize("family", [candidate for candidate in KEEPING if "<|user|>" in candidate.stops], ids=str)
 def test_a_turn_that_the_next_speakers_tag_ends_has_that_tag_once(family: Family, renderer: Renderer) -> None:
     """Such a tag is among the ids of generation_config.json, so the policy has sampled it as the last token of its turn."""
     (ended_by,) = family.ids("<|user|>")
@@ -62,7 +62,7 @@ def test_a_turn_that_the_next_speakers_tag_ends_has_that_tag_once(family: Family
     assert readable(family, context) == readable(family, expected.prompt(family, THREE_TURNS[:3]))
 
 
-@pytest.mark.parametrize("family", [one for one in KEEPING if not one.alternates], ids=str)
+@pytest.mark.parametrize("family", [candidate for candidate in KEEPING if not candidate.alternates], ids=str)
 def test_messages_before_the_first_turn_are_part_of_the_prompt(family: Family, renderer: Renderer) -> None:
     opening: Messages = [*THREE_TURNS[:1], {"role": "user", "content": "Be quick."}]
     text = expected.text(family, opening[:1], add_generation_prompt=True)

@@ -55,8 +55,8 @@ def whole(family: Family, text: str) -> list[int]:
 def test_prompt_and_completion_are_encoded_as_one_text(
     family: Family, without_template: Renderer, prompt: str, completion: str
 ) -> None:
-    right, asked = whole(family, prompt + completion), called(family, prompt)
-    parted = expected.common(asked, right)
+    right, prompt_ids = whole(family, prompt + completion), called(family, prompt)
+    parted = expected.common(prompt_ids, right)
     (row,) = rows_of(Demonstration(prompt, completion), without_template, family)
     assert readable(family, row["input_ids"]) == readable(family, right)
     assert row["input_ids"] == right
@@ -67,7 +67,7 @@ def test_prompt_and_completion_are_encoded_as_one_text(
     assert row["prompt_ids"] + row["chosen_ids"] == right
     assert row["prompt_ids"] + row["rejected_ids"] == whole(family, prompt + "Rome")
     (row,) = rows_of(Prompt(prompt), without_template, family)
-    assert row["prompt_ids"] == asked
+    assert row["prompt_ids"] == prompt_ids
 
 
 @pytest.mark.parametrize("example", [Text, Document], ids=["text", "document"])

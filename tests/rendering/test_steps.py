@@ -53,8 +53,8 @@ def test_steps_are_encoded_as_one_text_with_their_prompt(family: Family, rendere
     right = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right)
     assert row["prompt_ids"] + row["completion_ids"] == right
-    asked = expected.prompt(family, THREE_TURNS[:1])
-    assert row["prompt_ids"] == asked[: expected.common(asked, right)]
+    prompt_ids = expected.prompt(family, THREE_TURNS[:1])
+    assert row["prompt_ids"] == prompt_ids[: expected.common(prompt_ids, right)]
     if family.fast:
         offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         ends = [

@@ -25,7 +25,9 @@ FIELD = {
 """As each template names it."""
 pytestmark = [
     pytest.mark.parametrize("given", ["reasoning_content", "thinking"]),
-    pytest.mark.parametrize("family", [one for one in INSTALLED if one.name in FIELD], ids=str, scope="session"),
+    pytest.mark.parametrize(
+        "family", [candidate for candidate in INSTALLED if candidate.name in FIELD], ids=str, scope="session"
+    ),
 ]
 
 

@@ -68,7 +68,7 @@ def test_stored_truncation_and_padding_change_nothing(family: Family, settings: 
 
 def test_a_call_that_truncates_changes_nothing_for_later_rows() -> None:
     """It leaves its limit in the tokenizer, which rows share."""
-    (family,) = (one for one in OWN if one.name == "qwen2.5-base")
+    (family,) = (candidate for candidate in OWN if candidate.name == "qwen2.5-base")
     tokenizer = build(family)
     renderer = Renderer(tokenizer)
     tokenizer(["How are you today?"], truncation=True, max_length=3)
@@ -77,7 +77,7 @@ def test_a_call_that_truncates_changes_nothing_for_later_rows() -> None:
 
 
 def test_rows_with_tools_use_the_template_named_for_tools() -> None:
-    (family,) = (one for one in OWN if one.name == "qwen2.5-base")
+    (family,) = (candidate for candidate in OWN if candidate.name == "qwen2.5-base")
     tokenizer, messages = build(family), conversations.THREE_TURNS[:1]
     show = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
     tokenizer.chat_template = {"default": family.template, "tool_use": show + str(family.template)}

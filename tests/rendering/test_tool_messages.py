@@ -50,18 +50,18 @@ def test_a_pair_of_a_call_and_a_text(family: Family, renderer: Renderer) -> None
 
 
 def test_all_kinds_of_rows_show_the_tools(family: Family, renderer: Renderer) -> None:
-    asked, right = expected.prompt(family, CHAT[:3], TOOLS), expected.last_turn(family, CHAT, TOOLS)
+    prompt_ids, right = expected.prompt(family, CHAT[:3], TOOLS), expected.last_turn(family, CHAT, TOOLS)
     (row,) = rows_of(Prompt(CHAT[:3], tools=TOOLS), renderer, family)
-    assert readable(family, row["prompt_ids"]) == readable(family, asked)
+    assert readable(family, row["prompt_ids"]) == readable(family, prompt_ids)
     (row,) = rows_of(Labelled(CHAT[:3], CHAT[3:], True, tools=TOOLS), renderer, family)
     assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right.ids)
     (row,) = rows_of(Stepwise(CHAT[:3], ["Nine.", "It is nine."], [1.0, 0.0], tools=TOOLS), renderer, family)
-    assert readable(family, row["prompt_ids"]) == readable(family, asked)
+    assert readable(family, row["prompt_ids"]) == readable(family, prompt_ids)
 
 
 def test_a_tool_result_follows_the_call_as_in_the_template(family: Family, renderer: Renderer) -> None:
-    asked = renderer.encode_conversation(CHAT[:1], TOOLS)
-    assert asked == expected.prompt(family, CHAT[:1], TOOLS)
+    prompt_ids = renderer.encode_conversation(CHAT[:1], TOOLS)
+    assert prompt_ids == expected.prompt(family, CHAT[:1], TOOLS)
     call = expected.last_turn(family, CHAT[:2], TOOLS)
     context = call.ids + renderer.encode_reply([RESULT], ended_by=call.ids[-1])
     assert readable(family, context) == readable(family, expected.prompt(family, CHAT[:3], TOOLS))

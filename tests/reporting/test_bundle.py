@@ -63,19 +63,19 @@ def texts(folder: Path) -> dict[str, str]:
 
 def test_a_bundle_has_the_listed_files_and_no_others(home: Path, tmp_path: Path) -> None:
     done = write_bundle(run_of(home), tmp_path / "out")
-    found = texts(tmp_path / "out")
+    files = texts(tmp_path / "out")
     of_all = {"README.md", "recipe.yaml", "journal/run.json", "journal/stages.jsonl", "versions.json", "doctor.json"}
-    assert of_all <= set(found)
-    assert {Path(name).parts[0] for name in found} <= {
+    assert of_all <= set(files)
+    assert {Path(name).parts[0] for name in files} <= {
         *re.findall("^``(.+?)/?``  ", bundle.__doc__ or "", re.MULTILINE)
     }
-    assert f"logs/{RUN}.log" in found
-    assert set(found) == set(done.files)
-    assert "* status: `failed`" in found["README.md"]
-    assert "## Where it failed: sft\n\n```text\nsft: out of memory" in found["README.md"]
-    packages = {one.partition("==")[0] for one in json.loads(found["versions.json"])["packages"]}
+    assert f"logs/{RUN}.log" in files
+    assert set(files) == set(done.files)
+    assert "* status: `failed`" in files["README.md"]
+    assert "## Where it failed: sft\n\n```text\nsft: out of memory" in files["README.md"]
+    packages = {package.partition("==")[0] for package in json.loads(files["versions.json"])["packages"]}
     assert {"alignment", "torch", "prefect", "tiktoken"} <= packages
-    assert "<removed>" not in found["versions.json"]
+    assert "<removed>" not in files["versions.json"]
     assert load_recipe(tmp_path / "out" / "recipe.yaml").name == "small"
 
 
@@ -186,9 +186,9 @@ def test_the_command_writes_the_bundle_into_the_working_folder(
     monkeypatch.chdir(tmp_path)
     done = align_here(home, "report", "small", "--json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["folder"] == str(tmp_path / f"align-report-{RUN[:8]}")
-    assert said["files"]["README.md"] == os.path.getsize(tmp_path / f"align-report-{RUN[:8]}" / "README.md")
+    outcome = json.loads(done.stdout)
+    assert outcome["folder"] == str(tmp_path / f"align-report-{RUN[:8]}")
+    assert outcome["files"]["README.md"] == os.path.getsize(tmp_path / f"align-report-{RUN[:8]}" / "README.md")
     again = align_here(home, "report", "last")
     assert again.returncode == 2
     assert "is there already" in again.stderr

@@ -32,10 +32,10 @@ def redactor(rows: bool = False) -> Redactor:
     ],
 )
 def test_a_known_secret_is_removed_in_every_spelling(text: str) -> None:
-    said = redactor().text(text)
-    assert SECRET in said
-    assert "ord" not in said.replace("word", "")
-    assert "cMOk" not in said
+    cleaned = redactor().text(text)
+    assert SECRET in cleaned
+    assert "ord" not in cleaned.replace("word", "")
+    assert "cMOk" not in cleaned
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def test_secrets_of_this_machine_are_found(tmp_path: Path, monkeypatch: pytest.M
         "SHORT_TOKEN": "abc",
         "MY_KEY_PATH": str(tmp_path),
     }
-    found = secret_values(environ, {"tracking": {"token_variable": "CUSTOM"}})
-    assert {"of-a-variable", "of-a-file-0123", "named-by-the-recipe", "p@ssw0rd"} <= found
-    assert {"of-netrc", "of-default", "of-aws"} <= found
-    assert not found & {"auto", "abc", "me", "you", "eu-west-1", str(tmp_path)}
+    values = secret_values(environ, {"tracking": {"token_variable": "CUSTOM"}})
+    assert {"of-a-variable", "of-a-file-0123", "named-by-the-recipe", "p@ssw0rd"} <= values
+    assert {"of-netrc", "of-default", "of-aws"} <= values
+    assert not values & {"auto", "abc", "me", "you", "eu-west-1", str(tmp_path)}
 
 
 @pytest.mark.parametrize(

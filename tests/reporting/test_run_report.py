@@ -39,7 +39,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return open_store(None)
 
 
-def made(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float) -> StageResult:
+def finished(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float) -> StageResult:
     """A stage that run ``run_id`` made, and three of its reports, which lie in the run's folder and beside the artifact."""
     folder = tmp_path / "made" / label
     folder.mkdir(parents=True)
@@ -58,9 +58,9 @@ def made(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float
 
 
 def test_a_report_has_curves_of_this_run_and_of_the_runs_of_cached_stages(store: Store, tmp_path: Path) -> None:
-    first = made(store, tmp_path, "sft", EARLIER, loss=0.3)
+    first = finished(store, tmp_path, "sft", EARLIER, loss=0.3)
     cached = first.model_copy(update={"state": "cached"})
-    second = made(store, tmp_path, "again", NOW, **{"loss": 0.25, "loss.first": 1.0, "warnings": ["it is odd"]})  # type: ignore[arg-type]
+    second = finished(store, tmp_path, "again", NOW, **{"loss": 0.25, "loss.first": 1.0, "warnings": ["it is odd"]})  # type: ignore[arg-type]
     report = run_report(store, "small", NOW, [cached, second], {"policy": second.reference})
     assert "**Warning:** again: it is odd" in report.markdown
     assert "| again | run |  |  | 1.0 | loss 1.000 → 0.250 |" in report.markdown
@@ -75,9 +75,9 @@ def test_a_report_has_curves_of_this_run_and_of_the_runs_of_cached_stages(store:
 
 def test_a_result_that_was_made_in_another_home_has_its_curve(store: Store, tmp_path: Path) -> None:
     """The other home's journal is not here: the curve lies beside the artifact."""
-    one = made(store, tmp_path, "sft", EARLIER, loss=0.3)
+    stage = finished(store, tmp_path, "sft", EARLIER, loss=0.3)
     shutil.rmtree(folder_of(EARLIER))
-    cached = one.model_copy(update={"state": "cached"})
+    cached = stage.model_copy(update={"state": "cached"})
     assert ">loss<" in run_report(store, "small", NOW, [cached], {}).pictures["curves-sft.svg"]
 
 
@@ -143,13 +143,13 @@ def test_a_table_names_the_opponent_of_each_win_rate() -> None:
         "notes": {},
         "overlap": {"overlap": 0},
     }
-    said = "Win rates are against start, in the row 'sft against production' against production. Intervals"
-    assert said in markdown(content, list(content["policies"]))
+    sentence = "Win rates are against start, in the row 'sft against production' against production. Intervals"
+    assert sentence in markdown(content, list(content["policies"]))
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing(store: Store, tmp_path: Path) -> None:
-    one = made(store, tmp_path, "sft", NOW, loss=0.3)
-    page = run_report(store, "small", NOW, [one], {"policy": one.reference}).html
+    stage = finished(store, tmp_path, "sft", NOW, loss=0.3)
+    page = run_report(store, "small", NOW, [stage], {"policy": stage.reference}).html
     assert page.count('src="data:image/svg+xml;base64,') == 2
     assert page.count("src=") == 2
     assert "<table>" in page
@@ -186,7 +186,7 @@ def test_a_server_that_refuses_artifacts_of_the_ui_fails_no_run(
 def test_report_of_a_failed_run_has_its_results_and_how_to_resume(store: Store, tmp_path: Path) -> None:
     """``sft`` is done, ``again`` was cached, ``rl`` failed at its third step, and ``report`` never began."""
     for label, run_id in (("sft", NOW), ("again", EARLIER)):
-        made(store, tmp_path, label, run_id, loss=0.3)
+        finished(store, tmp_path, label, run_id, loss=0.3)
     record = new_record(NOW, "small", {}, store.uri)
     file = MetricsFile(folder_of(NOW))
     for step in (1, 2):
@@ -219,7 +219,7 @@ def test_report_of_a_failed_run_has_its_results_and_how_to_resume(store: Store, 
 
 
 def test_a_stage_that_is_not_installed_is_reported_by_its_label(store: Store, tmp_path: Path) -> None:
-    made(store, tmp_path, "rl/policy", EARLIER)
+    finished(store, tmp_path, "rl/policy", EARLIER)
     with Journal(new_record(NOW, "small", {}, store.uri)).open() as journal:
         journal.stage("rl/policy", "running", stage="part", key=digest_of("rl/policy"), key_parts={"inputs": {}})
         journal.stage("rl/policy", "cached")
@@ -228,7 +228,7 @@ def test_a_stage_that_is_not_installed_is_reported_by_its_label(store: Store, tm
 
 
 @pytest.mark.parametrize(
-    ("error", "cancelled", "what", "sentence", "how"),
+    ("error", "cancelled", "heading", "sentence", "how"),
     [
         (UserError("row 3 has no label"), False, "failed", "row 3 has no label", "Once that is fixed, `align resume"),
         (ZeroDivisionError("by zero"), False, "failed", "ZeroDivisionError: by zero", "continues where it stopped"),
@@ -239,14 +239,14 @@ def test_a_stage_that_is_not_installed_is_reported_by_its_label(store: Store, tm
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_the_report_of_an_unfinished_run_has_the_reason(
-    error: BaseException, cancelled: bool, what: str, sentence: str | None, how: str
+    error: BaseException, cancelled: bool, heading: str, sentence: str | None, how: str
 ) -> None:
     from alignment.flows.run_page import why_unfinished
 
-    found = why_unfinished("0123456789", error, cancelled, "/logs/x.log")
-    assert (found.what, found.sentence) == (what, sentence)
-    assert how in found.how
-    assert "`align resume 01234567`" in found.how
+    reason = why_unfinished("0123456789", error, cancelled, "/logs/x.log")
+    assert (reason.what, reason.sentence) == (heading, sentence)
+    assert how in reason.how
+    assert "`align resume 01234567`" in reason.how
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_the_section_of_the_last_stage_of_a_kind_is_shown(store: Store, tmp_path
         (folder / "section.md").write_text(f"## Rounds\n\nSo far {number}.\n")
         label, key = f"round-{number}/gain", digest_of(number)
         reference = store.publish(folder, "section", ProvenanceDraft(key=key, stage="gain", label=label))
-        found = {"stage": "gain", "key": key, "outputs": {"gain": reference}}
-        results.append(result(label).model_copy(update=found))
+        news = {"stage": "gain", "key": key, "outputs": {"gain": reference}}
+        results.append(result(label).model_copy(update=news))
     report = run_report(store, "small", NOW, results, {})
     assert "## Rounds\n\nSo far 2.\n" in report.markdown
     assert "So far 1" not in report.markdown

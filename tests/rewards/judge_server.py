@@ -25,6 +25,6 @@ def question(content: Mapping[str, Any]) -> str:
 
 def answers(content: Mapping[str, Any]) -> tuple[str, str]:
     """The answers A and B of the question of ours that compares two."""
-    found = re.search(r"Answer A:\n\n(.*)\n\nAnswer B:\n\n(.*)\n\nExplain", question(content), re.S)
-    assert found is not None
-    return found[1], found[2]
+    match = re.search(r"Answer A:\n\n(.*)\n\nAnswer B:\n\n(.*)\n\nExplain", question(content), re.S)
+    assert match is not None
+    return match[1], match[2]

@@ -45,4 +45,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def lengths(content: dict[str, Any]) -> tuple[int, bytes]:
-    return 200, json.dumps({"rewards": [len(one) for one in content["completions"]], "extra_logs": {}}).encode()
+    return 200, json.dumps(
+        {"rewards": [len(completion) for completion in content["completions"]], "extra_logs": {}}
+    ).encode()

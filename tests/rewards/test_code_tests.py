@@ -94,8 +94,9 @@ def test_closing_ends_the_programs_that_run() -> None:
     with pytest.raises(Stopped):
         list(tests([row("import time; time.sleep(600)")] * 3))
     started = psutil.Process().children(recursive=True)
-    alive = [one for one in started if one.status() != psutil.STATUS_ZOMBIE]  # another test's may not be reaped yet
-    assert not [one for one in alive if sandboxed.__file__ in one.cmdline()]
+    # a process of another test may not be reaped yet
+    alive = [process for process in started if process.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in alive if sandboxed.__file__ in process.cmdline()]
 
 
 def test_another_machine_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

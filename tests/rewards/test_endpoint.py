@@ -50,13 +50,13 @@ def rewards(source: Endpoint, given: list[dict[str, Any]], max_failed: float = 0
 
 def test_batches_are_spread_over_the_replicas_with_all_that_a_reward_server_asks_for(serve: Any) -> None:
     replicas = [serve(), serve()]
-    source = endpoint([one.url for one in replicas])
+    source = endpoint([replica.url for replica in replicas])
     assert rewards(source, rows(9)) == [[*range(9)], {}]
     assert rewards(source, rows(9)) == [[*range(9)], {}]
     assert all(replica.asked for replica in replicas)
-    asked = [content for replica in replicas for content in replica.asked]
-    assert sorted(len(content["query"]) for content in asked) == [1, 1, *[2] * 8]
-    first = next(content for content in asked if content["labels"] == ["0", "1"])
+    requests = [content for replica in replicas for content in replica.asked]
+    assert sorted(len(content["query"]) for content in requests) == [1, 1, *[2] * 8]
+    first = next(content for content in requests if content["labels"] == ["0", "1"])
     assert first == {
         "query": ["<prompt 0>", "<prompt 1x>"],
         "prompts": ["prompt 0", "prompt 1"],
@@ -142,17 +142,17 @@ def test_an_endpoint_without_a_server_is_reported_before_the_first_request() -> 
 
 
 def test_closing_ends_a_call_that_is_under_way(serve: Any) -> None:
-    asked, released = threading.Event(), threading.Event()
+    calls, released = threading.Event(), threading.Event()
 
     def hang(content: dict[str, Any]) -> tuple[int, bytes]:
-        asked.set()
+        calls.set()
         released.wait(300)
         return lengths(content)
 
     source = endpoint([serve(hang).url], timeout=600.0)
 
     def close() -> None:
-        asked.wait(300)
+        calls.wait(300)
         source.close()
 
     closing = threading.Thread(target=close)

@@ -112,7 +112,7 @@ def rows(*completions: str) -> list[dict[str, Any]]:
             "source": f"p.jsonl:{group}",
             "group": group,
             "prompt_text": f"prompt {group}",
-            "completion_text": one,
+            "completion_text": completion,
             "label": None,
             "prompt_ids": [1, 2],
             "completion_ids": np.array([3], np.int32),
@@ -121,7 +121,7 @@ def rows(*completions: str) -> list[dict[str, Any]]:
             "weight": group / 10,
         }
         for _ in range(2)
-        for group, one in enumerate(completions)
+        for group, completion in enumerate(completions)
     ]
 
 
@@ -331,9 +331,9 @@ def test_a_bad_number_fails_only_its_completion(
 
 def test_extra_numbers_that_are_none_or_not_finite_are_left_out(forms: str) -> None:
     source = GroupFunction(f"{forms}:partly", 60.0, "rl.rewards.0.function")
-    found = dict(source(rows("extras")))
+    answers = dict(source(rows("extras")))
     source.close()
-    assert [extras([found[number]]) for number in (0, 1)] == [{"len": 1.0}, {"rewards": 1.0}]
+    assert [extras([answers[number]]) for number in (0, 1)] == [{"len": 1.0}, {"rewards": 1.0}]
 
 
 def test_a_function_of_ambiguous_form_or_with_missing_columns_is_refused(forms: str) -> None:
@@ -353,7 +353,7 @@ def conversation(*completions: str) -> list[dict[str, Any]]:
     """Completions of a prompt that was given as messages and keeps further columns."""
     columns = {"solution": "4", "steps": [1, 2]}
     given = {"messages": json.dumps(CHAT), "columns": json.dumps(columns), "group": 0, "prompt_text": "<user>2+2="}
-    return [{**rows("")[0], **given, "completion_text": one} for one in completions]
+    return [{**rows("")[0], **given, "completion_text": completion} for completion in completions]
 
 
 def test_trl_functions_get_messages_and_columns_as_in_trl(forms: str) -> None:
@@ -384,8 +384,8 @@ def test_our_functions_get_messages_as_a_list_and_columns_by_name(forms: str) ->
 
 def test_values_logged_by_trl_functions_are_returned_with_the_rewards(forms: str) -> None:
     source = GroupFunction(f"{forms}:logs", 60.0, "rl.rewards.0.function")
-    found = dict(source(rows("ab")))
+    answers = dict(source(rows("ab")))
     source.close()
-    assert [(found[number].reward, extras([found[number]])) for number in (0, 1)] == [
+    assert [(answers[number].reward, extras([answers[number]])) for number in (0, 1)] == [
         (1.0, {"length": 2.0, "share": 0.25})
     ] * 2

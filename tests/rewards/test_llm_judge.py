@@ -48,9 +48,9 @@ def judged(server: Server, rows: list[dict[str, Any]], **fields: Any) -> tuple[l
     config = reward(server, **fields)
     source = kind_of(config).open(config, Opening("rl.rewards.0", ResourcesConfig(reward_timeout_seconds=10)))
     account = Account(kind_of(config).description(config), 0.5, "rl.rewards.0.max_failed")
-    found = numbers(account.settle(rows, source(rows)))
+    scored = numbers(account.settle(rows, source(rows)))
     source.close()
-    return found, {str(reason): count for reason, count in account.failed.items()}
+    return scored, {str(reason): count for reason, count in account.failed.items()}
 
 
 def row(text: str, label: str | None = None, messages: Any = None) -> dict[str, Any]:
@@ -65,13 +65,15 @@ def row(text: str, label: str | None = None, messages: Any = None) -> dict[str, 
 
 
 def test_the_last_score_of_a_judges_answer_is_scaled(serve: Any) -> None:
-    said = {"4": "Score: 1? No. It is right.\nScore: 10", "5": "Wrong. **Score: 1**", "four": "Score: 5.5"}
+    verdicts = {"4": "Score: 1? No. It is right.\nScore: 10", "5": "Wrong. **Score: 1**", "four": "Score: 5.5"}
     server = serve(
-        lambda asked: completion(next(text for one, text in said.items() if f"\n\n{one}\n\n" in question(asked)))
+        lambda request: completion(
+            next(text for answer, text in verdicts.items() if f"\n\n{answer}\n\n" in question(request))
+        )
     )
-    found, failed = judged(server, [row("4", messages=CHAT), row("5"), row("four")])
-    assert (found, failed) == ([1.0, 0.0, 0.5], {})
-    first = next(one for one in server.asked if "\n\n4\n\n" in question(one))
+    scored, failed = judged(server, [row("4", messages=CHAT), row("5"), row("four")])
+    assert (scored, failed) == ([1.0, 0.0, 0.5], {})
+    first = next(request for request in server.asked if "\n\n4\n\n" in question(request))
     assert "user: Hi\n\nassistant: Yes?\n\nuser: 2+2?" in question(first)
     assert {name: first[name] for name in ("model", "temperature", "max_tokens")} == {
         "model": "the-judge",
@@ -86,8 +88,8 @@ def test_the_last_score_of_a_judges_answer_is_scaled(serve: Any) -> None:
 def test_requests_to_reasoning_models_have_their_own_form(serve: Any, answers: dict[str, Any]) -> None:
     """OpenAI's reasoning models refuse `max_tokens` and any temperature but the default."""
 
-    def strict(asked: dict[str, Any]) -> tuple[int, bytes]:
-        wrong = sorted({"max_tokens", "temperature"} & asked.keys())
+    def strict(request: dict[str, Any]) -> tuple[int, bytes]:
+        wrong = sorted({"max_tokens", "temperature"} & request.keys())
         if wrong:
             return 400, json.dumps({"error": {"message": f"Unsupported parameter: {wrong[0]}"}}).encode()
         return completion("Score: 10", {"Yes": 0.0})
@@ -95,21 +97,21 @@ def test_requests_to_reasoning_models_have_their_own_form(serve: Any, answers: d
     server = serve(strict)
     fields = {"max_tokens_field": "max_completion_tokens", "temperature": None, **answers}
     assert judged(server, [row("a")], **fields)[0] == [1.0]
-    (asked,) = server.asked
-    assert asked["max_completion_tokens"] == (1 if answers else 512)
+    (sent,) = server.asked
+    assert sent["max_completion_tokens"] == (1 if answers else 512)
     with pytest.raises(
         DataError, match=r"answered 400 Bad Request at .*: Unsupported parameter: max_tokens, for the prompt"
     ):
         judged(server, [row("a"), row("b")], **answers)
-    assert judged(serve(lambda asked: completion("Score: 10")), [row("a")], temperature=0.5, scale=None)[0] == [10.0]
+    assert judged(serve(lambda request: completion("Score: 10")), [row("a")], temperature=0.5, scale=None)[0] == [10.0]
 
 
 def test_the_form_of_a_request_is_part_of_the_key_only_if_configured(serve: Any) -> None:
-    server = serve(lambda asked: completion("Score: 10"))
-    plain, other = reward(server), reward(server, max_tokens_field="max_completion_tokens", temperature=None)
-    (one,), (two,) = content([plain], "rl.rewards"), content([other], "rl.rewards")
-    assert not {"max_tokens_field", "temperature"} & one.keys(), "defaults are not part of the key"
-    assert (two["max_tokens_field"], two["temperature"]) == ("max_completion_tokens", None)
+    server = serve(lambda request: completion("Score: 10"))
+    plain, reasoning = reward(server), reward(server, max_tokens_field="max_completion_tokens", temperature=None)
+    (plain_key,), (reasoning_key,) = content([plain], "rl.rewards"), content([reasoning], "rl.rewards")
+    assert not {"max_tokens_field", "temperature"} & plain_key.keys(), "defaults are not part of the key"
+    assert (reasoning_key["max_tokens_field"], reasoning_key["temperature"]) == ("max_completion_tokens", None)
 
 
 def test_an_answer_truncated_in_its_reasoning_is_a_failure_with_the_fix(
@@ -117,21 +119,21 @@ def test_an_answer_truncated_in_its_reasoning_is_a_failure_with_the_fix(
 ) -> None:
     choice = {"message": {"content": None, "reasoning_content": "I think"}, "finish_reason": "length"}
     cut = json.dumps({"choices": [choice]}).encode()
-    server = serve(lambda asked: (200, cut) if "\n\na\n\n" in question(asked) else completion("Score: 10"))
+    server = serve(lambda request: (200, cut) if "\n\na\n\n" in question(request) else completion("Score: 10"))
     assert judged(server, [row("a"), row("b")]) == ([None, 1.0], {"wrong_shape": 1})
     assert "wrote no answer before it was cut off: raise max_tokens" in caplog.text
 
 
 def test_verdicts_are_weighed_by_their_probabilities(serve: Any) -> None:
     logps = {"Yes": math.log(0.5), " No": math.log(0.2), "yes": math.log(0.1)}
-    server = serve(lambda asked: completion("Yes", logps))
+    server = serve(lambda request: completion("Yes", logps))
     template = "Is {completion} the same as {label}? Braces {like these} stay. Yes or No:"
-    found, failed = judged(server, [row("4", "4"), row("4")], template=template, verdicts={"Yes": 1.0, "No": -1.0})
-    assert found == [pytest.approx((0.5 - 0.2) / 0.7), None], "a prompt without a label cannot be asked about it"
+    scored, failed = judged(server, [row("4", "4"), row("4")], template=template, verdicts={"Yes": 1.0, "No": -1.0})
+    assert scored == [pytest.approx((0.5 - 0.2) / 0.7), None], "a prompt without a label cannot be asked about it"
     assert failed == {"none_given": 1}
-    (asked,) = server.asked
-    assert question(asked) == "Is 4 the same as 4? Braces {like these} stay. Yes or No:"
-    assert (asked["max_tokens"], asked["logprobs"], asked["top_logprobs"]) == (1, True, 20)
+    (request,) = server.asked
+    assert question(request) == "Is 4 the same as 4? Braces {like these} stay. Yes or No:"
+    assert (request["max_tokens"], request["logprobs"], request["top_logprobs"]) == (1, True, 20)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +153,22 @@ def test_an_answer_without_a_verdict_is_a_failure_without_a_retry(
     answer: tuple[int, bytes], fields: dict[str, Any], reason: str, serve: Any
 ) -> None:
     good = completion("Score: 10", {"Yes": 0.0})
-    server = serve(lambda asked: answer if "\n\nzzz\n\n" in question(asked) or "?zzz" in question(asked) else good)
-    found, failed = judged(server, [row("zzz"), row("fine")], **fields)
+    server = serve(
+        lambda request: answer if "\n\nzzz\n\n" in question(request) or "?zzz" in question(request) else good
+    )
+    scored, failed = judged(server, [row("zzz"), row("fine")], **fields)
     if "score" in fields:
         assert failed == {reason: 1}, "the other one is a number"
         return
-    assert (found, failed) == ([None, 1.0], {reason: 1})
+    assert (scored, failed) == ([None, 1.0], {reason: 1})
     assert len(server.asked) == 2
 
 
 def test_a_busy_judge_is_retried_and_a_wrong_key_ends_the_run(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = iter([(503, b""), (429, b"")])
-    server = serve(lambda asked: next(busy, None) or completion("Score: 10"))
+    server = serve(lambda request: next(busy, None) or completion("Score: 10"))
     assert judged(server, [row("a")])[0] == [1.0]
-    refusing = serve(lambda asked: (401, b"{}"))
+    refusing = serve(lambda request: (401, b"{}"))
     with pytest.raises(
         UserError, match=r"rl.rewards.0.judge: http://127.*/v1/chat/completions answered 401 Unauthorized"
     ):
@@ -207,10 +211,10 @@ def test_fields_that_nothing_reads_are_refused_in_a_recipe() -> None:
 
 
 def test_replicas_and_keys_do_not_decide_the_rewards() -> None:
-    one = {"judge": "http://a/v1", "judge_model": "m"}
+    config = {"judge": "http://a/v1", "judge_model": "m"}
     configs = [
-        CHOICE.validate(one),
-        CHOICE.validate({**one, "judge": ["http://a/v1", "http://b/v1"], "token_variable": "K"}),
+        CHOICE.validate(config),
+        CHOICE.validate({**config, "judge": ["http://a/v1", "http://b/v1"], "token_variable": "K"}),
     ]
     assert content(configs[:1], "f") == content(configs[1:], "f")
 

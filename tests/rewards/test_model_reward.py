@@ -50,7 +50,7 @@ def row(prompt: str, completion: str, given: Any = None, finish_reason: str = "s
     }
 
 
-def opening_of(model: Path, asked: list[Sequence[Pair]], prompt: str = "<user>2+2=<assistant>") -> Opening:
+def opening_of(model: Path, calls: list[Sequence[Pair]], prompt: str = "<user>2+2=<assistant>") -> Opening:
     """With real forward passes in this process; ``asked`` takes what they are asked for."""
 
     @contextmanager
@@ -60,7 +60,7 @@ def opening_of(model: Path, asked: list[Sequence[Pair]], prompt: str = "<user>2+
         forward = ForwardJob(model, "score").open(ResourcesConfig(), Device("cpu", 1))
 
         def run(pairs: Sequence[Pair]) -> list[float]:
-            asked.append(pairs)
+            calls.append(pairs)
             return forward.run(pairs).tolist()
 
         yield run
@@ -80,12 +80,12 @@ def opening_of(model: Path, asked: list[Sequence[Pair]], prompt: str = "<user>2+
 
 def scored(model: Path, rows: list[dict[str, Any]]) -> tuple[list[Any], list[Sequence[Pair]], list[str]]:
     """The answers, the pairs that were asked for, and the warnings."""
-    asked: list[Sequence[Pair]] = []
-    opening = opening_of(model, asked)
+    calls: list[Sequence[Pair]] = []
+    opening = opening_of(model, calls)
     judge = Judge.open(opening)
-    found = dict(judge(rows))
+    scores = dict(judge(rows))
     judge.close()
-    return [found[number] for number in range(len(rows))], asked, opening.warnings
+    return [scores[number] for number in range(len(rows))], calls, opening.warnings
 
 
 def test_the_text_is_scored_as_the_model_itself_reads_the_conversation(judge: Path) -> None:
@@ -95,15 +95,15 @@ def test_the_text_is_scored_as_the_model_itself_reads_the_conversation(judge: Pa
         row("<user>3+3=<assistant>", "6"),  # truncated, say: what the policy saw
         row("<user>1+1=<assistant>", "2", "1+1="),
     ]
-    found, asked, _ = scored(judge, rows)
+    scores, calls, _ = scored(judge, rows)
     by_hand = [
         score_of(judge, rendered(judge, CHAT, "No, 4.")),
         score_of(judge, rendered(judge, user("1+1="), "2")),
         score_of(judge, rendered(judge, user("<user>3+3=<assistant>"), "6")),
     ]
-    assert found == pytest.approx([*by_hand, by_hand[1]], abs=1e-5)
-    assert len({round(one, 4) for one in by_hand}) == 3
-    assert [len(pairs) for pairs in asked] == [3], "the same completion of the same prompt is scored once"
+    assert scores == pytest.approx([*by_hand, by_hand[1]], abs=1e-5)
+    assert len({round(score, 4) for score in by_hand}) == 3
+    assert [len(pairs) for pairs in calls] == [3], "the same completion of the same prompt is scored once"
 
 
 def test_the_tools_of_a_prompt_are_rendered_by_the_reward_models_template(judge: Path) -> None:
@@ -115,17 +115,17 @@ def test_the_tools_of_a_prompt_are_rendered_by_the_reward_models_template(judge:
         scored(judge, rows)
     template = judge / "chat_template.jinja"
     template.write_text("{% for t in tools or [] %}({{ t.function.name }}){% endfor %}" + template.read_text())
-    found, *_ = scored(judge, [*rows, row("<user>1+1=<assistant>", "2", "1+1=")])
+    scores, *_ = scored(judge, [*rows, row("<user>1+1=<assistant>", "2", "1+1=")])
     text = rendered(judge, user("1+1="), "2")
-    assert found == pytest.approx([score_of(judge, f"(square){text}"), score_of(judge, text)], abs=1e-5)
+    assert scores == pytest.approx([score_of(judge, f"(square){text}"), score_of(judge, text)], abs=1e-5)
 
 
 def test_scores_are_normalised_by_the_models_training_statistics(judge: Path) -> None:
     rows = [row("<user>1+1=<assistant>", "2", "1+1="), row("<user>1+1=<assistant>", "three", "1+1=")]
     plain, *_ = scored(judge, rows)
     (judge / "rewards.json").write_text(json.dumps({"mean": 1.5, "deviation": 4.0, "answers": 10}))
-    found = dict(Judge.open(opening_of(judge, []), normalised=True)(rows))
-    assert [found[0], found[1]] == pytest.approx([(one - 1.5) / 4.0 for one in plain], abs=1e-6)
+    normalised = dict(Judge.open(opening_of(judge, []), normalised=True)(rows))
+    assert [normalised[0], normalised[1]] == pytest.approx([(score - 1.5) / 4.0 for score in plain], abs=1e-6)
     assert scored(judge, rows)[0] == plain, "only if it is asked for"
     for content in (None, "{}", '{"mean": "x", "deviation": 1}'):
         (judge / "rewards.json").unlink(missing_ok=True)
@@ -136,8 +136,8 @@ def test_scores_are_normalised_by_the_models_training_statistics(judge: Path) ->
 
 
 def test_a_truncated_answer_ends_without_eos_as_in_the_policys_own_tokens(judge: Path) -> None:
-    found, *_ = scored(judge, [row("<user>1+1=<assistant>", "2 bec", "1+1=", finish_reason="length")])
-    assert found == pytest.approx(
+    scores, *_ = scored(judge, [row("<user>1+1=<assistant>", "2 bec", "1+1=", finish_reason="length")])
+    assert scores == pytest.approx(
         [score_of(judge, rendered(judge, user("1+1="), "2 bec").removesuffix("<end>"))], abs=1e-5
     )
 
@@ -149,9 +149,9 @@ def test_a_model_without_a_chat_template_reads_plain_text(tiny_model: Any, tmp_p
         row("<user>1+1=<assistant>", "2", user("1+1=")),
         row("<user>1+1=<assistant>", "2", "1+1="),
     ]
-    found, _, (warning,) = scored(judge, rows)
+    scores, _, (warning,) = scored(judge, rows)
     by_hand = [score_of(judge, text) for text in ("1+1=2<end>", "<user>1+1=<assistant>2<end>")]
-    assert found == pytest.approx([*by_hand, by_hand[0]], abs=1e-5)
+    assert scores == pytest.approx([*by_hand, by_hand[0]], abs=1e-5)
     assert "as plain text, as it has no chat template" in warning
 
 
@@ -169,8 +169,8 @@ def test_a_completion_that_the_model_cannot_read_fails_alone(judge: Path) -> Non
         row("?", "x" * 300, "1+1="),
         row("?", "!"),
     ]
-    found, *_ = scored(judge, rows)
-    refused, long, fine = found
+    scores, *_ = scored(judge, rows)
+    refused, long, fine = scores
     assert isinstance(refused, Failed)
     assert (refused.reason, "cannot read the conversation: the chat template refuses" in str(refused)) == (
         "raised",
@@ -194,9 +194,9 @@ def test_the_policys_tokens_are_scored_if_ids_agree_despite_added_tokens(tiny_mo
     tokenizer.add_tokens(["<further>"])
     tokenizer.save_pretrained(judge)
     completion = row("<user>1+1=<assistant>", "2", "1+1=")
-    found, asked, warnings = scored(judge, [completion])
-    assert (asked, warnings) == ([[(completion["prompt_ids"], completion["completion_ids"])]], [])
-    assert found == pytest.approx([score_of(judge, "<user>1+1=<assistant>2<eos>")], abs=1e-5)
+    scores, calls, warnings = scored(judge, [completion])
+    assert (calls, warnings) == ([[(completion["prompt_ids"], completion["completion_ids"])]], [])
+    assert scores == pytest.approx([score_of(judge, "<user>1+1=<assistant>2<eos>")], abs=1e-5)
 
 
 def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) -> None:
@@ -208,10 +208,10 @@ def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) ->
 
 def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_token() -> None:
     """A policy may stop at EOS, or at another token of its generation config, where the model knows <|im_end|> (300)."""
-    asked: list[Pair] = []
+    calls: list[Pair] = []
 
     def scores(pairs: Sequence[Pair]) -> list[float]:
-        asked.extend((prompt, [int(token) for token in answer]) for prompt, answer in pairs)
+        calls.extend((prompt, [int(token) for token in answer]) for prompt, answer in pairs)
         return [0.0] * len(pairs)
 
     ends = TurnEnd(token_id=300, text="<|im_end|>", tail="<|im_end|>\n", stop_ids=(257, 300))
@@ -220,4 +220,4 @@ def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_toke
         for ids, reason in (([5, 257], "stop"), ([6, 300], "stop"), ([7, 8], "length"), ([9, 257], "length"))
     ]
     list(Judge(scores, turn_end=ends)(rows))
-    assert [answer for _, answer in asked] == [[5, 300], [6, 300], [7, 8], [9, 257]]
+    assert [answer for _, answer in calls] == [[5, 300], [6, 300], [7, 8], [9, 257]]

@@ -75,8 +75,8 @@ def open_rewards() -> Iterator[Any]:
         return opened[-1]
 
     yield open_all
-    for one in opened:
-        one.stop()
+    for sources in opened:
+        sources.stop()
 
 
 def rows(*tasks: tuple[str, str], group_size: int = 1) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def test_functions_of_trl_leave_the_rows_of_other_tasks_to_each_other(file: str,
     sources = open_rewards(reward(function=f"{file}:{maths}"), reward(function=f"{file}:coding"))
     first, second = sources(given)
     assert (numbers(first), numbers(second)) == ([1.0, None, None], [None, 6.0, None])
-    assert [reasons(one) for one in zip(first, second, strict=True)] == [None, None, ["none_given", "none_given"]]
+    assert [reasons(row) for row in zip(first, second, strict=True)] == [None, None, ["none_given", "none_given"]]
     assert not sources.failed, "nothing of this is a failure"
 
 
@@ -114,7 +114,7 @@ def test_the_column_by_which_functions_tell_tasks_apart_may_be_called_task(file:
         {**row, "task": None, "columns": f'{{"task": "{row["task"]}"}}'} for row in rows(("maths", "1"), ("code", "3"))
     ]
     sources = open_rewards(reward(function=f"{file}:maths"), reward(function=f"{file}:coding"))
-    assert [numbers(one) for one in sources(kept)] == [[1.0, None], [None, 6.0]]
+    assert [numbers(rewards_of) for rewards_of in sources(kept)] == [[1.0, None], [None, 6.0]]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_model_never_returns_none_so_the_field_is_refused() -> None:
 def test_numbers_that_are_not_finite_stay_failures(value: float) -> None:
     account = Account("f", 0.0, "rl.rewards.0.max_failed", missing="ignore")
     with pytest.raises(DataError, match="a finite number"):
-        account.settle(rows(("maths", "1")), (one for one in [(0, value)]))
+        account.settle(rows(("maths", "1")), (answer for answer in [(0, value)]))
 
 
 def test_a_run_ended_by_none_names_the_field_that_ignores_none(file: str, open_rewards: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_function_that_needs_trls_trainer_state_is_refused_with_the_fix(file: 
 
 def test_ignored_completions_do_not_use_up_the_share_that_may_fail() -> None:
     account = Account("f", 0.25, "rl.rewards.0.max_failed", window=4, missing="ignore")
-    assert account.settle(rows(*[("code", "1")] * 4), (one for one in enumerate([None, None, None, 1.0]))) == [
+    assert account.settle(rows(*[("code", "1")] * 4), (answer for answer in enumerate([None, None, None, 1.0]))) == [
         None,
         None,
         None,
@@ -220,9 +220,9 @@ def test_advantages_are_those_of_the_rewards_that_there_are() -> None:
     the third completion the advantage -1."""
     rewards = rewards_of(RAW, section())
     rollouts, metrics = rewards.next_batch(Sampler(rewards, 4), 0)  # type: ignore[arg-type]
-    totals = [one.reward for one in rollouts if one.reward is not None]
+    totals = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     assert totals == [1.0, 1.0, 2.0]
-    assert [one.failures for one in rollouts if not one.used] == [["none_given", "none_given"]]
+    assert [rollout.failures for rollout in rollouts if not rollout.used] == [["none_given", "none_given"]]
     assert (metrics["rewards/f/mean"], metrics["rewards/g/mean"]) == (0.5, 3.0), (
         "the means of what each function returned, as TRL logs them"
     )
@@ -266,7 +266,7 @@ def test_the_mean_and_deviation_of_a_reward_are_over_its_scored_completions() ->
 def test_a_filter_compares_the_sums_of_the_rewards_that_there_are() -> None:
     differ = rewards_of([[1.0, None], [None, 1.0]], section(filter={})).add_rewards(sampled(2))  # 1 and 0.5 · 1
     equal = rewards_of([[1.0, None], [None, 2.0]], section(filter={})).add_rewards(sampled(2))  # 1 and 0.5 · 2
-    assert [one.used for one in differ + equal] == [True, True, False, False]
+    assert [rollout.used for rollout in differ + equal] == [True, True, False, False]
 
 
 def test_counts_of_missing_rewards_are_warned_of_and_continue_after_a_resume() -> None:
@@ -296,7 +296,7 @@ def test_a_step_without_any_reward_samples_further_prompts_and_then_ends_with_a_
     assert sampler.sampled == 1 + REFILLS
 
     raw: list[list[float | None]] = [[None, None]]
-    sources: Any = lambda _: [[one] for one in raw[0]]  # noqa: E731
+    sources: Any = lambda _: [[value] for value in raw[0]]  # noqa: E731
     rewards = Rewards(section(), sources, Stopwatch(), cost={})
     sampler = Sampler(rewards, 1)
     next_batch = sampler.next_batch
@@ -308,7 +308,7 @@ def test_a_step_without_any_reward_samples_further_prompts_and_then_ends_with_a_
 
     sampler.next_batch = then_rewarded  # type: ignore[method-assign]
     rollouts, _ = rewards.next_batch(sampler, 3)  # type: ignore[arg-type]
-    assert [one.used for one in rollouts] == [True, False], "the one with a reward first"
+    assert [rollout.used for rollout in rollouts] == [True, False], "the one with a reward first"
 
 
 def test_a_recipe_without_the_field_keeps_its_keys() -> None:

@@ -40,7 +40,11 @@ def judge(tiny_model: Any, tmp_path: Path) -> Path:
 
 
 def opened(
-    path: Path, asked: list[Sequence[Pair]], given: StepsConfig | None = None, how: Any = "min", per_step: Any = None
+    path: Path,
+    calls: list[Sequence[Pair]],
+    given: StepsConfig | None = None,
+    how: Any = "min",
+    per_step: Any = None,
 ) -> StepJudge:
     """With real forward passes in this process; ``asked`` takes what they are asked for."""
 
@@ -52,7 +56,7 @@ def opened(
         forward = ForwardJob(model, "lm", verdicts=verdicts).open(ResourcesConfig(), Device("cpu", 1))
 
         def run(pairs: Sequence[Pair]) -> list[float]:
-            asked.append(pairs)
+            calls.append(pairs)
             return forward.run(pairs).tolist()
 
         yield run
@@ -65,13 +69,13 @@ def opened(
 def by_hand(path: Path, prompt: str, steps: Sequence[str], mark: str = "?") -> list[float]:
     """The probability of + against - behind each step, by one plain pass for each."""
     model, tokenizer = load_model(str(path), "lm", torch.float32), byte_tokenizer()
-    found, text = [], prompt
+    probabilities, text = [], prompt
     for step in steps:
         text += step + "\n" + mark
         ids = tokenizer(text)["input_ids"]
         logits = model(input_ids=torch.tensor([ids])).logits[0, -1].detach()
-        found.append(float(torch.softmax(logits[[ord("+"), ord("-")]], -1)[0]))
-    return found
+        probabilities.append(float(torch.softmax(logits[[ord("+"), ord("-")]], -1)[0]))
+    return probabilities
 
 
 @pytest.mark.parametrize(
@@ -87,37 +91,37 @@ def test_aggregates_by_hand(how: Any, value: float) -> None:
 def test_each_step_can_have_a_reward_of_its_own_at_its_last_token(judge: Path) -> None:
     texts = ["first\nsecond\n\nthird", "größer\nelse\n", ""]
     rows = [row("<user>2+2=<assistant>", text, "2+2=") for text in texts]
-    found = dict(opened(judge, [], per_step="sum")(rows))
+    rewards = dict(opened(judge, [], per_step="sum")(rows))
     prompt = "<user>2+2=<assistant>"
     for number, steps in enumerate((["first", "second", "third"], ["größer", "else"])):
         chances = by_hand(judge, prompt, steps)
-        assert found[number].reward == pytest.approx(min(chances), abs=1e-6)
-        assert [reward for _, reward in found[number].steps] == pytest.approx(chances, abs=1e-6)
-    ends = [[place for place, _ in found[number].steps] for number in range(3)]
-    last = [len(one["completion_ids"]) - 1 for one in rows]
+        assert rewards[number].reward == pytest.approx(min(chances), abs=1e-6)
+        assert [reward for _, reward in rewards[number].steps] == pytest.approx(chances, abs=1e-6)
+    ends = [[place for place, _ in rewards[number].steps] for number in range(3)]
+    last = [len(row["completion_ids"]) - 1 for row in rows]
     assert ends == [[5, 12, last[0]], [8, last[1]], [last[2]]], "a token is a byte here"
-    assert found[2].steps[0][1] == 0.0, "an answer without steps is wrong"
+    assert rewards[2].steps[0][1] == 0.0, "an answer without steps is wrong"
     worst = dict(opened(judge, [], per_step="min")(rows))
-    assert [one.steps for one in worst.values()] == [
-        (min(one.steps, key=lambda step: step[1]),) for one in found.values()
+    assert [reward.steps for reward in worst.values()] == [
+        (min(reward.steps, key=lambda step: step[1]),) for reward in rewards.values()
     ]
 
 
 def test_each_step_is_scored_with_all_preceding_text(judge: Path) -> None:
-    asked: list[Sequence[Pair]] = []
+    calls: list[Sequence[Pair]] = []
     rows = [
         row("<user>2+2=<assistant>", "first\nsecond\n\nthird", "2+2="),
         row("<user>2+2=<assistant>", "first\nelse", "2+2="),
         row("<user>2+2=<assistant>", "", "2+2="),
         row("<user>2+2=<assistant>", "\n \n", "2+2="),
     ]
-    found = dict(opened(judge, asked)(rows))
+    rewards = dict(opened(judge, calls)(rows))
     prompt = "<user>2+2=<assistant>"
     chances = by_hand(judge, prompt, ["first", "second", "third"]), by_hand(judge, prompt, ["first", "else"])
-    assert [found[number] for number in range(4)] == pytest.approx(
+    assert [rewards[number] for number in range(4)] == pytest.approx(
         [min(chances[0]), min(chances[1]), 0.0, 0.0], abs=1e-6
     )
-    assert [len(pairs) for pairs in asked] == [4], "the step that both begin with is judged once"
+    assert [len(pairs) for pairs in calls] == [4], "the step that both begin with is judged once"
 
 
 def test_how_steps_are_read_can_be_given_for_models_from_elsewhere(judge: Path) -> None:
@@ -126,8 +130,8 @@ def test_how_steps_are_read_can_be_given_for_models_from_elsewhere(judge: Path) 
         UserError, match=r"rl.rewards.1.process_reward_model: .*has no process_reward_model.json\): give `steps`"
     ):
         opened(judge, [])
-    found = dict(opened(judge, [], StepsConfig(), "last")([row("<user>1<assistant>", "one", "1")]))
-    assert found[0] == pytest.approx(by_hand(judge, "<user>1<assistant>", ["one"], "")[0], abs=1e-6)
+    rewards = dict(opened(judge, [], StepsConfig(), "last")([row("<user>1<assistant>", "one", "1")]))
+    assert rewards[0] == pytest.approx(by_hand(judge, "<user>1<assistant>", ["one"], "")[0], abs=1e-6)
     (judge / STEPS).write_text(json.dumps({"separator": 3}))
     with pytest.raises(UserError, match=r"process_reward_model\.json cannot be read"):
         opened(judge, [])
@@ -135,7 +139,7 @@ def test_how_steps_are_read_can_be_given_for_models_from_elsewhere(judge: Path) 
 
 def test_a_completion_longer_than_the_context_fails_alone(judge: Path) -> None:
     rows = [row("<user>1<assistant>", "x" * 300, "1"), row("<user>1<assistant>", "one", "1")]
-    found = dict(opened(judge, [])(rows))
-    assert isinstance(found[0], Failed)
-    assert str(found[0]).startswith("takes at most 256 tokens, but prompt, steps and verdict have")
-    assert isinstance(found[1], float)
+    rewards = dict(opened(judge, [])(rows))
+    assert isinstance(rewards[0], Failed)
+    assert str(rewards[0]).startswith("takes at most 256 tokens, but prompt, steps and verdict have")
+    assert isinstance(rewards[1], float)

@@ -22,7 +22,7 @@ class Scores:
     """In place of actors: no reward model gives NaN when it is asked to."""
 
     def spread(self, calls: Any) -> list[Any]:
-        return [(first, np.array([1.0, np.nan, -np.inf, 4.0])[: len(asked.arguments[0])]) for first, asked in calls]
+        return [(first, np.array([1.0, np.nan, -np.inf, 4.0])[: len(call.arguments[0])]) for first, call in calls]
 
 
 def test_non_finite_scores_of_a_reward_model_are_left_out_and_counted() -> None:
@@ -33,15 +33,15 @@ def test_non_finite_scores_of_a_reward_model_are_left_out_and_counted() -> None:
 
 
 def test_the_share_of_failures_is_per_call_and_exceeding_it_ends_the_call() -> None:
-    asked = []
+    calls = []
 
     def answers() -> Answers:
         try:
             for number in (2, 0, 1, 3):
-                asked.append(number)
+                calls.append(number)
                 yield number, None if number != 1 else 1.0
         finally:
-            asked.append("ended")  # type: ignore[arg-type]
+            calls.append("ended")  # type: ignore[arg-type]
 
     account = Account("it", 0.25, "rl.rewards.0.max_failed")
     says = (
@@ -50,4 +50,4 @@ def test_the_share_of_failures_is_per_call_and_exceeding_it_ends_the_call() -> N
     )
     with pytest.raises(DataError, match=says):
         account.settle(ROWS, answers())
-    assert asked == [2, 0, "ended"]
+    assert calls == [2, 0, "ended"]

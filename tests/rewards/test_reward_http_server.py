@@ -63,16 +63,16 @@ def test_requests_that_wait_are_computed_together(serve: Any) -> None:
 
     url = serve(slow)
     with ThreadPoolExecutor(6) as threads:
-        asked, deadline = list[Future[httpx.Response]](), time.monotonic() + 30
+        futures, deadline = list[Future[httpx.Response]](), time.monotonic() + 30
         for n in range(1, 7):
-            asked.append(threads.submit(httpx.post, url, json={"query": ["x" * n] * 2}, timeout=60))
+            futures.append(threads.submit(httpx.post, url, json={"query": ["x" * n] * 2}, timeout=60))
             while not sizes and time.monotonic() < deadline:
                 time.sleep(0.02)  # the first one is being computed, alone, before the others come
         while "requests_waiting 5" not in httpx.get(f"{url}metrics").text and time.monotonic() < deadline:
             time.sleep(0.02)
         first.set()
-        found = [one.result().json()["rewards"] for one in asked]
-    assert found == [[float(n)] * 2 for n in range(1, 7)]
+        answers = [future.result().json()["rewards"] for future in futures]
+    assert answers == [[float(n)] * 2 for n in range(1, 7)]
     assert sizes == [2, 10]
     metrics = httpx.get(f"{url}metrics").text
     assert "align_reward_texts_total 12\n" in metrics
@@ -163,10 +163,12 @@ def test_a_text_has_the_score_of_its_tokens_with_eos(reward_model: Path) -> None
     model = Model(reward_model, Reference("reward-model", "0" * 64))
     forward = ForwardJob(model, "score").open(ResourcesConfig(), Device("cpu", 1))
     tokenizer = model.tokenizer()
-    found = scores_of_texts(forward, tokenizer, 40)(["<user>2+2=<assistant>4<eos>", "<user>2+2=<assistant>4", "x" * 40])
+    scores = scores_of_texts(forward, tokenizer, 40)(
+        ["<user>2+2=<assistant>4<eos>", "<user>2+2=<assistant>4", "x" * 40]
+    )
     prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("<user>2+2=<assistant>", "4"))
     (expected,) = forward.run([(prompt, [*answer, tokenizer.eos_token_id])])
-    assert found == [pytest.approx(float(expected), abs=1e-6)] * 2 + [None]
+    assert scores == [pytest.approx(float(expected), abs=1e-6)] * 2 + [None]
 
 
 @pytest.mark.slow
@@ -175,8 +177,8 @@ def test_the_command_serves_until_ended(reward_model: Path, tmp_path: Path) -> N
     command = [sys.executable, "-m", "alignment.flows.cli.main", "serve-reward", str(reward_model), "--port", "0"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        said = next(line for line in server.stderr if " at http://" in line)
-        url = said.rpartition(" at ")[2].partition(";")[0]
+        announcement = next(line for line in server.stderr if " at http://" in line)
+        url = announcement.rpartition(" at ")[2].partition(";")[0]
         answer = httpx.post(url, json={"query": ["a", "x" * 1000]}, timeout=60).json()
         assert isinstance(answer["rewards"][0], float)
         assert answer["rewards"][1] is None

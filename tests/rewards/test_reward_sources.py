@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def rewards(*configs: dict[str, Any]) -> list[RewardConfig]:
-    return [CHOICE.validate(one) for one in configs]
+    return [CHOICE.validate(config) for config in configs]
 
 
 def opened(configs: list[RewardConfig]) -> RewardSources:
@@ -60,13 +60,13 @@ def rows(*completions: str) -> list[dict[str, Any]]:
             "group": number // 2,
             "task": None,
             "prompt_text": "?",
-            "completion_text": one,
+            "completion_text": completion,
             "label": "1",
             "prompt_ids": tokenizer("?")["input_ids"],
-            "completion_ids": [*tokenizer(one)["input_ids"], tokenizer.eos_token_id],
+            "completion_ids": [*tokenizer(completion)["input_ids"], tokenizer.eos_token_id],
             "finish_reason": "stop",
         }
-        for number, one in enumerate(completions)
+        for number, completion in enumerate(completions)
     ]
 
 
@@ -80,16 +80,16 @@ def test_sources_answer_concurrently_in_any_thread_and_keep_their_processes_unti
     )
     with opened(configs) as sources, ThreadPoolExecutor(2) as pool:
         first, second = pool.map(sources, [rows("a", "b", "ccc"), rows("d", "1")])
-        assert [len(one) for one in first] == [3] * 4
+        assert [len(column) for column in first] == [3] * 4
         assert (reasons(first[1]), first[2], second[3]) == ([None, "none_given", None], [1, 1, 3], [0.0, 1.0])
         assert sources.failed == {"none_given": 1}
         used = {int(first[0][0] * 2**32), int(first[1][0])}  # type: ignore[arg-type, operator]
         assert used == {int(second[0][0] * 2**32), int(second[1][0])}, "no process for each call"  # type: ignore[arg-type, operator]
-        assert all(psutil.pid_exists(one) for one in used)
+        assert all(psutil.pid_exists(pid) for pid in used)
     server.end()
-    assert not any(psutil.pid_exists(one) for one in used)
-    assert not [one for one in psutil.Process().children() if role_of(" ".join(one.cmdline())) == "verifier"]
-    assert sorted(one for content in server.asked for one in content["query"])[:2] == ["?1<eos>", "?a<eos>"]
+    assert not any(psutil.pid_exists(pid) for pid in used)
+    assert not [child for child in psutil.Process().children() if role_of(" ".join(child.cmdline())) == "verifier"]
+    assert sorted(query for content in server.asked for query in content["query"])[:2] == ["?1<eos>", "?a<eos>"]
     with pytest.raises(Stopped):
         sources(rows("a"))
 
@@ -110,10 +110,10 @@ def test_the_key_of_a_reward_has_function_source_and_first_url_and_no_token(file
     def key(**fields: Any) -> Any:
         return content(rewards(fields), "rl.rewards")
 
-    one = key(urls=["http://a/", "http://b/"], batch_size=4, token_variable="TOKEN")
-    assert one == key(urls="http://a/")
-    assert "TOKEN" not in str(one)
-    assert one != key(urls=["http://b/", "http://a/"])
+    plain = key(urls=["http://a/", "http://b/"], batch_size=4, token_variable="TOKEN")
+    assert plain == key(urls="http://a/")
+    assert "TOKEN" not in str(plain)
+    assert plain != key(urls=["http://b/", "http://a/"])
     before = key(function=f"{file}:group")
     file.write_text(SOURCE + "# a comment computes nothing")
     assert key(function=f"{file}:group") == before
@@ -175,13 +175,13 @@ def test_an_interrupt_ends_the_calls_that_are_under_way(tmp_path: Path, monkeypa
 
 def test_two_reward_models_answer_concurrently_in_separate_actors(tmp_path: Path) -> None:
     """What actors compute is tested where there are some; here it is who is asked, and with what."""
-    held: list[str] = []
+    open_models: list[str] = []
 
     @contextmanager
     def scores(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Any]:
-        held.append(name)
+        open_models.append(name)
         yield lambda pairs: [len(completion) * float(model.path.name) for _, completion in pairs]
-        held.remove(name)
+        open_models.remove(name)
 
     tokenizer, reference = byte_tokenizer(), Reference.parse(f"reward-model@sha256:{'1' * 64}")
     for name in ("2", "3"):
@@ -190,8 +190,8 @@ def test_two_reward_models_answer_concurrently_in_separate_actors(tmp_path: Path
     configs = rewards({"reward_model": "a/judge"}, {"reward_model": "another/judge", "weight": 0.5})
     opening = Opening("rl.rewards", ResourcesConfig(), tokenizer=tokenizer, scores=scores)
     with RewardSources(configs, opening, models) as sources:
-        assert sorted(held) == ["reward-0", "reward-1"]
+        assert sorted(open_models) == ["reward-0", "reward-1"]
         given = sources(rows("a", "bb", "a"))
-    assert (given, held) == ([[4.0, 6.0, 4.0], [6.0, 9.0, 6.0]], [])
+    assert (given, open_models) == ([[4.0, 6.0, 4.0], [6.0, 9.0, 6.0]], [])
     totals = total_rewards(np.array(given).T, np.zeros(3, int), configs, [RunningMean() for _ in configs])
     assert totals.tolist() == [7.0, 10.5, 7.0]

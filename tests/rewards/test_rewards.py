@@ -60,10 +60,10 @@ def rows(*completions: str) -> list[dict[str, Any]]:
             "source": f"prompts.jsonl:{number}",
             "task": None,
             "prompt_text": f"prompt {number}",
-            "completion_text": one,
+            "completion_text": completion,
             "label": None,
         }
-        for number, one in enumerate(completions, start=1)
+        for number, completion in enumerate(completions, start=1)
     ]
 
 

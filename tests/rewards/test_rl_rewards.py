@@ -61,10 +61,10 @@ def test_running_normalisation_covers_all_earlier_rewards_and_resumes_from_its_s
     known = RunningMean()
     for part in parts:
         known = RunningMean(known.state)  # as after a kill
-        found = total_rewards(part, np.zeros(len(part), int), [reward(normalise="running")], [known])
+        total = total_rewards(part, np.zeros(len(part), int), [reward(normalise="running")], [known])
     everything = np.concatenate(parts)
     expected = (parts[-1][:, 0] - everything.mean()) / (everything.std() + 1e-4)
-    np.testing.assert_allclose(found, expected)
+    np.testing.assert_allclose(total, expected)
 
 
 def test_the_length_penalty_grows_linearly_and_truncation_adds_a_penalty() -> None:
@@ -114,7 +114,7 @@ def test_bounds_of_the_filter_leave_out_prompts_that_are_too_hard_or_too_easy() 
 def sampled() -> StepData:
     """Two prompts, two completions each; the third token of the first completion is not trained."""
     trained = [[True, True, False], [True, True], [True], [True, True]]
-    return StepData.of([[1]] * 4, [[2] * len(one) for one in trained], trained, [0, 0, 1, 1])
+    return StepData.of([[1]] * 4, [[2] * len(mask) for mask in trained], trained, [0, 0, 1, 1])
 
 
 REWARDS = [1.0, 0.0, 2.0, 4.0]
@@ -171,8 +171,8 @@ def stepwise() -> tuple[StepData, ReasoningStepRewards | None]:
         RewardValue(1.0, steps=((0, 1.0),)),
     ]
     rollouts = [
-        rollout([True] * tokens, rewards={"steps": one, "other": 7.0})
-        for tokens, one in zip((3, 2, 1), by_step, strict=True)
+        rollout([True] * tokens, rewards={"steps": rewards_of, "other": 7.0})
+        for tokens, rewards_of in zip((3, 2, 1), by_step, strict=True)
     ]
     config = CHOICE.validate({"process_reward_model": "ours", "per_step": "sum", "weight": 0.5})
     return data, reasoning_step_rewards(rollouts, [config, reward()])
@@ -202,4 +202,4 @@ def test_a_completion_of_which_nothing_is_trained_costs_the_others_nothing() -> 
     data = StepData.of([[1]] * 3, [[2, 2], [3], [4]], [[True, True], [False], [True]])
     add_advantages(data, [1.0, 5.0, 2.0], AdvantageConfig(estimator="returns"), KlConfig(), 0.0)
     assert data.numbers["advantages"].tolist() == [1.0, 1.0, 2.0]
-    assert [one.tolist() for one in (data.lengths_S, data.places_K(data.rows()[1:]))] == [[2, 0, 1], [2]]
+    assert [values.tolist() for values in (data.lengths_S, data.places_K(data.rows()[1:]))] == [[2, 0, 1], [2]]

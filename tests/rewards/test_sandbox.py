@@ -138,7 +138,7 @@ os._exit(0)
 
 
 def test_no_system_call_passes_that_is_not_known() -> None:
-    """Old ones that nobody listed, those of newer kernels (setxattrat, file_setattr), those to come."""
+    """Old ones that user listed, those of newer kernels (setxattrat, file_setattr), those to come."""
     attack = """
 import ctypes, json
 libc = ctypes.CDLL(None, use_errno=True)
@@ -172,9 +172,9 @@ check_limits(threading.Event())
 assert passes_tests("def f(): return 1", "assert f() == 1", threading.Event())
 print(os.geteuid())"""
     python = "/usr/bin/python3"  # ours, and this tree, may lie where root alone can look
-    who: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
+    user: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(Path(alignment_core.__file__).parent, f"{place}/alignment_core")
         os.chmod(place, 0o755)
-        ran = subprocess.run([python, "-c", script], env={"PYTHONPATH": place}, capture_output=True, text=True, **who)
+        ran = subprocess.run([python, "-c", script], env={"PYTHONPATH": place}, capture_output=True, text=True, **user)
     assert ran.stdout == "65534\n", ran.stderr

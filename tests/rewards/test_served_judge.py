@@ -38,9 +38,10 @@ def opening(folder: Any) -> Opening:
 def test_which_model_judges_is_an_input_and_the_question_is_in_the_key() -> None:
     reward = judge()
     assert reward.model.name == "judge/production"
-    (one,), (other,) = content([reward], "rl.rewards"), content([judge(template="{completion}")], "rl.rewards")
-    assert one["served_judge"] is True
-    assert one != other
+    (by_default,) = content([reward], "rl.rewards")
+    (with_template,) = content([judge(template="{completion}")], "rl.rewards")
+    assert by_default["served_judge"] is True
+    assert by_default != with_template
     with pytest.raises(ValueError, match="a judge has to see the answer"):
         judge(template="{prompt}")
 
@@ -55,9 +56,9 @@ def test_the_start_of_a_judges_server_is_reported_as_start_up(monkeypatch: pytes
         yield SimpleNamespace(url="http://127.0.0.1:9/v1", token="t", shortened=None)
 
     monkeypatch.setattr("alignment_core.inference.http_server.served", served)
-    told = replace(opening(tmp_path), starting=Ticket(starts=events.append).starting)
+    reported = replace(opening(tmp_path), starting=Ticket(starts=events.append).starting)
     with pytest.raises(EnvironmentFault, match="no server answers"):
-        kind_of(judge()).open(judge(), told)
+        kind_of(judge()).open(judge(), reported)
     assert events == ["the judge's server, and loads its model", "started", None]
 
 
@@ -67,26 +68,26 @@ def test_a_served_judge_has_the_models_verdicts_and_ends_its_server(tiny_model: 
     tokenizer, model = AutoTokenizer.from_pretrained(tiny_model()), AutoModelForCausalLM.from_pretrained(tiny_model())
     chances = []
     for completion in rows:
-        asked = [{"role": "user", "content": f"2+2=?{completion['completion_text']}"}]
-        text = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        messages = [{"role": "user", "content": f"2+2=?{completion['completion_text']}"}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
         chances.append(torch.softmax(model(ids).logits[0, -1].detach(), -1))
-    letters = [number for number in range(97, 123) if all(number in one.topk(20).indices for one in chances)]
+    letters = [number for number in range(97, 123) if all(number in chance.topk(20).indices for chance in chances)]
     assert len(letters) >= 2, "else there would be nothing to compare"
     worth = {chr(number): place / len(letters) for place, number in enumerate(letters)}
     reward = judge(verdicts=worth)
     source: Any = kind_of(reward).open(reward, opening(tiny_model()))
     try:
-        found = dict(source(rows))
+        rewards = dict(source(rows))
         url = source._endpoint.replicas[0].url
         assert psutil.Process().children(recursive=True)
     finally:
         source.close()
     source.close()  # as when a run that is stopped ends
-    for place, one in enumerate(chances):
-        total = sum(float(one[ord(letter)]) for letter in worth)
-        expected = sum(float(one[ord(letter)]) * value for letter, value in worth.items()) / total
-        assert found[place] == pytest.approx(expected, abs=1e-6)
+    for place, distribution in enumerate(chances):
+        total = sum(float(distribution[ord(letter)]) for letter in worth)
+        expected = sum(float(distribution[ord(letter)]) * value for letter, value in worth.items()) / total
+        assert rewards[place] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
 

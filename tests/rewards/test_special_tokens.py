@@ -75,28 +75,28 @@ def prompt() -> dict[str, Any]:
 
 
 def episode(tokenizer: Any, *turns: tuple[str, str]) -> Episode:
-    found = Episode(0, 0, 0, prompt(), most_tokens=1000)
+    result = Episode(0, 0, 0, prompt(), most_tokens=1000)
     for text, end in turns:
-        if found.turns:
-            found.append_observation(tokenizer("<user>and?<think>")["input_ids"])
-        found.append_turn(completion(tokenizer, text, end))
-    return found
+        if result.turns:
+            result.append_observation(tokenizer("<user>and?<think>")["input_ids"])
+        result.append_turn(completion(tokenizer, text, end))
+    return result
 
 
 def rewarded(tokenizer: Any, rows: list[dict[str, Any]], *configs: dict[str, Any]) -> list[list[Any]]:
     opening = Opening("rl.rewards", ResourcesConfig(reward_timeout_seconds=60), tokenizer=tokenizer)
-    with RewardSources([CHOICE.validate(one) for one in configs], opening) as sources:
+    with RewardSources([CHOICE.validate(config) for config in configs], opening) as sources:
         return sources(rows)
 
 
 @pytest.mark.parametrize("end", ["<eos>", "<end>"])  # an end of turn that is not EOS, as ChatML has on a base model
 def test_rewards_get_special_tokens_only_if_configured(file: Path, tokenizer: Any, end: str) -> None:
-    asked = {"skip_special_tokens": False}
+    shown = {"skip_special_tokens": False}
     configs: list[dict[str, Any]] = [
         {"verifier": f"{file}:plain"},
         {"verifier": f"{file}:thinks"},
-        {"verifier": f"{file}:thinks", **asked},
-        {"function": f"{file}:group", **asked},
+        {"verifier": f"{file}:thinks", **shown},
+        {"function": f"{file}:group", **shown},
     ]
     row = Rollout.of(episode(tokenizer, (THOUGHT, end)), CompletionText(tokenizer), "policy").row()
     assert rewarded(tokenizer, [row], *configs) == [[1.0], [0.0], [1.0], [1.0]]
@@ -129,13 +129,13 @@ def test_environments_get_special_tokens_only_if_configured(file: Path, tokenize
     config = EnvironmentConfig(name=f"{file}:Echo", skip_special_tokens=skips)
     environments = Environments(config, tokenizer, processes=1, timeout=60)
     try:
-        one = Episode(0, 0, 0, prompt(), most_tokens=1000)
-        environments.answer_all([one])
-        one.append_turn(completion(tokenizer, "<think>2<end>+2</think>4"))
-        environments.answer_all([one])
+        turns_of = Episode(0, 0, 0, prompt(), most_tokens=1000)
+        environments.answer_all([turns_of])
+        turns_of.append_turn(completion(tokenizer, "<think>2<end>+2</think>4"))
+        environments.answer_all([turns_of])
     finally:
         environments.close()
-    observation = tokenizer.decode(one.ids[~one.mask].tolist())
+    observation = tokenizer.decode(turns_of.ids[~turns_of.mask].tolist())
     assert observation.endswith(f"<user>{seen}")
 
 
@@ -167,9 +167,9 @@ def test_the_verifier_of_an_evaluation_gets_special_tokens_only_if_configured(
 def test_the_stage_that_verifies_is_given_the_tokenizer_and_another_key(composed: Any) -> None:
     compose(composed, "sft", evaluation={**EVALUATION, "skip_special_tokens": False})
     assert composed.roles("sft/evaluation/score")["tokenizer"] == "sft"
-    asked = composed.configs["sft/evaluation/score"]
-    assert asked.content()["skip_special_tokens"] is False
-    assert "skip_special_tokens" not in asked.model_copy(update={"skip_special_tokens": True}).content()
+    scoring = composed.configs["sft/evaluation/score"]
+    assert scoring.content()["skip_special_tokens"] is False
+    assert "skip_special_tokens" not in scoring.model_copy(update={"skip_special_tokens": True}).content()
 
 
 def test_skip_special_tokens_changes_no_default_key_and_is_refused_without_effect() -> None:

@@ -19,7 +19,7 @@ def decision(steps: bytes, machine: Machine, number: int, *arguments: int) -> in
     data = struct.pack("<iIQ6Q", number, machine.audit, 0, *arguments, *[0] * (6 - len(arguments)))
     accumulator = place = 0
     while True:
-        code, then, otherwise, value = struct.unpack_from("HBBI", steps, 8 * place)
+        code, if_true, otherwise, value = struct.unpack_from("HBBI", steps, 8 * place)
         place += 1
         if code == system_calls.LOAD:
             (accumulator,) = struct.unpack_from("<I", data, value)
@@ -29,7 +29,7 @@ def decision(steps: bytes, machine: Machine, number: int, *arguments: int) -> in
             return int(value)
         else:
             holds = accumulator == value if code == system_calls.EQUAL else accumulator & value
-            place += then if holds else otherwise
+            place += if_true if holds else otherwise
 
 
 def number(call: str, machine: Machine) -> int:
@@ -40,8 +40,8 @@ def number(call: str, machine: Machine) -> int:
 
 @pytest.fixture(params=list(MACHINES.values()), ids=list(MACHINES))
 def machine(request: pytest.FixtureRequest) -> Machine:
-    found: Machine = request.param
-    return found
+    given: Machine = request.param
+    return given
 
 
 def test_only_listed_calls_with_harmless_arguments_are_allowed(machine: Machine) -> None:
@@ -69,14 +69,14 @@ def test_only_listed_calls_with_harmless_arguments_are_allowed(machine: Machine)
 
 def test_new_threads_and_files_need_a_decision_of_the_supervisor(machine: Machine) -> None:
     steps = system_calls.counting(machine)
-    for call, arguments, asked in (
+    for call, arguments, supervised in (
         ("clone", [THREAD], True),
         ("openat", [BIT_32, 0, READ], False),
         ("openat", [BIT_32, 0, CREATE], True),
         ("openat", [BIT_32, 0, TMPFILE], True),
         ("read", [0], False),
     ):
-        assert decision(steps, machine, number(call, machine), *arguments) == (ASK if asked else ALLOW), (
+        assert decision(steps, machine, number(call, machine), *arguments) == (ASK if supervised else ALLOW), (
             call,
             arguments,
         )

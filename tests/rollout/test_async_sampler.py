@@ -117,7 +117,7 @@ def test_rewarded_rollouts_reach_their_draws_in_one_pass() -> None:
     sampler.close()
     thread.join()
     assert CountingRollout.reads == len(rollouts)
-    assert [one.sample for one in sampler.schedule.ready[7]] == [0, 1, 2, 3]
+    assert [rollout.sample for rollout in sampler.schedule.ready[7]] == [0, 1, 2, 3]
 
 
 def test_draws_not_yet_trained_on_are_drawn_first_after_a_resume() -> None:

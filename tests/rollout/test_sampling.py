@@ -23,8 +23,8 @@ class Engines:
         self.size, self.shards = size, list[int]()
 
     def spread(self, calls: Any) -> Iterator[Any]:
-        for number, one in calls:
-            _, requests, *_ = one.arguments
+        for number, call in calls:
+            _, requests, *_ = call.arguments
             self.shards.append(len(requests))
             yield number, SimpleNamespace(each=lambda: [None] * self.shards[-1])
 
@@ -45,10 +45,10 @@ def test_every_engine_has_work_as_far_as_there_are_prompts(
     """Shards are whole prompts, and none is larger than ``shard_size``."""
     rows = [{"prompt_ids": [1, 2, number]} for number in range(prompts)]
     generation = GenerationConfig(num_generations=SAMPLES, shard_size=shard_size, max_completion_length=4)
-    asked = Engines(engines)
+    spreading = Engines(engines)
     draws = PromptSchedule(rows, generation, seed=0)
-    sampling = Sampling(asked, None, draws, SimpleNamespace(), (0,), "model", threading.Event())  # type: ignore[arg-type]
+    sampling = Sampling(spreading, None, draws, SimpleNamespace(), (0,), "model", threading.Event())  # type: ignore[arg-type]
     monkeypatch.setattr("alignment_core.environments.episode.Episode.append_turn", lambda *_: None)
     monkeypatch.setattr(Sampling, "rollouts", lambda _, episodes: episodes)
     sampling.complete(range(prompts), version=0)
-    assert asked.shards == [SAMPLES * one for one in expected]
+    assert spreading.shards == [SAMPLES * prompts_of_shard for prompts_of_shard in expected]

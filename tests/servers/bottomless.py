@@ -73,8 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, self._listing(query.get("prefix", [""])[0]))
         elif key in self.server.large:
             first, last = 0, self.server.large[key] - 1
-            if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-                first, last = int(asked[1]), min(int(asked[2]), last)
+            if span := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                first, last = int(span[1]), min(int(span[2]), last)
             whole = self.server.large[key]
             self._answer(206, None, last + 1 - first, ETag='"zeros"', Content_Range=f"bytes {first}-{last}/{whole}")
             for at in range(first, last + 1, len(_ZEROS)) if self.command == "GET" else ():
@@ -88,13 +88,13 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _listing(self, prefix: str) -> bytes:
-        found = "".join(
+        names = "".join(
             f"<Contents><Key>{key}</Key><Size>{len(body)}</Size><LastModified>2026-11-01T00:00:00.000Z</LastModified>"
             f"<ETag>&quot;{_etag(body)[1:-1]}&quot;</ETag></Contents>"
             for key, body in sorted(self.server.small.items())
             if key.startswith(prefix)
         )
-        return _xml("ListBucketResult", f"<IsTruncated>false</IsTruncated>{found}")
+        return _xml("ListBucketResult", f"<IsTruncated>false</IsTruncated>{names}")
 
     def _asked(self) -> tuple[str, dict[str, list[str]]]:
         parts = urlsplit(self.path)

@@ -143,8 +143,8 @@ class Faulty:
             self._open |= {client, server}
         try:
             with client.makefile("rb") as from_client, server.makefile("rb") as from_server:
-                for one in (client, server):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for end in (client, server):
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 while head := _head(from_client):
                     if not self._exchange(head, client, from_client, server, from_server):
                         break

@@ -53,8 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        path, asked = self.path.partition("?")[0], self.headers.get("Range", "")
-        self.server.requests.append((self.command, self.path, asked))
+        path, requested_range = self.path.partition("?")[0], self.headers.get("Range", "")
+        self.server.requests.append((self.command, self.path, requested_range))
         body = self.server.files.get(path)
         etag = f'"{hashlib.md5(body or b"").hexdigest()}"'
         wanted = self.headers.get("If-Match", etag)
@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", asked) if self.server.ranges else None
+        span = re.fullmatch(r"bytes=(\d+)-(\d+)", requested_range) if self.server.ranges else None
         part = body[int(span[1]) : int(span[2]) + 1] if span else body
         self.send_response(206 if span else 200)
         if span:

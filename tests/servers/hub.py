@@ -110,10 +110,10 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refused(int(self.fault), "", "as the test ordered")
             self._route()
         except Refused as refused:
-            said = {"X-Error-Message": str(refused)} | ({"X-Error-Code": refused.code} if refused.code else {})
+            headers = {"X-Error-Message": str(refused)} | ({"X-Error-Code": refused.code} if refused.code else {})
             if refused.status == 429:
-                said["Retry-After"] = "1"
-            self._answer({"error": str(refused)}, refused.status, said)
+                headers["Retry-After"] = "1"
+            self._answer({"error": str(refused)}, refused.status, headers)
         except ConnectionError:
             self.close_connection = True
 
@@ -130,9 +130,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._body()
                 self._answer({"errors": [], "warnings": []})
             case "POST", "api", "repos", "create":
-                asked = self._json()
-                kind, name = self._named(asked)
-                private = asked.get("private") or asked.get("visibility") == "private"
+                fields = self._json()
+                kind, name = self._named(fields)
+                private = fields.get("private") or fields.get("visibility") == "private"
                 self.repos.create(kind, name, bool(private))
                 self._answer({"url": f"{self._host}/{'datasets/' if kind == 'dataset' else ''}{name}", "name": name})
             case "DELETE", "api", "repos", "delete":
@@ -164,14 +164,14 @@ class Handler(BaseHTTPRequestHandler):
         match self.command, *rest:
             case ("GET", "revision", _) | ("GET",):
                 oid = repo.resolve(rest[1] if rest else "main")
-                found = {"sha": oid, "private": repo.private, "author": name.split("/")[0], "gated": False, "tags": []}
-                found["lastModified"] = repo.commit(oid)["date"]
+                info = {"sha": oid, "private": repo.private, "author": name.split("/")[0], "gated": False, "tags": []}
+                info["lastModified"] = repo.commit(oid)["date"]
                 if "expand" not in self.query:
-                    found["siblings"] = [{"rfilename": path} for path in sorted(repo.tree(oid))]
-                self._answer({"_id": name, "id": name, **found})
+                    info["siblings"] = [{"rfilename": path} for path in sorted(repo.tree(oid))]
+                self._answer({"_id": name, "id": name, **info})
             case "POST", "preupload", revision:
-                tree, asked = repo.tree(repo.resolve(revision)), self._json()["files"]
-                self._answer({"files": [self._mode(tree, file) for file in asked]})
+                tree, paths = repo.tree(repo.resolve(revision)), self._json()["files"]
+                self._answer({"files": [self._mode(tree, file) for file in paths]})
             case "POST", "commit", "main":
                 lines = self._body().splitlines()
                 with repo.lock:
@@ -180,13 +180,13 @@ class Handler(BaseHTTPRequestHandler):
             case "GET", "tree", revision, *path:
                 self._tree(repo, repo.resolve(revision), "/".join(path))
             case "POST", "paths-info", revision:
-                asked = parse_qs(self._body().decode())
-                tree = entries_of(repo, repo.resolve(revision), asked.get("expand", [""])[-1].lower() == "true")
-                self._answer([tree[path] for path in asked.get("paths", ()) if path in tree])
+                paths = parse_qs(self._body().decode())
+                tree = entries_of(repo, repo.resolve(revision), paths.get("expand", [""])[-1].lower() == "true")
+                self._answer([tree[path] for path in paths.get("paths", ()) if path in tree])
             case "GET", "commits", revision:
                 chosen, link = self._page(repo.history(repo.resolve(revision)), 50)
-                shown = [{key: one[key] for key in ("id", "title", "message", "date")} for one in chosen]
-                self._answer([one | {"authors": [{"user": "writer"}]} for one in shown], headers=link)
+                shown = [{key: commit[key] for key in ("id", "title", "message", "date")} for commit in chosen]
+                self._answer([commit | {"authors": [{"user": "writer"}]} for commit in shown], headers=link)
             case "GET", "refs":
                 branch = {"name": "main", "ref": "refs/heads/main", "targetCommit": repo.head}
                 tags = [{"name": tag, "ref": f"refs/tags/{tag}", "targetCommit": oid} for tag, oid in repo.tags.items()]
@@ -213,10 +213,10 @@ class Handler(BaseHTTPRequestHandler):
         expand, recursive = (self.query.get(name, "").lower() == "true" for name in ("expand", "recursive"))
         prefix = f"{below}/" if below else ""
         entries = entries_of(repo, oid, expand)
-        found = [entry for path, entry in sorted(entries.items()) if path.startswith(prefix)]
-        if below and not found:
+        listed = [entry for path, entry in sorted(entries.items()) if path.startswith(prefix)]
+        if below and not listed:
             raise Refused(404, "EntryNotFound", f"{below} does not exist on {oid}")
-        shown = [entry for entry in found if recursive or "/" not in entry["path"].removeprefix(prefix)]
+        shown = [entry for entry in listed if recursive or "/" not in entry["path"].removeprefix(prefix)]
         chosen, link = self._page(shown, PAGES[expand])
         self._answer(chosen, headers=link)
 
@@ -225,14 +225,14 @@ class Handler(BaseHTTPRequestHandler):
         oid = repo.resolve(revision)
         entry = repo.tree(oid).get(path)
         if entry is None:
-            said = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", "X-Repo-Commit": oid}
-            self._answer({"error": "Entry not found"}, 404, said)
+            headers = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", "X-Repo-Commit": oid}
+            self._answer({"error": "Entry not found"}, 404, headers)
         elif entry["lfs"]:
-            said = {"X-Repo-Commit": oid, "X-Linked-Etag": f'"{entry["lfs"]}"', "X-Linked-Size": str(entry["size"])}
+            headers = {"X-Repo-Commit": oid, "X-Linked-Etag": f'"{entry["lfs"]}"', "X-Linked-Size": str(entry["size"])}
             storage = self._host.replace(
                 "127.0.0.1", "localhost"
             )  # another host, as the real one's: no token goes there
-            self._answer({}, 302, said | {"Location": f"{storage}/lfs/{kind}/{name}/{entry['lfs']}"})
+            self._answer({}, 302, headers | {"Location": f"{storage}/lfs/{kind}/{name}/{entry['lfs']}"})
         else:
             self._answer(
                 {}, 307, {"X-Repo-Commit": oid, "Location": f"/api/resolve-cache/{kind}s/{name}/{oid}/{quote(path)}"}
@@ -240,17 +240,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def _batch(self, repo: Repo, place: str) -> None:
         objects = []
-        for asked in self._json()["objects"]:
-            oid, size = asked["oid"], asked["size"]
-            told: dict[str, Any] = {"oid": oid, "size": size}
+        for blob in self._json()["objects"]:
+            oid, size = blob["oid"], blob["size"]
+            action: dict[str, Any] = {"oid": oid, "size": size}
             if not repo.large(oid).exists():
                 href = f"{self._host}/lfs/{place}/{oid}"
                 upload: dict[str, Any] = {"href": f"{href}/0"}
                 if size > PART:
                     starts = {str(number + 1): f"{href}/{start}" for number, start in enumerate(range(0, size, PART))}
                     upload = {"href": href, "header": {"chunk_size": str(PART), **starts}}
-                told["actions"] = {"upload": upload, "verify": {"href": f"{href}/verify"}}
-            objects.append(told)
+                action["actions"] = {"upload": upload, "verify": {"href": f"{href}/verify"}}
+            objects.append(action)
         self._answer({"transfer": "multipart", "objects": objects})
 
     def _large(self, repo: Repo | None, sha256: str, place: list[str]) -> None:
@@ -276,23 +276,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def _user(self) -> str | None:
         """Who asks; None without a token."""
-        said = self.headers.get("Authorization")
-        if said is None:
+        authorization = self.headers.get("Authorization")
+        if authorization is None:
             return None
-        user = USERS.get(said.removeprefix("Bearer "))
+        user = USERS.get(authorization.removeprefix("Bearer "))
         if user is None:
             raise Refused(401, "", "Invalid credentials in Authorization header")
         return user
 
-    def _named(self, asked: dict[str, Any]) -> tuple[str, str]:
+    def _named(self, fields: dict[str, Any]) -> tuple[str, str]:
         """The repo that is to be created or deleted, if this user may."""
         user = self._user()
-        organisation = asked.get("organization") or user
+        organisation = fields.get("organization") or user
         if user is None:
             raise Refused(401, "", "Invalid username or password.")
         if user != USERS[TOKEN] or organisation not in (ORGANISATION, user):
             raise Refused(403, "", f'You don\'t have the rights to create a repo under the namespace "{organisation}"')
-        return asked.get("type") or "model", f"{organisation}/{asked['name']}"
+        return fields.get("type") or "model", f"{organisation}/{fields['name']}"
 
     def _repo(self, kind: str, name: str, writes: bool = False) -> Repo:
         user, repo = self._user(), self.repos.get(kind, name)
@@ -332,8 +332,8 @@ class Handler(BaseHTTPRequestHandler):
 
     # ---------------------------------------------------------------- answers
 
-    def _answer(self, said: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(said).encode()
+    def _answer(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        data = json.dumps(body).encode()
         self._begin(status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})})
         self._end(lambda: self.wfile.write(data))
 
@@ -341,8 +341,8 @@ class Handler(BaseHTTPRequestHandler):
         """A file, or the range of it that was asked for."""
         size = path.stat().st_size
         start, end, status = 0, size, 200
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
-            start, end, status = int(asked[1]), min(size, int(asked[2] or size) + 1), 206
+        if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+            start, end, status = int(span[1]), min(size, int(span[2] or size) + 1), 206
             if start >= size:
                 raise Refused(416, "", "there are no such bytes")
             headers = headers | {"Content-Range": f"bytes {start}-{end - 1}/{size}"}

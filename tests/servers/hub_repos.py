@@ -90,18 +90,18 @@ class Repo:
 
     def resolve(self, revision: str) -> str:
         """The commit that a branch, a tag or a commit names."""
-        found = self.head if revision in ("main", "refs/heads/main") else self.tags.get(revision, revision)
-        if "/" in found or found.startswith(".") or not (self.folder / "commits" / found).exists():
+        commit = self.head if revision in ("main", "refs/heads/main") else self.tags.get(revision, revision)
+        if "/" in commit or commit.startswith(".") or not (self.folder / "commits" / commit).exists():
             raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        return found
+        return commit
 
     def history(self, oid: str | None) -> list[dict[str, Any]]:
         """A commit and those before it, newest first."""
-        found = []
+        history = []
         while oid is not None:
-            found.append(self.commit(oid))
-            oid = found[-1]["parent"]
-        return found
+            history.append(self.commit(oid))
+            oid = history[-1]["parent"]
+        return history
 
     def object(self, entry: dict[str, Any]) -> Path:
         return self.large(entry["lfs"]) if entry["lfs"] else self.folder / "objects" / entry["oid"]
@@ -131,8 +131,8 @@ class Repo:
                     raise Refused(400, "", f"{path}: there is no object {sha256}")
                 tree[path] = {"size": size, "oid": git_oid(pointer_of(sha256, size)), "lfs": sha256, "commit": oid}
         date = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())  # git knows whole seconds
-        made = {"id": oid, "parent": parent, "title": title, "message": message, "date": date, "tree": tree}
-        keep(self.folder / "commits" / oid, json.dumps(made).encode())
+        description = {"id": oid, "parent": parent, "title": title, "message": message, "date": date, "tree": tree}
+        keep(self.folder / "commits" / oid, json.dumps(description).encode())
         keep(self.folder / "head", oid.encode())
         return oid
 
@@ -206,11 +206,11 @@ class Repos:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def commit(repo: Repo, asked: list[dict[str, Any]]) -> str:
+def commit(repo: Repo, lines: list[dict[str, Any]]) -> str:
     """Make a commit of the lines of a request, if the parent that they name is the head."""
     files: dict[str, bytes | tuple[str, int] | None] = {}
     folders, title, message = list[str](), "", ""
-    for key, value in ((line["key"], line["value"]) for line in asked):
+    for key, value in ((line["key"], line["value"]) for line in lines):
         match key:
             case "header":
                 title, message = value["summary"], value.get("description", "")
@@ -229,14 +229,14 @@ def commit(repo: Repo, asked: list[dict[str, Any]]) -> str:
 
 def entries_of(repo: Repo, oid: str, expand: bool) -> dict[str, dict[str, Any]]:
     """Files and folders of a commit, as the Hub tells them."""
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for path, entry in repo.tree(oid).items():
-        found[path] = {"type": "file", "path": path, "oid": entry["oid"], "size": entry["size"]}
+        entries[path] = {"type": "file", "path": path, "oid": entry["oid"], "size": entry["size"]}
         if entry["lfs"]:
-            found[path]["lfs"] = {"oid": entry["lfs"], "size": entry["size"], "pointerSize": 134}
+            entries[path]["lfs"] = {"oid": entry["lfs"], "size": entry["size"], "pointerSize": 134}
         if expand:
             last = repo.commit(entry["commit"])
-            found[path]["lastCommit"] = {key: last[key] for key in ("id", "title", "date")}
+            entries[path]["lastCommit"] = {key: last[key] for key in ("id", "title", "date")}
         for folder in map(str, list(Path(path).parents)[:-1]):
-            found.setdefault(folder, {"type": "directory", "path": folder, "oid": oid, "size": 0})
-    return found
+            entries.setdefault(folder, {"type": "directory", "path": folder, "oid": oid, "size": 0})
+    return entries

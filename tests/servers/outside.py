@@ -44,15 +44,15 @@ class Outside:
         """``udp 8.8.8.8:53``, ``tcp [2001:db8::1]:443``, ``name example.com``."""
         time.sleep(SETTLE_SECONDS)
         with self._lock:
-            found, self._found = sorted(self._found), set()
-        return found
+            packets, self._found = sorted(self._found), set()
+        return packets
 
     def _read(self) -> None:
         while True:
             packet, (_, _, kind, *_) = self._socket.recvfrom(65535)
-            if kind == OUTGOING and (found := described(packet)):
+            if kind == OUTGOING and (description := described(packet)):
                 with self._lock:
-                    self._found |= found
+                    self._found |= description
 
 
 def described(packet: bytes) -> set[str]:

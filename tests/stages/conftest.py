@@ -38,11 +38,11 @@ def actors(machines: Any) -> Callable[[], dict[str, list[int]]]:
 
     def find() -> dict[str, list[int]]:
         groups = {"trainers": machines(2).actors.trainers, "engines": machines(2).actors.engines}
-        asked = {
-            name: [one.__ray_call__.remote(lambda _: os.getpid()) for one in group.actors]
+        calls = {
+            name: [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in group.actors]
             for name, group in groups.items()
             if group
         }
-        return {name: machines(2).actors.ray.get(pids) for name, pids in asked.items()}
+        return {name: machines(2).actors.ray.get(pids) for name, pids in calls.items()}
 
     return find

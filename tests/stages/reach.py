@@ -23,9 +23,9 @@ PACKAGES_THAT_DO_NOT_COMPUTE = {
 
 def imported_packages(modules: Iterable[str]) -> set[str]:
     """Installed packages that these modules of ours import, by the names that imports know them by."""
-    found = set[str]()
+    reached = set[str]()
     for module in modules:
         known = package_source(module)
         assert known is not None
-        found |= {name.partition(".")[0] for name in known[1].imports}
-    return found - {PACKAGE} - set(sys.stdlib_module_names)
+        reached |= {name.partition(".")[0] for name in known[1].imports}
+    return reached - {PACKAGE} - set(sys.stdlib_module_names)

@@ -97,14 +97,14 @@ def run_rl(
         inputs["held_out"] = data
     call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
     result = run_stage(StageRequest(store, call, machines(2), resources, reporter or (lambda *_: None)))
-    return {name: store.fetch(one) for name, one in result.outputs.items()}, result
+    return {name: store.fetch(output) for name, output in result.outputs.items()}, result
 
 
-def steps_of(made: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
+def steps_of(outputs: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
     """The trajectories of each step."""
-    return [pq.read_table(file).to_pylist() for file in sorted(made["trajectories"].iterdir())]
+    return [pq.read_table(file).to_pylist() for file in sorted(outputs["trajectories"].iterdir())]
 
 
-def rows_of(made: Mapping[str, Path]) -> list[dict[str, Any]]:
+def rows_of(outputs: Mapping[str, Path]) -> list[dict[str, Any]]:
     """The trajectories of all steps."""
-    return [row for rows in steps_of(made) for row in rows]
+    return [row for rows in steps_of(outputs) for row in rows]

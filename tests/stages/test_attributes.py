@@ -19,11 +19,11 @@ from alignment_core.stages.attributes import AttributesConfig, inner_edges
 REWARD = {"reward": {"verifier": "task"}}
 
 
-def ran(folder: Path, values: list[list[float | None]], one: dict[str, Any], **rows: Any) -> tuple[Any, list[Any]]:
+def ran(folder: Path, values: list[list[float | None]], configs: dict[str, Any], **rows: Any) -> tuple[Any, list[Any]]:
     rollouts, scores, output = (folder / name for name in ("rollouts", "scores", "output"))
     for each in (rollouts, scores, output):
         each.mkdir()
-    made = [
+    sampled = [
         {
             "prompt": number,
             "sample": 0,
@@ -40,14 +40,16 @@ def ran(folder: Path, values: list[list[float | None]], one: dict[str, Any], **r
         for number in range(len(values))
     ]
     blank = dict.fromkeys(rollout_schema().names)
-    write_table([{**blank, **row} for row in made], rollout_schema(), rollouts / "shard-00000.parquet")
+    write_table([{**blank, **row} for row in sampled], rollout_schema(), rollouts / "shard-00000.parquet")
     empty = dict.fromkeys(score_schema().names)
     judged = [
         {**empty, "prompt": number, "sample": 0, "tokens": 1, "finish_reason": "stop", "rewards": given}
         for number, given in enumerate(values)
     ]
     write_table(judged, score_schema(), scores / SCORES)
-    config = AttributesConfig(attributes={name: AttributeConfig.model_validate(fields) for name, fields in one.items()})
+    config = AttributesConfig(
+        attributes={name: AttributeConfig.model_validate(fields) for name, fields in configs.items()}
+    )
     context: Any = SimpleNamespace(inputs={"rollouts": rollouts, "scores": scores}, output=output)
     metrics = attributes.run(context, config)
     return metrics, [json.loads(line) for line in (output / attributes.ROWS).read_text().splitlines()]
@@ -55,8 +57,8 @@ def ran(folder: Path, values: list[list[float | None]], one: dict[str, Any], **r
 
 def test_values_are_written_unchanged_or_as_numbers_of_quantiles(tmp_path: Path) -> None:
     values: list[list[float | None]] = [[0.125, float(number)] for number in range(8)]
-    one = {"good": {**REWARD, "decimals": 1}, "long": {**REWARD, "bins": 4}}
-    metrics, rows = ran(tmp_path, values, one)
+    configs = {"good": {**REWARD, "decimals": 1}, "long": {**REWARD, "bins": 4}}
+    metrics, rows = ran(tmp_path, values, configs)
     assert [row["good"] for row in rows] == ["0.1"] * 8
     assert [row["long"] for row in rows] == ["0", "0", "1", "1", "2", "2", "3", "3"]
     assert rows[3] == {"prompt": "p3", "completion": "c3", "good": "0.1", "long": "1"}

@@ -32,14 +32,16 @@ def measured(folder: Path, *scores: tuple[int, float | None, list[float] | None]
 
 def test_completions_without_a_verdict_or_a_reward_count_for_nothing(tmp_path: Path) -> None:
     """By hand: of prompt 0 the right one has the higher first and the lower second reward; prompt 1 has no verdicts."""
-    found, _ = measured(tmp_path, (0, 1.0, [2.0, 1.0]), (0, 0.0, [1.0, 2.0]), (0, 1.0, None), (1, None, [1.0, 1.0]))
-    assert found == {"prompts": 1, "n": 2, "best_0": 1.0, "best_1": 0.0}
+    metrics, _ = measured(tmp_path, (0, 1.0, [2.0, 1.0]), (0, 0.0, [1.0, 2.0]), (0, 1.0, None), (1, None, [1.0, 1.0]))
+    assert metrics == {"prompts": 1, "n": 2, "best_0": 1.0, "best_1": 0.0}
 
 
 def test_without_a_prompt_that_has_both_scores_the_stage_warns_and_ends(tmp_path: Path) -> None:
     """As where a verifier has no label, or every reward failed: nothing is measured, and the run's other results stay."""
-    found, section = measured(tmp_path, (0, 1.0, None), (1, None, [1.0, 2.0]))
-    assert (found["prompts"], found["n"]) == (0, 0)
-    assert not {"best_0", "best_1"} & found.keys()
-    assert found["warnings"] == ["no completion has both a score of the verifier and all rewards: nothing was measured"]
+    metrics, section = measured(tmp_path, (0, 1.0, None), (1, None, [1.0, 2.0]))
+    assert (metrics["prompts"], metrics["n"]) == (0, 0)
+    assert not {"best_0", "best_1"} & metrics.keys()
+    assert metrics["warnings"] == [
+        "no completion has both a score of the verifier and all rewards: nothing was measured"
+    ]
     assert "No completion has both a score of the verifier and all rewards" in section

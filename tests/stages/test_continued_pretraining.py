@@ -30,7 +30,7 @@ def blocks(rows: int, seed: int) -> pa.Table:
     """Blocks of which the first tokens are context."""
     random = np.random.default_rng(seed)
     ids = [random.integers(97, 105, random.integers(6, 40)).tolist() for _ in range(rows)]
-    masks = [[0] * (1 + number % 4) + [1] * (len(one) - 1 - number % 4) for number, one in enumerate(ids)]
+    masks = [[0] * (1 + number % 4) + [1] * (len(row) - 1 - number % 4) for number, row in enumerate(ids)]
     return pa.table({"input_ids": ids, "loss_mask": masks})
 
 

@@ -36,15 +36,15 @@ def takes_adapters(machines: Any) -> Iterator[WarmMachines]:
     """Machines like those of the other tests, whose engines take adapters."""
     machines(2).actors.connect()
     resources = machines(2).resources.model_copy(update={"max_lora_rank": 8})
-    made = WarmMachines(resources, machines(2).actors.temporary)
-    yield made
-    made.actors.end_actors()
+    adapter_machines = WarmMachines(resources, machines(2).actors.temporary)
+    yield adapter_machines
+    adapter_machines.actors.end_actors()
 
 
 def difference(engines: ActorGroup[Engine], model: Path) -> float:
-    found = engines.one(0, Engine.parity, Model(model, POLICY["a"]), PROMPTS, [257])
-    assert found is not None
-    return found
+    greatest = engines.one(0, Engine.parity, Model(model, POLICY["a"]), PROMPTS, [257])
+    assert greatest is not None
+    return greatest
 
 
 def give(engines: ActorGroup[Engine], model: Any, lora: LoraConfig, folder: Path, version: int) -> None:
@@ -117,17 +117,17 @@ def test_training_is_the_same_with_merged_weights_and_with_adapters(
     tiny_model: Any,
     tmp_path: Path,
 ) -> None:
-    section["training"]["lora"], found = lora, {}
+    section["training"]["lora"], rows = lora, {}
     for way, own in (("merged", machines(2)), ("adapters", takes_adapters)):
         resources = RESOURCES.model_copy(
             update={"zero_stage": zero_stage, "max_lora_rank": own.resources.max_lora_rank}
         )
-        made, result = run_rl(tmp_path / way, tiny_model(), section, lambda _, own=own: own, resources)
+        outputs, result = run_rl(tmp_path / way, tiny_model(), section, lambda _, own=own: own, resources)
         assert result.metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained"
-        found[way] = rows_of(made)
-    assert [row["completion_ids"] for row in found["adapters"]] == [row["completion_ids"] for row in found["merged"]]
-    for one, other in zip(found["adapters"], found["merged"], strict=True):
-        np.testing.assert_allclose(one["rollout_logps"], other["rollout_logps"], atol=1e-4)
+        rows[way] = rows_of(outputs)
+    assert [row["completion_ids"] for row in rows["adapters"]] == [row["completion_ids"] for row in rows["merged"]]
+    for adapter_row, merged_row in zip(rows["adapters"], rows["merged"], strict=True):
+        np.testing.assert_allclose(adapter_row["rollout_logps"], merged_row["rollout_logps"], atol=1e-4)
 
 
 @pytest.mark.parametrize("dies", ["engines", "trainers"])

@@ -30,9 +30,9 @@ STOP = 263
 def takes_adapters(machines: Any) -> Iterator[WarmMachines]:
     machines(2).actors.connect()
     resources = machines(2).resources.model_copy(update={"max_lora_rank": 8})
-    made = WarmMachines(resources, machines(2).actors.temporary)
-    yield made
-    made.actors.end_actors()
+    adapter_machines = WarmMachines(resources, machines(2).actors.temporary)
+    yield adapter_machines
+    adapter_machines.actors.end_actors()
 
 
 def expected_logps(folder: Path, prompt: list[int], completion: Completion) -> np.ndarray:

@@ -40,8 +40,9 @@ def test_no_right_answer_of_twenty_is_not_certainty(evaluated):
 def test_pass_at_k_is_the_probability_of_a_right_completion_among_k(evaluated):
     # 4 completions each; right: 0, 1, 2 (half right does not count), 4. pass@2 = 1 - C(4 - c, 2) / C(4, 2): 0, 1/2, 5/6, 1
     right: list[list[float]] = [[0, 0, 0, 0.5], [1, 0, 0, 0], [0, 1, 1, 0.9], [1, 1, 1, 1]]
-    scores = [{**ROW, "prompt": i, "verifier": float(one)} for i, values in enumerate(right) for one in values]
-    scores += [{**ROW, "prompt": 4, "verifier": one} for one in (1.0, None, None, None)]  # one is too few for two
+    scores = [{**ROW, "prompt": i, "verifier": float(correct)} for i, values in enumerate(right) for correct in values]
+    # a single verdict is too few for pass@2
+    scores += [{**ROW, "prompt": 4, "verifier": verdict} for verdict in (1.0, None, None, None)]
     metrics = evaluated(scores, pass_at=(1, 2))
     assert metrics["pass@2"] == pytest.approx((0 + 1 / 2 + 5 / 6 + 1) / 4)
     assert (metrics["pass@2.n"], metrics["pass@1.n"]) == (4, 5)
@@ -62,7 +63,8 @@ def test_rewards_keep_their_bootstrap_and_prompts_without_a_score_are_not_counte
 def test_each_of_several_rewards_has_a_mean_and_missing_rewards_are_counted(evaluated):
     given = [([1.0, 4.0], 5.0), ([0.0, 2.0], 2.0), ([1.0, None], None)]
     scores = [
-        {**ROW, "prompt": i, "verifier": None, "rewards": one, "reward": all} for i, (one, all) in enumerate(given)
+        {**ROW, "prompt": i, "verifier": None, "rewards": rewards, "reward": all}
+        for i, (rewards, all) in enumerate(given)
     ]
     metrics = evaluated(scores)
     assert (metrics["reward"], metrics["reward.n"], metrics["failed_rewards"]) == (3.5, 2, 1)
@@ -88,7 +90,7 @@ def test_the_report_names_the_configured_confidence_level(evaluated):
 
 def test_the_report_lists_excluded_completions(evaluated):
     """Three completions, one without a reward; four pairs, one without a verdict."""
-    scores = [{**ROW, "prompt": i, "verifier": None, "reward": one} for i, one in enumerate((1.0, 2.0, None))]
+    scores = [{**ROW, "prompt": i, "verifier": None, "reward": reward} for i, reward in enumerate((1.0, 2.0, None))]
     metrics = {**evaluated(scores), "unjudged_pairs": 1.0, "pairs": 4.0}
     content = {
         "title": "Run one",

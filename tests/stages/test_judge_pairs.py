@@ -50,17 +50,17 @@ def rollouts(folder: Path, completions: dict[int, list[str]]) -> Path:
 
 def longer(content: dict[str, Any]) -> tuple[int, bytes]:
     """Likes the longer answer; of `first` and `other` always the one that comes first; of `a` and `b` neither."""
-    one, other = answers(content)
-    if {one, other} == {"first", "other"}:
+    first, second = answers(content)
+    if {first, second} == {"first", "other"}:
         return completion("[[B]] no, rather [[A]]")
-    return completion("[[C]]" if len(one) == len(other) else "[[A]]" if len(one) > len(other) else "[[B]]")
+    return completion("[[C]]" if len(first) == len(second) else "[[A]]" if len(first) > len(second) else "[[B]]")
 
 
 @pytest.fixture
 def judge(tmp_path: Path) -> Iterator[Any]:
     servers: list[Server] = []
 
-    def asked(answer: Answer, mine: Any = MINE, theirs: Any = THEIRS, **fields: Any) -> tuple[Any, Any, Server]:
+    def run_stage(answer: Answer, mine: Any = MINE, theirs: Any = THEIRS, **fields: Any) -> tuple[Any, Any, Server]:
         servers.append(Server(answer))
         url = servers[-1].url.removesuffix("/score") + "/v1/"
         folder = tmp_path / str(len(servers))
@@ -78,7 +78,7 @@ def judge(tmp_path: Path) -> Iterator[Any]:
         metrics = run(context, config)
         return metrics, json.loads((folder / "output" / "verdicts.json").read_text()), servers[-1]
 
-    yield asked
+    yield run_stage
     for server in servers:
         server.end()
 
@@ -88,7 +88,7 @@ def test_a_verdict_that_changes_with_the_position_is_a_tie(judge: Any) -> None:
     assert left["prompts"] == {"0": (1 + 0.5) / 2, "1": 0.5, "2": 0.0, "3": 0.5}
     assert metrics == {"win_rate": (0.75 + 0.5 + 0 + 0.5) / 4, "position_changed": 1 / 5, "pairs": 5}
     assert len(server.asked) == 8, "each pair in both orders, but for equal answers"
-    assert {answers(one) for one in server.asked} >= {("x", "xxxx"), ("xxxx", "x")}
+    assert {answers(request) for request in server.asked} >= {("x", "xxxx"), ("xxxx", "x")}
     first, *_ = judge(longer)
     assert first["pairs"] == 4, "one of each prompt, if the recipe says no more"
 
@@ -108,7 +108,7 @@ def test_pairs_without_a_verdict_are_left_out_and_too_many_end_the_stage(judge: 
 def test_saved_verdicts_are_not_requested_again(judge: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(judge_pairs, "BLOCK", 2)
     metrics, left, server = judge(longer)
-    asked = len(server.asked)
+    requests = len(server.asked)
     folder = tmp_path / "1"
     sorted((folder / "progress").iterdir())[-1].unlink()  # as if it had been killed in the last block
     context: Any = SimpleNamespace(
@@ -121,7 +121,7 @@ def test_saved_verdicts_are_not_requested_again(judge: Any, monkeypatch: pytest.
     url = server.url.removesuffix("/score") + "/v1"
     assert run(context, JudgePairsConfig(judge=PairwiseJudgeConfig(judge=url, judge_model="j"))) == metrics  # type: ignore[arg-type]
     assert json.loads((folder / "output" / "verdicts.json").read_text()) == left
-    assert len(server.asked) == asked + 2
+    assert len(server.asked) == requests + 2
 
 
 @pytest.mark.slow
@@ -153,7 +153,9 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
     assert config.packages_used() == ("vllm",)
     metrics = run(context, config)
     assert metrics == {"win_rate": 0.5, "position_changed": 0.0, "pairs": 4}
-    assert not [one for one in psutil.Process().children(recursive=True) if "api_server" in " ".join(one.cmdline())]
+    assert not [
+        child for child in psutil.Process().children(recursive=True) if "api_server" in " ".join(child.cmdline())
+    ]
 
 
 @pytest.mark.parametrize(

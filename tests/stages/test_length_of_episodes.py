@@ -59,7 +59,7 @@ def penalty_of(*episodes: Episode) -> list[float | None]:
     text = CompletionText(byte_tokenizer())
     rollouts = [replace(Rollout.of(episode, text, "policy"), rewards={"right": 0.0}) for episode in episodes]
     sources: Any = None  # the rewards are there already
-    return [one.reward for one in Rewards(section, sources, Stopwatch(), cost={}).add_totals(rollouts)]
+    return [rollout.reward for rollout in Rewards(section, sources, Stopwatch(), cost={}).add_totals(rollouts)]
 
 
 def test_observations_count_towards_the_length_as_in_the_budget() -> None:

@@ -46,9 +46,9 @@ def task(tmp_path: Path) -> Path:
 
 def context_of(model: Path, folder: Path) -> Any:
     output, progress = folder / "output", folder / "progress"
-    for one in (output, progress):
-        shutil.rmtree(one, ignore_errors=True)
-        one.mkdir()
+    for path in (output, progress):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
     stopping = threading.Event()
 
     def report(*_: Any) -> None:
@@ -127,13 +127,13 @@ def test_without_the_package_the_extra_is_named() -> None:
 
 @needed
 def test_the_key_follows_the_content_of_a_file_and_not_its_place(task: Path, tmp_path: Path) -> None:
-    other = tmp_path / "elsewhere.yaml"
-    shutil.copyfile(task, other)
-    one, two = (pin_tasks(LmEvalConfig(tasks=(str(path),))) for path in (task, other))
-    assert one.content() == two.content()
-    other.write_text(task.read_text().replace("acc", "acc_norm"))
-    assert pin_tasks(LmEvalConfig(tasks=(str(other),))).content() != one.content()
-    assert pin_tasks(LmEvalConfig(tasks=(str(task),), batch_size=2)).content() == one.content()
+    elsewhere = tmp_path / "elsewhere.yaml"
+    shutil.copyfile(task, elsewhere)
+    first, second = (pin_tasks(LmEvalConfig(tasks=(str(path),))) for path in (task, elsewhere))
+    assert first.content() == second.content()
+    elsewhere.write_text(task.read_text().replace("acc", "acc_norm"))
+    assert pin_tasks(LmEvalConfig(tasks=(str(elsewhere),))).content() != first.content()
+    assert pin_tasks(LmEvalConfig(tasks=(str(task),), batch_size=2)).content() == first.content()
     with pytest.raises(UserError, match=r"evaluation\.lm_eval\.tasks\.1: .*absent\.yaml: no such file"):
         pin_tasks(LmEvalConfig(tasks=("gsm8k", str(tmp_path / "absent.yaml"))))
 
@@ -152,14 +152,14 @@ def test_a_users_task_is_measured_reproducibly(
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = []
+    metrics = []
     for limit in (None, 6, 6):
         context = context_of(tiny_model(), tmp_path)
-        found.append(run(context, pin_tasks(LmEvalConfig(tasks=(str(task),), limit=limit))))
-        assert json.loads((context.output / "results.json").read_text())["metrics"] == found[-1]
-    assert found[0]["lm_eval/first_letter/acc"] == sum(map(is_right, [tiny_model()] * ROWS, range(ROWS))) / ROWS
-    assert [one["lm_eval/first_letter/acc.n"] for one in found] == [ROWS, 6, 6]
-    assert found[1] == found[2]
+        metrics.append(run(context, pin_tasks(LmEvalConfig(tasks=(str(task),), limit=limit))))
+        assert json.loads((context.output / "results.json").read_text())["metrics"] == metrics[-1]
+    assert metrics[0]["lm_eval/first_letter/acc"] == sum(map(is_right, [tiny_model()] * ROWS, range(ROWS))) / ROWS
+    assert [result["lm_eval/first_letter/acc.n"] for result in metrics] == [ROWS, 6, 6]
+    assert metrics[1] == metrics[2]
 
 
 @needed

@@ -32,7 +32,10 @@ def merge(tmp_path: Path) -> Merge:
         settings = {"merge_method": "linear", "weights": (1,) * len(folders), **config}
         metrics = run(context, MergeStageConfig.model_validate(settings))
         model = load_model(str(output), "lm", torch.float32)
-        assert metrics == {"models": len(folders), "parameters": sum(one.numel() for one in model.parameters())}
+        assert metrics == {
+            "models": len(folders),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        }
         return dict(model.state_dict())
 
     return run_stage
@@ -43,22 +46,22 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_mean_of_two_models_loads_as_a_model(merge: Merge, tiny_model: Any) -> None:
-    one, other = tiny_model(), tiny_model(seed=2)
-    merged = merge(one, other, weights=(1, 3))
-    for name, tensor in weights(one).items():
-        torch.testing.assert_close(merged[name], 0.25 * tensor + 0.75 * weights(other)[name])
+    first, second = tiny_model(), tiny_model(seed=2)
+    merged = merge(first, second, weights=(1, 3))
+    for name, tensor in weights(first).items():
+        torch.testing.assert_close(merged[name], 0.25 * tensor + 0.75 * weights(second)[name])
 
 
 def test_the_first_model_decides_shards_and_precision_of_a_merge(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
-    one = tmp_path / "cut"
-    shutil.copytree(tiny_model(), one)
-    (one / "model.safetensors").unlink()
-    load_model(str(tiny_model()), "lm", torch.bfloat16).save_pretrained(one, max_shard_size="50KB")
-    assert len(list(one.glob("*.safetensors"))) > 1
-    merged = merge(one, tiny_model(seed=2), weights=(1, 0))
+    first = tmp_path / "cut"
+    shutil.copytree(tiny_model(), first)
+    (first / "model.safetensors").unlink()
+    load_model(str(tiny_model()), "lm", torch.bfloat16).save_pretrained(first, max_shard_size="50KB")
+    assert len(list(first.glob("*.safetensors"))) > 1
+    merged = merge(first, tiny_model(seed=2), weights=(1, 0))
     assert (tmp_path / "merged" / "model.safetensors.index.json").is_file()
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
-    for name, tensor in weights(one).items():
+    for name, tensor in weights(first).items():
         assert merged[name].equal(tensor)
 
 

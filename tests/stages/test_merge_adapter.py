@@ -60,10 +60,10 @@ def test_a_merged_adapter_equals_the_merged_model_of_training(
     path = tiny_model(tied=tied)
     model = adapter_of(path, tmp_path / "adapter", **config)
     folder = merge(path, tmp_path / "adapter", tmp_path / "merged")
-    found = load_file(folder / "model.safetensors")
-    assert found.keys() == load_file(path / "model.safetensors").keys()
+    weights = load_file(folder / "model.safetensors")
+    assert weights.keys() == load_file(path / "model.safetensors").keys()
     expected = merged(model, model.state_dict())
-    for name, tensor in found.items():
+    for name, tensor in weights.items():
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=1e-6)
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is tied
     assert (folder / "tokenizer.json").read_bytes() == (path / "tokenizer.json").read_bytes()
@@ -74,8 +74,8 @@ def test_a_reward_model_has_the_head_of_its_adapter(tiny_model: Any, tmp_path: P
     folder = merge(tiny_model(), tmp_path / "adapter", tmp_path / "merged")
     ids = torch.arange(40)[None]
     with torch.no_grad():
-        found = load_model(str(folder), "score", torch.float32)(ids).logits  # without a seed: it holds a head
-        torch.testing.assert_close(found, model(ids).logits, atol=1e-5, rtol=1e-5)
+        logits = load_model(str(folder), "score", torch.float32)(ids).logits  # without a seed: it holds a head
+        torch.testing.assert_close(logits, model(ids).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_half_precision_stays(tiny_model: Any, tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_half_precision_stays(tiny_model: Any, tmp_path: Path) -> None:
     shutil.copytree(tiny_model(), half)
     load_model(str(half), "lm", torch.bfloat16).save_pretrained(half)
     adapter_of(half, tmp_path / "adapter")
-    found = load_file(merge(half, tmp_path / "adapter", tmp_path / "merged") / "model.safetensors")
-    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    weights = load_file(merge(half, tmp_path / "adapter", tmp_path / "merged") / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
 def test_an_adapter_of_another_model_is_refused(tiny_model: Any, tmp_path: Path) -> None:
     adapter_of(tiny_model("qwen2", tied=False), tmp_path / "adapter")
     tensors = load_file(tmp_path / "adapter" / WEIGHTS)
-    wide = {name: torch.cat([one, one], -1) if "lora_A" in name else one for name, one in tensors.items()}
+    wide = {name: torch.cat([tensor, tensor], -1) if "lora_A" in name else tensor for name, tensor in tensors.items()}
     less = dict(list(tensors.items())[2:])
     for number, wrong in enumerate(
         (wide, less, tensors | {"base_model.model.model.layers.9.lora_A.weight": one_of(tensors)})

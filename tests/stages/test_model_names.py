@@ -13,33 +13,33 @@ from alignment_core.stages.base_model import in_store, near_tags, pin_model
 
 
 @pytest.fixture
-def made(store: Store, tmp_path: Path) -> Reference:
+def reference(store: Store, tmp_path: Path) -> Reference:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "weights").write_text("one")
-    made = store.publish(tmp_path / "one", "model")
-    store.tags.move("policy/production", made, None, reason="first")
-    return made
+    reference = store.publish(tmp_path / "one", "model")
+    store.tags.move("policy/production", reference, None, reason="first")
+    return reference
 
 
-def test_a_model_is_named_by_tag_reference_or_the_first_digits_of_its_digest(store, made):
-    for name in ("policy/production", str(made), made.short, made.digest[:8]):
-        assert in_store(store, ModelConfig(name=name)) == made
+def test_a_model_is_named_by_tag_reference_or_the_first_digits_of_its_digest(store, reference):
+    for name in ("policy/production", str(reference), reference.short, reference.digest[:8]):
+        assert in_store(store, ModelConfig(name=name)) == reference
     assert in_store(store, ModelConfig(name="org/model")) is None
 
 
-def test_unknown_digits_are_refused_without_a_request_to_the_hub(store, made):
-    wrong = "0" if made.digest[0] != "0" else "1"
+def test_unknown_digits_are_refused_without_a_request_to_the_hub(store, reference):
+    wrong = "0" if reference.digest[0] != "0" else "1"
     for name in (wrong * 8, f"model@sha256:{wrong * 12}"):
         with pytest.raises(UserError, match=r"^model: .* has no artifact"):
             in_store(store, ModelConfig(name=name))
 
 
-def test_a_tag_that_is_misspelled_is_suggested(store, made):
+def test_a_tag_that_is_misspelled_is_suggested(store, reference):
     assert near_tags(store, ModelConfig(name="policy/prodution")) == " (did you mean the tag policy/production?)"
     assert near_tags(store, ModelConfig(name="org/model")) == ""
 
 
-def test_a_revision_is_refused_for_models_that_are_not_on_the_hub(store, made, tmp_path):
+def test_a_revision_is_refused_for_models_that_are_not_on_the_hub(store, reference, tmp_path):
     with pytest.raises(
         UserError, match=r"^model.revision: policy/production is an artifact, and revisions are of models"
     ):

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
             path.write_text("".join(json.dumps(row) + "\n" for row in data))
             data = str(path)
         config = DataConfig.model_validate(data)
-        write(build(config, [pin(one) for one in config.sources], byte_tokenizer(), kind, 0), tmp_path / name)
+        write(build(config, [pin(source) for source in config.sources], byte_tokenizer(), kind, 0), tmp_path / name)
         return tmp_path / name
 
     return make
@@ -60,11 +60,11 @@ def test_prompts_are_found_in_rows_of_every_form(folder, compare):
         "chats": folder("chats", "demonstrations", [{"messages": [user("p3"), answer, user("p4"), answer]}]),
         "prompts": folder("prompts", "prompts", [{"messages": [user("p1")]}, {"messages": [user("p5"), answer]}]),
     }
-    found = compare(**data)
+    overlap = compare(**data)
     # p4 follows p3 and its answer: as a prompt of its own nobody answered it.
-    assert found["shared"] == {"chats": 1, "pairs": 1, "prompts": 2, "texts": 1}
-    assert (found["overlap"], found["prompts"]) == (4, 10)  # p1, p2, p3, p5
-    assert found["warnings"] == [
+    assert overlap["shared"] == {"chats": 1, "pairs": 1, "prompts": 2, "texts": 1}
+    assert (overlap["overlap"], overlap["prompts"]) == (4, 10)  # p1, p2, p3, p5
+    assert overlap["warnings"] == [
         "evaluation.prompts: 4 of 10 prompts are also trained on (1 in chats, 1 in pairs, 2 in prompts, 1 in texts)"
     ]
 
@@ -81,8 +81,8 @@ def test_more_overlap_than_allowed_is_refused_before_anything_is_trained(folder,
 
 def test_no_overlap_lists_no_shared_prompts(folder, compare):
     train = folder("data", "demonstrations", [{"prompt": "else", "completion": "a"}])
-    found = compare(0.0, held_out=folder("held_out", "prompts", PROMPTS), data=train)
-    assert found == {"prompts": 10, "overlap": 0, "shared": {}}
+    overlap = compare(0.0, held_out=folder("held_out", "prompts", PROMPTS), data=train)
+    assert overlap == {"prompts": 10, "overlap": 0, "shared": {}}
 
 
 def test_splits_of_built_in_tasks_share_no_prompt_and_a_split_overlaps_itself(folder, compare):

@@ -34,7 +34,7 @@ def check(engines: Engines, tiny_model: Any, updated: bool = True, **resources: 
 
 
 @pytest.mark.parametrize(
-    ("when", "updated", "asked"),
+    ("when", "updated", "checked"),
     [
         ("first", True, [False]),
         ("always", True, [True]),
@@ -44,11 +44,11 @@ def check(engines: Engines, tiny_model: Any, updated: bool = True, **resources: 
     ],
 )
 def test_parity_is_checked_on_an_engine_as_often_as_configured(
-    when: str, updated: bool, asked: list[Any], tiny_model: Any
+    when: str, updated: bool, checked: list[Any], tiny_model: Any
 ) -> None:
     engines = Engines(1e-6)
-    assert check(engines, tiny_model, updated, parity_check=when) == ({"parity": 1e-6} if asked else {})
-    assert engines.asked == asked
+    assert check(engines, tiny_model, updated, parity_check=when) == ({"parity": 1e-6} if checked else {})
+    assert engines.asked == checked
 
 
 def test_an_engine_checked_before_reports_no_parity(tiny_model: Any) -> None:

@@ -58,10 +58,10 @@ def compute(
 
 def values(store: Store, result: StageResult) -> Values:
     """By split and row, chosen and rejected."""
-    found: Values = {}
+    logps: Values = {}
     for row in pq.read_table(store.fetch(result.reference) / "logps.parquet").to_pylist():
-        found.setdefault(row["split"], {})[row["row"]] = (row["chosen_logp"], row["rejected_logp"])
-    return found
+        logps.setdefault(row["split"], {})[row["row"]] = (row["chosen_logp"], row["rejected_logp"])
+    return logps
 
 
 def expected(folder: Path, pairs: pa.Table, bf16: bool = False) -> np.ndarray:
@@ -86,17 +86,17 @@ def expected(folder: Path, pairs: pa.Table, bf16: bool = False) -> np.ndarray:
 def test_logps_equal_those_of_plain_forward_passes_on_one_and_two_ranks(
     four_a_block: None, machines: Any, tiny_model: Any, pairs: pa.Table, tmp_path: Path
 ) -> None:
-    found = []
+    references = []
     for world in (1, 2):
         store, model, data = store_with(tmp_path / str(world), tiny_model(), pairs)
         result = compute(store, {"model": model, "data": data}, machines(world))
-        found.append(result.reference)
+        references.append(result.reference)
         assert (result.reference.kind, result.metrics) == ("reference-logps", {"rows": PAIRS})
         assert (result.cost["score_seconds"] > 0, result.cost["score_tokens"]) == (True, sum(distinct_lengths(pairs)))
-    assert found[0] == found[1], "to the bit: a block is computed alike wherever it is"
-    told = values(store, result)
-    assert (told.keys(), [*told["train"]]) == ({"train"}, [*range(PAIRS)])
-    np.testing.assert_allclose([*told["train"].values()], expected(tiny_model(), pairs), rtol=1e-5)
+    assert references[0] == references[1], "to the bit: a block is computed alike wherever it is"
+    logps = values(store, result)
+    assert (logps.keys(), [*logps["train"]]) == ({"train"}, [*range(PAIRS)])
+    np.testing.assert_allclose([*logps["train"].values()], expected(tiny_model(), pairs), rtol=1e-5)
 
 
 def distinct_lengths(pairs: pa.Table) -> list[int]:
@@ -105,7 +105,7 @@ def distinct_lengths(pairs: pa.Table) -> list[int]:
         (*row["prompt_ids"], None, *row[side]) for row in pairs.to_pylist() for side in ("chosen_ids", "rejected_ids")
     }
     assert len(sides) == 21
-    return [len(one) - 1 for one in sides]
+    return [len(tokens) - 1 for tokens in sides]
 
 
 def test_reference_logps_are_computed_in_the_precision_of_training(
@@ -156,18 +156,18 @@ def test_a_stopped_pass_goes_on_with_the_blocks_that_are_left(
     four_a_block: None, machines: Any, tiny_model: Any, pairs: pa.Table, tmp_path: Path
 ) -> None:
     store, model, data = store_with(tmp_path, tiny_model(), pairs)
-    inputs, stopping, told = {"model": model, "data": data}, threading.Event(), list[float]()
+    inputs, stopping, reports = {"model": model, "data": data}, threading.Event(), list[float]()
 
     def stop_at_three(done: float, *_: Any) -> None:
-        told.append(done)
+        reports.append(done)
         if done == 3:
             stopping.set()
 
     with pytest.raises(Stopped, match="stopped after 4 of 6 blocks"):
         compute(store, inputs, machines(1), stop_at_three, stopping)
     stopping.clear()
-    result = compute(store, inputs, machines(1), lambda done, *_: told.append(done), stopping)
-    assert told == [0, 1, 2, 3, 4, 5, 6]
+    result = compute(store, inputs, machines(1), lambda done, *_: reports.append(done), stopping)
+    assert reports == [0, 1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose([*values(store, result)["train"].values()], expected(tiny_model(), pairs), rtol=1e-5)
 
 
@@ -179,7 +179,9 @@ def test_a_model_that_gives_no_number_is_an_error_that_names_the_row(
 
     broken = Path(shutil.copytree(tiny_model(), tmp_path / "broken"))
     weights = load_file(broken / "model.safetensors")
-    save_file({name: one * torch.nan for name, one in weights.items()}, broken / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: weight * torch.nan for name, weight in weights.items()}, broken / "model.safetensors", {"format": "pt"}
+    )
     store, model, data = store_with(tmp_path, broken, pairs)
     says = r"the reference's log-probability of row 0 of the train rows is not finite"
     with pytest.raises(NumericError, match=says):

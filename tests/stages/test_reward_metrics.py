@@ -10,7 +10,8 @@ from alignment_core.user_code.errors import Failed
 from tests.rollout.rollouts import rollout
 
 REWARDS = [
-    CHOICE.validate(one) for one in ({"verifier": "math"}, {"function": "f.py:polite"}, {"urls": "http://a/?key=s"})
+    CHOICE.validate(fields)
+    for fields in ({"verifier": "math"}, {"function": "f.py:polite"}, {"urls": "http://a/?key=s"})
 ]
 NAMES = ["math", "polite", "endpoint"]
 
@@ -21,7 +22,7 @@ def test_each_reward_has_mean_and_deviation_over_its_scored_completions() -> Non
     three completions has a failed reward: 1/3."""
     late = Failed("timeout", "gave no answer")
     rewards: list[list[float | Failed | None]] = [[1.0, None, None], [0.0, 4.0, None], [1.0, 2.0, late]]
-    rollouts = [rollout([True], rewards=dict(zip(NAMES, one, strict=True))) for one in rewards]
+    rollouts = [rollout([True], rewards=dict(zip(NAMES, rewards_of, strict=True))) for rewards_of in rewards]
     assert reward_metrics(rollouts, REWARDS) == {
         "rewards/math/mean": pytest.approx(2 / 3),
         "rewards/math/std": pytest.approx((1 / 3) ** 0.5),
@@ -32,5 +33,5 @@ def test_each_reward_has_mean_and_deviation_over_its_scored_completions() -> Non
 
 
 def test_a_reward_of_one_completion_alone_has_a_mean_and_no_deviation() -> None:
-    found = reward_metrics([rollout([True], rewards=dict(zip(NAMES, [1.0, None, None], strict=True)))], REWARDS)
-    assert found == {"rewards/math/mean": 1.0, "reward/missing_share": 0.0}
+    metrics = reward_metrics([rollout([True], rewards=dict(zip(NAMES, [1.0, None, None], strict=True)))], REWARDS)
+    assert metrics == {"rewards/math/mean": 1.0, "reward/missing_share": 0.0}

@@ -122,7 +122,7 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
     assert sorted(drawn[group] for group in range(8)) == list(range(8)), "an epoch takes each prompt once"
     assert {row["used"] for row in rows} == {True, False}
     rewards = {g: np.array([row["rewards"][0] for row in rows if row["group"] == g]) for g in drawn}
-    teaches = {g for g, one in rewards.items() if np.ptp(one) > 0 and 0.053 < one.mean() < 0.207}
+    teaches = {g for g, values in rewards.items() if np.ptp(values) > 0 and 0.053 < values.mean() < 0.207}
     assert all((row["group"] in teaches) == row["used"] for row in rows)
 
 
@@ -174,16 +174,16 @@ def test_every_algorithm_trains(name: str, section: Section, tiny_model: Any, ru
     for path, value in ALGORITHMS[name].items():
         part, _, field = path.partition(".")
         section[part] = {**section[part], field: value} if field else value
-    made, result = run({**section, "steps": 2})
+    outputs, result = run({**section, "steps": 2})
     metrics = result.metrics
     assert metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained, at its temperature"
     assert np.isfinite([value for value in metrics.values() if isinstance(value, float)]).all()
-    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model(), made["policy"]))
+    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model(), outputs["policy"]))
     assert any(bool((before[tensor] != after[tensor]).any()) for tensor in after)
 
     if "alone" in name:
         assert metrics["kl_coefficient"] == 0.1, "it does not move while the policy does not"
-    table = pq.read_table(made["trajectories"] / "step-000001.parquet")
+    table = pq.read_table(outputs["trajectories"] / "step-000001.parquet")
     referred = ALGORITHMS[name].get("kl", {}).get("coefficient", 0.0) > 0
     assert (table.column("reference_logps").null_count == 0) == referred == ("kl" in metrics)
     assert (table.column("old_values").null_count == 0) == ("critic" in ALGORITHMS[name]) == ("critic_loss" in metrics)
@@ -206,20 +206,22 @@ def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
         "training": {**section["training"], "learning_rate": 1e-2, "lora": {"r": 4}},
     }
     resources = resources.model_copy(update={"zero_stage": zero_stage})
-    made, result = run(section, resources=resources)
+    outputs, result = run(section, resources=resources)
     assert result.metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained"
     before = load_file(tiny_model() / "model.safetensors")
     for name in ("policy", "average", "best", "critic"):
-        after = load_file(made[name] / "model.safetensors")
-        moved = {one for one, weight in before.items() if not torch.equal(weight, after[one])}
-        assert moved == {one for one in before if "proj" in one}, name
+        after = load_file(outputs[name] / "model.safetensors")
+        moved = {parameter for parameter, weight in before.items() if not torch.equal(weight, after[parameter])}
+        assert moved == {parameter for parameter in before if "proj" in parameter}, name
         assert after.keys() - before.keys() == ({"score.weight"} if name == "critic" else set())
-    beside = peft.PeftModel.from_pretrained(load_model(str(tiny_model()), "lm", torch.float32), made["adapter"]).eval()
+    beside = peft.PeftModel.from_pretrained(
+        load_model(str(tiny_model()), "lm", torch.float32), outputs["adapter"]
+    ).eval()
     ids = torch.arange(40)[None]
     with torch.no_grad():
-        expected = load_model(str(made["policy"]), "lm", torch.float32).eval()(ids).logits
+        expected = load_model(str(outputs["policy"]), "lm", torch.float32).eval()(ids).logits
         torch.testing.assert_close(beside(ids).logits, expected, atol=1e-4, rtol=1e-4)
-    rows = pq.read_table(made["trajectories"] / "step-000001.parquet").to_pylist()
+    rows = pq.read_table(outputs["trajectories"] / "step-000001.parquet").to_pylist()
     assert all(np.abs(np.subtract(row["reference_logps"], row["old_logps"])).max() > 1e-4 for row in rows)
 
 
@@ -243,11 +245,11 @@ def test_two_reward_models_at_once_one_of_another_tokenizer_and_a_verifier_that_
     }
     given = [json.dumps(user(f"{number}+{number}=")) for number in range(8)]
     data = prompts().append_column("messages", pa.array(given))
-    made, result = run(section, judges={"reward-0": judge, "reward-2": reads_text}, rows=data)
+    outputs, result = run(section, judges={"reward-0": judge, "reward-2": reads_text}, rows=data)
     (warning,) = result.warnings
     assert "rl.rewards.2.reward_model: " in warning
     assert "has another tokenizer than" in warning
-    rows = rows_of(made)
+    rows = rows_of(outputs)
     assert (result.cost["failed_rewards"], len(rows)) == (6, 24), "every fourth of twelve, in two steps"
     missing = [row for row in rows if row["failures"]]
     assert [row["failures"] for row in missing] == [[None, "raised", None]] * 6
@@ -283,15 +285,17 @@ def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_di
         {"function": f"{tmp_path / 'group.py'}:against_the_mean"},
         {"urls": [dying.url, lasting.url], "batch_size": 4},
     ]
-    made, result = run(section | {"steps": 2, "rewards": rewards})
+    outputs, result = run(section | {"steps": 2, "rewards": rewards})
     lasting.end()
-    rows = rows_of(made)
+    rows = rows_of(outputs)
     assert (result.cost["failed_rewards"], len(rows), len(dying.asked) + len(lasting.asked)) == (0, 24, 6)
     assert 1 <= len(dying.asked) < 6
     tokenizer = byte_tokenizer()
     texts = [tokenizer.decode(row["completion_ids"], skip_special_tokens=True) for row in rows]
     for row, text in zip(rows, texts, strict=True):
-        mine = [len(one) for one, other in zip(texts, rows, strict=True) if other["group"] == row["group"]]
+        mine = [
+            len(completion) for completion, other in zip(texts, rows, strict=True) if other["group"] == row["group"]
+        ]
         assert row["rewards"] == pytest.approx([len(text) - np.mean(mine), len(text)])
 
 
@@ -329,8 +333,8 @@ def test_configured_trajectories_are_kept_and_an_uninformative_run_warns(
     if equal:
         (tmp_path / "equal.py").write_text("def equal(prompt, completion, label):\n    return 0.5\n")
         section["rewards"] = [{"verifier": f"{tmp_path / 'equal.py'}:equal"}]
-    made, result = run(section)
-    assert sorted(file.name for file in made["trajectories"].iterdir()) == [f"step-{n:06d}.parquet" for n in kept]
+    outputs, result = run(section)
+    assert sorted(file.name for file in outputs["trajectories"].iterdir()) == [f"step-{n:06d}.parquet" for n in kept]
     metrics = result.metrics
     assert 0 <= metrics["reward.first"] <= 1 <= metrics["completion_length.first"]
     if equal:

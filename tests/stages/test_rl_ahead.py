@@ -56,24 +56,24 @@ def test_completions_are_as_stale_as_the_recipe_allows_and_no_more(
 ) -> None:
     section["execution"] = {"max_staleness": staleness, "partial_rollouts": partial}
     section["filter"] = {"low": 0.0, "high": 0.5, "max_refills": 2}
-    made, result = run(section)
-    steps = steps_of(made)
+    outputs, result = run(section)
+    steps = steps_of(outputs)
     check_that_each_prompt_was_taken_once(steps, staleness)
     stale = [step - np.asarray(row["versions"]) for step, rows in enumerate(steps) for row in rows]
-    assert max(int(one.max()) for one in stale) == staleness
-    assert min(int(one.min()) for one in stale) >= 0
+    assert max(int(ages.max()) for ages in stale) == staleness
+    assert min(int(ages.min()) for ages in stale) >= 0
     if not partial:
-        assert all(len(set(one.tolist())) == 1 for one in stale), "a completion has one policy"
+        assert all(len(set(ages.tolist())) == 1 for ages in stale), "a completion has one policy"
     assert 0 < result.metrics["staleness"] <= staleness
 
 
 def check_that_nothing_is_lost_by_a_death(group: str, section: Section, machines: Any, run: RunRl) -> None:
     """No prompt is lost or taken twice when an actor of this group dies."""
     killer = Killer(machines(2), group, at=3)
-    made, result = run(section, reporter=killer)
+    outputs, result = run(section, reporter=killer)
     assert result.cost["restarts"] == 1
     assert killer.done == [0, 1, 2, 3, 3, 4, 5, 6], "it went on from the checkpoint after step 3"
-    steps = steps_of(made)
+    steps = steps_of(outputs)
     assert len(steps) == STEPS
     check_that_each_prompt_was_taken_once(steps, staleness=1)
     assert max(step - min(row["versions"]) for step, rows in enumerate(steps) for row in rows) == 1

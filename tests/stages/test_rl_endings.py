@@ -144,13 +144,13 @@ def samplers() -> list[str]:
 
 def functions() -> dict[int, str]:
     """The processes of users' functions."""
-    found = {}
+    processes = {}
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = " ".join(child.cmdline())
             if role_of(line) in ("verifier", "environments") and child.status() != psutil.STATUS_ZOMBIE:
-                found[child.pid] = line
-    return found
+                processes[child.pid] = line
+    return processes
 
 
 def at(step: int, act: Callable[[], Any]) -> Callable[..., None]:
@@ -198,9 +198,9 @@ def test_a_synchronous_run_stopped_while_sampling_ends_in_the_policy_of_an_undis
 @pytest.mark.parametrize(
     ("calls", "goes_on_at"), [(0, 3), (PROMPTS * GENERATIONS, 4)], ids=["in a step", "in a look at the best"]
 )
-@pytest.mark.parametrize("who", ["verifier", "environment"])
+@pytest.mark.parametrize("slow", ["verifier", "environment"])
 def test_slow_work_of_a_synchronous_run_delays_no_stop_and_no_step_is_repeated(
-    who: str,
+    slow: str,
     calls: int,
     goes_on_at: int,
     section: Section,
@@ -211,7 +211,7 @@ def test_slow_work_of_a_synchronous_run_delays_no_stop_and_no_step_is_repeated(
     del section["filter"]
     section |= {"execution": {"max_staleness": 0}, "best": {"prompts": "none.jsonl", "eval_steps": 2}}
     section["generation"]["max_completion_length"] = 12
-    if who == "environment":
+    if slow == "environment":
         section["environment"] = {"name": f"{tmp_path / 'scores.py'}:Environment"}
         section["rewards"] = [{"environment": True}]
     hangs, again = tmp_path / "hangs", list[float]()

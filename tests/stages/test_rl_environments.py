@@ -143,27 +143,29 @@ def section(tmp_path: Path) -> Section:
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_observations_are_in_the_tokens_and_are_not_trained_on(staleness: int, section: Section, run: RunRl) -> None:
     section["execution"] = {"max_staleness": staleness}
-    made, result = run(section)
+    outputs, result = run(section)
     tokenizer = byte_tokenizer()
     ended = 0
-    for row in rows_of(made):
+    for row in rows_of(outputs):
         ids, mask = np.asarray(row["completion_ids"]), np.asarray(row["mask"])
         assert (np.asarray(row["versions"])[~mask] == -1).all()
         assert (np.asarray(row["versions"])[mask] >= 0).all()
         assert (np.asarray(row["rollout_logps"])[~mask] == 0).all()
         turns = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
-        said, told = turns[0::2], turns[1::2]
-        asked = row["prompt_text"].removesuffix("<assistant>")
-        assert tokenizer.decode(row["prompt_ids"]) == f"{asked}<user>[{asked[-2:]}]<assistant>", "`reset` speaks first"
+        policy_turns, observations = turns[0::2], turns[1::2]
+        prompt = row["prompt_text"].removesuffix("<assistant>")
+        assert tokenizer.decode(row["prompt_ids"]) == f"{prompt}<user>[{prompt[-2:]}]<assistant>", (
+            "`reset` speaks first"
+        )
         if row["finish_reason"] == "stop":
             ended += 1
-            assert (len(said), len(told)) == (2, 1)
-            first = tokenizer.decode(said[0], skip_special_tokens=True)
-            last = tokenizer.decode(said[1], skip_special_tokens=True)
-            assert tokenizer.decode(told[0]) == f"<user>no: {len(first)}<assistant>"
+            assert (len(policy_turns), len(observations)) == (2, 1)
+            first = tokenizer.decode(policy_turns[0], skip_special_tokens=True)
+            last = tokenizer.decode(policy_turns[1], skip_special_tokens=True)
+            assert tokenizer.decode(observations[0]) == f"<user>no: {len(first)}<assistant>"
             assert row["rewards"] == pytest.approx([0.5 + len(last) / 10])
             assert row["completion_text"] == first + last
-            assert said[0][-1] == said[1][-1] == tokenizer.eos_token_id
+            assert policy_turns[0][-1] == policy_turns[1][-1] == tokenizer.eos_token_id
         else:
             assert len(ids) <= 200
         advantages = np.asarray(row["advantages"])
@@ -181,17 +183,17 @@ def test_an_agent_drives_the_policy_token_for_token(
     section["rewards"][0]["max_failed"] = 0.5
     section["prompts_per_step"] = 4  # the first prompt, whose completions all fail, may be in a step twice
     section["execution"] = {"max_staleness": staleness}
-    made, result = run(section)
+    outputs, result = run(section)
     tokenizer, cut = byte_tokenizer(), 0
-    for row in rows_of(made):
+    for row in rows_of(outputs):
         assert tokenizer.decode(row["prompt_ids"]) == f"<system>Say it.<user>{row['prompt_text']}<assistant>"
         ids, mask = np.asarray(row["completion_ids"]), np.asarray(row["mask"])
-        first, told, last = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
+        first, observation, last = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
         was_cut = first[-1] != tokenizer.eos_token_id
         cut += was_cut
         assert len(first) == 12 if was_cut else len(first) <= 12
         text = tokenizer.decode(first, skip_special_tokens=True)
-        assert tokenizer.decode(told) == f"{'<eos>' if was_cut else ''}<user>no: {len(text)}<assistant>"
+        assert tokenizer.decode(observation) == f"{'<eos>' if was_cut else ''}<user>no: {len(text)}<assistant>"
         assert row["rewards"] == pytest.approx([len(tokenizer.decode(last, skip_special_tokens=True)) / 10])
         assert (np.asarray(row["versions"])[mask] >= 0).all()
     assert cut > 0
@@ -210,13 +212,13 @@ def test_episodes_that_go_wrong_are_counted_and_left_out(
     section["prompts_per_step"] = 4  # the first prompt, whose completions all fail, may be in a step twice
     section["execution"] = {"max_staleness": staleness}
     wanted = resources.model_copy(update={"reward_timeout_seconds": 3.0, "environment_processes": 1})
-    made, result = run(section, resources=wanted)
+    outputs, result = run(section, resources=wanted)
     failed = {name: count for name, count in result.cost.items() if name.startswith("failed_rewards")}
-    rows = rows_of(made)
+    rows = rows_of(outputs)
     assert failed["failed_rewards"] % GENERATIONS == 0, failed
     assert failed["failed_rewards_timeout"] * 4 == failed["failed_rewards"]
     assert failed["failed_rewards_raised"] * 4 == 3 * failed["failed_rewards"], "said with what was wrong"
-    used, left_out = ([row for row in rows if row["used"] is it] for it in (True, False))
+    used, left_out = ([row for row in rows if row["used"] is value] for value in (True, False))
     assert {tuple(row["rewards"]) for row in used} == {(1.0,)}
     assert len({row["prompt_text"] for row in used}) == 7, "all but the one whose episodes went wrong"
     assert {tuple(row["rewards"]) for row in left_out} == {(None,)}
@@ -227,16 +229,16 @@ def test_episodes_that_go_wrong_are_counted_and_left_out(
 def test_a_policy_that_calls_a_tool_gets_the_result_and_a_reward_for_its_answer(
     section: Section, tiny_model: Any, tmp_path: Path, run: RunRl
 ) -> None:
-    call, told, answer = '<tool_call>{"name": "dice"}</tool_call><eos>', "<user>six<assistant>", "6<eos>"
-    texts = [f"{prompt}{call}{told}{answer}" for prompt in prompts().column("prompt").to_pylist()]
+    call, observation, answer = '<tool_call>{"name": "dice"}</tool_call><eos>', "<user>six<assistant>", "6<eos>"
+    texts = [f"{prompt}{call}{observation}{answer}" for prompt in prompts().column("prompt").to_pylist()]
     policy = taught(tiny_model(), texts, tmp_path / "policy")
     (tmp_path / "tools.py").write_text(TOOLS)
     options = {"tools": [f"{tmp_path / 'tools.py'}:dice"], "verifier": f"{tmp_path / 'tools.py'}:is_six"}
     section["environment"] = {"name": "alignment_core.environments.tools:Tools", "options": options}
-    made, result = run(section | {"steps": 1}, model=policy)
+    outputs, result = run(section | {"steps": 1}, model=policy)
     assert result.cost["failed_rewards"] == 0
-    (rows,) = steps_of(made)
-    parts = [byte_tokenizer()(text)["input_ids"] for text in (call, told, answer)]
+    (rows,) = steps_of(outputs)
+    parts = [byte_tokenizer()(text)["input_ids"] for text in (call, observation, answer)]
     ids, mask = np.concatenate(parts), [number != 1 for number, part in enumerate(parts) for _ in part]
     did = [row for row in rows if np.array_equal(row["completion_ids"], ids)]
     assert len(did) > len(rows) / 2, [row["completion_text"] for row in rows]
@@ -262,8 +264,8 @@ def taught(model: Path, texts: list[str], folder: Path) -> Path:
 def test_an_episode_ends_at_its_last_turn(section: Section, tmp_path: Path, run: RunRl) -> None:
     section["environment"] = {"name": f"{tmp_path / 'environments.py'}:Endless", "max_turns": 3}
     section |= {"steps": 1}
-    made, _ = run(section)
-    for row in steps_of(made)[0]:
+    outputs, _ = run(section)
+    for row in steps_of(outputs)[0]:
         turns = (np.diff(np.asarray(row["mask"]).astype(int)) == -1).sum() + 1
         if row["finish_reason"] == "stop" and len(row["completion_ids"]) < 200:  # nor stopped where the room ends
             assert (turns, row["rewards"]) == (3, [0.75])
@@ -303,6 +305,6 @@ def test_evaluation_for_the_best_policy_has_the_environments_alone(
         "environment": {"name": f"{tmp_path / 'environments.py'}:Lingers"},
     }
     wanted = resources.model_copy(update={"environment_processes": 1})
-    made, result = run(section, resources=wanted)
+    outputs, result = run(section, resources=wanted)
     assert result.cost["failed_rewards"] == 0
-    assert (made["best"] / "model.safetensors").exists()
+    assert (outputs["best"] / "model.safetensors").exists()

@@ -34,7 +34,7 @@ def next_batch(rewards: list[list[Any]], **more: Any) -> tuple[list[Rollout], di
 
     config = {"prompts": "p.jsonl", "prompts_per_step": 2, "generation": {"num_generations": 2}, **more}
     section = RlConfig.model_validate({**config, "rewards": [{"urls": "http://a/"}] * len(rewards)})
-    sources: Any = lambda rows: [[*one[: len(rows)]] for one in rewards]  # noqa: E731
+    sources: Any = lambda rows: [[*column[: len(rows)]] for column in rewards]  # noqa: E731
     scoring = Rewards(section, sources, Stopwatch(), cost={})
     sampling: Any = SimpleNamespace(complete=complete)
     sampler = SyncSampler(sampling, scoring.add_rewards, sleeps_in_training=False)
@@ -54,19 +54,19 @@ def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_o
         written.write(0, rollouts, to_batch(rollouts[:1]))
     table = pq.read_table(tmp_path / "steps" / "step-000000.parquet")
     rows = {(row["group"], row["sample"]): row for row in table.to_pylist()}
-    found = {place: (row["used"], row["reward"], row["rewards"], row["failures"]) for place, row in rows.items()}
-    assert found == {
+    results = {place: (row["used"], row["reward"], row["rewards"], row["failures"]) for place, row in rows.items()}
+    assert results == {
         (0, 0): (True, 4.0, [1.0, 3.0], None),
         (0, 1): (False, None, [0.5, None], [None, "raised"]),
         (1, 0): (False, None, [None, 4.0], ["timeout", None]),
         (1, 1): (False, None, [None, None], ["timeout", "timeout"]),
     }
-    assert [one.used for one in rollouts] == [True, False, False, False], "those that are trained on come first"
+    assert [rollout.used for rollout in rollouts] == [True, False, False, False], "those that are trained on come first"
 
 
 def test_completions_without_a_reward_do_not_make_a_group_informative() -> None:
     rollouts, _ = next_batch([[1.0, LATE, 1.0, 0.0]], filter={"max_refills": 0})
-    assert {(one.group, one.sample) for one in rollouts if one.used} == {(1, 0), (1, 1)}
+    assert {(rollout.group, rollout.sample) for rollout in rollouts if rollout.used} == {(1, 0), (1, 1)}
     assert len(rollouts) == 4
 
 
@@ -74,7 +74,7 @@ def test_scores_decide_whether_a_prompt_teaches_and_extra_numbers_are_metrics_of
     equal = [RewardValue(1.0, score, {"0": length}) for score, length in [(1.0, 4.0), (0.0, 2.0)]]
     differ = [RewardValue(reward, 0.5, {"deviation": 3.0}) for reward in (0.0, 1.0)]
     rollouts, metrics = next_batch([[*equal, *differ]], filter={"max_refills": 0})
-    assert [one.used for one in rollouts] == [True, True, False, False]
+    assert [rollout.used for rollout in rollouts] == [True, True, False, False]
     assert (metrics["extra_0"], metrics["extra_deviation"], metrics["rewards/endpoint/mean"]) == (3.0, 3.0, 0.75)
     assert "reward_deviation" not in metrics, "which is the deviation of all rewards"
 

@@ -51,22 +51,22 @@ def test_an_environment_of_verifiers_drives_the_policy_token_for_token(
         },
     )
     rows = prompts_of(section["prompts"])
-    made, result = run(section, resources=RESOURCES, rows=rows)
+    outputs, result = run(section, resources=RESOURCES, rows=rows)
     tokenizer, turns = byte_tokenizer(), 2 if environment else 1
-    found = rows_of(made)
-    assert len(found) == STEPS * PROMPTS * GENERATIONS
-    for row in found:
+    rows_found = rows_of(outputs)
+    assert len(rows_found) == STEPS * PROMPTS * GENERATIONS
+    for row in rows_found:
         number = int(row["label"])
         assert tokenizer.decode(row["prompt_ids"]) == f"<system>Say it.<user>{number}+{number}<assistant>"
         ids, mask = np.asarray(row["completion_ids"]), np.asarray(row["mask"])
-        said = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
-        assert len(said) == 2 * turns - 1
-        texts = [tokenizer.decode(one, skip_special_tokens=True) for one in said[0::2]]
-        for text, told in zip(texts, said[1::2], strict=False):
-            assert tokenizer.decode(told).removeprefix("<eos>") == f"<user>no: {len(text.strip())}<assistant>"
+        parts = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
+        assert len(parts) == 2 * turns - 1
+        texts = [tokenizer.decode(part, skip_special_tokens=True) for part in parts[0::2]]
+        for text, observation in zip(texts, parts[1::2], strict=False):
+            assert tokenizer.decode(observation).removeprefix("<eos>") == f"<user>no: {len(text.strip())}<assistant>"
         right, characters = texts[-1].strip() == str(2 * number), sum(map(len, texts))
         assert row["rewards"] == [2.0 * right + 0.25 * characters]
-    assert len({row["rewards"][0] for row in found}) > 3
+    assert len({row["rewards"][0] for row in rows_found}) > 3
     assert result.metrics["mismatch"] < 1e-6, "the trainer reads what the engine read"
 
 
@@ -75,9 +75,9 @@ def test_prompts_and_scores_of_reasoning_gym_go_through_the_stage(run: RunRl) ->
     source = {"reasoning_gym": "letter_counting", "rows": 8, "options": {"min_words": 1, "max_words": 2}}
     section = section_of(STEPS, {"verifier": "reasoning_gym"}, {"max_completion_length": 20}, prompts=source)
     rows = prompts_of(source)
-    made, _ = run(section, resources=RESOURCES, rows=rows)
-    found = rows_of(made)
-    assert len(found) == STEPS * PROMPTS * GENERATIONS
-    scores = [row["rewards"][0] for row in found]
-    assert scores == pytest.approx(verify("reasoning_gym", found)), "as fp32"
+    outputs, _ = run(section, resources=RESOURCES, rows=rows)
+    rows_found = rows_of(outputs)
+    assert len(rows_found) == STEPS * PROMPTS * GENERATIONS
+    scores = [row["rewards"][0] for row in rows_found]
+    assert scores == pytest.approx(verify("reasoning_gym", rows_found)), "as fp32"
     assert len(set(scores)) > 1

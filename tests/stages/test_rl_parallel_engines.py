@@ -26,9 +26,9 @@ def resources() -> ResourcesConfig:
 def parallel(machines: Any, resources: ResourcesConfig) -> Iterator[Any]:
     """Machines of their own, over the Ray of the others."""
     others = machines(1)
-    one = type(others)(resources, others.actors.temporary)
-    yield one
-    one.actors.end_actors()
+    single = type(others)(resources, others.actors.temporary)
+    yield single
+    single.actors.end_actors()
 
 
 def run_in_parallel(
@@ -43,8 +43,8 @@ def run_in_parallel(
         {"learning_rate": 1e-2, "adam_epsilon": 1e-5},
         mismatch={"stop_above": 1e-6},  # what another policy passes by far
     )
-    made, result = run_rl(folder / "run", model, section, lambda _: parallel, resources, reporter)
-    assert [len(rows) for rows in steps_of(made)] == [12] * STEPS
+    outputs, result = run_rl(folder / "run", model, section, lambda _: parallel, resources, reporter)
+    assert [len(rows) for rows in steps_of(outputs)] == [12] * STEPS
     return result
 
 

@@ -32,14 +32,14 @@ def opened(file: Path) -> RewardSources:
 
 def loop(sources: RewardSources, pending: list[int]) -> Loop:
     """A loop whose rewards are real; the rest of its state is plain values, because it takes no step."""
-    made = object.__new__(Loop)
+    result = object.__new__(Loop)
     plain: dict[str, Any] = {"state": [], "restore": lambda _: None}
-    made.sampler = SimpleNamespace(**{**plain, "state": {"drawn": 4, "pending": pending}})  # type: ignore[assignment]
-    made.rewards = SimpleNamespace(**plain, sources=sources)  # type: ignore[assignment]
-    made.values = SimpleNamespace(**plain)  # type: ignore[assignment]
-    made.kl_coefficient = 0.0
-    made.best = None
-    return made
+    result.sampler = SimpleNamespace(**{**plain, "state": {"drawn": 4, "pending": pending}})  # type: ignore[assignment]
+    result.rewards = SimpleNamespace(**plain, sources=sources)  # type: ignore[assignment]
+    result.values = SimpleNamespace(**plain)  # type: ignore[assignment]
+    result.kl_coefficient = 0.0
+    result.best = None
+    return result
 
 
 def rows(failed: int) -> list[dict[str, Any]]:

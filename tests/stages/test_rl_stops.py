@@ -79,11 +79,11 @@ def test_a_run_that_is_stopped_before_the_engines_have_the_weights_keeps_all_met
         _Loop(tmp_path, 0, stops=True).run()
     resumed = _Loop(tmp_path, 2, stops=False)
     resumed.run()
-    found = [
-        (one["step"], one["metrics"]["reward"], one["metrics"]["held_out_reward"])
-        for one in resumed.context.curve.lines
+    points = [
+        (line["step"], line["metrics"]["reward"], line["metrics"]["held_out_reward"])
+        for line in resumed.context.curve.lines
     ]
-    assert found == [(1, 0.0, 10.0), (2, 1.0, 20.0), (3, 2.0, 30.0)]
+    assert points == [(1, 0.0, 10.0), (2, 1.0, 20.0), (3, 2.0, 30.0)]
 
 
 def test_a_run_that_is_stopped_after_its_last_step_has_the_metrics_of_that_step(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def rollouts(tmp_path: Path) -> Path:
 
 
 def rewards(*listed: dict[str, Any]) -> ScoreConfig:
-    return ScoreConfig(rewards=tuple(CHOICE.validate(one) for one in listed))
+    return ScoreConfig(rewards=tuple(CHOICE.validate(reward) for reward in listed))
 
 
 OURS = rewards({"reward_model": "ours"})
@@ -107,13 +107,13 @@ def scores_by_hand(reward_model: Path) -> list[float]:
     import torch
     import transformers
 
-    judge, found = transformers.AutoModelForSequenceClassification.from_pretrained(reward_model).eval(), []
+    judge, scores = transformers.AutoModelForSequenceClassification.from_pretrained(reward_model).eval(), []
     tokenizer = byte_tokenizer()
     for prompt, completion in COMPLETIONS:
         ids = [*tokenizer(prompt + completion)["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
-            found.append(float(judge(torch.tensor([ids])).logits[0, 0]))
-    return found
+            scores.append(float(judge(torch.tensor([ids])).logits[0, 0]))
+    return scores
 
 
 def test_each_completion_gets_the_score_of_its_own_forward_pass(
@@ -148,13 +148,13 @@ def test_two_reward_models_a_verifier_a_function_and_an_endpoint_make_one_weight
     metrics = score.run(context, config)
     server.end()
 
-    one, other = (scores_by_hand(model) for model in reward_models)
+    first, second = (scores_by_hand(model) for model in reward_models)
     right = [1.0, 0.0, 1.0, 1.0, 0.0]
     rows = read_scores(context.output)
     letters = [1.0, 1.0, 1.0, 1.0, 3.0]
-    for row, *given in zip(rows, one, right, other, [3.0, 3.0, 3.0, 3.0, None], letters, strict=True):
+    for row, *given in zip(rows, first, right, second, [3.0, 3.0, 3.0, 3.0, None], letters, strict=True):
         assert row["rewards"] == pytest.approx(given, abs=1e-5)
-    total = [a + 2 * b - 0.5 * c + 1 + 0.25 * d for a, b, c, d in zip(one, right, other, letters, strict=True)]
+    total = [a + 2 * b - 0.5 * c + 1 + 0.25 * d for a, b, c, d in zip(first, right, second, letters, strict=True)]
     assert [row["reward"] for row in rows] == pytest.approx([*total[:4], None], abs=1e-5)
     assert metrics["reward_1"] == 0.75
     assert (metrics["mean_reward"], metrics["failed_rewards"]) == (pytest.approx(np.mean(total[:4]), abs=1e-5), 1)
@@ -178,17 +178,17 @@ def test_the_reference_is_computed_at_the_sampling_temperature(
     shutil.copytree(tiny_model(), tmp_path / "reward-model")
     context = context_of(machines, tmp_path, rollouts)
     context.inputs["reference"], context.references["reference"] = tiny_model(), context.references["tokenizer"]
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(tiny_model()).eval(), {}
+    model, by_temperature = transformers.AutoModelForCausalLM.from_pretrained(tiny_model()).eval(), {}
     for temperature in (1.0, 0.5):
         score.run(context, ScoreConfig(temperature=temperature))
-        found[temperature] = [row["reference_logp"] for row in read_scores(context.output)]
-        for row, logp in zip(read_rollouts(rollouts), found[temperature], strict=True):
+        by_temperature[temperature] = [row["reference_logp"] for row in read_scores(context.output)]
+        for row, logp in zip(read_rollouts(rollouts), by_temperature[temperature], strict=True):
             ids = torch.tensor([[*row["prompt_ids"], *row["completion_ids"]]], dtype=torch.long)
             with torch.no_grad():
                 logps = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
             by_hand = logps.gather(-1, ids[0, 1:, None])[len(row["prompt_ids"]) - 1 :].sum()
             assert logp == pytest.approx(float(by_hand), abs=1e-4)
-    assert found[1.0] != pytest.approx(found[0.5], abs=1e-3)
+    assert by_temperature[1.0] != pytest.approx(by_temperature[0.5], abs=1e-3)
 
 
 def test_rewards_may_call_models_row_by_row_and_share_a_name(
@@ -217,8 +217,8 @@ def test_rewards_may_call_models_row_by_row_and_share_a_name(
     context = context_of(machines, tmp_path, rollouts, *reward_models)
     context.references["reward-1"] = Reference(kind="model", digest="b" * 64)
     score.run(context, rewards({"reward_model": "a/judge"}, {"reward_model": "another/judge"}))
-    one, other = (scores_by_hand(model) for model in reward_models)
-    for row, *given in zip(read_scores(context.output), one, other, strict=True):
+    first, second = (scores_by_hand(model) for model in reward_models)
+    for row, *given in zip(read_scores(context.output), first, second, strict=True):
         assert row["rewards"] == pytest.approx(given, abs=1e-5)
 
 
@@ -227,21 +227,21 @@ def test_a_reward_that_fails_ends_the_stage_before_a_reward_model_is_through(
 ) -> None:
     monkeypatch.setattr(score, "BLOCK", 1)  # four different completions
     (tmp_path / "judging.py").write_text("def fails(rows): return [None for row in rows]\n")
-    stopped, told, stop = threading.Event(), list[float](), RewardSources.stop
+    stopped, reports, stop = threading.Event(), list[float](), RewardSources.stop
 
     def stops(sources: RewardSources) -> None:
         stop(sources)
         stopped.set()
 
     def tell(done: float, *_: Any, **__: Any) -> None:
-        told.append(done)
+        reports.append(done)
         stopped.wait(60)
 
     monkeypatch.setattr(RewardSources, "stop", stops)
     context = dataclasses.replace(context_of(machines, tmp_path, rollouts, reward_model), reporter=tell)
     with pytest.raises(DataError, match="gave no reward"):
         score.run(context, rewards({"reward_model": "a/judge"}, {"function": f"{tmp_path / 'judging.py'}:fails"}))
-    assert told == [0]
+    assert reports == [0]
     assert len(list(tmp_path.glob("reward-0-*.npy"))) == 1, "the block that was under way is kept"
 
 
@@ -259,12 +259,12 @@ def test_a_stage_that_goes_on_scores_no_block_of_either_reward_model_again(
     machines: Any, reward_models: tuple[Path, Path], rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "BLOCK", 1)  # four different completions
-    told: list[float] = []
+    reports: list[float] = []
     config = rewards({"reward_model": "a/judge"}, {"reward_model": "another/judge"})
 
     def ends_within_the_second(done: float, *_: Any) -> None:
-        told.append(done)
-        if told.count(done) == 2 and done == 2:
+        reports.append(done)
+        if reports.count(done) == 2 and done == 2:
             raise Stopped("ended")
 
     def scored(reporter: Any) -> list[list[float]]:
@@ -275,10 +275,10 @@ def test_a_stage_that_goes_on_scores_no_block_of_either_reward_model_again(
 
     with pytest.raises(Stopped):
         scored(ends_within_the_second)
-    assert told == [0, 1, 2, 3, 4, 0, 1, 2], "one model after the other has the trainers"
-    told.clear()
-    in_pieces = scored(lambda done, *_: told.append(done))
-    assert sorted(told) == [2, 3, 4, 4]
+    assert reports == [0, 1, 2, 3, 4, 0, 1, 2], "one model after the other has the trainers"
+    reports.clear()
+    in_pieces = scored(lambda done, *_: reports.append(done))
+    assert sorted(reports) == [2, 3, 4, 4]
 
     for block in tmp_path.glob("reward-*.npy"):
         block.unlink()

@@ -37,8 +37,8 @@ def select(tmp_path: Path) -> Select:
                 rollouts.append({**shared, "prompt_ids": [10 + prompt // 10], "completion_ids": ids})
                 rollouts[-1] |= {"prompt_text": "p", "completion_text": f"{ids}", "source": f"rows:{prompt}"}
         folders = {name: folder / name for name in ("scores", "rollouts", "output")}
-        for one in folders.values():
-            one.mkdir(parents=True)
+        for directory in folders.values():
+            directory.mkdir(parents=True)
         write_table(scores, score_schema(), folders["scores"] / SCORES)
         write_table(rollouts, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
         context: Any = SimpleNamespace(
@@ -168,8 +168,8 @@ def gained(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], str]]:
 
 
 def test_a_round_with_enough_gain_does_not_stop_the_rounds(gained) -> None:
-    found, section = gained([8, 8], [0.5, 0.75, 0.76])
-    assert found == {"kept": 0.5, "result": "round-2", "gain": 0.01}, (
+    outcome, section = gained([8, 8], [0.5, 0.75, 0.76])
+    assert outcome == {"kept": 0.5, "result": "round-2", "gain": 0.01}, (
         "0.76 - 0.75 is 0.01, whatever floating point says"
     )
     assert "| 2 | 16 | 8 | 0.500 | 8 of 8 | 3 | 0 | — | 0.75 → 0.76 | +0.01 |" in section
@@ -188,24 +188,24 @@ def test_a_round_with_enough_gain_does_not_stop_the_rounds(gained) -> None:
 def test_a_round_without_gain_stops_training_and_the_best_policy_is_the_result(
     gained, accuracies, min_gain, result, why
 ) -> None:
-    found, section = gained([8] * (len(accuracies) - 1), accuracies, min_gain=min_gain)
-    assert (found["result"], found["stops"]) == (result, why)
+    outcome, section = gained([8] * (len(accuracies) - 1), accuracies, min_gain=min_gain)
+    assert (outcome["result"], outcome["stops"]) == (result, why)
     assert f"**Training ended after {len(accuracies) - 1} of 4 rounds: {why}.**" in section
 
 
 def test_all_rounds_run_without_a_minimum_gain(gained) -> None:
-    found, _ = gained([8, 8], [0.5, 0.4, 0.3], min_gain=None)
-    assert (found["result"], found["gain"], "stops" in found) == ("round-2", -0.1, False)
+    outcome, _ = gained([8, 8], [0.5, 0.4, 0.3], min_gain=None)
+    assert (outcome["result"], outcome["gain"], "stops" in outcome) == ("round-2", -0.1, False)
 
 
 def test_a_round_without_kept_rows_stops_training(gained) -> None:
-    found, _ = gained([8, 0], [0.5, 0.6])
-    assert found["stops"] == "none of the 16 completions of round 2 is left to train on"
-    assert found["result"] == "round-1"
+    outcome, _ = gained([8, 0], [0.5, 0.6])
+    assert outcome["stops"] == "none of the 16 completions of round 2 is left to train on"
+    assert outcome["result"] == "round-1"
 
 
 def test_without_held_out_prompts_the_samples_of_the_next_round_measure_a_policy(gained) -> None:
     assert "gain" not in gained([8], [0.5], held_out=False)[0]
-    found, section = gained([8, 8], [0.5, 0.45], held_out=False)
-    assert (found["result"], found["stops"]) == ("start", "round 1 brought no gain: mean score -0.05")
+    outcome, section = gained([8, 8], [0.5, 0.45], held_out=False)
+    assert (outcome["result"], outcome["stops"]) == ("start", "round 1 brought no gain: mean score -0.05")
     assert "| 0.5 → 0.45 | -0.05 |" in section

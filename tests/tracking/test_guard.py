@@ -63,11 +63,11 @@ WHOLE = [("started", "sft"), ("progress", 5), ("progress", 5), ("finished", "sft
 
 
 def test_a_tracker_receives_a_stage_from_its_start_to_the_end_of_the_run() -> None:
-    heard, said = Heard(), []
-    with listening({"one": lambda: heard}, said.append) as listeners:
+    heard, warnings = Heard(), []
+    with listening({"one": lambda: heard}, warnings.append) as listeners:
         run(listeners)
     assert heard.events == WHOLE
-    assert said == []
+    assert warnings == []
 
 
 def test_trackers_receive_the_end_of_a_failed_run_and_its_error_propagates() -> None:
@@ -78,10 +78,10 @@ def test_trackers_receive_the_end_of_a_failed_run_and_its_error_propagates() -> 
 
 
 def test_a_failing_tracker_is_reported_once_and_disabled_while_others_receive_all_events() -> None:
-    broken, heard, said = Broken(), Heard(), []
-    with listening({"W&B": lambda: broken, "other": lambda: heard}, said.append) as listeners:
+    broken, heard, warnings = Broken(), Heard(), []
+    with listening({"W&B": lambda: broken, "other": lambda: heard}, warnings.append) as listeners:
         run(listeners)
-    assert said == ["W&B: no network; it gets no further updates of this run"]
+    assert warnings == ["W&B: no network; it gets no further updates of this run"]
     assert broken.events == [("started", "sft")]
     assert heard.events == WHOLE
 
@@ -90,10 +90,10 @@ def test_a_tracker_that_cannot_be_opened_is_reported_by_the_type_of_an_error_wit
     def opening() -> Any:
         raise MemoryError
 
-    said: list[str] = []
-    with listening({"W&B": opening}, said.append) as listeners:
+    warnings: list[str] = []
+    with listening({"W&B": opening}, warnings.append) as listeners:
         run(listeners)
-    assert said == ["W&B: MemoryError; it gets no further updates of this run"]
+    assert warnings == ["W&B: MemoryError; it gets no further updates of this run"]
 
 
 def test_not_even_the_warning_may_fail() -> None:
@@ -106,13 +106,13 @@ def test_not_even_the_warning_may_fail() -> None:
 
 def test_a_tracker_that_hangs_holds_up_neither_the_stages_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "CLOSE_SECONDS", 0.2)
-    stuck, heard, said = Stuck(), Heard(), []
+    stuck, heard, warnings = Stuck(), Heard(), []
     began = time.monotonic()
-    with listening({"stuck": lambda: stuck, "other": lambda: heard}, said.append) as listeners:
+    with listening({"stuck": lambda: stuck, "other": lambda: heard}, warnings.append) as listeners:
         run(listeners)
     assert time.monotonic() - began < 300, "it did not wait for what hangs"
     stuck.released.set()
-    assert said == ["stuck: does not finish; the run continues without it"]
+    assert warnings == ["stuck: does not finish; the run continues without it"]
     assert heard.events == WHOLE
 
 
@@ -120,8 +120,8 @@ def test_a_tracker_that_does_not_keep_up_misses_progress_but_no_beginning_and_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(guard, "MOST_WAITING", 10)
-    stuck, said = Stuck(), []
-    with listening({"slow": lambda: stuck}, said.append) as (listener,):
+    stuck, warnings = Stuck(), []
+    with listening({"slow": lambda: stuck}, warnings.append) as (listener,):
         listener.progress("sft", HALF)
         assert stuck.hangs.wait(30)
         for _ in range(1000):
@@ -129,7 +129,7 @@ def test_a_tracker_that_does_not_keep_up_misses_progress_but_no_beginning_and_no
         listener.finished(result("sft"))
         stuck.released.set()
     assert stuck.events == [*[("progress", 5)] * 11, ("finished", "sft"), ("ended", True)]
-    assert said == []
+    assert warnings == []
 
 
 def test_every_event_is_passed_on() -> None:

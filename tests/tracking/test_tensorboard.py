@@ -98,14 +98,14 @@ def test_files_are_below_align_home_or_below_the_folder_that_the_recipe_names(
 ) -> None:
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
+    warnings: list[str] = []
     recipe = recipe_with({"tensorboard": chosen})
-    with file_trackers(recipe, said.append) as trackers, listening(trackers, said.append) as (listener,):
+    with file_trackers(recipe, warnings.append) as trackers, listening(trackers, warnings.append) as (listener,):
         listener.finished(result("sft", loss=1.0))
     (file,) = tmp_path.rglob("events.out.*")
     place = "home/tracking/small-*/tensorboard/sft/*" if chosen is True else "logs/small-*/sft/*"
     assert file.relative_to(tmp_path).match(place)
-    assert said == []
+    assert warnings == []
 
 
 def test_a_full_or_forbidden_disk_costs_the_trackers_and_not_the_run(
@@ -113,7 +113,7 @@ def test_a_full_or_forbidden_disk_costs_the_trackers_and_not_the_run(
 ) -> None:
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
     (tmp_path / "tracking").write_text("a file where a folder is needed")
-    said: list[str] = []
-    with file_trackers(recipe_with({"tensorboard": True}), said.append) as trackers:
+    warnings: list[str] = []
+    with file_trackers(recipe_with({"tensorboard": True}), warnings.append) as trackers:
         assert trackers == {}
-    assert said[0].startswith("W&B and TensorBoard are off: ")
+    assert warnings[0].startswith("W&B and TensorBoard are off: ")

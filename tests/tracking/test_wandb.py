@@ -66,9 +66,9 @@ class Place:
 
     def run(self, steps: list[int], wandb: dict[str, Any] | None = None, **how: Any) -> str:
         process = self.start(steps, wandb, **how)
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, said
-        return said
+        printed, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, printed
+        return printed
 
     def logs(self) -> list[Path]:
         return sorted(self.home.glob("tracking/*/wandb/offline-run-*/run-*.wandb"))
@@ -142,9 +142,9 @@ def test_a_killed_run_leaves_no_process_and_keeps_its_metrics_and_resumes_under_
 
 
 def test_online_without_a_key_warns_and_records_offline(place: Place) -> None:
-    said = place.run([1], {"mode": "online"})
-    assert said.startswith("W&B: No API key configured")
-    assert "`wandb sync`" in said
+    printed = place.run([1], {"mode": "online"})
+    assert printed.startswith("W&B: No API key configured")
+    assert "`wandb sync`" in printed
     assert points(place.records(place.logs()[0])) == [(1, 1.0)]
 
 
@@ -153,8 +153,8 @@ def test_a_silent_server_delays_neither_the_run_nor_the_exit(place: Place) -> No
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        said = place.run([1], close=1.0, environment={"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": url})
-    assert said == "W&B: does not finish; the run continues without it\n"
+        printed = place.run([1], close=1.0, environment={"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": url})
+    assert printed == "W&B: does not finish; the run continues without it\n"
     assert wait_until(lambda: not processes_of(place.home), 60), processes_of(place.home)
     written = b"".join(path.read_bytes() for path in place.home.rglob("*") if path.is_file())
     assert SECRET.encode() not in written

@@ -34,19 +34,22 @@ def tables() -> Tables:
     """
     random = np.random.default_rng(5)
     ids = [random_ids(random, 4, 60) for _ in range(14)]
-    masks = [[0] * (len(one) // 3) + [1] * (len(one) - len(one) // 3) for one in ids]
+    masks = [[0] * (len(row) // 3) + [1] * (len(row) - len(row) // 3) for row in ids]
     pairs = {
         name: [random_ids(random, 2, 30) for _ in range(14)] for name in ("prompt_ids", "chosen_ids", "rejected_ids")
     }
     margins = random.uniform(0, 1, 14).astype(np.float32)
     prompts = [random_ids(random, 24, 25) for _ in range(3)]
-    asked = [prompts[number % 3] for number in range(14)]
+    by_row = [prompts[number % 3] for number in range(14)]
     answers = [[7] * (number % 4) + random_ids(random, 2, 12) for number in range(28)]
-    demonstrations = [prompt + answer for prompt, answer in zip(asked, answers[:14], strict=True)]
-    alike = {"prompt_ids": asked, "chosen_ids": answers[:14], "rejected_ids": answers[14:], "margin": margins}
+    demonstrations = [prompt + answer for prompt, answer in zip(by_row, answers[:14], strict=True)]
+    alike = {"prompt_ids": by_row, "chosen_ids": answers[:14], "rejected_ids": answers[14:], "margin": margins}
     return {
         "sft, alike": pa.table(
-            {"input_ids": demonstrations, "loss_mask": [[0] * 20 + [1] * (len(one) - 20) for one in demonstrations]}
+            {
+                "input_ids": demonstrations,
+                "loss_mask": [[0] * 20 + [1] * (len(row) - 20) for row in demonstrations],
+            }
         ),
         "preference, alike": pa.table(alike),
         "sft": pa.table({"input_ids": ids, "loss_mask": masks}),

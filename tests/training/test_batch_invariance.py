@@ -64,7 +64,7 @@ def reference(tiny_model: Any, method: Any, rows: list[Row], architecture: str) 
         return None
     with torch.no_grad():
         other = load_model(str(tiny_model(architecture, seed=2)), "lm", torch.float32)
-        return torch.stack([one.sum() for one in padded_logps(other, rows)])
+        return torch.stack([logps.sum() for logps in padded_logps(other, rows)])
 
 
 def padded_forward(model: Any, rows: Sequence[Row]) -> torch.Tensor:
@@ -100,7 +100,7 @@ def padded_loss(method: Any, model: Any, rows: Sequence[Row], reference: torch.T
     if isinstance(method, Sft):
         return -torch.cat(logps).mean()
     before = torch.zeros(len(logps)) if reference is None else reference
-    ratios = [one.sum() - minus for one, minus in zip(logps, before, strict=True)]
+    ratios = [logp.sum() - minus for logp, minus in zip(logps, before, strict=True)]
     config, losses = method.config, []
     for w in range(0, len(logps), 2):
         terms = {
@@ -116,7 +116,7 @@ def pair_loss(name: str, config: DpoLossConfig, logps: list[torch.Tensor], ratio
     """The loss of one pair, from its log-probabilities by token and its summed log-ratios, chosen first."""
     gap = ratios[0] - ratios[1]
     mean_gap = ratios[0] / len(logps[0]) - ratios[1] / len(logps[1])
-    means = [one.mean() for one in logps]
+    means = [logps_of_row.mean() for logps_of_row in logps]
     if name == "ipo":
         return (mean_gap - 1 / (2 * config.beta)) ** 2
     if name == "hinge":
@@ -163,10 +163,10 @@ def loss_and_gradient(model: Any, run: Callable[[], Any]) -> tuple[float, torch.
     return result, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def assert_equal(one: tuple[float, torch.Tensor], other: tuple[float, torch.Tensor]) -> None:
-    assert one[0] == pytest.approx(other[0], rel=RELATIVE)
-    assert other[1].norm() > 0.01  # there is something to compare
-    assert (one[1] - other[1]).norm() <= RELATIVE * other[1].norm()
+def assert_equal(left: tuple[float, torch.Tensor], right: tuple[float, torch.Tensor]) -> None:
+    assert left[0] == pytest.approx(right[0], rel=RELATIVE)
+    assert right[1].norm() > 0.01  # there is something to compare
+    assert (left[1] - right[1]).norm() <= RELATIVE * right[1].norm()
 
 
 @both_architectures

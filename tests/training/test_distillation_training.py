@@ -78,14 +78,14 @@ def test_distillation_over_the_whole_vocabulary_is_the_divergence_of_plain_model
         with torch.no_grad():
             p_KV = padded_forward(teacher, [row])[0, at - 1].log_softmax(-1)
         if config["divergence"] == "forward_kl":
-            one = (p_KV.exp() * (p_KV - q_KV)).sum()
+            divergence = (p_KV.exp() * (p_KV - q_KV)).sum()
         elif config["divergence"] == "reverse_kl":
-            one = (q_KV.exp() * (q_KV - p_KV)).sum()
+            divergence = (q_KV.exp() * (q_KV - p_KV)).sum()
         else:
             m_KV = (0.3 * p_KV.exp() + 0.7 * q_KV.exp()).log()
-            one = 0.3 * (p_KV.exp() * (p_KV - m_KV)).sum() + 0.7 * (q_KV.exp() * (q_KV - m_KV)).sum()
-            one = one - 0.5 * q_KV[range(len(at)), row.sequences[0].ids[at]].sum()
-        losses.append(one)
+            divergence = 0.3 * (p_KV.exp() * (p_KV - m_KV)).sum() + 0.7 * (q_KV.exp() * (q_KV - m_KV)).sum()
+            divergence = divergence - 0.5 * q_KV[range(len(at)), row.sequences[0].ids[at]].sum()
+        losses.append(divergence)
     plain = torch.stack(losses).sum() / method.normaliser(rows)
     plain.backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
@@ -97,9 +97,9 @@ def test_distillation_over_the_whole_vocabulary_is_the_divergence_of_plain_model
             loss, _ = method.loss(run_packed(packed, batch), batch, None)
             (loss / method.normaliser(rows)).backward()
             total += float(loss.detach()) / method.normaliser(rows)
-        found = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
+        gradient = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
         assert total == pytest.approx(plain.item(), rel=1e-4)
-        assert (found - expected).norm() < 1e-3 * expected.norm(), "of the rest of 1e-7, and rounding"
+        assert (gradient - expected).norm() < 1e-3 * expected.norm(), "of the rest of 1e-7, and rounding"
 
 
 def test_ranks_sharding_and_micro_batches_change_nothing_and_a_resumed_job_ends_in_the_same_bytes(
@@ -107,10 +107,10 @@ def test_ranks_sharding_and_micro_batches_change_nothing_and_a_resumed_job_ends_
 ) -> None:
     table = said_of(models[1], tables["sft"], TOP)
     job, progress = make_job(Distillation(DistillationLossConfig(divergence="jsd")), table), tmp_path / "progress"
-    one = trained(machines(1), job, tmp_path / "one")
+    single = trained(machines(1), job, tmp_path / "one")
     for stage in (0, 2, 3):
         two = trained(machines(2), job, tmp_path / f"{stage}", max_tokens_per_microbatch=32, zero_stage=stage)
-        assert greatest_difference(one, two) < 1e-5
+        assert greatest_difference(single, two) < 1e-5
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, progress)
         train(ranks, 3)
@@ -133,12 +133,12 @@ def test_a_teacher_runs_once_for_all_students(
         for label in ("one", "other"):
             submit("teacher_logps", label, config, {"model": teacher, "data": data})
     assert [run.results[label].state for label in ("one", "other")] == ["run", "cached"]
-    found = pq.read_table(store.fetch(run.results["one"].reference) / "train.parquet")
+    table = pq.read_table(store.fetch(run.results["one"].reference) / "train.parquet")
     expected = said_of(models[1], tables["sft"], TOP)
-    assert found["teacher_ids"].to_pylist() == expected["teacher_ids"].to_pylist()
-    for mine, plain in zip(found["teacher_logps"].to_pylist(), expected["teacher_logps"].to_pylist(), strict=True):
+    assert table["teacher_ids"].to_pylist() == expected["teacher_ids"].to_pylist()
+    for mine, plain in zip(table["teacher_logps"].to_pylist(), expected["teacher_logps"].to_pylist(), strict=True):
         np.testing.assert_allclose(mine, plain, atol=1e-5)
-    assert found["input_ids"].to_pylist() == tables["sft"]["input_ids"].to_pylist()
+    assert table["input_ids"].to_pylist() == tables["sft"]["input_ids"].to_pylist()
 
 
 def test_a_data_set_without_rows_is_refused(tmp_path: Path) -> None:

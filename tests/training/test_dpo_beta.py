@@ -38,12 +38,12 @@ def test_the_dynamic_beta_of_a_batch_follows_its_margin() -> None:
     logps_K = torch.tensor([-1.0, -1.0, -2.5, -2.5, -1.0, -1.0, -1.5, -1.5])
     sums = of_batches.sums_before(logps_K, batch, torch.zeros(4))
     assert float(sums) == 4.0
-    one = of_batches.of_batch(ROWS, sums, 0.0)
-    assert one.config.beta == pytest.approx(0.2 * (1 + 0.5 * (0.4 - 0.1)))
-    loss, metrics = one.loss(logps_K, batch, torch.zeros(4))
-    expected = -torch.nn.functional.logsigmoid(one.config.beta * torch.tensor([3.0, 1.0])).sum()
+    batch_method = of_batches.of_batch(ROWS, sums, 0.0)
+    assert batch_method.config.beta == pytest.approx(0.2 * (1 + 0.5 * (0.4 - 0.1)))
+    loss, metrics = batch_method.loss(logps_K, batch, torch.zeros(4))
+    expected = -torch.nn.functional.logsigmoid(batch_method.config.beta * torch.tensor([3.0, 1.0])).sum()
     torch.testing.assert_close(loss, expected)
-    assert float(metrics["beta"]) / 2 == pytest.approx(one.config.beta)
+    assert float(metrics["beta"]) / 2 == pytest.approx(batch_method.config.beta)
 
 
 def test_the_dynamic_beta_stays_above_zero() -> None:

@@ -61,8 +61,8 @@ def test_supervised_fine_tuning_turns_dropout_on_by_an_option(
     plain, job = make_job(Sft()), replace(make_job(Sft()), model=noisy_model)
     losses = []
     with machines(1).trainers() as group:
-        for number, one in enumerate((plain, job, replace(job, dropout=True))):
-            ranks = open_job(group, machines(1), one, tmp_path / str(number), zero_stage=0)
+        for number, variant in enumerate((plain, job, replace(job, dropout=True))):
+            ranks = open_job(group, machines(1), variant, tmp_path / str(number), zero_stage=0)
             losses.append(train(ranks, 1)[0].sums["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert abs(losses[2] - losses[0]) > 1e-4 * losses[0], "from the first step on"
@@ -70,23 +70,23 @@ def test_supervised_fine_tuning_turns_dropout_on_by_an_option(
 
 def losses_of(ranks: Any) -> list[dict[str, float]]:
     """Sums of the first two steps, each after a pass over held-out rows, which is in evaluation mode."""
-    found = []
+    losses = []
     for _ in range(2):
         ranks.all(Trainer.evaluate)
         (report,) = train(ranks, 1)
-        found.append(dict(report.sums))
-    return found
+        losses.append(dict(report.sums))
+    return losses
 
 
 def test_the_dropout_of_adapters_is_on_in_every_step(make_job: Any, machines: Any, tmp_path: Path) -> None:
     """Adapters begin at zero, so that their dropout changes nothing in the first step, and what is learnt from then on."""
-    found = []
+    losses = []
     with machines(1).trainers() as group:
         for rate in (0.0, 0.5):
             lora = {"r": 4, "lora_alpha": 64, "lora_dropout": rate}
             job = make_job(Sft(), lora=lora, learning_rate=1e-2)
-            found.append(losses_of(open_job(group, machines(1), job, tmp_path / str(rate), zero_stage=0)))
-    (first, second), (first_dropped, second_dropped) = found
+            losses.append(losses_of(open_job(group, machines(1), job, tmp_path / str(rate), zero_stage=0)))
+    (first, second), (first_dropped, second_dropped) = losses
     assert first["loss"] == pytest.approx(first_dropped["loss"], rel=1e-6)
     assert abs(second["loss"] - second_dropped["loss"]) > 1e-3 * second["loss"]
 

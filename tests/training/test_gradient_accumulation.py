@@ -25,7 +25,7 @@ ROWS = 300
 def demonstrations() -> pa.Table:
     random = np.random.default_rng(0)
     ids = [random_ids(random, 17, 24) for _ in range(ROWS)]
-    return pa.table({"input_ids": ids, "loss_mask": [[1] * len(one) for one in ids]})
+    return pa.table({"input_ids": ids, "loss_mask": [[1] * len(row) for row in ids]})
 
 
 def of_torch(folder: Path, table: pa.Table) -> dict[str, torch.Tensor]:
@@ -37,7 +37,7 @@ def of_torch(folder: Path, table: pa.Table) -> dict[str, torch.Tensor]:
         logits = model(ids[None]).logits[0, :-1]
         loss = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum")
         (loss / Sft().normaliser(rows)).backward()
-    return {name: one.grad for name, one in model.named_parameters()}
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_the_gradient_of_many_micro_batches_is_that_of_fp32(
         save_progress(ranks, tmp_path / "run")
     stored = load_file(tmp_path / "run" / "step-00000001" / FIRST)
     expected = of_torch(job.model.path, table)
-    found = {name: start[name].bfloat16().float() - stored[f"weights.model.{name}"] for name in expected}
+    steps = {name: start[name].bfloat16().float() - stored[f"weights.model.{name}"] for name in expected}
     error, size = (
-        torch.cat([one.flatten() for one in parts]).norm()
-        for parts in ([found[name] - expected[name] for name in expected], list(expected.values()))
+        torch.cat([gradient.flatten() for gradient in parts]).norm()
+        for parts in ([steps[name] - expected[name] for name in expected], list(expected.values()))
     )
     assert float(error / size) < 0.01

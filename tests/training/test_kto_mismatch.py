@@ -14,17 +14,17 @@ def test_where_all_prompts_differ_each_takes_the_completion_of_the_next_row() ->
 
 def test_no_completion_is_paired_with_its_own_prompt_and_each_is_used_once() -> None:
     prompts = [[letter] for letter in b"abacabdbcaed"]  # a four times, b three times, c and d twice, e once
-    found = partners(prompts)
-    assert sorted(found) == list(range(len(prompts)))
-    assert all(prompts[row] != prompts[partner] for row, partner in enumerate(found))
-    assert found == partners(prompts), "it follows from the rows alone"
+    chosen = partners(prompts)
+    assert sorted(chosen) == list(range(len(prompts)))
+    assert all(prompts[row] != prompts[partner] for row, partner in enumerate(chosen))
+    assert chosen == partners(prompts), "it follows from the rows alone"
 
 
 def test_completions_are_reused_for_a_prompt_of_more_than_half_of_the_rows() -> None:
     prompts = [[1], [1], [1], [2], [1], [3]]
-    found = partners(prompts)
-    assert all(prompts[row] != prompts[partner] for row, partner in enumerate(found))
-    assert {found[row] for row in (0, 1, 2, 4)} == {3, 5}, "of both other rows"
+    chosen = partners(prompts)
+    assert all(prompts[row] != prompts[partner] for row, partner in enumerate(chosen))
+    assert {chosen[row] for row in (0, 1, 2, 4)} == {3, 5}, "of both other rows"
 
 
 @pytest.mark.parametrize("rows", [1, 3])

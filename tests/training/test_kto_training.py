@@ -36,9 +36,9 @@ def table() -> pa.Table:
     """14 labelled completions of nine prompts, of which one has four rows."""
     random = np.random.default_rng(5)
     prompts = [random_ids(random, 4, 24) for _ in range(9)]
-    asked = [prompts[number if number < 9 else number % 3] for number in range(ROWS)]
+    by_row = [prompts[number if number < 9 else number % 3] for number in range(ROWS)]
     answers = [random_ids(random, 2, 30) for _ in range(ROWS)]
-    return pa.table({"prompt_ids": asked, "completion_ids": answers, "label": [n % 3 > 0 for n in range(ROWS)]})
+    return pa.table({"prompt_ids": by_row, "completion_ids": answers, "label": [n % 3 > 0 for n in range(ROWS)]})
 
 
 def logps_of(rows: Sequence[Row], per_token: float) -> np.ndarray:
@@ -61,7 +61,9 @@ def written_out(model: Any, method: Kto, table: pa.Table, reference: Sequence[np
     """The mean loss by plain ``transformers``, term by term."""
 
     def ratios(rows: Sequence[Row], before: np.ndarray) -> list[torch.Tensor]:
-        return [one.sum() - float(two) for one, two in zip(padded_logps(model, rows), before, strict=True)]
+        return [
+            logps.sum() - float(sum_before) for logps, sum_before in zip(padded_logps(model, rows), before, strict=True)
+        ]
 
     baseline = 0.0
     if method.config.loss_type == "kto":
@@ -92,10 +94,10 @@ def as_trained(
                 yield run_packed(module, micro), micro, torch.from_numpy(logps[numbers])
 
         with torch.no_grad():
-            sums = [method.sums_before(*one) for one in passes(before, reference[1])] if before else []
+            sums = [method.sums_before(*arguments) for arguments in passes(before, reference[1])] if before else []
         of_batch, total = method.of_batch(rows, torch.stack(sums).sum(0) if sums else None, None), 0.0
-        for one in passes(rows, reference[0]):
-            loss, metrics = of_batch.loss(*one)
+        for batch_arguments in passes(rows, reference[0]):
+            loss, metrics = of_batch.loss(*batch_arguments)
             (loss / method.normaliser(rows)).backward()
             total += float(metrics["loss"]) / ROWS
         return total
@@ -121,8 +123,8 @@ def test_metrics_are_means_over_the_rows_of_a_label(table: pa.Table) -> None:
     micro = pack(rows)
     logps = torch.zeros(len(micro.labels_K))
     _, metrics = KTO.of_batch(rows, torch.tensor([9.0])).loss(logps, micro, -ratios)
-    found = {name: float(value) / 3 for name, value in metrics.items() if name != "loss"}
-    assert found == pytest.approx(
+    averages = {name: float(value) / 3 for name, value in metrics.items() if name != "loss"}
+    assert averages == pytest.approx(
         {
             "accuracy": 2 / 3,
             "baseline": 3.0,
@@ -153,16 +155,16 @@ def test_ranks_sharding_and_micro_batches_change_neither_the_baseline_nor_the_tr
     }
     pq.write_table(pa.table(logps), tmp_path / "kto.parquet")
     job = make_job(KTO, table=table, logps=tmp_path / "kto.parquet")
-    weights, told = [], []
+    weights, received = [], []
     for world, tokens, stage in ((1, 10_000, 0), (2, 64, 2), (2, 64, 3)):
         with machines(world).trainers() as group:
             progress, cut = tmp_path / f"{stage}.progress", {"zero_stage": stage, "max_tokens_per_microbatch": tokens}
             ranks = open_job(group, machines(world), job, progress, **cut)
-            told.append((averages(train(ranks, 3)), averages(ranks.all(Trainer.evaluate))))
+            received.append((averages(train(ranks, 3)), averages(ranks.all(Trainer.evaluate))))
             weights.append(load_file(export(ranks, tmp_path / str(stage))))
     assert all(greatest_difference(weights[0], other) < 1e-5 for other in weights[1:])
     before = load_file(job.model.path / "model.safetensors")
     assert greatest_difference(before, weights[0]) > 1e-3, "it did train"
-    for one, *others in zip(*told, strict=True):
-        assert one["baseline"] > 1, "or nothing would be tested"
-        assert all(one == pytest.approx(other, rel=1e-4) for other in others)
+    for first, *others in zip(*received, strict=True):
+        assert first["baseline"] > 1, "or nothing would be tested"
+        assert all(first == pytest.approx(other, rel=1e-4) for other in others)

@@ -39,13 +39,13 @@ def expected_of_two_steps(job: Any, table: Any) -> dict[str, torch.Tensor]:
     model = transformers.AutoModelForCausalLM.from_pretrained(job.model.path)
     plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     add_adapters(model, model.lm_head, job.training.lora, derive_seed(job.seed, "adapters"), train_head=False)
-    initial = {name: one.detach().clone() for name, one in model.named_parameters()}
+    initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     layers = [name.removesuffix(".lora_A.default.weight") for name in initial if name.endswith("lora_A.default.weight")]
     assert len(layers) == 14, "seven in each of two blocks"
     a = {name: initial[f"{name}.lora_A.default.weight"].requires_grad_() for name in layers}
     b = {name: initial[f"{name}.lora_B.default.weight"].requires_grad_() for name in layers}
-    assert all(one.abs().max() > 0 for one in a.values())
-    assert all(one.abs().max() == 0 for one in b.values())
+    assert all(parameter.abs().max() > 0 for parameter in a.values())
+    assert all(parameter.abs().max() == 0 for parameter in b.values())
 
     model = transformers.AutoModelForCausalLM.from_pretrained(job.model.path)
     optimizer = torch.optim.AdamW([*a.values(), *b.values()], lr=1e-3, eps=1e-5, weight_decay=0.1)
@@ -65,19 +65,19 @@ def expected_of_two_steps(job: Any, table: Any) -> dict[str, torch.Tensor]:
         (total / tokens).backward()
         torch.nn.utils.clip_grad_norm_([*a.values(), *b.values()], 1.0)
         optimizer.step()
-    return plain | {name: one.detach() for name, one in weights().items()}
+    return plain | {name: parameter.detach() for name, parameter in weights().items()}
 
 
 def test_steps_equal_plain_torch(make_job: Any, machines: Any, tables: Any, tmp_path: Path) -> None:
     job = make_job(Sft(), lora=LORA, lr_scheduler_type="constant", weight_decay=0.1)
     before = load_file(job.model.path / "model.safetensors")
     expected = expected_of_two_steps(job, tables["sft"])
-    found = trained(machines(1), job, tmp_path / "one", steps=2)
-    assert max(float((found[name] - before[name]).abs().max()) for name in found) > 1e-3
-    assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-6
-    frozen = [name for name in found if "proj" not in name]
+    weights_found = trained(machines(1), job, tmp_path / "one", steps=2)
+    assert max(float((weights_found[name] - before[name]).abs().max()) for name in weights_found) > 1e-3
+    assert max(float((weights_found[name] - expected[name]).abs().max()) for name in weights_found) < 1e-6
+    frozen = [name for name in weights_found if "proj" not in name]
     assert len(frozen) == 6, "embeddings and norms"
-    assert all(torch.equal(found[name], before[name]) for name in frozen)
+    assert all(torch.equal(weights_found[name], before[name]) for name in frozen)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_ranks_sharding_and_micro_batches_do_not_change_the_result(
     method: Any, lora: Any, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     job = make_job(method, lora=lora)
-    one = trained(machines(1), job, tmp_path / "one")
+    single = trained(machines(1), job, tmp_path / "one")
     before = load_file(job.model.path / "model.safetensors")
-    assert max(float((one[name] - before[name]).abs().max()) for name in before if name in one) > 1e-4
+    assert max(float((single[name] - before[name]).abs().max()) for name in before if name in single) > 1e-4
     for stage in (0, 1, 2) if "load_in_4bit" in lora else (0, 1, 2, 3):
         both = trained(
             machines(2),
@@ -103,9 +103,9 @@ def test_ranks_sharding_and_micro_batches_do_not_change_the_result(
             zero_stage=stage,
             max_tokens_per_microbatch=[32, 4096][stage % 2],
         )
-        assert greatest_difference(one, both) < 1e-5
+        assert greatest_difference(single, both) < 1e-5
     checkpointed = trained(machines(1), job, tmp_path / "checkpointed", gradient_checkpointing=True)
-    assert greatest_difference(one, checkpointed) < 1e-5
+    assert greatest_difference(single, checkpointed) < 1e-5
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -148,7 +148,7 @@ def test_a_job_resumed_from_a_checkpoint_of_trained_parameters_ends_in_the_same_
         train(ranks, 3)
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
     size = sum(file.stat().st_size for file in (progress / "step-00000003").rglob("*") if file.is_file())
-    parameters = sum(one.numel() for one in load_file(tmp_path / "whole" / "model.safetensors").values())
+    parameters = sum(parameter.numel() for parameter in load_file(tmp_path / "whole" / "model.safetensors").values())
     assert size < 6 * parameters, "one of all weights takes 12 bytes for each, with the optimiser's moments"
 
 
@@ -190,7 +190,7 @@ def test_unknown_target_layers_are_the_users_error(make_job: Any, machines: Any,
 def test_the_reference_of_a_policy_is_the_policy_without_its_adapters(
     zero_stage: int, bf16: bool, whole: dict[str, Any], machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
-    data, found = sampled(), {}
+    data, logps = sampled(), {}
     model = tmp_path / "model"
     shutil.copytree(tiny_model(), model)
     for lora in (None, {"r": 4, "lora_alpha": 64} | whole):
@@ -205,12 +205,12 @@ def test_the_reference_of_a_policy_is_the_policy_without_its_adapters(
             for _ in range(2):
                 policy.logps(data)
                 policy.ranks.all(PolicyTrainer.update, {}, 0.1)
-            found[bool(lora)] = policy.logps(data)
-    copy, own = found[False]["reference_logps"], found[True]["reference_logps"]
+            logps[bool(lora)] = policy.logps(data)
+    copy, own = logps[False]["reference_logps"], logps[True]["reference_logps"]
     assert copy.all(), "each token has its number"
     np.testing.assert_array_equal(own, copy)
-    moved = np.split(abs(found[True]["old_logps"] - copy), data.starts_K[1:-1])
-    assert min(one.max() for one in moved) > 1e-3, "the policy itself has moved"
+    moved = np.split(abs(logps[True]["old_logps"] - copy), data.starts_K[1:-1])
+    assert min(difference.max() for difference in moved) > 1e-3, "the policy itself has moved"
 
 
 @pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (1, False), (2, True), (3, False), (0, True), (3, True)])
@@ -228,7 +228,7 @@ def test_the_moving_average_is_of_the_adapters_and_survives_a_stop(
         assert all(torch.equal(initial[name], before[name]) for name in before)
         policy.learn(sampled())
         after, average = policy.export("policy"), policy.export("average")
-        assert {one.dtype for one in average.values()} == {torch.bfloat16 if bf16 else torch.float32}
+        assert {parameter.dtype for parameter in average.values()} == {torch.bfloat16 if bf16 else torch.float32}
         rounding = 0.02 if bf16 else 1e-6
         for name, weight in average.items():
             half = (before[name].double() + after[name].double()) / 2

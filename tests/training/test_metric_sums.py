@@ -67,5 +67,5 @@ def test_the_numbers_read_per_step_do_not_depend_on_the_number_of_micro_batches(
     (tmp_path / "job").write_bytes(pickle.dumps(make_job(Sft(), batch_size=14)))
     command = [sys.executable, "-c", COUNTING, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    for many, one in json.loads(done.stdout.splitlines()[-1]).values():
-        assert many == one
+    for many, single in json.loads(done.stdout.splitlines()[-1]).values():
+        assert many == single

@@ -47,11 +47,11 @@ def test_the_reference_is_mixed_with_the_policy_at_its_interval(make_job: Any, m
             train(ranks, 1)
             policy = load_file(export(ranks, tmp_path / f"step-{step}"))
             if step % 2 == 0:
-                expected = {name: torch.lerp(one, policy[name], 0.25) for name, one in expected.items()}
+                expected = {name: torch.lerp(weight, policy[name], 0.25) for name, weight in expected.items()}
         save_progress(ranks, tmp_path / "progress")
-    found = load_file(tmp_path / "progress" / "step-00000004" / REFERENCE)
-    assert all(torch.equal(found[f"{name}"], expected[name]) for name in found)
-    assert len(found) == len(expected)
+    saved = load_file(tmp_path / "progress" / "step-00000004" / REFERENCE)
+    assert all(torch.equal(saved[f"{name}"], expected[name]) for name in saved)
+    assert len(saved) == len(expected)
 
 
 def test_a_policy_that_is_its_own_reference_has_no_margin(make_job: Any, machines: Any, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_reference_in_bf16_goes_all_of_a_small_part_of_the_way(
     """The right way is the equation's in fp32, from the optimiser's master weights, which checkpoints for the store hold. A
     number in bf16 has 8 digits of precision: 0.005 of the way to a policy that is near is rounded away."""
     job = following(make_job(DPO, bf16=True), 0.005, 1)
-    start = {n: one.bfloat16().float() for n, one in load_file(job.model.path / "model.safetensors").items()}
+    start = {n: weight.bfloat16().float() for n, weight in load_file(job.model.path / "model.safetensors").items()}
     expected = dict(start)
     with machines(world).trainers() as group:
         ranks = open_job(group, machines(world), job, tmp_path / "progress", zero_stage=zero_stage, progress="store")
@@ -81,23 +81,27 @@ def test_a_reference_in_bf16_goes_all_of_a_small_part_of_the_way(
             train(ranks, 1)
             save_progress(ranks, tmp_path / "progress")
             stored = load_file(tmp_path / "progress" / f"step-{step:08d}" / FIRST)
-            policy = {n.removeprefix("weights.model."): one for n, one in stored.items() if n.startswith("weights.")}
-            expected = {name: torch.lerp(one, policy[name], 0.005) for name, one in expected.items()}
-    found = load_file(tmp_path / "progress" / "step-00000006" / REFERENCE)
-    assert {one.dtype for one in found.values()} == {torch.float32}, "a resumed run goes on from what was mixed"
-    way, right = (torch.cat([(one[n] - start[n]).flatten() for n in sorted(found)]) for one in (found, expected))
+            policy = {
+                n.removeprefix("weights.model."): weight for n, weight in stored.items() if n.startswith("weights.")
+            }
+            expected = {name: torch.lerp(weight, policy[name], 0.005) for name, weight in expected.items()}
+    saved = load_file(tmp_path / "progress" / "step-00000006" / REFERENCE)
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}, "a resumed run goes on from what was mixed"
+    way, right = (
+        torch.cat([(weights[n] - start[n]).flatten() for n in sorted(saved)]) for weights in (saved, expected)
+    )
     assert float((way - right).norm() / right.norm()) < 1e-3
 
 
 @pytest.mark.parametrize("method", [DPO, CHANGING], ids=["dpo", "β of each batch"])
 def test_ranks_and_sharding_do_not_change_the_result(method: Any, make_job: Any, machines: Any, tmp_path: Path) -> None:
     job = following(make_job(method), 0.5, 1)
-    one = trained(machines(1), job, tmp_path / "one")
+    single = trained(machines(1), job, tmp_path / "one")
     for stage in (0, 2, 3):
         both = trained(machines(2), job, tmp_path / f"{stage}", zero_stage=stage, max_tokens_per_microbatch=64)
-        assert greatest_difference(one, both) < 1e-5
+        assert greatest_difference(single, both) < 1e-5
     still = trained(machines(1), following(make_job(method), 0.5, 100), tmp_path / "still")
-    assert greatest_difference(one, still) > 1e-5, "or nothing would be tested"
+    assert greatest_difference(single, still) > 1e-5, "or nothing would be tested"
 
 
 def test_a_reference_of_another_architecture_is_refused(
@@ -134,14 +138,14 @@ def test_a_resumed_job_ends_in_the_same_bytes(
 def log_probabilities(model: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> torch.Tensor:
     """Of each answer after its prompt in nats, by plain `transformers`, one sequence at a time."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    found = []
+    results = []
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([[*prompt, *answer]])
         with torch.no_grad():
             logps = loaded(ids).logits[0].log_softmax(-1)
         places = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
-        found.append(logps[places, ids[0, places + 1]].sum())
-    return torch.stack(found)
+        results.append(logps[places, ids[0, places + 1]].sum())
+    return torch.stack(results)
 
 
 @pytest.mark.parametrize("method", [DPO, CHANGING], ids=["dpo", "β of each batch"])

@@ -27,7 +27,7 @@ class Small(torch.nn.Module):
         self.lm_head = torch.nn.Linear(3, 5, bias=False)
 
 
-def made(name: str, **training: Any) -> tuple[Small, Any]:
+def model_and_optimizer(name: str, **training: Any) -> tuple[Small, Any]:
     torch.manual_seed(0)
     model = Small()
     config = TrainingConfig(optimizer=name, learning_rate=0.1, **training)  # type: ignore[arg-type]
@@ -42,13 +42,13 @@ def step(model: Small, optimizer: Any, seed: int) -> None:
 
 
 def test_muon_trains_hidden_matrices_and_adamw_the_other_parameters() -> None:
-    model, optimizer = made("muon", weight_decay=0.3)
+    model, optimizer = model_and_optimizer("muon", weight_decay=0.3)
     assert isinstance(optimizer, MuonAndAdamW)
     muon, adam = optimizer.parts
-    assert [one for group in muon.param_groups for one in group["params"]] == [model.inner.weight]
+    assert [parameter for group in muon.param_groups for parameter in group["params"]] == [model.inner.weight]
     decays = {group["weight_decay"]: group["params"] for group in adam.param_groups}
-    assert [one.shape for one in decays[0.3]] == [model.lm_head.weight.shape]
-    assert {tuple(one.shape) for one in decays[0.0]} == {(5, 4), (3,)}
+    assert [parameter.shape for parameter in decays[0.3]] == [model.lm_head.weight.shape]
+    assert {tuple(parameter.shape) for parameter in decays[0.0]} == {(5, 4), (3,)}
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # as the schedule sets it
     before = [parameter.clone() for parameter in model.parameters()]
@@ -57,7 +57,7 @@ def test_muon_trains_hidden_matrices_and_adamw_the_other_parameters() -> None:
 
 
 def test_a_step_of_muon_is_orthogonal_with_the_size_of_an_adamw_step() -> None:
-    model, optimizer = made("muon")
+    model, optimizer = model_and_optimizer("muon")
     before = model.inner.weight.detach().clone()
     step(model, optimizer, 1)
     change = (before - model.inner.weight.detach()) / (0.1 * 0.2 * 4**0.5)  # Liu et al. 2025: 0.2 √max(rows, columns)
@@ -68,10 +68,10 @@ def test_a_step_of_muon_is_orthogonal_with_the_size_of_an_adamw_step() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
 def test_the_state_dict_of_an_optimiser_is_complete(name: str) -> None:
-    model, optimizer = made(name)
+    model, optimizer = model_and_optimizer(name)
     for seed in range(3):
         step(model, optimizer, seed)
-    again, other = made(name)
+    again, other = model_and_optimizer(name)
     again.load_state_dict(model.state_dict())
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for seed in range(3, 6):

@@ -30,7 +30,7 @@ def test_a_cut_holds_every_row_once_and_gives_all_ranks_as_many_packs(
 ) -> None:
     rows = [row(number, length) for number, length in enumerate(lengths)]
     parts = cut(rows, ranks, budget)
-    assert sorted(one.number for packs in parts for part in packs for one in part) == list(range(len(rows)))
+    assert sorted(row.number for packs in parts for part in packs for row in part) == list(range(len(rows)))
     assert len({len(packs) for packs in parts}) == 1
     for packs in parts:
         for part in packs:
@@ -143,10 +143,10 @@ def test_lines_hold_every_sequence_whole(lengths: list[int]) -> None:
     assert width == max(LINE_TOKENS, *lengths)
     assert lines * width <= 2 * sum(lengths) + width  # first fit leaves at most every other line half empty
     flat = batch.position_ids.flatten()
-    for one, last in zip(rows, batch.last_S.tolist(), strict=True):
-        first = last - one.tokens + 1
+    for sequence, last in zip(rows, batch.last_S.tolist(), strict=True):
+        first = last - sequence.tokens + 1
         assert first // width == last // width
-        assert flat[first : last + 1].tolist() == list(range(one.tokens))
+        assert flat[first : last + 1].tolist() == list(range(sequence.tokens))
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -34,15 +34,15 @@ def sampled(advantage: float = 1.0) -> StepData:
     prompts, completions = zip(
         *[(random_ids(random, 2, 20), random_ids(random, 3, 30)) for _ in range(ROWS)], strict=True
     )
-    data = StepData.of(prompts, completions, [[True] * len(one) for one in completions])
+    data = StepData.of(prompts, completions, [[True] * len(completion) for completion in completions])
     signs = np.repeat(np.where(np.arange(ROWS) % 2, 1.0, -1.0), data.lengths_S)
     data.numbers["rollout_logps"] = np.full(len(signs), -5.0, np.float32)
     data.numbers["advantages"] = (advantage * signs).astype(np.float32)
     return data
 
 
-def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    return float(torch.cat([(one[name].double() - other[name].double()).flatten() for name in other]).norm())
+def distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    return float(torch.cat([(first[name].double() - second[name].double()).flatten() for name in second]).norm())
 
 
 class Policy:
@@ -148,14 +148,14 @@ def test_a_refreshed_reference_is_the_policy_of_that_step_and_survives_a_stop(
         policy.open()
         differences, references = [], []
         for number in range(4):
-            found = policy.logps(sampled())
-            differences.append(float(np.abs(found["old_logps"] - found["reference_logps"]).max()))
-            references.append(found["reference_logps"])
+            logps = policy.logps(sampled())
+            differences.append(float(np.abs(logps["old_logps"] - logps["reference_logps"]).max()))
+            references.append(logps["reference_logps"])
             policy.ranks.all(PolicyTrainer.update, {}, 0.1)
             if number == 2:
                 policy.save()
         close = 0.05 if bf16 else 1e-5
-        assert [one < close for one in differences] == [True, False, True, False], differences
+        assert [difference < close for difference in differences] == [True, False, True, False], differences
         assert np.abs(references[3] - references[0]).max() > 1e-3
 
         assert policy.open() == 3
@@ -165,7 +165,7 @@ def test_a_refreshed_reference_is_the_policy_of_that_step_and_survives_a_stop(
 
 def test_another_model_may_be_the_reference(machines: Any, tiny_model: Any, tmp_path: Path) -> None:
     other = tiny_model(seed=2)
-    found = []
+    logps = []
     for name, model, reference, training in (
         ("other", tiny_model(), other, {}),
         ("lora", tiny_model(), other, {"lora": {"r": 2}}),
@@ -175,9 +175,9 @@ def test_another_model_may_be_the_reference(machines: Any, tiny_model: Any, tmp_
         with machines(1).trainers() as group:
             policy = Policy(group, machines(1), model, tmp_path / name, section, reference=reference)
             policy.open()
-            found.append(policy.logps(sampled())["reference_logps"])
-    np.testing.assert_allclose(found[0], found[2], atol=1e-5)
-    np.testing.assert_allclose(found[1], found[2], atol=1e-5)
+            logps.append(policy.logps(sampled())["reference_logps"])
+    np.testing.assert_allclose(logps[0], logps[2], atol=1e-5)
+    np.testing.assert_allclose(logps[1], logps[2], atol=1e-5)
 
 
 def test_the_mixed_in_loss_is_the_fine_tuning_loss_for_every_split(

@@ -53,8 +53,8 @@ def table() -> pa.Table:
 def test_the_loss_by_hand() -> None:
     # log-odds ln 3: the good verdict has 3/4
     odds = torch.full((3,), 3.0).log()
-    found = step_loss(odds, torch.tensor([1.0, 0.0, 0.5]))
-    assert found.tolist() == pytest.approx([-np.log(0.75), -np.log(0.25), -0.5 * np.log(0.75) - 0.5 * np.log(0.25)])
+    loss = step_loss(odds, torch.tensor([1.0, 0.0, 0.5]))
+    assert loss.tolist() == pytest.approx([-np.log(0.75), -np.log(0.25), -0.5 * np.log(0.75) - 0.5 * np.log(0.25)])
 
 
 def written_out(model: Any, table: pa.Table) -> torch.Tensor:

@@ -26,13 +26,13 @@ def test_mismatched_rows_lie_in_a_file_and_are_those_of_the_whole_table(tmp_path
     table = pa.table({"prompt_ids": prompts, "completion_ids": completions, "label": [True, False, True, True]})
     pq.write_table(table, tmp_path / "rows.parquet")
     method = Kto(KtoLossConfig())
-    found = rows_before(
+    rows_found = rows_before(
         tmp_path / "rows.parquet", method, training_rows(tmp_path / "rows.parquet", method, None), tmp_path
     )
-    assert isinstance(found, DiskList)
+    assert isinstance(rows_found, DiskList)
     expected = [[*prompt, *other] for prompt, other in zip(prompts, mismatched(prompts, completions), strict=True)]
-    assert [row.sequences[0].ids.tolist() for row in found] == expected
-    assert [row.number for row in found] == [0, 1, 2, 3]
+    assert [row.sequences[0].ids.tolist() for row in rows_found] == expected
+    assert [row.number for row in rows_found] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("alpha", "passes"), [(0.6, True), (0.0, False)])
@@ -43,8 +43,8 @@ def test_a_method_that_passes_its_training_rows_keeps_no_second_copy(
     pq.write_table(tables["preference"], table)
     method = DynamicDpo(DpoLossConfig(beta_alpha=alpha, final_beta=None if alpha else 0.2))
     rows = training_rows(table, method, tmp_path)
-    found = rows_before(table, method, rows, tmp_path)
-    assert found is rows if passes else len(found) == 0
+    rows_found = rows_before(table, method, rows, tmp_path)
+    assert rows_found is rows if passes else len(rows_found) == 0
 
 
 @pytest.mark.slow

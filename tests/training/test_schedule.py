@@ -19,14 +19,14 @@ def rates(steps: int, **fields: Any) -> list[float]:
 
 def test_warm_up_stable_and_linear_decay_by_hand() -> None:
     # 10 steps: 2 of warm-up (1/3, 2/3), 4 at the peak, 4 of decay to 0.2: 1, 0.8, 0.6, 0.4
-    found = rates(10, warmup_ratio=0.2, decay_ratio=0.4, min_lr_ratio=0.2)
-    assert found == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4])
+    learning_rates = rates(10, warmup_ratio=0.2, decay_ratio=0.4, min_lr_ratio=0.2)
+    assert learning_rates == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4])
 
 
 def test_decay_with_one_minus_the_root_by_hand() -> None:
     # 4 of 8 steps decay: 1 − √0, 1 − √¼, 1 − √½, 1 − √¾
-    found = rates(8, decay_ratio=0.5, decay_type="1-sqrt")
-    assert found == pytest.approx([1, 1, 1, 1, 1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)])
+    learning_rates = rates(8, decay_ratio=0.5, decay_type="1-sqrt")
+    assert learning_rates == pytest.approx([1, 1, 1, 1, 1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)])
 
 
 def test_wsd_without_a_stable_phase_is_linear_and_constant_for_a_single_step() -> None:
@@ -48,27 +48,27 @@ def test_the_schedule_equals_transformers_after_the_warm_up(kind: str, floor: fl
         expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         theirs.step()
-    found = rates(50, warmup_ratio=0.1, decay_ratio=0.4, decay_type=kind, min_lr_ratio=floor)
-    assert found[5:] == pytest.approx(expected[5:])
+    learning_rates = rates(50, warmup_ratio=0.1, decay_ratio=0.4, decay_type=kind, min_lr_ratio=floor)
+    assert learning_rates[5:] == pytest.approx(expected[5:])
 
 
 def test_a_policy_that_starts_after_its_critic_warms_up_from_its_first_step_by_hand() -> None:
     """100 steps, warm-up over a tenth of them, the critic alone trained for 20: the policy's first update is the first of 10
     warm-up steps, 1/11 of the peak; the peak is step 30, and the cosine to the end has 70 steps, so step 65 is half-way."""
     config = TrainingConfig(learning_rate=1.0, lr_scheduler_type="cosine", warmup_ratio=0.1)
-    found = [learning_rate(config, step, 100, first_step=20) for step in range(20, 100)]
-    assert found[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
-    assert found[10] == 1.0
-    assert found[45] == pytest.approx(0.5)
-    assert found[-1] == pytest.approx((1 + math.cos(math.pi * 69 / 70)) / 2)
-    assert found[10:] == sorted(found[10:], reverse=True)
+    learning_rates = [learning_rate(config, step, 100, first_step=20) for step in range(20, 100)]
+    assert learning_rates[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
+    assert learning_rates[10] == 1.0
+    assert learning_rates[45] == pytest.approx(0.5)
+    assert learning_rates[-1] == pytest.approx((1 + math.cos(math.pi * 69 / 70)) / 2)
+    assert learning_rates[10:] == sorted(learning_rates[10:], reverse=True)
 
 
 def test_a_wait_that_leaves_no_room_for_the_stable_phase_leaves_the_decay_after_the_warm_up() -> None:
     """10 steps, the first is 5, warm-up 2 (1/3, 2/3), decay of 4 begins after it, at step 7, and not at step 6: 1, 2/3, 1/3."""
     config = TrainingConfig(learning_rate=1.0, lr_scheduler_type="wsd", warmup_ratio=0.2, decay_ratio=0.4)
-    found = [learning_rate(config, step, 10, first_step=5) for step in range(5, 10)]
-    assert found == pytest.approx([1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])
+    learning_rates = [learning_rate(config, step, 10, first_step=5) for step in range(5, 10)]
+    assert learning_rates == pytest.approx([1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])
 
 
 def test_unset_fields_of_the_schedule_are_not_in_keys() -> None:

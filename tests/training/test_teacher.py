@@ -39,10 +39,10 @@ def test_padding_rows_of_the_head_are_no_candidates(wide_teacher: Path, top_k: i
     texts = [([1, 2, 3], [4, 5, 6, 7]), ([9] * 20, [8, 10])]
     rows = [Row(number, (TokenSequence.of_prompt_and_completion(*text),)) for number, text in enumerate(texts)]
     job = TeacherJob(Model(wide_teacher, Reference("model", "a" * 64)), top_k, bf16=False)
-    said = Teacher(job, ResourcesConfig(), Device.detect("cpu", 0)).run(rows)
+    candidates = Teacher(job, ResourcesConfig(), Device.detect("cpu", 0)).run(rows)
     model = transformers.AutoModelForCausalLM.from_pretrained(wide_teacher).eval()
     outside = 0
-    for (prompt, answer), (ids, logps) in zip(texts, said, strict=True):
+    for (prompt, answer), (ids, logps) in zip(texts, candidates, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
         outside += int((logits.argmax(-1) >= TOKENS).sum())

@@ -74,9 +74,9 @@ def trained(machines: Any, job: TrainJob, output: Path, steps: int = 3, **resour
         return load_file(export(ranks, output))
 
 
-def greatest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+def greatest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,14 @@ def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
 ) -> None:
     job = make_job(method)
     before = load_file(job.model.path / "model.safetensors")
-    one = trained(machines(1), job, tmp_path / "one")
-    assert max(float((one[name] - before[name]).abs().max()) for name in before if name in one) > 1e-3  # it did train
-    assert greatest_difference(one, trained(machines(1), job, tmp_path / "cut", max_tokens_per_microbatch=64)) < 1e-5
-    assert greatest_difference(one, trained(machines(2), job, tmp_path / "two")) < 1e-5
+    single = trained(machines(1), job, tmp_path / "one")
+    assert (
+        max(float((single[name] - before[name]).abs().max()) for name in before if name in single) > 1e-3
+    )  # it did train
+    assert greatest_difference(single, trained(machines(1), job, tmp_path / "cut", max_tokens_per_microbatch=64)) < 1e-5
+    assert greatest_difference(single, trained(machines(2), job, tmp_path / "two")) < 1e-5
     both = trained(machines(2), job, tmp_path / "both", max_tokens_per_microbatch=32)
-    assert greatest_difference(one, both) < 1e-5
+    assert greatest_difference(single, both) < 1e-5
 
 
 @pytest.mark.parametrize(("zero_stage", "offload"), [(0, False), (2, False), (3, False), (2, True), (3, True)])
@@ -100,17 +102,19 @@ def test_every_zero_stage_trains_the_same_weights(
     zero_stage: int, offload: bool, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     job = make_job(DPO)
-    one = trained(machines(1), job, tmp_path / "one")
+    single = trained(machines(1), job, tmp_path / "one")
     wanted = {"zero_stage": zero_stage, "offload_optimizer": offload, "max_tokens_per_microbatch": 64}
     two = trained(machines(2), job, tmp_path / "two", **wanted)
-    assert greatest_difference(one, two) < 1e-5
+    assert greatest_difference(single, two) < 1e-5
 
 
 def test_further_options_of_deepspeed_are_taken_or_refused(make_job: Any, machines: Any, tmp_path: Path) -> None:
     job = make_job(Sft())
-    one = trained(machines(1), job, tmp_path / "one")
+    single = trained(machines(1), job, tmp_path / "one")
     taken = {"zero_optimization": {"offload_param": {"device": "cpu"}, "reduce_bucket_size": 10_000}}
-    assert greatest_difference(one, trained(machines(2), job, tmp_path / "two", zero_stage=3, deepspeed=taken)) < 1e-5
+    assert (
+        greatest_difference(single, trained(machines(2), job, tmp_path / "two", zero_stage=3, deepspeed=taken)) < 1e-5
+    )
     for options, says in (
         ({"wall_clock_brakdown": True}, r"resources\.deepspeed\.wall_clock_brakdown: DeepSpeed has no such option"),
         (
@@ -125,7 +129,7 @@ def test_further_options_of_deepspeed_are_taken_or_refused(make_job: Any, machin
 def test_a_finished_job_leaves_nothing_in_memory(make_job: Any, machines: Any, tmp_path: Path) -> None:
     def remember(actor: Any) -> None:
         learner = actor.object.learner
-        actor.remembered = [weakref.ref(one) for one in (learner.engine, *learner.packed.parameters())]
+        actor.remembered = [weakref.ref(owner) for owner in (learner.engine, *learner.packed.parameters())]
 
     jobs = [(DPO, 2), (Sft(), 3), (RewardModel(), 3), (Sft(), 0)]
     for number, (method, zero_stage) in enumerate(jobs):
@@ -134,7 +138,7 @@ def test_a_finished_job_leaves_nothing_in_memory(make_job: Any, machines: Any, t
             train(ranks, 3)
             (actor,) = machines(1).actors.trainers.actors
             machines(1).actors.ray.get(actor.__ray_call__.remote(remember))
-        left = actor.__ray_call__.remote(lambda actor: sum(one() is not None for one in actor.remembered))
+        left = actor.__ray_call__.remote(lambda actor: sum(reference() is not None for reference in actor.remembered))
         assert machines(1).actors.ray.get(left) == 0, f"of the job number {number}"
 
 
@@ -143,11 +147,11 @@ def test_weight_decay_spares_norms_and_embeddings_under_every_sharding(
     zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     before = load_file(make_job(Sft()).model.path / "model.safetensors")
-    found = []
+    weights = []
     for decay in (0.0, 50.0):
         job = make_job(Sft(), weight_decay=decay, lr_scheduler_type="constant")
-        found.append(trained(machines(2), job, tmp_path / str(decay), steps=1, zero_stage=zero_stage))
-    without, decayed = found
+        weights.append(trained(machines(2), job, tmp_path / str(decay), steps=1, zero_stage=zero_stage))
+    without, decayed = weights
     for name, weight in before.items():
         # AdamW's first step is W (1 - learning rate · decay) and, whatever the decay, Adam's own part: here 0.95 W.
         lost = 0.05 * weight if "proj" in name else torch.zeros_like(weight)
@@ -277,9 +281,9 @@ def errors_of_ranks(ranks: Ranks, steps: int) -> list[BaseException | None]:
     _, hanging = ranks.ray.wait(calls, num_returns=len(calls), timeout=60)
     assert not hanging
     errors: list[BaseException | None] = []
-    for one in calls:
+    for arguments in calls:
         try:
-            ranks.ray.get(one)
+            ranks.ray.get(arguments)
             errors.append(None)
         except ranks.ray.exceptions.RayTaskError as error:
             errors.append(error.cause)

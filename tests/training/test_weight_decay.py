@@ -35,9 +35,9 @@ def decays(model: Any) -> dict[str, float]:
     """The weight decay of each parameter that trains."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = parameter_groups(model, 0.1)
-    found = [(names[id(one)], group["weight_decay"]) for group in groups for one in group["params"]]
-    assert len(found) == len(dict(found)), "no parameter is in two groups"
-    return dict(found)
+    decays_found = [(names[id(parameter)], group["weight_decay"]) for group in groups for parameter in group["params"]]
+    assert len(decays_found) == len(dict(decays_found)), "no parameter is in two groups"
+    return dict(decays_found)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_norms_biases_and_embeddings_do_not_decay(model: Any, decayed: list[str]
 
 def test_position_embeddings_do_not_decay() -> None:
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32, n_positions=16)
-    found = decays(transformers.AutoModelForCausalLM.from_config(config))
-    assert {name for name, decay in found.items() if decay} == {
+    by_name = decays(transformers.AutoModelForCausalLM.from_config(config))
+    assert {name for name, decay in by_name.items() if decay} == {
         f"transformer.h.0.{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     }
 
@@ -68,11 +68,11 @@ def test_position_embeddings_do_not_decay() -> None:
 def test_biases_of_fused_experts_do_not_decay() -> None:
     model = causal("gpt_oss", num_local_experts=2, num_experts_per_tok=1, head_dim=4, layer_types=["full_attention"])
     assert model.model.layers[0].mlp.experts.down_proj_bias.dim() == 2
-    found = decays(model)
-    biases = [name for name in found if name.endswith("bias")]
+    by_name = decays(model)
+    biases = [name for name in by_name if name.endswith("bias")]
     assert len(biases) == 7  # of four projections, the router and two kinds of fused weight
-    assert not any(found[name] for name in biases)
-    assert found["model.layers.0.mlp.experts.down_proj"] == 0.1
+    assert not any(by_name[name] for name in biases)
+    assert by_name["model.layers.0.mlp.experts.down_proj"] == 0.1
 
 
 @pytest.mark.parametrize("train_head", [False, True])
@@ -80,7 +80,7 @@ def test_adapters_and_a_new_head_decay_and_frozen_parameters_are_in_no_group(tra
     model = scoring() if train_head else causal()
     head = model.score if train_head else model.lm_head
     add_adapters(model, head, LoraConfig(r=2, target_modules=("q_proj",)), 1, train_head)
-    adapters = {f"model.layers.0.self_attn.q_proj.lora_{one}.default.weight": 0.1 for one in "AB"}
+    adapters = {f"model.layers.0.self_attn.q_proj.lora_{matrix}.default.weight": 0.1 for matrix in "AB"}
     assert decays(model) == adapters | ({"score.weight": 0.1} if train_head else {})
 
 

@@ -189,13 +189,13 @@ def test_a_function_that_loads_only_once_runs_in_its_first_process(
 def node(file: Path, ended: bool = False) -> Iterator[tuple[Node, list[tuple[str, float]]]]:
     """A node's pool in this process; and what it is asked, with the seconds that it has. One that ``ended`` is lost."""
     inside = NodePool(PoolJob(f"{file}:double", 30.0, "rl.rewards.0.function", 2, {}, tuple(sys.path)))
-    asked: list[tuple[str, float]] = []
+    calls: list[tuple[str, float]] = []
 
     class Group:
         size = 1
 
         def one_within(self, timeout: float, index: int, method: Any, *arguments: Any) -> Any:
-            asked.append((method.__name__, timeout))
+            calls.append((method.__name__, timeout))
             if ended and method is NodePool.answers:
                 of.close()
                 raise InfrastructureError("rewards: an actor died")
@@ -204,16 +204,16 @@ def node(file: Path, ended: bool = False) -> Iterator[tuple[Node, list[tuple[str
     group: Any = Group()
     of = Node(group, 0, 100.0)
     with closing(inside._pool):
-        yield of, asked
+        yield of, calls
 
 
 def test_a_node_has_time_for_all_calls_of_a_batch(file: Path) -> None:
     calls = [[n] for n in range(6)]
-    with node(file) as (of, asked):
+    with node(file) as (of, requested):
         assert dict(of.answers(calls, deque(range(6)))) == {n: 2.0 * n for n in range(6)}
-    assert [what for what, _ in asked] == ["batch", "answers", "answers"]
-    assert asked[1][1] >= 100 + 4 * 30
-    assert asked[2][1] >= 100 + 2 * 30
+    assert [method for method, _ in requested] == ["batch", "answers", "answers"]
+    assert requested[1][1] >= 100 + 4 * 30
+    assert requested[2][1] >= 100 + 2 * 30
 
 
 def test_a_node_whose_actor_ends_because_the_pool_is_closed_was_stopped(file: Path) -> None:

@@ -11,10 +11,10 @@ class AskedAgainConfig(vf.EnvConfig):
 class AskedAgain(vf.Env[AskedAgainConfig]):
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         async with agents.agent.interaction(task) as conversation:
-            said = await conversation.turn()
+            answer = await conversation.turn()
             for _ in range(self.config.times):
-                if not said.terminated:
-                    said = await conversation.turn(f"no: {len(said.last_reply)}")
+                if not answer.terminated:
+                    answer = await conversation.turn(f"no: {len(answer.last_reply)}")
 
 
 __all__ = ["AskedAgain"]

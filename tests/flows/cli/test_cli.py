@@ -34,9 +34,9 @@ def align(tmp_path: Path) -> Align:
 
 
 @pytest.fixture
-def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
+def references(store: Store, tmp_path: Path) -> dict[str, Reference]:
     """data → sft; the tag policy/production moved from the imported base to sft."""
-    made: dict[str, Reference] = {}
+    references: dict[str, Reference] = {}
     for number, (name, kind, inputs) in enumerate(
         [("base", "model", None), ("data", "dataset", {}), ("sft", "model", {"model": "base", "data": "data"})]
     ):
@@ -47,13 +47,13 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
             key=digest_of(name),
             stage=name,
             label=f"run/{name}",
-            inputs={role: made[other] for role, other in (inputs or {}).items()},
+            inputs={role: references[other] for role, other in (inputs or {}).items()},
             finished_at=f"2026-01-01T00:00:0{number}Z",
         )
-        made[name] = store.publish(folder, kind, None if inputs is None else draft)
-    store.tags.move("policy/production", made["base"], None, "imported")
-    store.tags.move("policy/production", made["sft"], made["base"], "accuracy rose [see report]")
-    return made
+        references[name] = store.publish(folder, kind, None if inputs is None else draft)
+    store.tags.move("policy/production", references["base"], None, "imported")
+    store.tags.move("policy/production", references["sft"], references["base"], "accuracy rose [see report]")
+    return references
 
 
 def parsed(done: subprocess.CompletedProcess[str], code: int = 0) -> dict:
@@ -101,11 +101,11 @@ def test_an_invalid_recipe_exits_2_with_the_fix(align, tmp_path, text, overrides
     ids=["kind", "template", "absent"],
 )
 def test_a_model_from_the_store_must_be_there_be_one_and_keep_its_chat_template(
-    align, tmp_path, made, command, model, sentence
+    align, tmp_path, references, command, model, sentence
 ):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.replace("rows.jsonl", "{task: reverse}"))
-    data = str(made["data"])
+    data = str(references["data"])
     failure = parsed(align(command, str(recipe), "--set", model.replace("TAG", data), "--json"), 2)
     assert sentence.replace("TAG", data) in failure["error"]
 
@@ -134,7 +134,7 @@ def test_an_unknown_command_and_a_missing_argument_exit_2(align):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_unknown_name_exits_2_with_similar_names(align, made, command, sentence):
+def test_an_unknown_name_exits_2_with_similar_names(align, references, command, sentence):
     assert sentence in parsed(align(*command, "--json"), 2)["error"]
 
 
@@ -168,20 +168,20 @@ def test_ctrl_c_and_sigterm_exit_as_in_a_shell_and_show_how_to_resume(tmp_path, 
 # ---------------------------------------------------------------- artifacts
 
 
-def test_ls_lists_artifacts_with_maker_size_and_tags(align, made):
+def test_ls_lists_artifacts_with_maker_size_and_tags(align, references):
     rows = {row["reference"]: row for row in parsed(align("artifacts", "ls", "--json"))["artifacts"]}
-    assert set(rows) == set(map(str, made.values()))
-    sft = rows[str(made["sft"])]
+    assert set(rows) == set(map(str, references.values()))
+    sft = rows[str(references["sft"])]
     assert (sft["kind"], sft["made_by"], sft["files"], sft["bytes"]) == ("model", "run/sft", 1, len("this is sft"))
     assert sft["tags"] == ["policy/production"]
-    assert rows[str(made["base"])]["made_by"] == ""
+    assert rows[str(references["base"])]["made_by"] == ""
 
 
-def test_ls_as_text_shows_names_that_the_other_commands_accept(align, store, made):
+def test_ls_as_text_shows_names_that_the_other_commands_accept(align, store, references):
     text = align("artifacts", "ls", "--kind", "model").stdout
-    assert all(made[name].short in text for name in ("base", "sft"))
-    assert made["data"].short not in text
-    assert store.resolve(made["sft"].short) == made["sft"]
+    assert all(references[name].short in text for name in ("base", "sft"))
+    assert references["data"].short not in text
+    assert store.resolve(references["sft"].short) == references["sft"]
 
 
 def test_ls_shows_whole_labels_and_tags_at_80_columns(align, store, tmp_path):
@@ -205,54 +205,54 @@ def test_an_empty_store_is_no_error(align):
     assert align("tags", "ls").stdout == "no tags yet\n"
 
 
-def test_show_gives_files_provenance_and_a_readable_path(align, made):
+def test_show_gives_files_provenance_and_a_readable_path(align, references):
     shown = parsed(align("artifacts", "show", "policy/production", "--json"))
-    assert shown["reference"] == str(made["sft"])
+    assert shown["reference"] == str(references["sft"])
     assert [entry["path"] for entry in shown["files"]] == ["content.txt"]
-    assert shown["provenance"][0]["inputs"]["data"] == str(made["data"])
+    assert shown["provenance"][0]["inputs"]["data"] == str(references["data"])
     assert Path(shown["path"], "content.txt").read_text() == "this is sft"
 
 
-def test_verify_reads_all_artifacts_or_a_named_one(align, made):
+def test_verify_reads_all_artifacts_or_a_named_one(align, references):
     assert parsed(align("artifacts", "verify", "--json")) == {"verified": 3, "problems": {}, "pruned": []}
-    assert align("artifacts", "verify", made["sft"].short).stdout == "1 verified, 0 damaged\n"
+    assert align("artifacts", "verify", references["sft"].short).stdout == "1 verified, 0 damaged\n"
 
 
-def test_verify_names_a_corrupt_blob_and_exits_1(align, store, made):
-    blob = store.manifest(made["sft"]).files[0].sha256
+def test_verify_names_a_corrupt_blob_and_exits_1(align, store, references):
+    blob = store.manifest(references["sft"]).files[0].sha256
     path = next(path for path in Path(store.workspace.cache).parent.rglob(blob) if "blobs" in path.parts)
     path.chmod(0o644)
     path.write_text("THIS IS SFT")
     problems = parsed(align("artifacts", "verify", "--json"), 1)["problems"]
-    assert list(problems) == [str(made["sft"])]
-    assert blob in problems[str(made["sft"])][0]
+    assert list(problems) == [str(references["sft"])]
+    assert blob in problems[str(references["sft"])][0]
     done = align("artifacts", "verify")
     assert done.returncode == 1
     assert blob in done.stdout
     assert done.stdout.endswith("3 verified, 1 damaged\n")
 
 
-def test_gc_only_lists_garbage_without_delete(align, store, made, tmp_path):
+def test_gc_only_lists_garbage_without_delete(align, store, references, tmp_path):
     folder = tmp_path / "unused"
     folder.mkdir()
     (folder / "file").write_text("nothing needs this")
     unused = store.publish(folder, "model")
-    told = parsed(align("artifacts", "gc", "--older-than", "0", "--json"))
-    assert told["deleted"] is False
-    assert {"blob", "manifest"} <= {one["what"] for one in told["garbage"]}
+    outcome = parsed(align("artifacts", "gc", "--older-than", "0", "--json"))
+    assert outcome["deleted"] is False
+    assert {"blob", "manifest"} <= {garbage["what"] for garbage in outcome["garbage"]}
     assert unused in {manifest.reference for manifest in store.artifacts()}
     assert align("artifacts", "gc", "--older-than", "0", "--delete").stdout.startswith("deleted ")
-    assert {manifest.reference for manifest in store.artifacts()} == set(made.values())
+    assert {manifest.reference for manifest in store.artifacts()} == set(references.values())
 
 
-def test_gc_prunes_on_request_and_pruned_artifacts_do_not_count_as_damaged(align, store, made, tmp_path):
+def test_gc_prunes_on_request_and_pruned_artifacts_do_not_count_as_damaged(align, store, references, tmp_path):
     folder = tmp_path / "samples"
     folder.mkdir()
     (folder / "rows").write_text("many completions")
     draft = ProvenanceDraft(key=digest_of("samples"), stage="generate", label="run/generate")
     samples = store.publish(folder, "rollouts", draft)
     prune = ("artifacts", "gc", "--rollouts-days", "0")
-    assert [one["path"] for one in parsed(align(*prune, "--json"))["garbage"]] == [str(samples)]
+    assert [garbage["path"] for garbage in parsed(align(*prune, "--json"))["garbage"]] == [str(samples)]
     assert store.records.find(digest_of("samples")) is not None  # so far it was only told
     assert align(*prune, "--delete").stdout.startswith("deleted 1 objects")
 
@@ -266,77 +266,83 @@ def test_gc_prunes_on_request_and_pruned_artifacts_do_not_count_as_damaged(align
 # ---------------------------------------------------------------- tags and lineage
 
 
-def test_tags_name_their_artifact(align, made):
-    assert parsed(align("tags", "ls", "--json")) == {"tags": {"policy/production": str(made["sft"])}}
-    assert align("tags", "ls").stdout == f"policy/production  {made['sft']}\n"
+def test_tags_name_their_artifact(align, references):
+    assert parsed(align("tags", "ls", "--json")) == {"tags": {"policy/production": str(references["sft"])}}
+    assert align("tags", "ls").stdout == f"policy/production  {references['sft']}\n"
 
 
-def test_the_history_of_a_tag_has_reasons_word_for_word(align, made):
+def test_the_history_of_a_tag_has_reasons_word_for_word(align, references):
     history = parsed(align("tags", "history", "policy/production", "--json"))["history"]
-    assert [(move["number"], move["to"]) for move in history] == [(1, str(made["base"])), (2, str(made["sft"]))]
+    assert [(move["number"], move["to"]) for move in history] == [
+        (1, str(references["base"])),
+        (2, str(references["sft"])),
+    ]
     lines = align("tags", "history", "policy/production").stdout.splitlines()
-    assert lines[1].endswith(f"{made['sft']}  accuracy rose [see report]")
+    assert lines[1].endswith(f"{references['sft']}  accuracy rose [see report]")
 
 
-def test_lineage_goes_up_by_default_and_down_on_request(align, made):
+def test_lineage_goes_up_by_default_and_down_on_request(align, references):
     up = parsed(align("lineage", "policy/production", "--json"))
     assert list(up) == ["up"]
     assert {child["role"]: child["reference"] for child in up["up"]["children"]} == {
-        "model": str(made["base"]),
-        "data": str(made["data"]),
+        "model": str(references["base"]),
+        "data": str(references["data"]),
     }
-    both = parsed(align("lineage", made["data"].short, "--up", "--down", "--json"))
+    both = parsed(align("lineage", references["data"].short, "--up", "--down", "--json"))
     assert both["up"]["children"] == []
-    assert [child["reference"] for child in both["down"]["children"]] == [str(made["sft"])]
+    assert [child["reference"] for child in both["down"]["children"]] == [str(references["sft"])]
     text = align("lineage", "policy/production").stdout
     assert "by run/sft (sft)" in text
     assert "made outside: no record" in text
 
 
-def test_promote_moves_a_tag_only_if_it_still_points_to_the_expected_artifact(align, store, made):
-    base, sft = str(made["base"]), str(made["sft"])
-    done = parsed(align("promote", base, "--if-current", made["sft"].short, "--reason", "sft is rude", "--json"))
+def test_promote_moves_a_tag_only_if_it_still_points_to_the_expected_artifact(align, store, references):
+    base, sft = str(references["base"]), str(references["sft"])
+    done = parsed(align("promote", base, "--if-current", references["sft"].short, "--reason", "sft is rude", "--json"))
     assert (done["state"], done["to"], done["previous"], done["number"]) == ("promoted", base, sft, 3)
     assert store.tags.history("policy/production")[-1].reason == "sft is rude"
     late = align("promote", sft, "--if-current", sft, "--json")
-    assert f"points to {made['base'].short}" in parsed(late, 1)["error"]
+    assert f"points to {references['base'].short}" in parsed(late, 1)["error"]
     again = align("promote", base, "--if-current", base)
     assert again.stdout == f"policy/production: unchanged, points to {base}\n"
     assert len(store.tags.history("policy/production")) == 3
 
 
-def test_promote_requires_if_current_unless_the_tag_is_new(align, store, made):
+def test_promote_requires_if_current_unless_the_tag_is_new(align, store, references):
     unsaid = parsed(align("promote", "policy/production", "--json"), 2)["error"]
-    assert unsaid.startswith("--if-current is missing: the tag policy/production points to " + str(made["sft"]))
-    assert parsed(align("promote", made["sft"].short, "--if-current", "none", "--json"), 1)  # it is not new
-    assert align("promote", made["data"].short, "--tag", "data/now").returncode == 0
-    assert align("promote", made["data"].short, "--tag", "data/then", "--if-current", "none").returncode == 0
-    assert store.tags.get("data/now") == store.tags.get("data/then") == made["data"]
+    assert unsaid.startswith("--if-current is missing: the tag policy/production points to " + str(references["sft"]))
+    assert parsed(align("promote", references["sft"].short, "--if-current", "none", "--json"), 1)  # it is not new
+    assert align("promote", references["data"].short, "--tag", "data/now").returncode == 0
+    assert align("promote", references["data"].short, "--tag", "data/then", "--if-current", "none").returncode == 0
+    assert store.tags.get("data/now") == store.tags.get("data/then") == references["data"]
 
 
-def test_promote_refuses_another_kind(align, store, made):
-    refused = align("promote", made["data"].short, "--if-current", "policy/production", "--json")
-    assert "points to a model, but " + made["data"].short + " is a dataset" in parsed(refused, 2)["error"]
-    assert store.tags.get("policy/production") == made["sft"]
+def test_promote_refuses_another_kind(align, store, references):
+    refused = align("promote", references["data"].short, "--if-current", "policy/production", "--json")
+    assert "points to a model, but " + references["data"].short + " is a dataset" in parsed(refused, 2)["error"]
+    assert store.tags.get("policy/production") == references["sft"]
 
 
-def test_rollback_restores_the_previous_artifact_with_a_reason(align, store, made):
+def test_rollback_restores_the_previous_artifact_with_a_reason(align, store, references):
     done = align("rollback", "policy/production", "--reason", "complaints")
-    assert done.stdout == f"policy/production: rolled back, points to {made['base']} (before: {made['sft'].short})\n"
+    assert (
+        done.stdout
+        == f"policy/production: rolled back, points to {references['base']} (before: {references['sft'].short})\n"
+    )
     assert store.tags.history("policy/production")[-1].reason == "rolled back to move 1: complaints"
     assert "pointed to nothing before" in parsed(align("rollback", "policy/production", "--json"), 2)["error"]
     forward = parsed(align("rollback", "policy/production", "--to", "2", "--json"))
-    assert (forward["to"], forward["number"], forward["back_to"]) == (str(made["sft"]), 4, 2)
+    assert (forward["to"], forward["number"], forward["back_to"]) == (str(references["sft"]), 4, 2)
     assert "there is no tag policy/prod" in parsed(align("rollback", "policy/prod", "--json"), 2)["error"]
 
 
-def test_diff_shows_differences_as_text_and_as_json(align, made):
-    text = align("diff", made["base"].short, "policy/production").stdout
-    assert f"b  {made['sft'].short}  by run/sft (sft)" in text
+def test_diff_shows_differences_as_text_and_as_json(align, references):
+    text = align("diff", references["base"].short, "policy/production").stdout
+    assert f"b  {references['sft'].short}  by run/sft (sft)" in text
     assert "content.txt" in text
-    told = parsed(align("diff", made["base"].short, "policy/production", "--json"))
-    assert (told["identical"], told["a"]["stage"], told["b"]["stage"]) == (False, "", "sft")
-    assert "identical" in align("diff", "policy/production", made["sft"].short).stdout
+    difference = parsed(align("diff", references["base"].short, "policy/production", "--json"))
+    assert (difference["identical"], difference["a"]["stage"], difference["b"]["stage"]) == (False, "", "sft")
+    assert "identical" in align("diff", "policy/production", references["sft"].short).stdout
     assert parsed(align("diff", "policy/production", "0123456", "--json"), 2)
 
 
@@ -406,11 +412,14 @@ def test_a_command_that_only_shows_something_fails_on_a_full_disk_and_not_for_a_
 
 def test_every_command_takes_json() -> None:
     def commands(group: Any, path: str) -> Iterator[tuple[str, bool]]:
-        for one in group.registered_commands:
-            yield f"{path} {one.name or one.callback.__name__}", "as_json" in inspect.signature(one.callback).parameters
+        for command in group.registered_commands:
+            yield (
+                f"{path} {command.name or command.callback.__name__}",
+                "as_json" in inspect.signature(command.callback).parameters,
+            )
         for inner in group.registered_groups:
             yield from commands(inner.typer_instance, f"{path} {inner.name}")
 
-    found = dict(commands(cli.app, "align"))
-    assert {"align env", "align tags history"} <= found.keys()
-    assert [name for name, takes in found.items() if not takes] == []
+    callbacks = dict(commands(cli.app, "align"))
+    assert {"align env", "align tags history"} <= callbacks.keys()
+    assert [name for name, takes in callbacks.items() if not takes] == []

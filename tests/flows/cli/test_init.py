@@ -51,11 +51,11 @@ def parsed(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, A
 def test_init_in_a_folder_with_a_single_file_asks_no_question(align: Align, folder: Path) -> None:
     done = align("init", "--model", "scratch")
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said[0] == "rows.jsonl: 40 rows"
-    shown = [line.split() for line in said[2:5]]
+    lines = done.stdout.splitlines()
+    assert lines[0] == "rows.jsonl: 40 rows"
+    shown = [line.split() for line in lines[2:5]]
     assert shown == [["question", "prompt", "q", "0"], ["response", "completion", "a", "0"], ["id", "not", "used", "0"]]
-    assert said[5:] == [
+    assert lines[5:] == [
         "method sft: prompts with an answer each to imitate",
         "model scratch: a new tiny model, to try the recipe with",
         "recipe.held-out.jsonl: 4 rows that are held out to measure on",
@@ -72,13 +72,13 @@ def test_init_without_a_terminal_writes_the_same_recipe(folder: Path, tmp_path: 
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    found = parsed(done)
-    assert (found["status"], found["file"], found["method"]) == ("written", "recipe.yaml", "sft")
-    assert found["columns"][0] == {"column": "question", "role": "prompt", "first": "q 0"}
-    assert found["recipe"] == yaml.safe_load((folder / "recipe.yaml").read_text()) == yaml.safe_load(found["text"])
-    assert found["model"] | {"why": ""} == {"name": str(tiny_model()), "why": "", "parameters": 90624, "context": 256}
-    assert [stage["stage"] for stage in found["stages"]][:3] == ["model", "sft/data", "sft"]
-    assert (found["problems"], found["warnings"]) == ([], [])
+    outcome = parsed(done)
+    assert (outcome["status"], outcome["file"], outcome["method"]) == ("written", "recipe.yaml", "sft")
+    assert outcome["columns"][0] == {"column": "question", "role": "prompt", "first": "q 0"}
+    assert outcome["recipe"] == yaml.safe_load((folder / "recipe.yaml").read_text()) == yaml.safe_load(outcome["text"])
+    assert outcome["model"] | {"why": ""} == {"name": str(tiny_model()), "why": "", "parameters": 90624, "context": 256}
+    assert [stage["stage"] for stage in outcome["stages"]][:3] == ["model", "sft/data", "sft"]
+    assert (outcome["problems"], outcome["warnings"]) == ([], [])
     assert not (tmp_path / "home" / "store").exists(), "a look at a store does not make one"
 
 
@@ -95,15 +95,15 @@ def in_a_terminal(home: Path, answer: str, *arguments: str, code: int = 0) -> st
     ) as process:
         os.close(theirs)
         os.write(ours, f"{answer}\n".encode())
-        said = b""
+        printed = b""
         try:
             while piece := os.read(ours, 4096):
-                said += piece
+                printed += piece
         except OSError:  # a terminal whose other end is gone
             pass
     os.close(ours)
-    assert process.returncode == code, said.decode()
-    return said.decode()
+    assert process.returncode == code, printed.decode()
+    return printed.decode()
 
 
 @pytest.mark.parametrize(("answer", "method"), [("", "continued-pretraining"), ("rows.jsonl", "sft")])
@@ -152,8 +152,8 @@ def test_a_file_that_is_there_is_replaced_only_by_force(there: str, align: Align
 
 def test_a_guess_may_be_corrected(align: Align, folder: Path) -> None:
     corrected = ["--column", "prompt=response", "--column", "completion=question"]
-    found = parsed(align("init", "--model", "scratch", *corrected, "--json"))
-    assert found["recipe"]["sft"]["data"]["sources"][0]["columns"] == {"prompt": "response", "completion": "question"}
+    outcome = parsed(align("init", "--model", "scratch", *corrected, "--json"))
+    assert outcome["recipe"]["sft"]["data"]["sources"][0]["columns"] == {"prompt": "response", "completion": "question"}
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_a_broken_row_is_reported_and_the_recipe_still_written(align: Align, fol
     with (folder / "rows.jsonl").open("a") as file:
         file.write("{broken\n")
     done = align("init", "--model", "scratch", "--json")
-    found = parsed(done, 2)
-    assert found["status"] == "problems"
-    assert "rows.jsonl:41: is not valid JSON" in found["problems"][0]
+    outcome = parsed(done, 2)
+    assert outcome["status"] == "problems"
+    assert "rows.jsonl:41: is not valid JSON" in outcome["problems"][0]
     assert (folder / "recipe.yaml").exists()
 
 
@@ -198,11 +198,11 @@ def test_an_unreachable_hub_is_reported_once_and_the_recipe_still_written(
     align: Align, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
-    found = parsed(align("init", "--json"), 2)
-    assert found["model"]["name"] == "Qwen/Qwen2.5-0.5B-Instruct"
-    assert "--model policy/production" in found["model"]["why"]
-    assert "HF_HUB_OFFLINE is set" in found["problems"][0]
-    assert found["warnings"] == []
+    outcome = parsed(align("init", "--json"), 2)
+    assert outcome["model"]["name"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert "--model policy/production" in outcome["model"]["why"]
+    assert "HF_HUB_OFFLINE is set" in outcome["problems"][0]
+    assert outcome["warnings"] == []
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"] == "Qwen/Qwen2.5-0.5B-Instruct"
     error = parsed(align("init", "--data", "someone/unknown", "--force", "--json"), 2)["error"]
     assert error.startswith("someone/unknown: no such file or folder")
@@ -230,10 +230,10 @@ def test_names_of_the_hub_are_looked_at_there(
     ]
     with fake_hub({("models", "someone/tiny"): tiny_model(), ("datasets", "someone/pairs"): data}) as (endpoint, _):
         environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home"), "HF_ENDPOINT": endpoint}
-        found = parsed(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
-    assert (found["status"], found["method"], found["model"]["context"]) == ("written", "dpo", 256)
+        outcome = parsed(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
+    assert (outcome["status"], outcome["method"], outcome["model"]["context"]) == ("written", "dpo", 256)
     columns = {"prompt": "question"}
-    assert found["recipe"]["dpo"]["data"]["sources"] == [
+    assert outcome["recipe"]["dpo"]["data"]["sources"] == [
         {"path": "someone/pairs", "columns": columns},
         {"path": "someone/pairs", "split": "test", "columns": columns, "held_out": True},
     ]
@@ -256,9 +256,9 @@ def test_a_folder_that_cannot_be_written_is_a_problem_of_the_environment(
 
 
 def test_an_installed_recipe_is_copied_to_be_edited(align: Align, folder: Path) -> None:
-    found = parsed(align("init", "--from", "iterative-dpo", "-o", "mine.yaml", "--json"))
-    assert (folder / "mine.yaml").read_text() == Path(found["from"]).read_text()
-    assert found["next"] == ["align check mine.yaml", "align run mine.yaml"]
+    outcome = parsed(align("init", "--from", "iterative-dpo", "-o", "mine.yaml", "--json"))
+    assert (folder / "mine.yaml").read_text() == Path(outcome["from"]).read_text()
+    assert outcome["next"] == ["align check mine.yaml", "align run mine.yaml"]
     assert parsed(align("init", "--from", "dpo", "-o", "mine.yaml", "--json"), 2)["error"].startswith(
         "mine.yaml is there"
     )

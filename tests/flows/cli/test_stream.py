@@ -41,8 +41,8 @@ def test_progress_lines_of_a_run_become_rarer_with_time(clock):
 
 
 def test_a_stage_that_reports_nothing_or_waits_is_not_silent(clock):
-    said: list[str] = []
-    stream = EventStream(lambda event: said.append(event["text"]), clock)
+    lines: list[str] = []
+    stream = EventStream(lambda event: lines.append(event["text"]), clock)
     stream.started("model")
     clock.now += 2
     stream.tick()
@@ -51,7 +51,7 @@ def test_a_stage_that_reports_nothing_or_waits_is_not_silent(clock):
         clock.now += 4
         stream.tick()
     stream.waits("model", None)
-    assert said == [
+    assert lines == [
         "model: starts",
         "model: runs for 2 s",
         "model: waits for another run",
@@ -61,13 +61,13 @@ def test_a_stage_that_reports_nothing_or_waits_is_not_silent(clock):
 
 
 def test_a_stage_that_failed_while_the_run_continues_runs_no_longer(clock):
-    said: list[str] = []
-    stream = EventStream(lambda event: said.append(event["text"]), clock)
+    lines: list[str] = []
+    stream = EventStream(lambda event: lines.append(event["text"]), clock)
     stream.started("a/sft")
     stream.failed("a/sft", "failed; stages that do not need it continue: the loss is not finite")
     clock.now += 60
     stream.tick()
-    assert said == [
+    assert lines == [
         "a/sft: starts",
         "warning: a/sft: failed; stages that do not need it continue: the loss is not finite",
     ]
@@ -79,15 +79,15 @@ def test_a_stage_that_failed_while_the_run_continues_runs_no_longer(clock):
 
 def test_a_reader_that_has_gone_costs_the_run_nothing(clock):
     def nobody_reads(event):
-        said.append(event)
+        events.append(event)
         raise BrokenPipeError
 
-    said: list[dict] = []
+    events: list[dict] = []
     with EventStream(nobody_reads, clock) as stream:
         stream.opened("1a2b3c4d5e", "small", "/runs/1a", "/logs/1a.log")
         stream.started("sft")
         stream.warn("W&B: does not answer")
-    assert len(said) == 1
+    assert len(events) == 1
 
 
 def test_each_event_is_a_json_object_on_a_line_of_its_own(clock, capsys):

@@ -59,16 +59,16 @@ def running_of_worker() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_run_is_followed_to_its_completion(running: subprocess.Popen[bytes]) -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     def heard(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         assert running.stdin is not None
         running.stdin.close()  # it goes on once its first news was said
 
     ending = follow.follow("run", heard)
     assert (ending.status, ending.attempt, ending.message) == ("completed", 1, None)
-    assert said == ["sft: running", "sft: run, 1.5 s"]
+    assert lines == ["sft: running", "sft: run, 1.5 s"]
 
 
 def test_a_dead_run_of_this_machine_is_reported_as_crashed(running: subprocess.Popen[bytes]) -> None:
@@ -123,11 +123,11 @@ def test_a_server_that_cannot_answer_now_is_waited_for_and_not_for_ever(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.3)
-    said: list[str] = []
+    lines: list[str] = []
     serve(503, b"<html>")
     with pytest.raises(EnvironmentFault, match="does not answer, so that nothing continues run elsewhere"):
-        follow.follow("elsewhere", said.append)
-    (line,) = said
+        follow.follow("elsewhere", lines.append)
+    (line,) = lines
     assert line.endswith(" does not answer; waiting for 0.3 s")
 
 
@@ -135,28 +135,28 @@ def test_a_workers_run_whose_services_are_gone_ends_the_watch_with_a_sentence(mo
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
     with Journal(new_record("run", "small", {}, "store", deployed=True)).open() as journal:
         journal.end("stopped")
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(
         EnvironmentFault, match=r"no services are running, .* \(its status here is stopped\): `align up`"
     ):
-        follow.follow("run", said.append)
-    assert said == ["no services are running; waiting for 0.2 s"]
+        follow.follow("run", lines.append)
+    assert lines == ["no services are running; waiting for 0.2 s"]
 
 
 def test_a_workers_run_that_is_alive_is_followed_without_services(
     monkeypatch: pytest.MonkeyPatch, running_of_worker: subprocess.Popen[bytes]
 ) -> None:
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
-    said: list[str] = []
+    lines: list[str] = []
 
     def heard(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         if line == "sft: running":
             threading.Timer(0.5, running_of_worker.stdin.close).start()  # type: ignore[union-attr]
 
     assert follow.follow("run", heard).status == "completed"
-    assert said[:2] == ["no services are running; the run continues", "sft: running"]
-    assert "sft: run, 1.5 s" in said
+    assert lines[:2] == ["no services are running; the run continues", "sft: running"]
+    assert "sft: run, 1.5 s" in lines
 
 
 def test_a_run_of_this_machine_that_the_server_does_not_know_is_followed_by_its_journal(serve: Serve) -> None:

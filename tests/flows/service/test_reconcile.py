@@ -220,11 +220,11 @@ def test_tasks_not_begun_are_closed_as_skipped_with_the_reason() -> None:
         for label, (task, state) in tasks.items()
     ]
     client: Any = SimpleNamespace(
-        set_task_run_state=lambda one, state, force: closed.update({one: state}),
-        set_task_run_name=lambda one, name: named.update({one: name}),
+        set_task_run_state=lambda task_run, state, force: closed.update({task_run: state}),
+        set_task_run_name=lambda task_run, name: named.update({task_run: name}),
     )
     assert close_not_begun(client, steps) == ["sft", "dpo"]
-    assert {one: (state.type.value, state.name, state.message) for one, state in closed.items()} == {
+    assert {task_run: (state.type.value, state.name, state.message) for task_run, state in closed.items()} == {
         tasks["sft"][0]: ("CANCELLED", "Skipped", "sft/data did not complete"),
         tasks["dpo"][0]: ("CANCELLED", "Skipped", "the run ended before it began"),
     }

@@ -28,7 +28,7 @@ class Busy:
 
 
 @pytest.mark.parametrize(
-    ("method", "times", "answer", "asked"),
+    ("method", "times", "answer", "requests"),
     [
         ("POST", 0, (201, "run"), 1),
         ("POST", 2, (201, "run"), 3),
@@ -37,7 +37,7 @@ class Busy:
     ],
     ids=["at once", "at the third try", "never", "what changes nothing"],
 )
-def test_a_change_is_tried_again_a_few_times(method: str, times: int, answer: tuple[int, str], asked: int) -> None:
+def test_a_change_is_tried_again_a_few_times(method: str, times: int, answer: tuple[int, str], requests: int) -> None:
     busy = Busy(times)
 
     async def ask() -> httpx.Response:
@@ -45,5 +45,5 @@ def test_a_change_is_tried_again_a_few_times(method: str, times: int, answer: tu
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, "/create", content="run")
 
-    found = asyncio.run(ask())
-    assert ((found.status_code, found.text), busy.asked) == (answer, asked)
+    response = asyncio.run(ask())
+    assert ((response.status_code, response.text), busy.asked) == (answer, requests)
