@@ -131,12 +131,12 @@ def test_a_line_that_was_cut_by_a_kill_is_passed_over() -> None:
 
 
 def test_a_line_that_the_disk_took_half_of_loses_no_other() -> None:
-    limits, heard = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with Journal(record("a1")).open() as writing:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
         writing.stage("sft", "running", stage="sft", key="k", key_parts={"seed": 1})
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, heard)
+        signal.signal(signal.SIGXFSZ, handler)
         assert journal.stages("a1") == {}
         writing.stage("sft", "run", reason="first", seconds=1.5)
     (sft,) = journal.stages("a1").values()

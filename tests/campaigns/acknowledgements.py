@@ -25,8 +25,8 @@ _EVERY = 12  # requests, about
 
 
 @dataclass
-class Told:
-    """What a writer heard."""
+class Report:
+    """The answers that a writer got."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     moves: dict[str, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
         troubles = Troubles(place, random.Random(seed), count)
         models = [place.store(backend).publish(place.write({"n": b"%d" % n}), "model") for n in range(_WRITERS)]
         proxy.rule = troubles.rule
-        reports = [Told() for _ in range(_WRITERS)]
+        reports = [Report() for _ in range(_WRITERS)]
         threads = [
             threading.Thread(
                 target=_write, args=(place.store(S3Backend("bucket", backend.prefix)), models, number, report, troubles)
@@ -107,7 +107,7 @@ class Troubles:
         return Fault(lost=True)
 
 
-def _write(store: Store, models: list[Reference], number: int, report: Told, troubles: Troubles) -> None:
+def _write(store: Store, models: list[Reference], number: int, report: Report, troubles: Troubles) -> None:
     rng = random.Random(number)
     try:
         while troubles.left > 0 and not troubles.failed:
@@ -130,7 +130,7 @@ def _write(store: Store, models: list[Reference], number: int, report: Told, tro
         troubles.failed.append(error)
 
 
-def _lost(store: Store, report: Told) -> list[str]:
+def _lost(store: Store, report: Report) -> list[str]:
     """Acknowledged writes that are not there."""
     history = {move.reason: move.number for move in store.tags.history("policy")}
     bad = [
@@ -146,7 +146,7 @@ def _lost(store: Store, report: Told) -> list[str]:
     return bad
 
 
-def _refused_and_there(store: Store, report: Told) -> list[str]:
+def _refused_and_there(store: Store, report: Report) -> list[str]:
     """Paths of writes that were refused and took place all the same. This server puts an object's bytes in place and then
     its metadata, so that a kill between the two makes an object without the mark of its writer, as S3 itself never has one;
     nobody can know it again."""

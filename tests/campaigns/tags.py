@@ -21,7 +21,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
     backend = place.backend()
     store = place.store(backend)
     models = [store.publish(place.write({"n": b"%d" % n}), "model") for n in range(WRITERS)]
-    report = place.folder / "told"
+    report = place.folder / "report"
     report.mkdir()
     share = WRITERS // _PROCESSES
 

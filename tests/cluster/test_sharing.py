@@ -27,9 +27,9 @@ import ray
 ray.init(num_gpus=2, num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1], _node_ip_address="127.0.0.1",
          object_store_memory=100 << 20, log_to_driver=True, configure_logging=False)
 
-first, told = ray_cluster.reserve_gpus(ray, 2), []
+first, reasons = ray_cluster.reserve_gpus(ray, 2), []
 def waits(reason):
-    told.append(reason)
+    reasons.append(reason)
     if reason:
         ray.util.remove_placement_group(first)
 second = ray_cluster.reserve_gpus(ray, 1, waits)
@@ -53,7 +53,7 @@ except InfrastructureError:
 group.kill()
 ray_cluster.wait_until_ended(before)
 after = ray_cluster.actor_processes()
-Path(sys.argv[2]).write_text(json.dumps({"told": told, "before": len(before), "after": len(after)}))
+Path(sys.argv[2]).write_text(json.dumps({"reasons": reasons, "before": len(before), "after": len(after)}))
 ray.shutdown()
 """
 
@@ -73,17 +73,17 @@ def test_waiting_for_gpus_ending_actors_and_their_last_output(short_folder: Path
         )
     assert done.returncode == 0, log.read_text()[-3000:]
     result = json.loads(answers.read_text())
-    first, *between, last = result["told"]
+    first, *between, last = result["reasons"]
     assert (first, last) == ("1 GPUs of the Ray cluster: 0 of 2 are free", None)
     assert {*between} <= {first.replace("0 of", "1 of"), first.replace("0 of", "2 of")}, (
         "Ray gives them back one by one"
     )
     assert (result["before"], result["after"]) == (2, 0)
 
-    heard: list[tuple[str | None, str, str]] = []
-    LogTail(log, 0, lambda *line: heard.append(line)).close()
-    text = {origin: text for stage, origin, text in heard if stage == "sft"}
+    received: list[tuple[str | None, str, str]] = []
+    LogTail(log, 0, lambda *line: received.append(line)).close()
+    text = {origin: text for stage, origin, text in received if stage == "sft"}
     assert text["trainers[0]"] == "I speak"
-    assert "I speak" in "\n".join(text for stage, origin, text in heard if (stage, origin) == ("sft", "trainers[1]"))
+    assert "I speak" in "\n".join(text for stage, origin, text in received if (stage, origin) == ("sft", "trainers[1]"))
     assert "Fatal Python error: Aborted" in log.read_text()
-    assert [origin for _, origin, text in heard if "Fatal Python error: Aborted" in text] == ["trainers[1]"]
+    assert [origin for _, origin, text in received if "Fatal Python error: Aborted" in text] == ["trainers[1]"]

@@ -78,8 +78,8 @@ def test_only_the_server_has_the_password_of_the_database(services: Services) ->
 
 TELLS = """
 import os, pathlib
-told = [name for name in os.environ if name.startswith("PREFECT_")]
-(pathlib.Path(__file__).parent / f"told-{os.getpid()}").write_text(" ".join(told))
+variables = [name for name in os.environ if name.startswith("PREFECT_")]
+(pathlib.Path(__file__).parent / f"variables-{os.getpid()}").write_text(" ".join(variables))
 """
 
 
@@ -99,20 +99,20 @@ def test_processes_below_a_run_get_no_prefect_variables(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("secrets")
 def test_checks_before_a_run_get_no_prefect_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text(TELLS)  # every Python that starts says what it was told
+    (tmp_path / "sitecustomize.py").write_text(TELLS)  # every Python process writes the Prefect variables that it has
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "import os\ndef told(*_): return sum(one.startswith('PREFECT_') for one in os.environ)\n"
+        "import os\ndef count(*_): return sum(name.startswith('PREFECT_') for name in os.environ)\n"
     )
-    with function_process.FunctionProcess(f"{tmp_path / 'mine.py'}:told", 60.0, "evaluation.verifier") as process:
+    with function_process.FunctionProcess(f"{tmp_path / 'mine.py'}:count", 60.0, "evaluation.verifier") as process:
         assert list(process.answers([["prompt", "completion", "label"]])) == [(0, 0.0)]
     source = PinnedSource(source=DataSource(task="addition"))
     dataset = DatasetConfig(data=DataConfig(sources=[source.source]), sources=(source,), kind="prompts")
     question = rows.Question(label="data", dataset=dataset, tokenizer=rows.TokenizerSource())
     with closing(rows.ask([question])) as answers:
         assert next(answers).label == "data"
-    assert [file.read_text() for file in tmp_path.glob("told-*")] == ["", ""]
+    assert [file.read_text() for file in tmp_path.glob("variables-*")] == ["", ""]
 
 
 @pytest.mark.usefixtures("secrets")

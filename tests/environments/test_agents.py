@@ -54,18 +54,18 @@ def with_openai(prompt, label, base_url, api_key):
     client = openai.OpenAI(base_url=base_url, api_key=api_key)
     messages = [{"role": "user", "content": prompt}]
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    said = client.chat.completions.create(model="m", messages=messages, tools=tools)
-    (call,) = said.choices[0].message.tool_calls
-    messages += [said.choices[0].message.model_dump(exclude_none=True)]
+    response = client.chat.completions.create(model="m", messages=messages, tools=tools)
+    (call,) = response.choices[0].message.tool_calls
+    messages += [response.choices[0].message.model_dump(exclude_none=True)]
     messages += [{"role": "user", "content": str(sum(json.loads(call.function.arguments)["of"]))}]
-    assert said.choices[0].finish_reason == "tool_calls"
-    said = client.chat.completions.create(model="m", messages=messages, tools=tools)
-    messages += [said.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "again"}]
+    assert response.choices[0].finish_reason == "tool_calls"
+    response = client.chat.completions.create(model="m", messages=messages, tools=tools)
+    messages += [response.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "again"}]
     chunks = list(client.chat.completions.create(model="m", messages=messages, tools=tools, stream=True))
     (call,) = chunks[0].choices[0].delta.tool_calls
     messages += [{"role": "assistant", "tool_calls": [call.model_dump()]}, {"role": "user", "content": "streamed"}]
     client.chat.completions.create(model="m", messages=messages, tools=tools)
-    return said.usage.completion_tokens
+    return response.usage.completion_tokens
 
 
 async def raises(prompt, label, base_url, api_key):

@@ -74,7 +74,7 @@ def say(episode: Episode, text: str, reason: str = "stop") -> None:
     episode.append_turn(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
 
 
-def heard(episode: Episode) -> str:
+def text_of(episode: Episode) -> str:
     return byte_tokenizer().decode([*episode.prompt_ids, *episode.ids.tolist()])
 
 
@@ -82,7 +82,7 @@ def test_a_task_is_prompted_and_rewarded_by_its_own_code(environments: Any) -> N
     right, wrong = episodes = [episode("2", 0), episode("2", 1)]
     places = environments()
     places.answer_all(episodes)
-    assert heard(right) == "<system>Say it.<user>2+2<assistant>"
+    assert text_of(right) == "<system>Say it.<user>2+2<assistant>"
     say(right, "4")
     say(wrong, "5")
     places.answer_all(episodes)
@@ -99,7 +99,7 @@ def test_an_environment_speaks_between_the_policys_turns(environments: Any) -> N
         say(ongoing, answer)
     places.answer_all([ongoing])
     transcript = "<system>Say it.<user>1+1<assistant>three<eos><user>no: 5<assistant>4<eos><user>no: 1<assistant>2<eos>"
-    assert (heard(ongoing), ongoing.reward, ongoing.failure) == (transcript, 2.0 + 0.25 * 7, None)
+    assert (text_of(ongoing), ongoing.reward, ongoing.failure) == (transcript, 2.0 + 0.25 * 7, None)
     trained = ongoing.ids[ongoing.mask].tolist()
     assert byte_tokenizer().decode(trained) == "three<eos>4<eos>2<eos>"
 
@@ -109,10 +109,10 @@ def test_a_tool_of_a_task_is_called(environments: Any) -> None:
     places.answer_all([ongoing])
     say(ongoing, '<tool_call>{"name": "sums_add", "arguments": {"a": 3, "b": 3}}</tool_call>')
     places.answer_all([ongoing])
-    assert heard(ongoing).endswith("<eos><tool>6<assistant>"), ongoing.failure
+    assert text_of(ongoing).endswith("<eos><tool>6<assistant>"), ongoing.failure
     say(ongoing, '<tool_call>{"name": "subtract", "arguments": {}}</tool_call>')
     places.answer_all([ongoing])
-    assert heard(ongoing).endswith("<eos><tool>Error: there is no tool 'subtract'; there are sums_add<assistant>")
+    assert text_of(ongoing).endswith("<eos><tool>Error: there is no tool 'subtract'; there are sums_add<assistant>")
     say(ongoing, "6")
     places.answer_all([ongoing])
     assert (ongoing.over, ongoing.reward, ongoing.failure) == (True, 2.25, None)

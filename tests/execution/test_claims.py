@@ -69,12 +69,12 @@ def test_a_stage_that_another_machine_runs_is_waited_for_and_its_result_taken(
     first = in_child(lambda: run(store, call, [], "11111111"))
     assert wait_until(lambda: store.leases.holder(lease) is not None, 30)
 
-    class Said(list[Any]):
+    class Waits(list[Any]):
         def append(self, reason: str | None) -> None:
             super().append(reason)
             go.touch()  # the other machine ends when this one has said that it waits
 
-    waits = Said()
+    waits = Waits()
     assert run(at("two"), call, waits, "22222222") == "cached"
     assert ended(first) == 0
     assert waits[0].startswith("the same stage in run 11111111 (quickstart)")

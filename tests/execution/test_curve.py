@@ -132,15 +132,15 @@ def test_resumed_training_on_another_machine_has_the_curve_of_an_uninterrupted_r
     with pytest.raises(Stopped):
         run(store, lambda done, *_: stopping.set() if done == 4 else None, stopping=stopping)
     elsewhere = shutil.copytree(tmp_path / "first" / "store", tmp_path / "elsewhere" / "store", symlinks=True)
-    other, metrics_file, heard = open_store(elsewhere), MetricsFile(tmp_path), list[Any]()
+    other, metrics_file, steps_reported = open_store(elsewhere), MetricsFile(tmp_path), list[Any]()
 
     def report(done: float, total: float | None, unit: str, metrics: Any) -> None:
-        heard.append(done)
+        steps_reported.append(done)
         metrics_file.progress("sft", Progress(done, total, unit, metrics))
 
     result = run(other, report, lambda lines: metrics_file.resumed("sft", lines))
     metrics_file.ended(True)
-    assert min(heard) > 1, "it was resumed from a checkpoint"
+    assert min(steps_reported) > 1, "it was resumed from a checkpoint"
     lines = [json.loads(text) for text in (tmp_path / METRICS).read_text().splitlines()]
     saved = Curve.from_bytes(attachment(other, result.reference, CURVE) or b"").lines
     for name in ("loss", "test_loss", "learning_rate"):
@@ -150,7 +150,7 @@ def test_resumed_training_on_another_machine_has_the_curve_of_an_uninterrupted_r
 
 
 def test_a_stage_reports_the_curve_of_its_checkpoint_before_its_own_steps(tmp_path: Path) -> None:
-    saved, heard = Curve(), list[Any]()
+    saved, steps_reported = Curve(), list[Any]()
     for step in (1, 2, 3):
         saved.add(step, "steps", {"loss": 1 / step})
     context = StageContext(
@@ -161,10 +161,10 @@ def test_a_stage_reports_the_curve_of_its_checkpoint_before_its_own_steps(tmp_pa
         seed=0,
         resources=ResourcesConfig(),
         machines=None,  # type: ignore[arg-type]  # it is not asked for any
-        reporter=lambda done, *_: heard.append(done),
-        resumed=lambda lines: heard.extend(line["step"] for line in lines),
+        reporter=lambda done, *_: steps_reported.append(done),
+        resumed=lambda lines: steps_reported.extend(line["step"] for line in lines),
     )
     context.resume_curve(saved.to_bytes(), 2)
     context.report(3, 6, "steps", loss=0.3)
-    assert heard == [1, 2, 3]
+    assert steps_reported == [1, 2, 3]
     assert points(context.curve.lines, "loss") == [(1, 1), (2, 1 / 2), (3, 0.3)]

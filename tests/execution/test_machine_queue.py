@@ -51,13 +51,13 @@ class Run:
     def __init__(self, folder: Path, name: str) -> None:
         command = [sys.executable, "-c", RUN, str(folder), name]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.said: queue.Queue[list[Any]] = queue.Queue()
+        self.messages: queue.Queue[list[Any]] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.put(json.loads(line))
+            self.messages.put(json.loads(line))
 
     def tell(self, command: str, label: str) -> None:
         assert self.process.stdin is not None
@@ -65,7 +65,7 @@ class Run:
         self.process.stdin.flush()
 
     def hears(self) -> list[Any]:
-        return self.said.get(timeout=SECONDS)
+        return self.messages.get(timeout=SECONDS)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -33,10 +33,10 @@ class Group:
 
     def __init__(self) -> None:
         self.killed = threading.Event()
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def all(self, method: Any, *arguments: Any) -> None:
-        self.asked.append(f"{method.__name__} {arguments}")
+        self.calls.append(f"{method.__name__} {arguments}")
 
     def make(self, *_: Any) -> None: ...
 
@@ -44,7 +44,7 @@ class Group:
 
     def reset(self, requested: Any = None) -> bool:
         if requested is not None:
-            self.asked.append(f"{requested.method} {requested.arguments}")
+            self.calls.append(f"{requested.method} {requested.arguments}")
         return True
 
     def kill(self) -> None:
@@ -96,7 +96,7 @@ def test_engines_that_share_gpus_sleep_after_every_stage(
     with contextlib.suppress(DataError), run.engines(EngineRequest(Model(tmp_path, POLICY), 64)) as engines:
         if fails:
             raise DataError("a bad row")
-    assert engines.asked == ([f"release ({sleep},)"] if sleep or fails else [])  # type: ignore[attr-defined]
+    assert engines.calls == ([f"release ({sleep},)"] if sleep or fails else [])  # type: ignore[attr-defined]
 
 
 def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs_trainers(

@@ -27,26 +27,26 @@ import json, sys
 import datasets, peft, torch, transformers
 policy, reward, adapter, data = sys.argv[1:]
 ids = torch.arange(40)[None]
-said = {}
+results = {}
 model = transformers.AutoModelForCausalLM.from_pretrained(policy).eval()
 with torch.no_grad():
-    said["policy"] = model(ids).logits[0, -1].tolist()
+    results["policy"] = model(ids).logits[0, -1].tolist()
 tokenizer = transformers.AutoTokenizer.from_pretrained(policy)
 tools = [{"type": "function", "function": {"name": "weather"}}]
-said["tools"] = tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tools=tools, tokenize=False)
-said["temperature"] = transformers.GenerationConfig.from_pretrained(policy).temperature
+results["tools"] = tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tools=tools, tokenize=False)
+results["temperature"] = transformers.GenerationConfig.from_pretrained(policy).temperature
 judge = transformers.AutoModelForSequenceClassification.from_pretrained(reward).eval()
 reads = transformers.AutoTokenizer.from_pretrained(reward)
 batch = reads(["short<eos>", "somewhat longer<eos>"], padding=True, return_tensors="pt", return_token_type_ids=False)
 with torch.no_grad():
-    said["scores"] = judge(**batch).logits[:, 0].tolist()
+    results["scores"] = judge(**batch).logits[:, 0].tolist()
 beside = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(policy), adapter).eval()
 with torch.no_grad():
-    said["adapter"] = beside(ids).logits[0, -1].tolist()
+    results["adapter"] = beside(ids).logits[0, -1].tolist()
 splits = datasets.load_dataset(data)
-said["rows"] = {name: table.num_rows for name, table in splits.items()}
-said["ids"] = list(splits["train"][0]["input_ids"])
-print(json.dumps(said))
+results["rows"] = {name: table.num_rows for name, table in splits.items()}
+results["ids"] = list(splits["train"][0]["input_ids"])
+print(json.dumps(results))
 """
 
 

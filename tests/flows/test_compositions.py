@@ -79,7 +79,7 @@ class Composed:
         self.inputs: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, Any] = {}
         self.after: dict[str, str] = {}
-        self.made: dict[str, Reference] = {}
+        self.artifacts: dict[str, Reference] = {}
 
     def submit(self, spec: StageSpec) -> Any:
         label = spec.label
@@ -90,8 +90,8 @@ class Composed:
         return SimpleNamespace(
             label=label,
             result=lambda: self._not_made(label),
-            artifact=lambda: self.made[label] if label in self.made else self._not_made(label),
-            output=lambda name: SimpleNamespace(label=f"{label} ({name})", artifact=lambda: self.made[label]),
+            artifact=lambda: self.artifacts[label] if label in self.artifacts else self._not_made(label),
+            output=lambda name: SimpleNamespace(label=f"{label} ({name})", artifact=lambda: self.artifacts[label]),
         )
 
     def _not_made(self, label: str) -> Reference:
@@ -361,9 +361,9 @@ def compared(composed: Composed, tmp_path: Path) -> Any:
 
     def run(candidate: Reference, **fields: Any) -> Any:
         outputs = compose(composed, "sft", promotion=GATES, **fields)
-        composed.made = {
+        composed.artifacts = {
             "sft": candidate,
-            "model": composed.made.get("model") or model(composed.store, tmp_path, "base"),
+            "model": composed.artifacts.get("model") or model(composed.store, tmp_path, "base"),
         }
         composed.inputs.clear()
         return compare(outputs.evaluations.recipe, composed.store, outputs)
@@ -421,7 +421,7 @@ def test_nothing_is_judged_again_where_the_tag_names_the_candidate_or_did_or_nam
     move(composed.store, second)
     assert compared(first).expected == second
     assert composed.inputs == {}
-    composed.made["model"] = second
+    composed.artifacts["model"] = second
     assert compared(model(composed.store, tmp_path, "third")).baseline == "start"
     assert composed.inputs == {}
 
@@ -439,7 +439,7 @@ def test_a_night_is_compared_with_production_or_else_with_its_start(composed, tm
     content["dpo"] = {"data": str(tmp_path / "arrives.jsonl")}
     arrived: Any = SimpleNamespace(label="arrived")
     production = model(composed.store, tmp_path, "production") if tagged else None
-    composed.made["model"] = model(composed.store, tmp_path, "base")
+    composed.artifacts["model"] = model(composed.store, tmp_path, "base")
     content["iterative_dpo"] = {**ROUNDS, "rewards": REWARDS[:2]}
     outputs = nightly.compose_night(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)  # type: ignore[arg-type]
     assert composed.roles("round-1/score")["reward-1"] == "rounds/reward-1"

@@ -59,8 +59,8 @@ def step(
 
 
 def test_the_result_of_a_stage_that_may_fail_raises_branch_failed_with_the_cause(run: Run) -> None:
-    heard: list[tuple[str, str]] = []
-    run.listeners = (SimpleNamespace(failed=lambda label, sentence: heard.append((label, sentence))),)  # type: ignore[assignment]
+    received: list[tuple[str, str]] = []
+    run.listeners = (SimpleNamespace(failed=lambda label, sentence: received.append((label, sentence))),)  # type: ignore[assignment]
     broken = step(run, "a/sft", DIVERGES)
     evaluation = step(run, "a/evaluation", needed=(broken,))
     for stage in (broken, evaluation):
@@ -68,7 +68,7 @@ def test_the_result_of_a_stage_that_may_fail_raises_branch_failed_with_the_cause
             stage.ended()
         assert caught.value.cause is DIVERGES
     assert run.announced == {"a/sft", "a/evaluation"}
-    assert heard == [("a/sft", f"failed; stages that do not need it continue: {DIVERGES}")], (
+    assert received == [("a/sft", f"failed; stages that do not need it continue: {DIVERGES}")], (
         "told once, and of none but it"
     )
 

@@ -38,23 +38,23 @@ def parsed(section: Mapping[str, Any] = MappingProxyType({}), **fields: Any) -> 
 
 
 @dataclass(frozen=True)
-class Told:
-    """A stage whose result is told beforehand, or never known."""
+class FixedResult:
+    """A stage whose metrics are given beforehand, or that has no result."""
 
     label: str
     metrics: dict[str, Any] | None
 
     def result(self) -> Any:
-        if self.told is None:
+        if self.metrics is None:
             raise NotMade(self.label)
-        return SimpleNamespace(metrics=self.told)
+        return SimpleNamespace(metrics=self.metrics)
 
 
 class Composed:
-    """A run that notes what is submitted; ``told`` has metrics by label."""
+    """A run that records submitted stages; ``metrics`` are those of its stages, by label."""
 
     def __init__(self, store: Store, metrics: Mapping[str, dict[str, Any]]) -> None:
-        self.store, self.seed, self.told = store, 5, metrics
+        self.store, self.seed, self.metrics = store, 5, metrics
         self.training_data: dict[str, Any] = {}
         self.inputs: dict[str, dict[str, str]] = {}
         self.configs: dict[str, Any] = {}
@@ -66,7 +66,7 @@ class Composed:
         self.inputs[spec.label] = {role: stage.label for role, stage in inputs.items()}
         self.configs[spec.label] = spec.config
         self.streams[spec.label] = spec.stream
-        return Told(spec.label, self.told.get(spec.label))
+        return FixedResult(spec.label, self.metrics.get(spec.label))
 
 
 def compose(tmp_path: Path, recipe: Any, metrics: Mapping[str, Any] = MappingProxyType({})) -> tuple[Composed, Outputs]:
@@ -149,13 +149,13 @@ class Done:
     """A stage that has run."""
 
     label: str
-    stored: StageResult
+    stage_result: StageResult
 
     def result(self) -> StageResult:
-        return self.found
+        return self.stage_result
 
     def artifact(self) -> Reference:
-        return self.found.reference
+        return self.stage_result.reference
 
 
 class Runs:

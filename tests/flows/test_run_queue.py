@@ -49,7 +49,7 @@ class Client:
     def __init__(self, crashed: list[list[State]], active: int) -> None:
         self.states = {uuid.uuid4(): states for states in crashed}
         self.active = active
-        self.asked: list[uuid.UUID] = []
+        self.requested: list[uuid.UUID] = []
 
     async def read_flow_runs(
         self, flow_run_filter: Any, flow_filter: Any = None, sort: Any = None, **_: Any
@@ -64,7 +64,7 @@ class Client:
         ]
 
     async def read_flow_run_states(self, run_id: uuid.UUID) -> list[State]:
-        self.asked.append(run_id)
+        self.requested.append(run_id)
         return self.states[run_id]
 
 
@@ -117,7 +117,7 @@ def test_workers_do_not_query_the_states_of_old_crashes() -> None:
     client: Any = Client([*[[Running(), OLD]] * 150, [Running(), Crashed()]], 0)
     due: Any = [SimpleNamespace(flow_run=SimpleNamespace(run_count=0))]
     assert asyncio.run(admitted_runs(client, 2, due)) == due
-    assert len(client.asked) == 1, "of the one that may resume"
+    assert len(client.requested) == 1, "of the one that may resume"
 
 
 @pytest.fixture

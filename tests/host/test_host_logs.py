@@ -29,9 +29,9 @@ def read(log: Path) -> Callable[[str], Lines]:
 
     def handed_on(text: str) -> Lines:
         log.write_text(text)
-        heard: Lines = []
-        LogTail(log, 0, lambda *line: heard.append(line)).close()
-        return heard
+        received: Lines = []
+        LogTail(log, 0, lambda *line: received.append(line)).close()
+        return received
 
     return handed_on
 
@@ -74,10 +74,10 @@ def test_long_lines_are_cut_and_progress_bars_reduced_to_their_end(read: Callabl
 
 def test_lines_beyond_the_rate_limit_are_counted_and_later_lines_forwarded(log: Path) -> None:
     log.write_text("".join(f"line {n}\n" for n in range(100_000)))
-    heard: Lines = []
-    tail = LogTail(log, 0, lambda *line: heard.append(line))
+    received: Lines = []
+    tail = LogTail(log, 0, lambda *line: received.append(line))
     tail.close()
-    lines = [line for _, _, text in heard for line in text.splitlines()]
+    lines = [line for _, _, text in received for line in text.splitlines()]
     assert len(lines) < 1000
     left_out = 100_000 - (len(lines) - 1)
     assert lines[-1] == f"… {left_out} lines left out, see {log}"
@@ -85,38 +85,38 @@ def test_lines_beyond_the_rate_limit_are_counted_and_later_lines_forwarded(log: 
 
 def test_the_last_output_is_forwarded_without_a_line_end_and_with_any_bytes(log: Path) -> None:
     log.write_bytes(b"\xff broken\n\nFatal")
-    heard: Lines = []
-    LogTail(log, 0, lambda *line: heard.append(line)).close()
-    assert [text for _, _, text in heard] == ["\ufffd broken", "Fatal"]
+    received: Lines = []
+    LogTail(log, 0, lambda *line: received.append(line)).close()
+    assert [text for _, _, text in received] == ["\ufffd broken", "Fatal"]
 
 
 def test_lines_of_an_earlier_attempt_are_not_repeated_and_a_log_may_begin_late(log: Path) -> None:
-    heard: Lines = []
-    late = LogTail(log, len("old\n"), lambda *line: heard.append(line))
+    received: Lines = []
+    late = LogTail(log, len("old\n"), lambda *line: received.append(line))
     log.write_text("old\nnew\n")
     late.close()
-    assert heard == [(None, "host", "new")]
+    assert received == [(None, "host", "new")]
 
 
 def test_a_failing_listener_gets_the_next_lines(log: Path) -> None:
     log.write_text("(engines[0] pid=1) one\n(engines[1] pid=2) two\n")
-    heard: list[str] = []
+    received: list[str] = []
 
     def fails_first(_stage: str | None, _origin: str, text: str) -> None:
-        heard.append(text)
-        if len(heard) == 1:
+        received.append(text)
+        if len(received) == 1:
             raise RuntimeError("no API")
 
     LogTail(log, 0, fails_first).close()
-    assert heard == ["one", "two"]
+    assert received == ["one", "two"]
 
 
 def test_a_log_that_is_renamed_is_followed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.01)
-    heard, first = [], threading.Event()
+    received, first = [], threading.Event()
 
     def listen(_stage: str | None, _origin: str, text: str) -> None:
-        heard.append(text)
+        received.append(text)
         first.set()
 
     with log.open("a") as writer:
@@ -126,7 +126,7 @@ def test_a_log_that_is_renamed_is_followed(log: Path, monkeypatch: pytest.Monkey
         log.rename(log.with_name("other.log"))
         print("after", file=writer, flush=True)
     tail.close()
-    assert heard == ["before", "after"]
+    assert received == ["before", "after"]
 
 
 def test_the_newest_logs_stay(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.align import align_here
 RUN = "0a1b2c3d-0000"
 
 
-class Made:
+class Run:
     """A run in a store and a journal, stage by stage."""
 
     def __init__(self, home: Path, store: Store) -> None:
@@ -87,9 +87,9 @@ class Made:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
-    run = Made(tmp_path, open_store(None))
+    run = Run(tmp_path, open_store(None))
     run.stage("sft/data", "dataset", "dataset", [{"text": "<user>1<assistant>1"}], "train.parquet")
     pair = {"prompt": "say 1", "chosen": "1", "rejected": "\x1b[31mno", "margin": None, "prompt_ids": [1]}
     run.stage("round-1/select", "select_pairs", "dataset", [pair], "train.parquet")
@@ -105,7 +105,7 @@ def lines() -> dict[str, StageLine]:
     return stages(RUN)
 
 
-def test_completions_have_their_rewards_for_each_stage_of_a_round(run: Made) -> None:
+def test_completions_have_their_rewards_for_each_stage_of_a_round(run: Run) -> None:
     rows = samples(run.store, lines(), "round-1/generate", 2)
     first = {"prompt": "say 0", "completion": "sampled 0 0", "label": "0", "reward": 7.0, "verifier": 0.0}
     third = {"prompt": "say 2", "completion": "sampled 2 0", "label": "2", "reward": 7.0, "verifier": 0.5}
@@ -117,19 +117,19 @@ def test_completions_have_their_rewards_for_each_stage_of_a_round(run: Made) -> 
     assert "rewards" not in sample, "of one reward its number is said once"
 
 
-def test_samples_show_pairs_and_demonstrations_in_their_own_form(run: Made) -> None:
+def test_samples_show_pairs_and_demonstrations_in_their_own_form(run: Run) -> None:
     assert samples(run.store, lines(), "sft/data", 5) == [{"text": "<user>1<assistant>1"}]
     (pair,) = samples(run.store, lines(), "round-1/select", 5)
     assert pair == {"prompt": "say 1", "chosen": "1", "rejected": "\x1b[31mno"}
 
 
-def test_a_prompt_is_shown_before_and_after_training(run: Made) -> None:
+def test_a_prompt_is_shown_before_and_after_training(run: Run) -> None:
     policies, rows = compared(run.store, lines(), 2)
     assert policies == ["sft", "round-1"]
     assert rows[1] == {"prompt": "say 2", "label": "2", "sft": "sft 2 0", "round-1": "round-1 2 0"}
 
 
-def test_trajectories_are_found_among_the_outputs(run: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trajectories_are_found_among_the_outputs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"prompt_text": "say 1", "completion_text": "1", "reward": 0.5}
     run.stage("steps", "rl", "trajectories", [row], "step-000000.parquet")
     trajectories, policy = (lines()[label].reference for label in ("steps", "model"))
@@ -144,11 +144,11 @@ def test_trajectories_are_found_among_the_outputs(run: Made, monkeypatch: pytest
 
 
 def test_samples_of_a_run_without_an_evaluation_come_from_training(
-    run: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two thirds in 32 bits is 0.6666666865348816: what it has is seven digits. File 4 holds the samples of step 5."""
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "other"))
-    alone = Made(tmp_path / "other", open_store(None))
+    alone = Run(tmp_path / "other", open_store(None))
     two_thirds = float(np.float32(2 / 3))
     row = {
         "prompt_text": "say 1",
@@ -186,7 +186,7 @@ def test_rewards_of_the_same_name_are_numbered() -> None:
     assert reward_names([CHOICE.validate(choice) for choice in listed]) == ["score_0", "score_1", "score_1_2"]
 
 
-def test_an_unknown_stage_is_refused_with_similar_stages(run: Made) -> None:
+def test_an_unknown_stage_is_refused_with_similar_stages(run: Run) -> None:
     with pytest.raises(
         UserError, match=r"--stage rond-1/generate: it is not a stage of this run; stages with text are round-1/g"
     ):
@@ -195,7 +195,7 @@ def test_an_unknown_stage_is_refused_with_similar_stages(run: Made) -> None:
         samples(run.store, lines(), "model", 1)
 
 
-def test_the_command_prints_80_columns_and_no_control_characters(run: Made) -> None:
+def test_the_command_prints_80_columns_and_no_control_characters(run: Run) -> None:
     shown = align_here(run.home, "samples", "last", "--stage", "round-1/select").stdout
     assert "\x1b" not in shown
     assert [line.split() for line in shown.splitlines()] == [

@@ -1,4 +1,4 @@
-"""A real HTTP server that rewards."""
+"""A real HTTP server that returns rewards."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
 
 
 class Server(ThreadingHTTPServer):
-    """Answers what ``answer`` says of the request; knows what it was asked. Port 0 is any that is free."""
+    """Answers with ``answer`` and records the requests. Port 0 is any free port."""
 
     def __init__(self, answer: Answer, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.answer = answer
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.tokens: set[str | None] = set()
         self.url = f"http://127.0.0.1:{self.server_port}/score"
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(content)
+        self.server.requests.append(content)
         self.server.tokens.add(self.headers["Authorization"])
         status, answer = self.server.answer(content)
         self.send_response(status)

@@ -53,8 +53,8 @@ def test_batches_are_spread_over_the_replicas_with_all_that_a_reward_server_asks
     source = endpoint([replica.url for replica in replicas])
     assert rewards(source, rows(9)) == [[*range(9)], {}]
     assert rewards(source, rows(9)) == [[*range(9)], {}]
-    assert all(replica.asked for replica in replicas)
-    requests = [content for replica in replicas for content in replica.asked]
+    assert all(replica.requests for replica in replicas)
+    requests = [content for replica in replicas for content in replica.requests]
     assert sorted(len(content["query"]) for content in requests) == [1, 1, *[2] * 8]
     first = next(content for content in requests if content["labels"] == ["0", "1"])
     assert first == {
@@ -95,7 +95,7 @@ def test_a_server_that_stays_broken_is_given_up_at_the_deadline(serve: Any, capl
     broken = serve(lambda content: (503, b""))
     assert rewards(endpoint([broken.url], timeout=1.0), rows(2), 1.0) == [[None] * 2, {"unreachable": 2}]
     assert f"p.jsonl:1: the endpoint answered 503 Service Unavailable at {broken.url}, for the prompt" in caplog.text
-    assert 2 <= len(broken.asked) <= 8, "it rests longer and longer between attempts"
+    assert 2 <= len(broken.requests) <= 8, "it rests longer and longer between attempts"
     with pytest.raises(DataError, match=r"1 of 2 completions may lack a reward \(rl\.rewards\.0\.max_failed 0\.01\)"):
         rewards(endpoint([broken.url], timeout=0.3), rows(2), 0.01)
 
@@ -116,7 +116,7 @@ def test_an_answer_without_a_number_for_each_completion_is_a_failure(
 ) -> None:
     server = serve(lambda content: (200, answer))
     assert rewards(endpoint([server.url]), rows(2), 1.0) == [given, failed]
-    assert len(server.asked) == 1, "asking again would not help"
+    assert len(server.requests) == 1, "asking again would not help"
 
 
 def test_a_refusal_is_the_users_turn_and_shows_no_token(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_refusal_that_may_be_about_the_rows_costs_these_rows(
     values, failed = rewards(endpoint([server.url], size=2), rows(20), 0.1)
     assert [number for number, value in enumerate(values) if value is None] == [4, 5]
     assert failed == {"refused": 2}
-    assert len(server.asked) == 10, "what is refused is not asked for again"
+    assert len(server.requests) == 10, "what is refused is not asked for again"
     assert "row 4 is too long" in caplog.text
     with pytest.raises(DataError, match=rf"answered {status} .*: row 4 is too long, for the prompt"):
         rewards(endpoint([server.url], size=2), rows(20), 0.05)

@@ -73,7 +73,7 @@ def test_the_last_score_of_a_judges_answer_is_scaled(serve: Any) -> None:
     )
     scored, failed = judged(server, [row("4", messages=CHAT), row("5"), row("four")])
     assert (scored, failed) == ([1.0, 0.0, 0.5], {})
-    first = next(request for request in server.asked if "\n\n4\n\n" in question(request))
+    first = next(request for request in server.requests if "\n\n4\n\n" in question(request))
     assert "user: Hi\n\nassistant: Yes?\n\nuser: 2+2?" in question(first)
     assert {name: first[name] for name in ("model", "temperature", "max_tokens")} == {
         "model": "the-judge",
@@ -97,7 +97,7 @@ def test_requests_to_reasoning_models_have_their_own_form(serve: Any, answers: d
     server = serve(strict)
     fields = {"max_tokens_field": "max_completion_tokens", "temperature": None, **answers}
     assert judged(server, [row("a")], **fields)[0] == [1.0]
-    (sent,) = server.asked
+    (sent,) = server.requests
     assert sent["max_completion_tokens"] == (1 if answers else 512)
     with pytest.raises(
         DataError, match=r"answered 400 Bad Request at .*: Unsupported parameter: max_tokens, for the prompt"
@@ -131,7 +131,7 @@ def test_verdicts_are_weighed_by_their_probabilities(serve: Any) -> None:
     scored, failed = judged(server, [row("4", "4"), row("4")], template=template, verdicts={"Yes": 1.0, "No": -1.0})
     assert scored == [pytest.approx((0.5 - 0.2) / 0.7), None], "a prompt without a label cannot be asked about it"
     assert failed == {"none_given": 1}
-    (request,) = server.asked
+    (request,) = server.requests
     assert question(request) == "Is 4 the same as 4? Braces {like these} stay. Yes or No:"
     assert (request["max_tokens"], request["logprobs"], request["top_logprobs"]) == (1, True, 20)
 
@@ -161,7 +161,7 @@ def test_an_answer_without_a_verdict_is_a_failure_without_a_retry(
         assert failed == {reason: 1}, "the other one is a number"
         return
     assert (scored, failed) == ([None, 1.0], {reason: 1})
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_a_busy_judge_is_retried_and_a_wrong_key_ends_the_run(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_sources_answer_concurrently_in_any_thread_and_keep_their_processes_unti
     server.end()
     assert not any(psutil.pid_exists(pid) for pid in used)
     assert not [child for child in psutil.Process().children() if role_of(" ".join(child.cmdline())) == "verifier"]
-    assert sorted(query for content in server.asked for query in content["query"])[:2] == ["?1<eos>", "?a<eos>"]
+    assert sorted(query for content in server.requests for query in content["query"])[:2] == ["?1<eos>", "?a<eos>"]
     with pytest.raises(Stopped):
         sources(rows("a"))
 

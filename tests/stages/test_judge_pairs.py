@@ -87,8 +87,8 @@ def test_a_verdict_that_changes_with_the_position_is_a_tie(judge: Any) -> None:
     metrics, left, server = judge(longer, pairs_per_prompt=2)
     assert left["prompts"] == {"0": (1 + 0.5) / 2, "1": 0.5, "2": 0.0, "3": 0.5}
     assert metrics == {"win_rate": (0.75 + 0.5 + 0 + 0.5) / 4, "position_changed": 1 / 5, "pairs": 5}
-    assert len(server.asked) == 8, "each pair in both orders, but for equal answers"
-    assert {answers(request) for request in server.asked} >= {("x", "xxxx"), ("xxxx", "x")}
+    assert len(server.requests) == 8, "each pair in both orders, but for equal answers"
+    assert {answers(request) for request in server.requests} >= {("x", "xxxx"), ("xxxx", "x")}
     first, *_ = judge(longer)
     assert first["pairs"] == 4, "one of each prompt, if the recipe says no more"
 
@@ -108,7 +108,7 @@ def test_pairs_without_a_verdict_are_left_out_and_too_many_end_the_stage(judge: 
 def test_saved_verdicts_are_not_requested_again(judge: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(judge_pairs, "BLOCK", 2)
     metrics, left, server = judge(longer)
-    requests = len(server.asked)
+    requests = len(server.requests)
     folder = tmp_path / "1"
     sorted((folder / "progress").iterdir())[-1].unlink()  # as if it had been killed in the last block
     context: Any = SimpleNamespace(
@@ -121,7 +121,7 @@ def test_saved_verdicts_are_not_requested_again(judge: Any, monkeypatch: pytest.
     url = server.url.removesuffix("/score") + "/v1"
     assert run(context, JudgePairsConfig(judge=PairwiseJudgeConfig(judge=url, judge_model="j"))) == metrics  # type: ignore[arg-type]
     assert json.loads((folder / "output" / "verdicts.json").read_text()) == left
-    assert len(server.asked) == requests + 2
+    assert len(server.requests) == requests + 2
 
 
 @pytest.mark.slow

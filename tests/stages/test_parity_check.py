@@ -19,11 +19,11 @@ class Engines:
     """In place of actors, whose weights cannot be made wrong on purpose: what they are asked, and by how much they differ."""
 
     def __init__(self, difference: float | None) -> None:
-        self.difference, self.asked = difference, list[bool]()
+        self.difference, self.calls = difference, list[bool]()
 
     def one(self, rank: int, method: Any, model: Model, prompts: Any, stop: int) -> float | None:
         assert (rank, len(prompts)) == (0, PARITY_PROMPTS)
-        self.asked.append(method is Engine.parity)
+        self.calls.append(method is Engine.parity)
         return self.difference
 
 
@@ -48,7 +48,7 @@ def test_parity_is_checked_on_an_engine_as_often_as_configured(
 ) -> None:
     engines = Engines(1e-6)
     assert check(engines, tiny_model, updated, parity_check=when) == ({"parity": 1e-6} if checked else {})
-    assert engines.asked == checked
+    assert engines.calls == checked
 
 
 def test_an_engine_checked_before_reports_no_parity(tiny_model: Any) -> None:

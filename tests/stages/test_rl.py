@@ -288,8 +288,8 @@ def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_di
     outputs, result = run(section | {"steps": 2, "rewards": rewards})
     lasting.end()
     rows = rows_of(outputs)
-    assert (result.cost["failed_rewards"], len(rows), len(dying.asked) + len(lasting.asked)) == (0, 24, 6)
-    assert 1 <= len(dying.asked) < 6
+    assert (result.cost["failed_rewards"], len(rows), len(dying.requests) + len(lasting.requests)) == (0, 24, 6)
+    assert 1 <= len(dying.requests) < 6
     tokenizer = byte_tokenizer()
     texts = [tokenizer.decode(row["completion_ids"], skip_special_tokens=True) for row in rows]
     for row, text in zip(rows, texts, strict=True):

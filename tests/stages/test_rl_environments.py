@@ -28,15 +28,15 @@ class Echo:
     """Tells the policy what it said, in capitals, and rewards it for the length of what it says then."""
 
     def __init__(self, turns=2):
-        self.turns, self.said = turns, []
+        self.turns, self.completions = turns, []
 
     def reset(self, prompt, label):
         return f"[{prompt.removesuffix('<assistant>')[-2:]}]"
 
     async def step(self, completion):
         await asyncio.sleep(0.001)
-        self.said.append(completion)
-        if len(self.said) == self.turns:
+        self.completions.append(completion)
+        if len(self.completions) == self.turns:
             return {"reward": len(completion) / 10, "done": True}
         return {"observation": f"no: {len(completion)}", "reward": 0.5}
 
@@ -89,7 +89,7 @@ class Killed(Echo):
         self.marker = pathlib.Path(marker)
 
     async def step(self, completion):
-        if len(self.said) == 1 and not self.marker.exists():
+        if len(self.completions) == 1 and not self.marker.exists():
             self.marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return await super().step(completion)
@@ -109,17 +109,17 @@ import httpx
 
 
 async def agent(prompt, label, base_url, api_key):
-    """As `Echo`, but it is the one who asks."""
+    """As `Echo`, as an agent that sends the requests itself."""
     messages = [{"role": "system", "content": "Say it."}, {"role": "user", "content": prompt}]
     async with httpx.AsyncClient(headers={"Authorization": "Bearer " + api_key}, timeout=60) as client:
         for more in ({"max_tokens": 12}, {"temperature": 0.0}):
             answer = await client.post(base_url + "/chat/completions", json={"messages": messages, "model": "", **more})
             answer.raise_for_status()
-            said = answer.json()["choices"][0]["message"]
-            if not said["content"]:
-                raise ValueError("nothing was said")
-            messages += [said, {"role": "user", "content": "no: %d" % len(said["content"])}]
-    return len(said["content"]) / 10
+            message = answer.json()["choices"][0]["message"]
+            if not message["content"]:
+                raise ValueError("the answer is empty")
+            messages += [message, {"role": "user", "content": "no: %d" % len(message["content"])}]
+    return len(message["content"]) / 10
 '''
 
 

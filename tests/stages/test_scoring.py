@@ -203,15 +203,15 @@ def test_rewards_may_call_models_row_by_row_and_share_a_name(
             assert not normalised
             assert opening.scores is not None
             assert opening.model is not None
-            self.held = ExitStack()
-            self.scores = self.held.enter_context(opening.scores(opening.model, "judge"))
+            self.stack = ExitStack()
+            self.scores = self.stack.enter_context(opening.scores(opening.model, "judge"))
 
         def __call__(self, rows: Rows) -> Answers:
             for number, row in enumerate(rows):
                 yield number, self.scores([(tuple(row["prompt_ids"]), tuple(row["completion_ids"]))])[0]
 
         def close(self) -> None:
-            self.held.close()
+            self.stack.close()
 
     monkeypatch.setattr(Judge, "open", InPieces)
     context = context_of(machines, tmp_path, rollouts, *reward_models)

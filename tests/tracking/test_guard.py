@@ -14,7 +14,7 @@ from tests.tracking.watched import result
 HALF = Progress(5, 10, "steps", {"loss": 0.5})
 
 
-class Heard(Listener):
+class Recorder(Listener):
     """A tracker that remembers what it was told."""
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class Heard(Listener):
         self.events.append(("ended", completed))
 
 
-class Broken(Heard):
+class Broken(Recorder):
     def progress(self, label: str, progress: Progress) -> None:
         raise SystemExit("no network")
 
 
-class Stuck(Heard):
+class Stuck(Recorder):
     """It hangs in its first progress, until the test lets it go."""
 
     def __init__(self) -> None:
@@ -63,27 +63,27 @@ WHOLE = [("started", "sft"), ("progress", 5), ("progress", 5), ("finished", "sft
 
 
 def test_a_tracker_receives_a_stage_from_its_start_to_the_end_of_the_run() -> None:
-    heard, warnings = Heard(), []
-    with listening({"one": lambda: heard}, warnings.append) as listeners:
+    recorder, warnings = Recorder(), []
+    with listening({"one": lambda: recorder}, warnings.append) as listeners:
         run(listeners)
-    assert heard.events == WHOLE
+    assert recorder.events == WHOLE
     assert warnings == []
 
 
 def test_trackers_receive_the_end_of_a_failed_run_and_its_error_propagates() -> None:
-    heard = Heard()
-    with pytest.raises(KeyboardInterrupt), listening({"one": lambda: heard}, print):
+    recorder = Recorder()
+    with pytest.raises(KeyboardInterrupt), listening({"one": lambda: recorder}, print):
         raise KeyboardInterrupt
-    assert heard.events == [("ended", False)]
+    assert recorder.events == [("ended", False)]
 
 
 def test_a_failing_tracker_is_reported_once_and_disabled_while_others_receive_all_events() -> None:
-    broken, heard, warnings = Broken(), Heard(), []
-    with listening({"W&B": lambda: broken, "other": lambda: heard}, warnings.append) as listeners:
+    broken, recorder, warnings = Broken(), Recorder(), []
+    with listening({"W&B": lambda: broken, "other": lambda: recorder}, warnings.append) as listeners:
         run(listeners)
     assert warnings == ["W&B: no network; it gets no further updates of this run"]
     assert broken.events == [("started", "sft")]
-    assert heard.events == WHOLE
+    assert recorder.events == WHOLE
 
 
 def test_a_tracker_that_cannot_be_opened_is_reported_by_the_type_of_an_error_without_text() -> None:
@@ -106,14 +106,14 @@ def test_not_even_the_warning_may_fail() -> None:
 
 def test_a_tracker_that_hangs_holds_up_neither_the_stages_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "CLOSE_SECONDS", 0.2)
-    stuck, heard, warnings = Stuck(), Heard(), []
+    stuck, recorder, warnings = Stuck(), Recorder(), []
     began = time.monotonic()
-    with listening({"stuck": lambda: stuck, "other": lambda: heard}, warnings.append) as listeners:
+    with listening({"stuck": lambda: stuck, "other": lambda: recorder}, warnings.append) as listeners:
         run(listeners)
     assert time.monotonic() - began < 300, "it did not wait for what hangs"
     stuck.released.set()
     assert warnings == ["stuck: does not finish; the run continues without it"]
-    assert heard.events == WHOLE
+    assert recorder.events == WHOLE
 
 
 def test_a_tracker_that_does_not_keep_up_misses_progress_but_no_beginning_and_no_end(

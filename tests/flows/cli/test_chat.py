@@ -30,7 +30,7 @@ class Echo(BaseHTTPRequestHandler):
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self._is_refused():
             return
-        self.server.asked.append(content)
+        self.server.requests.append(content)
         if "fail" in content["messages"][-1]["content"]:
             self.send_response(400)
             self.send_header("Content-Length", "7")
@@ -65,7 +65,7 @@ class Echo(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Any]:
     running: Any = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    running.asked, running.token = [], None
+    running.requests, running.token = [], None
     running.url = f"http://127.0.0.1:{running.server_port}/v1"
     threading.Thread(target=running.serve_forever, daemon=True).start()
     yield running
@@ -88,7 +88,7 @@ def test_chat_sends_the_history_until_reset(server: Any, says: Any) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [line.strip() for line in done.stdout.splitlines()] == ["2: hello there", "4: again", "2: anew"]
-    second = server.asked[1]
+    second = server.requests[1]
     assert second["messages"] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hello there"},

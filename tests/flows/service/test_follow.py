@@ -61,12 +61,12 @@ def running_of_worker() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_run_is_followed_to_its_completion(running: subprocess.Popen[bytes]) -> None:
     lines: list[str] = []
 
-    def heard(line: str) -> None:
+    def received(line: str) -> None:
         lines.append(line)
         assert running.stdin is not None
         running.stdin.close()  # it goes on once its first news was said
 
-    ending = follow.follow("run", heard)
+    ending = follow.follow("run", received)
     assert (ending.status, ending.attempt, ending.message) == ("completed", 1, None)
     assert lines == ["sft: running", "sft: run, 1.5 s"]
 
@@ -149,12 +149,12 @@ def test_a_workers_run_that_is_alive_is_followed_without_services(
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
     lines: list[str] = []
 
-    def heard(line: str) -> None:
+    def received(line: str) -> None:
         lines.append(line)
         if line == "sft: running":
             threading.Timer(0.5, running_of_worker.stdin.close).start()  # type: ignore[union-attr]
 
-    assert follow.follow("run", heard).status == "completed"
+    assert follow.follow("run", received).status == "completed"
     assert lines[:2] == ["no services are running; the run continues", "sft: running"]
     assert "sft: run, 1.5 s" in lines
 

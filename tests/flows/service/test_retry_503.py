@@ -15,12 +15,12 @@ class Busy:
     """Answers 503 so many times, and raises what made it do so, as Starlette does; then 201 with the body that it was sent."""
 
     def __init__(self, times: int) -> None:
-        self.times, self.asked = times, 0
+        self.times, self.requests = times, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.asked += 1
+        self.requests += 1
         body = (await receive())["body"]
-        status = 503 if self.asked <= self.times else 201
+        status = 503 if self.requests <= self.times else 201
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"busy" if status == 503 else body})
         if status == 503:
@@ -46,4 +46,4 @@ def test_a_change_is_tried_again_a_few_times(method: str, times: int, answer: tu
             return await client.request(method, "/create", content="run")
 
     response = asyncio.run(ask())
-    assert ((response.status_code, response.text), busy.asked) == (answer, requests)
+    assert ((response.status_code, response.text), busy.requests) == (answer, requests)
