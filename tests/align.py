@@ -1,4 +1,4 @@
-"""The ``align`` command with a home of its own: as a user runs it, or called in this process where that shows the same."""
+"""The ``align`` command with a separate home: as a process, as users run it, or in this process if equivalent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
 
 
 def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550, **variables: str) -> dict[str, Any]:
-    """Run ``align … --json`` in a process of its own, with these variables in its environment; its last line as an object."""
+    """Run ``align … --json`` in a process with these additional environment variables; returns its last line as an object."""
     done = subprocess.run(
         [sys.executable, "-m", "alignment.flows.cli.main", *arguments, "--json"],
         env={**os.environ, "ALIGN_HOME": str(home), **variables},
@@ -54,7 +54,7 @@ def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550
 
 
 def align_here(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command that starts no Prefect, called in this process as its entry point is: what it prints and exits with."""
+    """A command that starts no Prefect, called in this process through its entry point; returns its output and exit code."""
     printed, complained = io.StringIO(), io.StringIO()
     before, variables = signal.getsignal(signal.SIGTERM), dict(os.environ)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(complained):
@@ -73,7 +73,7 @@ def align_here(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def states(outcome: dict[str, Any]) -> dict[str, str]:
-    """What became of each stage of a run, by label."""
+    """The state of each stage of a run, by label."""
     return {stage["label"]: stage["state"] for stage in outcome["stages"]}
 
 

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that answers everything alike."""
+"""A real HTTP server on loopback that gives every request the same answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def answering(code: int, body: bytes = b"") -> Iterator[tuple[int, list[str]]]:
-    """The port of such a server, and the paths that it was asked for."""
+    """The port of such a server, and the requested paths."""
     paths: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):

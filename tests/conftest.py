@@ -1,4 +1,4 @@
-"""What tests share: the order in which they run, the `align` command, tiny real models, one private Ray with its actors."""
+"""Shared by all tests: their order, the `align` command, tiny real models, and a private Ray with its actors."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 WARM = {"machines": ("machines: Any", "run: RunRl"), "services": ("services: Services",)}
-"""Fixtures that take long to start and serve many files, and how a test asks for them: one worker runs all of these files."""
+"""Slow fixtures that serve many files, and how tests request them: a single worker runs all of these files."""
 
 
 @functools.cache
 def group_of(file: Path) -> str:
-    """What runs in one worker: a file, for its own fixtures' sake, or all files over something warm."""
+    """The unit of work of a worker: a file, because of its fixtures, or all files that share a warm fixture."""
     text = file.read_text()
     return next((name for name, hints in WARM.items() if any(hint in text for hint in hints)), str(file))
 
@@ -72,7 +72,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts actors is slow. What takes longest begins first: what is over something warm, then files with slow tests."""
+    """Tests that start actors are slow. The longest begin first: files over a warm fixture, then files with slow tests."""
     for item in items:
         if "machines" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
@@ -88,7 +88,7 @@ def measured(record_property: Callable[[str, object], None]) -> Callable[[str], 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what tests have measured."""
+    """Show the measurements of tests."""
     ended = [report for reports in terminalreporter.stats.values() for report in reports]
     calls = [report for report in ended if getattr(report, "when", None) == "call"]
     measurements = [
@@ -109,7 +109,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A bucket of a server that the environment names; tests take a prefix of their own in it."""
+    """A bucket of a server that the environment names; tests use separate prefixes."""
     for name, value in s3_server.environment().items():
         monkeypatch.setenv(name, value)
     return "bucket"
@@ -130,7 +130,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with 1 MiB and 64 names."""
+    """A file system with 1 MiB and 64 names."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "none", str(disk)]
@@ -141,7 +141,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> list[Path]:
-    """Take all that a file system has left, bytes and names; what was taken."""
+    """Use up all bytes and names of a file system; returns the files."""
     taken = []
     with contextlib.suppress(OSError):
         for number in range(1000):
@@ -181,7 +181,7 @@ def prefect_api(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="session")
 def align(prefect_api: dict[str, str]) -> Align:
-    """``align(home, "run", …, "--json")`` as a user says it, over the shared server; what needs no Prefect, in this process."""
+    """``align(home, "run", …, "--json")`` as a user runs it, over the shared server; without Prefect, in this process."""
 
     def run(home: Path, *arguments: str, expect: int = 0, **options: Any) -> dict[str, Any]:
         if arguments[0] in ("run", "resume", "generate"):
@@ -226,7 +226,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture(scope="session")
 def machines() -> Iterator[Machines]:
     """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them."""
-    temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path: Ray's sockets lie below it
+    temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
     machines_of: dict[int, WarmMachines] = {}
 
     def of_world(world: int) -> WarmMachines:

@@ -1,4 +1,4 @@
-"""Installed distributions for tests: what pip leaves in a folder, without pip."""
+"""Installed distributions for tests: folders as after pip, without pip."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def distribution(
 
 
 def forget() -> None:
-    """Have this process look again at what is installed."""
+    """Let this process see newly installed distributions."""
     plugins._loaded.cache_clear()
     plugins._targets.cache_clear()
     plugins._every_group.cache_clear()
@@ -34,7 +34,7 @@ def forget() -> None:
 
 @contextmanager
 def site_packages(site: Path) -> Iterator[Path]:
-    """This process finds what is installed in ``site``, and nothing of it afterwards."""
+    """Within the block this process finds the distributions in ``site``."""
     before = set(sys.modules)
     sys.path.insert(0, str(site))
     forget()

@@ -26,7 +26,7 @@ def script_of(page: Path) -> str:
 
 
 def run_page(page: Path, folder: Path, seconds: float) -> str:
-    """Run all commands of a page in ``folder``, with an ALIGN_HOME of its own; what they said. The first that fails ends it."""
+    """Run all commands of a page in ``folder``, with a separate ALIGN_HOME; returns their output. The first failure ends it."""
     work, tools = folder / "work", folder / "bin"
     work.mkdir(parents=True)
     tools.mkdir()

@@ -15,7 +15,7 @@ import psutil
 
 from alignment_core.cluster.actor import Actor
 
-SIGNS = (  # what a process is by its command line, the first sign that fits
+SIGNS = (  # roles of processes by command line, the first match
     ("flow", "alignment.flows.cli.main run"),
     ("supervisor", "alignment_core.host.supervisor"),
     ("host", "alignment_core.host.server"),
@@ -41,7 +41,7 @@ def processes_of(home: Path) -> dict[int, str]:
 
 
 def role_of(line: str) -> str | None:
-    """What a process of a run is, by its command line."""
+    """The role of a run's process, by its command line."""
     return next((role for role, sign in SIGNS if sign in line), None)
 
 
@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has."""
+    """A free port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -81,10 +81,10 @@ def ended(child: int) -> int:
 
 
 def kill_at(step: int, names: Iterable[str] = ("fsync", "link", "utime")) -> None:
-    """From now on this process dies by SIGKILL at its ``step``-th call of one of these functions of ``os``; those of the
-    default are what changes a store durably.
+    """From now on this process dies by SIGKILL at its ``step``-th call of one of these functions of ``os``; the
+    default are those that change a store durably.
 
-    The calls themselves stay real; only a counter is put before them.
+    The calls stay real, with a counter in front.
     """
     taken = 0
 

@@ -1,6 +1,6 @@
-"""A secret is read from the environment by the process that uses it, and stands in no copy of a configuration.
+"""A secret is read from the environment by the process that uses it, and is in no copy of a configuration.
 
-What counts as a secret is decided by hand here: names and shapes as the services that issue them document these.
+The list of secrets is written by hand here: names and shapes as documented by their services.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_an_override_and_options_that_pass_through_are_looked_at_too(tmp_path: P
 
 
 def test_a_url_with_a_secret_in_its_query_is_refused_and_a_variable_is_taken() -> None:
-    """`?api_key=…` and what stands in a password's place are the two ways in which a URL carries a secret."""
+    """`?api_key=…` and the password are the two ways in which a URL carries a secret."""
 
     def rewarded(url: str) -> BaseRecipe:
         return parse_recipe({**RL, "rl": {**RL["rl"], "rewards": [{"urls": url}]}})

@@ -33,7 +33,7 @@ FILES = [
 
 
 def code(page: Path) -> Iterator[str]:
-    """What a page sets as code: each line of a block, and each word or phrase in a sentence."""
+    """Code on a page: each line of a block, and each word or phrase in a sentence."""
     for block, phrase in CODE.findall(TEXT[page]):
         yield from block.splitlines() if block else [" ".join(phrase.split())]
 
@@ -79,7 +79,7 @@ def test_every_field_exists(page):
 
 
 def paths_of(value: object, path: str = "") -> Iterator[str]:
-    """Every field of a piece of a recipe; what is in `options`, `columns` and `verdicts` is not ours to name."""
+    """Every field of a piece of a recipe; the keys in `options`, `columns` and `verdicts` are the user's."""
     if isinstance(value, list):
         for item in value:
             yield from paths_of(item, path)

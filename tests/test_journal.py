@@ -1,4 +1,4 @@
-"""The journal of runs: read back while a run goes on, after it was killed, and by whoever continues it."""
+"""The journal of runs: read during a run, after it was killed, and by the attempt that continues it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_run_is_alive_as_long_as_its_process_and_its_journal_survives(start: S
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert journal.is_alive(journal.read("a1")) is False
-    assert journal.read("a1").status == "running", "nobody was left to say how it ended"
+    assert journal.read("a1").status == "running", "no process was left to record the end"
     assert journal.stages("a1")["sft"].key_parts == {"seed": 1}
     assert (journal.progress("a1")["sft"].done, journal.progress("a1")["sft"].total) == (3, 10)
 

@@ -1,4 +1,4 @@
-"""A failed allocation is told from other failures, whoever's allocator it was."""
+"""A failed allocation is distinguished from other failures, for every allocator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests to our own servers on loopback take no proxy, and a proxy that is gone is named.
+"""Requests to our own servers on loopback take no proxy, and a dead proxy is named.
 
-Which addresses a client sends to the proxy, the client itself decides: the test asks urllib, httpx and requests, as they
-are installed, and counts what reaches a proxy that records.
+Clients decide themselves which addresses use the proxy: the test sends requests with the installed urllib, httpx and
+requests, and counts those that reach a recording proxy.
 """
 
 from __future__ import annotations

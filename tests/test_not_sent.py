@@ -1,7 +1,7 @@
-"""What a user's variables forbid to send is not sent, by any process.
+"""No process sends data that the user's variables forbid to send.
 
-The variables are those of the libraries' own documentation. Whether something was sent, servers on loopback count, in whose
-place W&B's and the Hub's stand.
+The variables are those of the libraries' own documentation. Servers on loopback, in place of
+W&B's and the Hub's, count the requests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_every_started_process_inherits_the_variables_that_forbid_sending(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of the run host, and so of Ray's daemons and actors; of actors' own variables; of the user's code and trackers, which
-    have what ``inherited`` says; of Prefect's server, worker and the flows that it starts."""
+    have those of ``inherited``; of Prefect's server, worker and the flows that it starts."""
     value = FORBIDDING[name]
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
     monkeypatch.setenv(name, value)
@@ -77,7 +77,7 @@ def test_every_started_process_inherits_the_variables_that_forbid_sending(
 def test_only_named_repositories_are_requested_from_the_hub_and_none_offline(
     variables: dict[str, str], requests: list[str], tmp_path: Path
 ) -> None:
-    """Unless somebody forbids to track, the Hub's client also fetches a list of agents, `/api/agent-harnesses`."""
+    """Unless tracking is forbidden, the Hub's client also fetches a list of agents, `/api/agent-harnesses`."""
     with answering(404) as (port, paths):
         place = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", FIND]
@@ -104,7 +104,7 @@ def test_only_named_repositories_are_requested_from_the_hub_and_none_offline(
 def test_the_users_environment_overrides_the_recipe_in_sending_to_wandb(
     variables: dict[str, str], recorded: bool, tmp_path: Path
 ) -> None:
-    """The last case, where nothing forbids it, shows that the server would have been asked."""
+    """The last case, where nothing forbids it, shows that the server would get requests."""
     place = WandbPlace(tmp_path)
     with answering(404) as (port, paths):
         server = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": "0123456789" * 4}

@@ -1,4 +1,4 @@
-"""Plug-ins: modules of a folder of ours and what installed distributions offer, found by one mechanism."""
+"""Plug-ins: modules of a folder of ours and entry points of installed distributions, found by one mechanism."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def install(tmp_path: Path) -> Iterator[Install]:
-    """``install(name, offers, files)``: what is found afterwards includes the distribution."""
+    """``install(name, offers, files)``: later lookups include the distribution."""
     site = tmp_path / "site"
     distribution(site, "ours", {}, {"our_things/__init__.py": "", "our_things/old_hat.py": "THING = 'felt'"})
 

@@ -1,4 +1,4 @@
-"""Text of models and data obeys nobody: no terminal, no Markdown, wherever it is shown.
+"""Text of models and data never controls a terminal or Markdown, wherever it is shown.
 
 The characters are those of ECMA-48 (C0 and C1 controls), and the Unicode marks of writing direction of "Trojan Source" (Boucher
 and Anderson 2021).
@@ -27,7 +27,7 @@ SHOWN = "a�[31mb�2Jc�d�e�f�g�h�i�j�k"
 
 
 def test_every_control_character_and_every_mark_of_direction_is_shown_as_such() -> None:
-    """By Unicode's categories: Cc but for tab and end of line, Zl, Zp, Cs, and what has a bidirectional control class."""
+    """By Unicode's categories: Cc except tab and end of line, Zl, Zp, Cs, and characters of a bidirectional control class."""
     controls = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     marks = {"\u061c", "\u200e", "\u200f"}
     for code in range(0x11000):
@@ -69,7 +69,7 @@ def test_lines_of_a_run_and_json_are_safe_and_json_loses_nothing(
 
 def test_samples_and_chat_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_text(HOSTILE) == SHOWN
-    assert chat._print_answer(iter([HOSTILE]), quiet=False) == HOSTILE, "the history has what the model said"
+    assert chat._print_answer(iter([HOSTILE]), quiet=False) == HOSTILE, "the history has the model's text"
     assert capsys.readouterr().out == f"{SHOWN}\n"
 
 

@@ -1,4 +1,4 @@
-"""What maintainers are told: the files about the project name targets, versions and folders that exist."""
+"""Files for maintainers: they name only targets, versions and folders that exist."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ ORDER = (
     ("artifacts",),
     ("",),
 )
-"""From the top of the house down. A module may import from its own room, from rooms beside it, and from those below; the last
+"""From top to bottom. A module may import from its own room, from rooms beside it, and from those below; the last
 are the modules of ``alignment_core`` itself."""
 
 

@@ -1,4 +1,4 @@
-"""What of Python source counts: what it computes, and not how it is written."""
+"""Digests of Python source depend on its computation, and not on its form."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_a_long_chain_of_elif_has_a_digest():
 
 
 def test_garbage_collection_lets_no_other_thread_into_the_middle_of_parsing():
-    """Python 3.11 counts the depth of what it parses in one place for all threads."""
+    """Python 3.11 has a single counter of parsing depth for all threads."""
     source = Path(source_code.__file__).read_bytes()
     stop = threading.Event()
 
     def parse_all_the_time() -> None:
         while not stop.is_set():
-            with suppress(SystemError):  # what a library's own parsing may meet is not ours to mend
+            with suppress(SystemError):  # parsing within libraries is outside our control
                 ast.parse("x = [1, (2, [3])]")
 
     def give_way(*_: object) -> None:
@@ -109,7 +109,7 @@ RAISES = 'def f(x):\n    if x:\n        raise ValueError(f"{x} is wrong")\n    l
         (('log.info("fine")', 'log.warning("%s", x)'), True),
         (("raise ValueError", "raise TypeError"), False),
         (('f"{x} is wrong"', "x"), False),
-        (('f"{x} is wrong"', '"timeout"'), False),  # a word may be what somebody asks for
+        (('f"{x} is wrong"', '"timeout"'), False),  # a word may be an attribute's name
         (('f"{x} is wrong"', 'f"{(y := x)} is wrong"'), False),
         (('log.info("fine")', 'x.info("fine")'), False),
     ],

@@ -82,7 +82,7 @@ def is_whole(store: Store, reference: Reference) -> bool:
 
 @pytest.fixture
 def in_children() -> Callable[..., list[int]]:
-    """``in_children(work, …)`` runs every function in its own forked process, at once; their exit codes."""
+    """``in_children(work, …)`` runs every function in its own forked process, concurrently; returns their exit codes."""
 
     def run(*works: Callable[[], object]) -> list[int]:
         return [ended(child) for child in [in_child(work) for work in works]]

@@ -168,7 +168,7 @@ def test_a_damaged_manifest_or_record_is_healed_too(store, write, draft, damage)
         damage(store.backend.root / path)
         assert store.records.find(KEY) is None
         with pytest.raises(Corrupt):
-            collect(store, delete=True, older_than=-1)  # deletes nothing while it cannot tell what is needed
+            collect(store, delete=True, older_than=-1)  # deletes nothing while the needed objects are unknown
         assert store.publish(directory, "model", draft()) == model
         assert store.records.find(KEY).output == model
         assert store.verify(model) == []

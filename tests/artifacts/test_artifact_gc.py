@@ -1,4 +1,4 @@
-"""Garbage collection: what stays, what goes, and that it may run beside publishers and readers."""
+"""Garbage collection: which objects it deletes, and that it may run beside publishers and readers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_nothing_in_flight_goes_however_young_the_collector_may_take_things(stor
                 folder.mkdir()
                 (folder / "weights").write_text(name)
             published = store.publish_outputs(outputs, draft())
-            assert (progress / "step-1").exists(), "its stage has not said that it is done"
+            assert (progress / "step-1").exists(), "its stage has not finished"
         assert (store.fetch(published["best"]) / "weights").read_text() == "best"
     assert len(collections) > 8
     assert store.records.find(KEY).outputs == published

@@ -1,4 +1,4 @@
-"""References and manifests: what names an artifact, and what may stand in it."""
+"""References and manifests: valid names and contents."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_outputs_of_the_same_bytes_are_one_artifact_under_two_names(store, outpu
     assert collect(store, delete=True, older_than=-1).garbage == ()
 
     other = store.publish(outputs["best"][0], "critic")
-    assert other.digest != published["best"].digest, "the kind is part of what an artifact is"
+    assert other.digest != published["best"].digest, "the kind is part of an artifact's identity"
     assert store.manifest(other).files == store.manifest(published["best"]).files
 
 
@@ -174,7 +174,7 @@ def test_lineage_names_the_output_that_was_used(store, outputs, draft, write):
 
         down = text_tree(graph.down(start))
         assert [f"output {name}, seed" in down for name in published] == [True] * 3
-        assert down.count("code unknown") == 2, "what is known of a stage is told once, not once for each output"
+        assert down.count("code unknown") == 2, "a stage is described once, not once for each output"
 
 
 # ------------------------------------------------------------------ records of earlier versions

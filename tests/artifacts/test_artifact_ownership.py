@@ -1,4 +1,4 @@
-"""What code is read from was written by this user or by root: progress and Prefect's results."""
+"""Files that may contain code (progress, Prefect's results) are read only if this user or root wrote them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_files_of_another_user_are_not_read(store, monkeypatch):
         check_ours(theirs)
     os.chown(theirs, 4242, 4242)
     with store.workspace.claim(KEY) as own:
-        assert own == theirs.with_name(f"{KEY}-0"), "it is left alone, and locks nobody out"
+        assert own == theirs.with_name(f"{KEY}-0"), "it is left alone, and blocks no other user"
         assert not (own / "state").exists()
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     assert make_private(theirs) == check_ours(theirs) == theirs
@@ -82,7 +82,7 @@ def test_root_squashed_to_nobody_trusts_its_own_files(store, monkeypatch):
 
 @AS_ROOT
 def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monkeypatch, in_children, request):
-    place = tempfile.TemporaryDirectory()  # pytest closes its own to others
+    place = tempfile.TemporaryDirectory()  # pytest's own folders are private
     request.addfinalizer(place.cleanup)
     home = Path(place.name)
     monkeypatch.setenv("ALIGN_HOME", place.name)
@@ -183,7 +183,7 @@ def test_users_of_a_group_share_a_folder_of_the_group(in_children, request, monk
         with pytest.raises(EnvironmentFault, match="permission denied; give this user read and write access"):
             open_store(folder)
 
-    assert in_children(open_without_access) == [0], "who may not write is told so"
+    assert in_children(open_without_access) == [0], "a user without write access gets an error"
 
 
 def test_a_new_home_is_private_and_an_existing_home_keeps_its_mode(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Promotion and rollback: who may move a tag, and where a tag goes back to, again and again."""
+"""Promotion and rollback: conditions for moving a tag, and the target of repeated rollbacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def moved(store, models):
 
 
 def names(store, models) -> str:
-    """What the tag named, move by move."""
+    """The artifacts that the tag pointed to, move by move."""
     by_reference = {reference: name for name, reference in models.items()}
     return "".join(by_reference[move.to] for move in store.tags.history(TAG))
 
@@ -107,6 +107,6 @@ def test_concurrent_rollbacks_append_a_linear_history(store, models, moved, in_c
 
     codes = in_children(*[lambda: rollback(store, TAG)] * 4)
     history = store.tags.history(TAG)
-    assert names(store, models) in ("ABCB", "ABCBA")  # a later one may find the first one done, and goes on from there
+    assert names(store, models) in ("ABCB", "ABCBA")  # a later rollback may start from the result of the first
     assert [move.number for move in history] == list(range(1, len(history) + 1))
     assert codes.count(0) == len(history) - 3

@@ -1,4 +1,4 @@
-"""Retention: which bytes go, what stays known of them, and that neither a crash nor a second process breaks anything."""
+"""Retention: which bytes are deleted, which metadata stays, and robustness to crashes and concurrent processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rerunning_the_stage_of_pruned_rollouts_restores_them(store, write, draf
     with caplog.at_level("INFO"):
         assert store.records.find(KEY) is None
     assert f"{rollouts.short} was pruned" in caplog.text
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]  # it went on purpose
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]  # it was pruned on purpose
     assert store.publish(write("rollouts", ROWS), "rollouts", draft()) == rollouts
     assert not store.is_pruned(rollouts)
     assert store.records.find(KEY).output == rollouts
@@ -128,7 +128,7 @@ def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rol
         pass  # the stage's turn has not come again yet
     monkeypatch.setattr("time.time", lambda now=time.time: now() + 8 * 86400)
     assert prune(store, 7, 7, delete=True, used={OTHER_KEY, str(rollouts)}) == []
-    assert {garbage.what for garbage in prune(store, 7, 7)} == {"progress"}, "the store has a clock of its own"
+    assert {garbage.what for garbage in prune(store, 7, 7)} == {"progress"}, "ages are measured by the store's clock"
 
 
 # ------------------------------------------------------------------ crashes and other processes
@@ -219,7 +219,7 @@ def test_concurrent_pruners_delete_nothing_that_a_publisher_returned(store, writ
 
 
 def test_a_user_of_rollouts_and_a_pruner_see_each_other(store, rollouts, monkeypatch):
-    # The pruner marks first and looks at the time then; here a run finds the artifact between these two steps.
+    # The pruner marks first and checks the time afterwards; here a run finds the artifact between these steps.
     stat, path = store.backend.stat, manifest_path(rollouts.digest)
 
     def found_meanwhile(requested):
@@ -230,4 +230,4 @@ def test_a_user_of_rollouts_and_a_pruner_see_each_other(store, rollouts, monkeyp
 
     monkeypatch.setattr(store.backend, "stat", found_meanwhile)
     prune(store, None, 1, delete=True)
-    assert is_whole(store, rollouts)  # and the pruner sees that somebody wanted it
+    assert is_whole(store, rollouts)  # and the pruner sees the new use

@@ -1,4 +1,4 @@
-"""The store in peace: publish, fetch, find, resolve, tags, progress, scratch, and what is refused at the door."""
+"""The store without faults: publish, fetch, find, resolve, tags, progress, scratch, and refused input."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_resolve_takes_references_prefixes_and_tags(store, write):
     for text in (f"dataset@sha256:{model.digest[:6]}", "0000", "policy/staging", "abc", str(Reference("x", "0" * 64))):
         with pytest.raises(NotFound):
             store.resolve(text)
-    with pytest.raises(NotFound, match="policy/production"):  # says which tags there are
+    with pytest.raises(NotFound, match="policy/production"):  # lists the existing tags
         store.resolve("policy/produktion")
 
 
@@ -195,7 +195,7 @@ def test_a_key_has_a_single_claimant_and_the_next_finds_the_result(store, write,
     with (
         store.workspace.claim(KEY, claimant="run 12345678 (nightly)") as progress,
         store.workspace.claim(OTHER_KEY),
-    ):  # another key waits for nobody
+    ):  # another key does not wait
         other = threading.Thread(target=second)
         other.start()
         while not waited:
@@ -277,7 +277,7 @@ def test_writes_into_the_cache_do_not_reach_the_store(store, write):
     reference = store.publish(write("d"), "model")
     for path in store.fetch(reference).rglob("*"):
         with contextlib.suppress(PermissionError, IsADirectoryError), path.open("r+b") as file:
-            file.write(b"!")  # root's own bug: a mode keeps nobody else from it, but not root
+            file.write(b"!")  # as by a bug in a process of root, whom no file mode stops
     assert store.verify(reference) == []
     assert (store.fetch(reference) / "config.json").read_text() == "{}"
 

@@ -290,11 +290,11 @@ def test_a_lost_answer_is_found_out_by_reading(bucket: str, tmp_path: Path, monk
         answer = make_call(client, name, request)
         if name in ("PutObject", "CompleteMultipartUpload") and not lost:
             lost.append(name)
-            return make_call(client, name, request)  # as a client does that heard nothing
+            return make_call(client, name, request)  # as a client that got no answer
         return answer
 
     monkeypatch.setattr(type(backend.requests.client), "_make_api_call", loses_the_first_answer)
-    assert backend.put("one", b"1"), "the second try found what the first one had put"
+    assert backend.put("one", b"1"), "the second try found the object of the first"
     lost.clear()
     version = backend.stat("one")
     assert version is not None

@@ -1,4 +1,4 @@
-"""The cache of a store elsewhere: bounded, what was used longest ago goes first, what is in use stays."""
+"""The cache of a remote store: bounded, evicts the least recently used artifact, and keeps artifacts in use."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_cache_evicts_the_least_recently_used_artifact(
     os.utime(remote.cache.folder(second.digest), (1e9, 1e9))
     assert (remote.fetch(third) / "weights").is_file()
     assert cached() == {first.digest, third.digest}
-    assert (remote.fetch(second) / "weights").is_file(), "it is fetched again when it is wanted"
+    assert (remote.fetch(second) / "weights").is_file(), "it is fetched again on use"
 
 
 def test_held_artifacts_are_not_evicted_and_a_killed_process_holds_none(
@@ -73,7 +73,7 @@ def test_held_artifacts_are_not_evicted_and_a_killed_process_holds_none(
     with ExitStack() as stage:
         remote.fetch(first, stage)
         assert ended(in_child(lambda: open_store(remote.uri).fetch(second))) == 0
-        assert cached() == {first.digest, second.digest}, "the bound gives way to what is in use"
+        assert cached() == {first.digest, second.digest}, "artifacts in use may exceed the bound"
 
         def holds_and_dies() -> None:
             remote.fetch(second, ExitStack())
@@ -118,7 +118,7 @@ def test_published_outputs_are_cached_for_the_next_stage(remote: Store, monkeypa
 
 
 def test_a_publisher_keeps_its_own_files(remote: Store, tmp_path: Path) -> None:
-    """What was not made in a temporary folder of the store belongs to somebody."""
+    """A folder outside the store's temporary folders belongs to the user."""
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "weights").write_bytes(b"weights")

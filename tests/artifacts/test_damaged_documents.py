@@ -1,4 +1,4 @@
-"""A damaged document in a store ends in one sentence: which file it is, what is wrong with it, and the cure."""
+"""A damaged document in a store is reported in a sentence: the file, the problem and the fix."""
 
 from __future__ import annotations
 

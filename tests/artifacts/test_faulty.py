@@ -1,4 +1,4 @@
-"""The proxy of the fault tests does what its rule says, and nothing to what the rule leaves alone."""
+"""The proxy of the fault tests applies its rule, and passes on other requests unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BODY = bytes(range(256)) * 4096
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Answers PUT with the length of what came, GET with ``BODY``: chunked below /chunked."""
+    """Answers PUT with the length of the received body, GET with ``BODY``: chunked below /chunked."""
 
     protocol_version = "HTTP/1.1"
     done: list[tuple[str, int]] = []
@@ -117,7 +117,7 @@ def test_each_fault_does_what_its_name_says(echo: str) -> None:
             meets(Fault(cut_request=1234), "PUT", BODY)
         assert proxy.requests[-1].up == 1234
         assert meets(None, "PUT", BODY) == (200, b"")
-        assert len(Echo.done) == 2, "what was cut was not done"
+        assert len(Echo.done) == 2, "an interrupted request had no effect"
 
 
 def test_a_random_schedule_is_the_same_for_the_same_seed() -> None:

@@ -1,6 +1,6 @@
-"""Users of a group share a folder (``chmod g+ws``), whatever the umask of each: real users, each in a process of its own.
+"""Users of a group share a folder (``chmod g+ws``) with any umask: real users, each in a separate process.
 
-What is right comes from POSIX: who is in the group of a directory may list and enter it and write into it if it has the
+The expected results come from POSIX: a member of a directory's group may list, enter and write into it if it has the
 group's bits r, w and x (mode 0070), and reads a file that has the group's bit r (0040).
 """
 
@@ -29,7 +29,7 @@ InChildren = Callable[..., list[int]]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """An empty folder that was given to the team. (pytest closes its own to other users.)"""
+    """An empty folder that was given to the team. (pytest's own folders are private.)"""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         folder = Path(place) / "store"
@@ -41,7 +41,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def user(folder: Path) -> As:
-    """``user(BOB, umask, work)`` is ``work`` with the folder, done by a member of the team with a home of their own."""
+    """``user(BOB, umask, work)`` is ``work`` with the folder, done by a member of the team with a separate home."""
 
     def of(number: int, umask: int, work: Callable[[Path], object]) -> Callable[[], None]:
         home = folder.parent / f"home-{number}"
@@ -84,7 +84,7 @@ def use_all(folder: Path) -> None:
 
 
 def closed_paths(folder: Path) -> list[Path]:
-    """All that the team cannot use, but for what is meant for one user: scratch space, checkpoints, read-only copies."""
+    """All paths closed to the team, except those meant for a single user: scratch space, checkpoints, read-only copies."""
     own = ("cache", "progress", "tmp")
     paths = [
         path for path in folder.rglob("*") if path.relative_to(folder).parts[0] not in own or path.parent == folder
@@ -157,7 +157,7 @@ def test_closed_folders_are_named_by_doctor_and_opened_by_the_owners_next_comman
         assert align_here(Path(os.environ["ALIGN_HOME"]), "store", "doctor", "--store", str(folder)).returncode == 0
 
     assert in_children(user(ALICE, 0o077, mends)) == [0]
-    assert closed_paths(folder) == [], "doctor looks at every file, too"
+    assert closed_paths(folder) == [], "doctor checks every file"
     assert in_children(user(BOB, 0o022, use_all)) == [0]
 
 
@@ -205,7 +205,7 @@ def test_a_private_store_stays_closed(tmp_path: Path) -> None:
 def test_a_stage_that_one_user_interrupted_can_be_run_by_another(
     folder: Path, user: As, in_children: InChildren
 ) -> None:
-    """The checkpoints of each are private, for they may be pickles: each goes on from their own."""
+    """Checkpoints are private, as they may be pickles: each user continues from their own."""
     key = digest_of("stage")
 
     def interrupted(word: str) -> Callable[[Path], None]:
@@ -250,7 +250,7 @@ def test_a_stage_that_one_user_interrupted_can_be_run_by_another(
 def test_a_link_in_the_store_never_opens_its_target_to_the_group(
     folder: Path, user: As, in_children: InChildren
 ) -> None:
-    """A member of the group may put a link anywhere in the store; who opens the store must not open its target to others."""
+    """A member of the group may put a link anywhere in the store; opening the store must not open its target to others."""
     assert in_children(user(ALICE, 0o077, publish("one"))) == [0]
     private = folder.parent / "home-4242" / "private"
 

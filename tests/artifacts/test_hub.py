@@ -1,4 +1,4 @@
-"""A store on the Hub: few commits, one winner whatever is lost, refusals as sentences, and machines that share nothing else."""
+"""A store on the Hub: few commits, a single winner despite lost answers, clear errors, machines that share only the store."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_lost_answer_is_found_out_when_others_have_gone_on(
     api = HfApi(endpoint=hub_server.url)
 
     def others_follow(repo: HubRepo, lines: bytes) -> None:
-        """The request reaches the Hub or not, nobody hears of it, and others commit the very bytes, or delete them."""
+        """The request reaches the Hub or not, its answer is lost, and others commit the same bytes, or delete them."""
         if not next(turns, None):
             return commit(repo, lines)
         if exists:
@@ -262,7 +262,7 @@ def test_machines_share_a_store_on_the_hub_and_nothing_else(
     assert {file.name: file.read_bytes() for file in fetched.iterdir()} == {
         file.name: file.read_bytes() for file in source.iterdir()
     }
-    assert not (tmp_path / "huggingface").exists(), "nothing lies outside ALIGN_HOME"
+    assert not (tmp_path / "huggingface").exists(), "nothing is written outside ALIGN_HOME"
 
 
 def test_unreferenced_objects_are_collected_once_their_publisher_has_ended(

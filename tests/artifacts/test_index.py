@@ -1,4 +1,4 @@
-"""The index: whatever becomes of its file, and whoever else writes into it or into the store, answers are the store's."""
+"""The index: its answers equal the store's, even if its file is damaged or others write into it or the store."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Store:
 
 
 def answers_of_index(store: Store) -> Any:
-    """What the index answers."""
+    """The answers of the index."""
     manifests, moves = list(store.artifacts()), {name: store.tags.history(name) for name in store.tags.all()}
     answers = (list(store.records.all()), manifests, store.summaries(), store.tags.all(), moves)
     references = {manifest.reference for manifest in manifests}
@@ -206,7 +206,7 @@ def test_a_damaged_index_file_loses_nothing(
     assert answers_of_index(folder) == expected == read(folder)
     assert answers_of_index(folder) == expected
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
-    with sqlite3.connect(folder.index.path) as db:  # it was made anew
+    with sqlite3.connect(folder.index.path) as db:  # it was rebuilt
         assert db.execute("PRAGMA user_version").fetchone() == (VERSION,)
     db.close()
 

@@ -66,7 +66,7 @@ def test_a_zombie_process_holds_no_lease(store: Store) -> None:
 def test_a_machine_that_lost_its_home_and_has_another_name_is_still_known(
     store: Store, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new container's, say: what tells is the kernel, not a file below ALIGN_HOME and not the host's name."""
+    """Such as a new container's: identity comes from the kernel, not from a file below ALIGN_HOME or the host name."""
     lease = store.leases.acquire(PATH)
     assert lease is not None
     monkeypatch.setenv("ALIGN_HOME", str(home / "another"))
@@ -225,7 +225,7 @@ def test_a_publisher_waits_for_a_live_collector_and_not_for_a_dead_one(store: St
             assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(0.2)
-        assert os.waitpid(publisher, os.WNOHANG) == (0, 0), "it has said what it needs, and waits"
+        assert os.waitpid(publisher, os.WNOHANG) == (0, 0), "it has announced the objects that it needs, and waits"
     assert ended(publisher) == 0
     assert store.verify(reference) == []
 

@@ -1,6 +1,6 @@
 """A store that a user may only read: on a file system that is mounted read-only, as another user, and on a server.
 
-What is right: whatever only reads gives the same answer as with a store that one may write into.
+Expected: operations that only read give the same answers as with a writable store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def artifact(store: Store, write: Callable[..., Path]) -> Reference:
 
 @pytest.fixture
 def read_only(store: Store, artifact: Reference, tmp_path: Path) -> Iterator[Path]:
-    """The store of ``made``, mounted where nobody, root included, may write."""
+    """The store of ``made``, mounted read-only, even for root."""
     folder = tmp_path / "mounted"
     folder.mkdir()
     mounts = [["mount", "--bind", store.uri, str(folder)], ["mount", "-o", "remount,ro,bind", str(folder)]]
@@ -111,7 +111,7 @@ def test_artifacts_of_a_read_only_store_are_fetched_into_the_readers_home(
 def test_another_user_with_read_access_pulls_into_their_own_store(
     write: Callable[..., Path], in_children: Callable[..., list[int]]
 ) -> None:
-    with tempfile.TemporaryDirectory() as place:  # pytest closes its own to other users
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are private
         Path(place).chmod(0o755)
         before = os.umask(0o022)
         store = open_store(Path(place) / "theirs")

@@ -162,7 +162,7 @@ def test_a_release_whose_answer_is_lost_leaves_the_lease_of_the_next_holder(
             return None
         if next(deletions) == 0:
             return Fault(lost=True)
-        taken.append(Leases(other).acquire("leases/one"))  # before the second try comes to the server
+        taken.append(Leases(other).acquire("leases/one"))  # before the second try reaches the server
         return None
 
     lease = Leases(backend).acquire("leases/one")

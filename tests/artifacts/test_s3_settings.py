@@ -80,7 +80,7 @@ def test_every_upload_is_encrypted_as_the_environment_sets(
     algorithm: str | None,
     key: str | None,
 ) -> None:
-    """The server tells of each object how it is encrypted, which is what the request for its upload said."""
+    """The server reports each object's encryption, as requested at its upload."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     large = tmp_path / "large"
@@ -96,7 +96,7 @@ def test_every_upload_is_encrypted_as_the_environment_sets(
         head = plain.head_object(Bucket=bucket, Key=f"{tmp_path.name}/{name}")
         expected = (
             (algorithm, key) if algorithm else (head.get("ServerSideEncryption"), None)
-        )  # what the bucket decides
+        )  # the default of the bucket
         assert (head.get("ServerSideEncryption"), head.get("SSEKMSKeyId")) == expected, name
     assert backend.read("uses/small") == b"2"
     assert b"".join(backend.stream("blobs/large")) == large.read_bytes()
@@ -156,7 +156,7 @@ def test_an_error_has_the_servers_code_and_reason_beside_the_cure(
 
 
 def test_the_s3_server_of_the_tests_listens_on_loopback_alone(s3_server: S3Server) -> None:
-    """Its credentials are known to everybody, and it writes what it is sent to the disk."""
+    """Its credentials are public, and it writes uploads to the disk."""
     assert s3_server.process is not None
     process = psutil.Process(s3_server.process.pid)
     sockets = [

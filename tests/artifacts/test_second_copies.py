@@ -1,6 +1,6 @@
-"""The room of a model in a store in a folder: links to files that nobody may write into, or copies that can be freed.
+"""The space of a model in a folder store: links to read-only files, or copies that can be freed.
 
-The bytes on the disk are those that ``du`` counts: each inode once.
+Bytes on the disk are counted as by ``du``: each inode once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALICE = 4242
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of another user, on a file system without reflinks. (pytest closes its own to other users.)"""
+    """A folder of another user, on a file system without reflinks. (pytest's own folders are private.)"""
     monkeypatch.setattr("alignment_core.artifacts.folder._FICLONE", 0)  # a call that no file system knows
     with tempfile.TemporaryDirectory() as place:
         os.chown(place, ALICE, ALICE)
@@ -100,9 +100,7 @@ def test_root_gets_a_copy_of_a_linked_file_so_that_no_write_reaches_the_store(
         assert fetched.stat().st_nlink == 1
         fetched.write_bytes(b"of a careless process")
     assert store.verify(references[0]) == []
-    assert (store.fetch(references[0]) / "model.safetensors").read_bytes() == b"w" * SIZE, (
-        "what was changed is replaced"
-    )
+    assert (store.fetch(references[0]) / "model.safetensors").read_bytes() == b"w" * SIZE, "changed files are replaced"
 
 
 @AS_ROOT

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 @pytest.fixture
 def proxy(bucket: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
-    """The server of the bucket, behind something that counts what it is asked."""
+    """The server of the bucket, behind a proxy that counts requests."""
     with Faulty(s3_server.url) as counting:
         monkeypatch.setenv("AWS_ENDPOINT_URL", counting.url)
         yield counting

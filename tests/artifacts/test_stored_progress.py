@@ -1,4 +1,4 @@
-"""In-stage progress in the store: what counts goes there, whoever goes on gets it, and no stranger's pickle is read."""
+"""In-stage progress in the store: complete checkpoints are stored and resumed from, and no other user's pickle is read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_pickle_is_sent(machine: Machine) -> None:
 
 
 def test_a_snapshot_that_lists_a_pickle_is_not_taken(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody who may write into the store made it."""
+    """Written by a user with write access to the store."""
     store, folder = machine("one")
     checkpoint(folder, 10)
     evil = folder / "step-00000010" / "state" / "weights.safetensors"
@@ -98,7 +98,7 @@ def test_a_returning_machine_pulls_newer_progress_and_keeps_its_local_files(
     StoredProgress(store, KEY).push(folder)
     (folder / "look-10.json").write_text("{}")
     StoredProgress(store, KEY).pull(folder)
-    assert "look-10.json" in contents(folder), "nobody pushed since: this is the newest there is"
+    assert "look-10.json" in contents(folder), "there was no push since: this is the newest"
     there, theirs = machine("two")
     other = StoredProgress(there, KEY)
     other.pull(theirs)

@@ -29,7 +29,7 @@ def target(bucket: str, tmp_path: Path, home: Path) -> Store:
 
 @pytest.fixture
 def references(store: Store, write: Callable[..., Path]) -> dict[str, Reference]:
-    """A data set, a model that was trained on it, and what reinforcement learning made of that: a policy and trajectories."""
+    """A data set, a model trained on it, and the results of reinforcement learning: a policy and trajectories."""
 
     def draft(stage: str, **inputs: Reference) -> ProvenanceDraft:
         return ProvenanceDraft(key=KEYS[stage], stage=stage, label=stage, inputs=inputs)

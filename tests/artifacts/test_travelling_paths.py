@@ -26,7 +26,7 @@ def shared(home: Path, bucket: str, tmp_path: Path) -> Store:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Elsewhere:
-    """``elsewhere("code", value)``: what the code makes of the value ``given``, on a machine with another ALIGN_HOME."""
+    """``elsewhere("code", value)``: the code's ``result`` for the value ``given``, on a machine with another ALIGN_HOME."""
 
     def run(code: str, given: object) -> object:
         script = (

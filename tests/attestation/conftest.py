@@ -94,7 +94,7 @@ def hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 @pytest.fixture
 def hub(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> HubServer:
-    """A Hub that the client of this process talks to; tests take a repository of their own in it."""
+    """A Hub that this process's client uses; tests use separate repositories."""
     use(hub_server, monkeypatch)
     hub_server.fail("nothing", "503")
     return hub_server
@@ -102,5 +102,5 @@ def hub(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> HubServer:
 
 @pytest.fixture
 def repo(hub: HubServer, tmp_path: Path) -> str:
-    """The name of a repository that nobody else has."""
+    """The name of a repository that no other test uses."""
     return f"{ORGANISATION}/{tmp_path.name[:40].strip('-.')}"

@@ -1,4 +1,4 @@
-"""Provenance and bill of materials: what they say, that other tools take them, and where they lie."""
+"""Provenance and bill of materials: their content, validation by other tools, and where they are stored."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_data_set_and_an_import_have_bills_that_fit_the_schema(store, referenc
     for reference in (references["data"], imported):
         documents = attestations(store, reference)
         assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(documents[BOM].decode()) is None
-        assert (PROVENANCE in documents) is (reference == references["data"]), "nobody knows how an import was made"
+        assert (PROVENANCE in documents) is (reference == references["data"]), "the origin of an import is unknown"
 
 
 def test_attestations_do_not_depend_on_the_time(store, references, monkeypatch):

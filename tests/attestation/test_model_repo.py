@@ -1,4 +1,4 @@
-"""A repository on the Hub holds what was published, all of it in one commit, whoever dies, loses an answer or comes between."""
+"""A repository on the Hub gets a publication in a single commit, despite deaths, lost answers and concurrent commits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignment_core.errors import Conflict, EnvironmentFault, InfrastructureErro
 from tests.attestation.hub import use
 from tests.servers.hub import READER
 
-LARGE = b"\0" * 4096  # what the Hub keeps apart
+LARGE = b"\0" * 4096  # the Hub stores large files separately
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_same_again_makes_no_commit(hub, repo, weights):
 
 def test_a_new_version_uploads_changed_files_and_deletes_removed_ones(hub, repo, weights, tmp_path):
     publish(repo, {"model.safetensors": weights, "config.json": b"1", "old.json": b"{}"}, "one")
-    hub.fail("PUT /lfs", "400", 100)  # whoever sends the weights again fails
+    hub.fail("PUT /lfs", "400", 100)  # uploading the weights again fails
     done = publish(repo, {"model.safetensors": weights, "config.json": b"2"}, "two")
     assert content(repo) == {"model.safetensors", "config.json"}
     assert content(repo, "one") == {"model.safetensors", "config.json", "old.json"}

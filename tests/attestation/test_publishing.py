@@ -1,4 +1,4 @@
-"""What is published is an ordinary repository: others load it by its name, and its page says where it comes from."""
+"""A publication is an ordinary repository: others load it by name, and its model card documents its origin."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_same_artifact_again_makes_no_commit_and_an_edited_page_is_a_new_ver
     assert publish(store, references["sft"], f"hf://{repo}").new
     assert not publish(store, references["sft"], f"hf://{repo}").new
     attest(store, references["sft"])
-    assert publish(store, references["sft"], f"hf://{repo}").new, "what vouches for it came later"
+    assert publish(store, references["sft"], f"hf://{repo}").new, "the attestations are newer"
     assert publish(store, references["base"], f"hf://{repo}").new
     tags = {tag.name for tag in HfApi().list_repo_refs(repo).tags}
     assert tags == {tag_of(references["sft"]), tag_of(references["base"])}

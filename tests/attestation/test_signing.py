@@ -115,7 +115,7 @@ def test_the_commands_sign_attest_and_verify_with_exit_codes(store, references, 
     assert checked("--public-key", str(other), code=1) == "wrong key"
     monkeypatch.setenv(PUBLIC, str(public))
     assert checked(code=0) == "valid"
-    assert "signature" not in align("artifacts", "verify"), "most artifacts are signed by nobody"
+    assert "signature" not in align("artifacts", "verify"), "most artifacts are unsigned"
     align("artifacts", "attest", reference, "-o", str(tmp_path / "out"))
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         "bom.cdx.json",

@@ -28,7 +28,7 @@ CPU = {
 
 
 def main() -> int:
-    """Run each part in a process of its own; the exit code is that of the first that failed."""
+    """Run each part in a separate process; the exit code is that of the first failure."""
     wanted = sys.argv[1:] or list(PARTS)
     for part in wanted:
         if part == "peers" and not sys.argv[1:] and find_spec("trl") is None:

@@ -1,4 +1,4 @@
-"""The quickstart with everything cached, in a folder and in S3 behind 20 ms for each request: what the distance costs."""
+"""The quickstart with everything cached, in a folder and in S3 with 20 ms per request: the cost of latency."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = 4
 
 
 def run(store: str) -> dict[str, float]:
-    """Seconds of the command, and processor seconds of it and of what it waits for."""
+    """Seconds of the command, and processor seconds including its children."""
     began, before = time.monotonic(), os.times()
     command = [sys.executable, "-m", "alignment.flows.cli.main", "run", str(RECIPE), "--store", store]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -43,7 +43,7 @@ def copy(here: str, there: str) -> None:
 
 
 def main() -> None:
-    """In turn, so that both have the same share of what else runs; the first runs, which fill caches, do not count.
+    """In turn, so that other load affects both equally; the first runs, which fill caches, do not count.
 
     With ``BENCH_STORE``, a folder store in which the quickstart has run, it does not run first.
     """

@@ -21,7 +21,7 @@ TIMES = 5
 def main() -> None:
     """Seconds of the fastest of five, in turns. Ours hash all bytes on both ways; theirs on the way up, as LFS wants it.
 
-    In the current folder, whose file system has to keep what the server is given before it answers.
+    In the current folder, whose file system has to persist uploads before the server answers.
     """
     with tempfile.TemporaryDirectory(prefix="bench-", dir=".") as place:
         sys.exit(ended(in_child(lambda: measure(Path(place).resolve()))))  # which leaves nothing in its ALIGN_HOME

@@ -1,4 +1,4 @@
-"""What a store of 10,000 artifacts takes to list and to follow, with its index, in a folder and in S3."""
+"""Time to list and traverse a store of 10,000 artifacts with its index, in a folder and in S3."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROUND = {
     "report": ("report", ("evaluation",)),
     "card": ("card", ("report", "model")),
 }
-"""What a round makes: the stage, and what it uses; the next round goes on from its model."""
+"""The outputs of a round: the stage and its inputs; the next round starts from its model."""
 CODE = {f"alignment_core.module_{number}": digest_of(number) for number in range(30)}
 """So that records have the size of true ones, some 4 KB."""
 BLOB = b"the same in all artifacts"
@@ -97,7 +97,7 @@ def fill(store: Store) -> None:
 
 
 def measured(uri: str) -> dict[str, Any]:
-    """Seconds for an index that has to be made, and then what questions take; each begins with a listing of the store."""
+    """Seconds to build an index, and then of queries; each begins with a listing of the store."""
     store = open_store(uri, writes=False)
     took: dict[str, Any] = {"artifacts": RUNS * ROUNDS * len(ROUND)}
     took["first index"] = {name: round(cost, 2) for name, cost in _cost(store.summaries).items()}
@@ -155,7 +155,7 @@ def _journal(store: Store) -> str:
 
 
 def _cost(work: Callable[[], object]) -> dict[str, float]:
-    """Seconds, and processor seconds of this process and of what it waits for; whatever else runs adds to the former."""
+    """Seconds, and processor seconds including children; other load adds to the former."""
     began, before = time.perf_counter(), os.times()
     work()
     after = os.times()
@@ -169,7 +169,7 @@ def _align(arguments: list[str]) -> None:
 
 
 def _spread(costs: list[dict[str, float]]) -> dict[str, float]:
-    """Milliseconds; ``os.times`` counts in hundredths of a second, so that only the mean of the processor's is told."""
+    """Milliseconds; ``os.times`` counts in hundredths of a second, so only the mean of processor time is reported."""
     ordered = sorted(cost["seconds"] for cost in costs)
     spread = {name: ordered[int(part * len(ordered))] for name, part in (("p50", 0.5), ("p95", 0.95))}
     spread["processor"] = sum(cost["processor_seconds"] for cost in costs) / len(costs)

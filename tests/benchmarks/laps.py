@@ -1,5 +1,5 @@
-"""Sides that take laps in turn. Each is a process of its own that takes one whenever it is told to, so that drift of the
-machine hits all alike."""
+"""Sides that take laps in turn. Each is a separate process that takes a lap on request, so that drift of the
+machine affects all equally."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THREADS = 1
 
 Rows = list[dict[str, Any]]
 Times = dict[str, np.ndarray]
-"""By what took it; ``all`` is the whole lap. [2] each: seconds, and CPU seconds of all processes of the side."""
+"""By part; ``all`` is the whole lap. [2] each: seconds, and CPU seconds of all processes of the side."""
 NO_TIME = np.zeros(2)
 
 
@@ -47,7 +47,7 @@ class Clock:
 
 
 class Laps:
-    """In a side's process: says when a lap is over, and waits until the next one is to begin."""
+    """In a side's process: reports the end of a lap, and waits for the start of the next."""
 
     def __init__(self, line: Connection) -> None:
         self.line = line
@@ -77,7 +77,7 @@ class Laps:
 
 
 Side = Callable[[Laps, Path, Rows, Mapping[str, Any]], None]
-"""Takes laps for as long as it is asked: with the folder of a model, rows and settings."""
+"""Takes laps as long as requested: with the folder of a model, rows and settings."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ def compare(model: Path, rows: Rows, runners: Sequence[Runner]) -> dict[str, lis
 
 
 def _serve(line: Connection, runner: Runner, model: Path, rows: Rows) -> None:
-    os.dup2(2, 1)  # what trainers print is none of our lines
+    os.dup2(2, 1)  # output of trainers, not of the protocol
     import torch
 
     torch.set_num_threads(THREADS)
     try:
         runner.side(Laps(line), model, rows, runner.settings)
-    except EOFError:  # no further lap is wanted
+    except EOFError:  # no further lap is requested
         return

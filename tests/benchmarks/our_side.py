@@ -62,7 +62,7 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
 
 
 def our_rl(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) -> None:
-    """Steps of the whole stage: an engine samples, a trainer trains, each in an actor of its own."""
+    """Steps of the whole stage: an engine samples, a trainer trains, each in its own actor."""
     import pyarrow as pa
 
     from alignment_core.execution.machines import WarmMachines

@@ -1,4 +1,4 @@
-"""What the peers train on: rows of SFT, pairs, prompts, and a model that never ends a completion by itself."""
+"""Training data of the peers: rows of SFT, pairs, prompts, and a model that never ends a completion by itself."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def prompts() -> Rows:
 def make_endless(model: Path) -> None:
     """Let a model with a head of its own sample EOS with a probability of about e^-15: completions have their full length.
 
-    Its states get a component that is the same everywhere, which only EOS's row of the head looks at.
+    Its states get a constant component that only EOS's row of the head reads.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,4 +1,4 @@
-"""The quickstart as a whole: time to the first step, what a round spends on neither sampling nor training, caching."""
+"""The quickstart as a whole: time to the first step, the overhead of a round beside sampling and training, caching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward and backward passes over rows that begin alike: with their common tokens computed once, and each row for itself."""
+"""Forward and backward passes over rows with common prefixes: with shared tokens computed once, and each row separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run costs beside its training: processor seconds of imports, of mistakes that are refused, and of short runs."""
+"""The cost of a run beside training: processor seconds of imports, of refused recipes, and of short runs."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ resources: {zero_stage: 0}
 
 
 def cost(command: list[str], home: str, code: int = 0, seeds: bool = False) -> dict[str, float]:
-    """Wall and processor seconds of the cheapest of three: what else runs on the machine only adds to them.
+    """Wall and processor seconds of the cheapest of three: other load only adds to them.
 
-    The command ends with ``code``; with ``seeds`` each of the three runs has a seed of its own, and nothing cached.
+    The command ends with ``code``; with ``seeds`` each of the three runs has another seed, and nothing cached.
     """
     seconds = []
     for number in range(TIMES):

@@ -1,4 +1,4 @@
-"""What is neither sampling nor training in a step of reinforcement learning: from an engine's lists to a rank's rows.
+"""The overhead of a step of reinforcement learning: from an engine's lists to a rank's rows.
 
 The reference does the same with a Python object for each token, and takes the step's data to the ranks twice through a
 file, as this project did before.

@@ -1,4 +1,4 @@
-"""What the store takes for one large file: to publish it, to bring its blob into the cache, and to read its digest."""
+"""Seconds of the store for a large file: to publish it, to fetch its blob into the cache, and to compute its digest."""
 
 from __future__ import annotations
 

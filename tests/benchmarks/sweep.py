@@ -13,7 +13,7 @@ FIELD, VALUES = "iterative_dpo.loss.beta", ("0.05", "0.1", "0.3")
 
 
 def run(home: str, *options: str) -> float:
-    """Seconds of ``align run quickstart`` in a home of its own."""
+    """Seconds of ``align run quickstart`` in a new home."""
     command = [sys.executable, "-m", "alignment.flows.cli.main", "run", "quickstart", "--json", *options]
     began = time.monotonic()
     subprocess.run(command, env={**os.environ, "ALIGN_HOME": home}, check=True, stdout=subprocess.DEVNULL)

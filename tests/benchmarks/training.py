@@ -15,7 +15,7 @@ STEPS, REPEATS, TOKENS = 4, 3, 512
 
 
 def alternate(parts: dict[str, Callable[[], None]], clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Median seconds of each part, run in turn so that drift of the machine hits all alike."""
+    """Median seconds of each part, run in turn so that drift of the machine affects all equally."""
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     for part in parts.values():
         part()

@@ -1,4 +1,4 @@
-"""TRL's side of the comparison with peers: its trainers, told to do nothing beside training."""
+"""TRL's side of the comparison with peers: its trainers, configured to do nothing but train."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.benchmarks.peer_rows import BATCH, COMPLETION, COMPLETIONS, LONGEST, 
 
 
 def _each_lap(laps: Laps, steps: int) -> Any:
-    """A callback that says after so many optimiser steps that a lap is over."""
+    """A callback that ends a lap after this many optimiser steps."""
     from transformers import TrainerCallback
 
     class EachLap(TrainerCallback):  # type: ignore[misc]
@@ -23,7 +23,7 @@ def _each_lap(laps: Laps, steps: int) -> Any:
 
 
 def _arguments(model: Path, micro_batch: int, batch: int, more: Mapping[str, Any]) -> dict[str, Any]:
-    """What all of TRL's trainers are told: fp32, and nothing beside training."""
+    """Common arguments of TRL's trainers: fp32, and nothing but training."""
     return {
         "output_dir": str(model.parent / "trl"),
         "use_cpu": True,
@@ -100,7 +100,7 @@ def trl_dpo(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) ->
 
 
 def trl_grpo(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) -> None:
-    """Its ``training`` is what is not sampling and rewarding."""
+    """Its ``training`` is the time outside sampling and rewards."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="default: that of the figure in docs/stores.md")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # the store says what it finds, thousands of times
+    logging.disable(logging.WARNING)  # the store logs its findings, thousands of times
     failed = 0
     for name in options.names or NAMES:
         stores = importlib.import_module(f"tests.campaigns.{name}").STORES

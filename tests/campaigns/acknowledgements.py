@@ -1,5 +1,5 @@
 """The server is killed (SIGKILL) and started again, and answers are lost on their way, while writers put objects and move
-tags: what was acknowledged is there in the end, and what was refused is not one's own."""
+tags: acknowledged writes are there in the end, and refused writes had no effect."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Troubles:
         if self.rng.random() < _KILL:
             assert self.server is not None
             self.kills += 1
-            self.server.end(signal.SIGKILL)  # under whatever other requests it is at
+            self.server.end(signal.SIGKILL)  # amid other requests
             self.server.start()
         return Fault(lost=True)
 
@@ -115,7 +115,7 @@ def _write(store: Store, models: list[Reference], number: int, report: Report, t
             try:
                 if rng.random() < 0.5:
                     if store.backend.put(name, name.encode()) is None:
-                        report.refused.add(name)  # a path that nobody else has
+                        report.refused.add(name)  # a unique path
                     else:
                         report.objects[name] = name.encode()
                 else:
@@ -147,8 +147,8 @@ def _lost(store: Store, report: Report) -> list[str]:
 
 
 def _refused_and_there(store: Store, report: Report) -> list[str]:
-    """Paths of writes that were refused and took place all the same. This server puts an object's bytes in place and then
-    its metadata, so that a kill between the two makes an object without the mark of its writer, as S3 itself never has one;
-    nobody can know it again."""
+    """Paths of refused writes that took effect. This server puts an object's bytes in place and then
+    its metadata, so that a kill between the two makes an object without the mark of its writer, which S3 itself never does;
+    such an object cannot be attributed."""
     moves = {move.reason: tag_path("policy", move.number) for move in store.tags.history("policy")}
     return [moves.get(path, path) for path in report.refused if path in moves or store.backend.stat(path) is not None]

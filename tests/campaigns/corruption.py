@@ -1,4 +1,4 @@
-"""Bytes are changed in the store or in the local cache, one damage at a time: a loader must get what was published, or an
+"""Bytes are changed in the store or in the local cache, one damage at a time: a loader must get the published bytes, or an
 error before it reads anything."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
 
 
 def _paths(store: Store, models: list[Reference]) -> dict[str, list[str]]:
-    """What may be damaged: first what belongs to the artifact that is read, then the same of another."""
+    """Paths to damage: those of the artifact that is read, then of another."""
     blobs = [blob_path(entry.sha256) for entry in store.manifest(models[0]).files]
     return {
         "blob": blobs,

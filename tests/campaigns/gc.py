@@ -1,8 +1,8 @@
-"""Publishers, collectors and readers of one store, one of which makes a step at a time: a seed decides whose turn it is, who
-dies, and how the store's clock goes on. A step is a call to the storage.
+"""Publishers, collectors and readers of one store, of which one at a time makes a step: a seed decides the turns, the
+deaths, and the store's clock. A step is a call to the storage.
 
-Nothing that a record or a tag reaches may go, and in the end nothing else may stay. The store and its collector are the
-real ones; what they take from the system is not: the clock is the schedule's, and so is who lives.
+Nothing reachable from a record or a tag may be deleted, and in the end nothing else may stay. The store and its
+collector are real; the clock and the liveness of processes are the schedule's.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Schedule:
         return getattr(self.mine, "name", "main")
 
     def run(self, works: dict[str, Callable[[], None]]) -> None:
-        """Let each do its work in a thread of its own, until all have ended."""
+        """Run each function in its own thread, until all have ended."""
         self._actors = len(works)
 
         def act(name: str, work: Callable[[], None]) -> None:
@@ -183,7 +183,7 @@ class Stepped:
 
 
 class World:
-    """The store, and what is known of it from outside."""
+    """The store, and the expected state from outside."""
 
     def __init__(self, place: Place, schedule: Schedule) -> None:
         self.place, self.schedule, self.rng = place, schedule, schedule.rng
@@ -196,7 +196,7 @@ class World:
         self.generation = 0
 
     def go_on(self) -> None:
-        """Actors that live once; who dies, and who is done, is followed by another."""
+        """Actors with a single life; a dead or finished actor is replaced by another."""
         while self.schedule.taken < self.schedule.steps:
             self.generation += 1
             names = [f"{self.generation}-{number}" for number in range(5)]
@@ -219,11 +219,11 @@ class World:
             store.publish(self.directories[number], "model", draft(f"{number:064x}"))
 
     def collects(self) -> None:
-        with suppress(NotFound):  # a record that was forgotten between the listing and the look at it
+        with suppress(NotFound):  # a record that was deleted after the listing
             self.collected += len(collect(self.store(), delete=True, older_than=GRACE).garbage)
 
     def reads(self) -> None:
-        """What a record refers to before and after a look at it was there all the time."""
+        """Objects that a record refers to before and after the check existed all the time."""
         store = self.store()
         for entry in self.backend.list(STAGES):
             with suppress(NotFound):
@@ -234,12 +234,12 @@ class World:
                     self.lost.append(f"a record refers to it, and {problems}")
 
     def forgets(self) -> None:
-        """Records are gone, and with them what keeps their artifacts."""
+        """Deletes records, and so the references to their artifacts."""
         for number in self.rng.sample(range(len(self.directories)), 3):
             self.backend.delete(stage_path(f"{number:064x}"))
 
     def _check(self) -> None:
-        """While everybody waits: all that is reachable is whole."""
+        """While all actors wait: everything reachable is whole."""
         store = self.store()
         for record in store.records.all():
             for reference in record.outputs.values():
@@ -248,7 +248,7 @@ class World:
         self.schedule.dead |= {f"{self.generation}-{number}" for number in range(5)}
 
     def left_at_the_end(self) -> list[str]:
-        """What is still there after the grace period and a collection, and should not be."""
+        """Objects that should be gone after the grace period and a collection."""
         store = self.store()
         self.schedule.now += 10 * GRACE
         collect(store, delete=True, older_than=GRACE)
@@ -260,7 +260,7 @@ class World:
 
 
 class _InTurn:
-    """A pool that works in the thread that asks, whose steps are those of its actor."""
+    """A pool that works in the calling thread, as part of its actor's steps."""
 
     def __init__(self, _: int) -> None:
         pass

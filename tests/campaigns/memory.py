@@ -1,4 +1,4 @@
-"""A file is published to S3 and fetched, in a process that measures its own peak of resident memory."""
+"""A file is published to S3 and fetched, in a process that measures its peak resident memory."""
 
 from __future__ import annotations
 

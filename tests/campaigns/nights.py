@@ -47,7 +47,7 @@ _OF_ONE_STORE = 30
 _STEP_SECONDS = 0.02
 _LEASE_SECONDS = 0.6
 _NIGHT_SECONDS = {"folder": 0.6, "s3": 2.0}
-"""About how long a night takes that nobody stops."""
+"""Approximate duration of an undisturbed night."""
 
 
 def run(place: Place, count: int, seed: int) -> Outcome:
@@ -113,7 +113,7 @@ class World:
         return Ledger(Store(_own(self.backend, self.client), Workspace(self.workspace)), self.recipe)
 
     def stop_nights(self, kinds: tuple[str, ...], count: int) -> None:
-        """Let nights begin until so many were stopped. Half of those that were go on under their own name."""
+        """Start nights until this many were stopped. Half of the stopped nights continue under their own name."""
         enough, name = self.stops.total() + count, new_name()
         while self.stops.total() < enough:
             self.drop(self.rng.randint(0, 3))
@@ -144,7 +144,7 @@ class World:
         return ended(child) != 0
 
     def lose_lease(self, name: str, after: float) -> bool:
-        """Pause a night of another machine until its lease is old, let a night here take its rows, and let it go on."""
+        """Pause a night of another machine until its lease is old, let a night here take its rows, and resume it."""
 
         def elsewhere() -> None:
             processes.boot = lambda: "another machine"  # type: ignore[assignment]
@@ -157,7 +157,7 @@ class World:
         time.sleep(2 * _LEASE_SECONDS)
         successor = new_name()
         other = in_child(lambda: self.whole_night(successor))
-        time.sleep(_NIGHT_SECONDS[self.place.kind])  # no longer: what is paused may hold a lock of the folder
+        time.sleep(_NIGHT_SECONDS[self.place.kind])  # not longer: the paused process may hold a lock of the folder
         os.kill(child, signal.SIGCONT)
         for night in (child, other):
             ended(night)
@@ -173,7 +173,7 @@ class World:
         return ended(child) != 0
 
     def night(self, name: str, before: Callable[[], None] = lambda: None) -> int:
-        """A night in a process of its own; its exit code."""
+        """A night in a separate process; returns its exit code."""
 
         def whole() -> None:
             before()
@@ -183,7 +183,7 @@ class World:
 
     def whole_night(self, name: str) -> None:
         """A night as `align run` has it: its signals, its journal, its attempt at rows, and a stand-in for its stages."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # traces of those that are stopped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # traces of stopped nights
         signal.signal(signal.SIGTERM, terminate)
         run_id, ledger = f"run-{name}", self.open()
         with attempt(ledger, Night(night=name, run=run_id), lambda _: None) as mine:
@@ -206,10 +206,10 @@ class World:
             self.returned += 1
 
     def finish(self) -> None:
-        """Let nights run, which nobody stops, until one finds nothing to do."""
+        """Run undisturbed nights until one finds nothing to do."""
         while True:
             self.return_given_up()
-            assert self.night(new_name()) == 0, "a night failed that nobody had stopped"
+            assert self.night(new_name()) == 0, "an undisturbed night failed"
             if self.ledger.nights()[-1].state == "empty":
                 return
 
@@ -236,7 +236,7 @@ def new_name() -> str:
 
 
 def terminate(*_: object) -> None:
-    """What the command `align` does at SIGTERM."""
+    """As the command `align` at SIGTERM."""
     raise SystemExit(143)
 
 

@@ -1,4 +1,4 @@
-"""Where a campaign takes place: stores in a folder or in a bucket of a server of its own, and what came of it."""
+"""The store of a campaign (in a folder, or in a bucket of its own server), and the outcome."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Place:
 
 
 Campaign = Callable[[Place, int, int], Outcome]
-"""What a module of this package has as ``run``: with a place, a count and a seed."""
+"""The function ``run`` of each module of this package: with a place, a count and a seed."""
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
 
 
 def draft(key: str, **fields: object) -> ProvenanceDraft:
-    """What a stage says of itself."""
+    """The provenance of a stage."""
     return ProvenanceDraft.model_validate({"key": key, "stage": "sft", "label": "round-1/sft"} | fields)
 
 

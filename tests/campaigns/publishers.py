@@ -1,5 +1,5 @@
-"""Publishers are killed (SIGKILL) at a random call to the storage, also in the middle of an upload in parts; whatever a
-reader sees after each death must be whole."""
+"""Publishers are killed (SIGKILL) at a random call to the storage, also during a multipart upload; readers must see only
+whole artifacts after each death."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNT, STORES = 1000, ("folder", "s3")
 _PART = 64 << 10  # so that small files travel in parts
 _LAST_CALL = {"folder": 70, "s3": 40}  # of a publication, about
 _OF_ONE_STORE = 25
-"""Kills after which the next store begins; until then publishers go on from what the dead have left."""
+"""Kills after which the next store begins; until then publishers continue from the state that killed ones left."""
 
 
 def run(place: Place, count: int, seed: int) -> Outcome:
@@ -102,7 +102,7 @@ def _partial(store: Store) -> int:
 
 
 def _unlike_never_killed(store: Store, directories: list[Any]) -> int:
-    """How many artifacts cannot be published after all those deaths, and what the collector cannot clear away."""
+    """The number of artifacts that cannot be published after the deaths, and garbage that the collector cannot delete."""
     references: list[Reference] = [
         store.publish(directory, "model", draft(f"{number:064x}")) for number, directory in enumerate(directories)
     ]

@@ -36,7 +36,9 @@ def run(place: Place, count: int, seed: int) -> Outcome:
 
     children = [in_child(partial(process, number)) for number in range(_PROCESSES)]
     assert [ended(child) for child in children] == [0] * _PROCESSES, "a writer failed"
-    history = store.tags.history("policy")  # with a move more, if a tag came back to what a writer had seen
+    history = store.tags.history(
+        "policy"
+    )  # with an additional move, if a tag returned to an artifact that a writer had seen
     assert [move.number for move in history] == list(range(1, len(history) + 1)), "the history has a gap"
     assert len(history) >= count
     winners: dict[int, list[str]] = {move.number: [] for move in history}

@@ -1,5 +1,5 @@
 """The same files through the store and through plain s3fs, to the same server in turn: seconds of s3fs over ours, with all our
-hashing; and the same of the store with s3fs' ``call_s3`` in place of its own client. Each side is a process of its own."""
+hashing; and likewise the store with s3fs' ``call_s3`` in place of its own client. Each side is a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of checks share."""
+"""Shared fixtures of the tests of checks."""
 
 from __future__ import annotations
 

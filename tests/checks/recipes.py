@@ -1,4 +1,4 @@
-"""Small recipes, and a look at them as `align check` has it."""
+"""Small recipes, and their check as in `align check`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def look(store: Store, recipe: dict[str, Any]) -> Findings:
 
 
 def questions(recipe: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the reader is asked of a data set that needs no tokenizer to be found wrong."""
+    """The questions to the row reader of a data set that is malformed without any tokenizer."""
     parsed: Any = parse_recipe(recipe)
     (source,) = parsed.sft.data.sources
     dataset = DatasetConfig(data=parsed.sft.data, sources=(pin(source),), kind="demonstrations")

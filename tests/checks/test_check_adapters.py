@@ -16,7 +16,7 @@ REFUSES = "{{ raise_exception('the template refuses this row') }}"
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    """What the check reads of an adapter: that its files are there."""
+    """The files of an adapter that the check reads."""
     folder = tmp_path / ADAPTER
     folder.mkdir()
     (folder / "adapter_config.json").write_text("{}")

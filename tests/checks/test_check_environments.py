@@ -1,4 +1,4 @@
-"""The chat template can show what an environment answers: said before a run starts, not while it samples."""
+"""Chat templates that cannot show an environment's answers are refused before a run starts, not while sampling."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def moody(rows):
     ("function", "sentence"),
     [
         ("reward", None),
-        ("moody", None),  # it gives some rewards: how many it may owe is for the run to say
+        ("moody", None),  # it gives some rewards: the run decides how many may be missing
         (
             "fails",
             "rl.rewards.0.function: FILE:fails failed: ZeroDivisionError: division by zero (calls.py, line 6), for",

@@ -1,4 +1,4 @@
-"""What a run would do, and what of it is already there."""
+"""The plan of a run: stages that would run, and cached ones."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ def test_align_check_explains_why_a_policy_cannot_be_compared_with_the_tagged_mo
     store.tags.move("policy/production", publish("production"), None, "imported")
     for label in ("model", "sft/data", "sft"):  # stand-ins, as real ones would have to be trained
         planned = plan(parse_recipe(content), store)
-        assert planned.not_promoted is None, "nobody knows before the policy is there"
+        assert planned.not_promoted is None, "unknown before the policy exists"
         publish(label, ProvenanceDraft(key=key_of(calls[label]).value, stage=calls[label].stage, label=label))
 
     (tmp_path / "recipe.json").write_text(json.dumps(content))
     monkeypatch.setattr(
         "alignment_core.checks.report.check", lambda *_: Findings()
-    )  # the stand-ins have no weights to look at
+    )  # the stand-ins have no weights to check
     for as_json in (False, True):
         cli_check.check(tmp_path / "recipe.json", [], [], None, as_json)
     text, as_dict = capsys.readouterr().out.rsplit("\n", 2)[:2]
@@ -158,7 +158,7 @@ def test_align_check_explains_why_a_policy_cannot_be_compared_with_the_tagged_mo
 @pytest.mark.parametrize(
     ("states", "starts"),
     [
-        ({"base_model": "cached", "sft": "cached"}, None),  # neither the host nor its Ray
+        ({"base_model": "cached", "sft": "cached"}, None),  # no host and no Ray
         ({"base_model": "cached", "sft": "runs", "generate": "cached"}, False),
         ({"base_model": "runs", "sft": "depends", "generate": "depends"}, True),
     ],

@@ -1,4 +1,4 @@
-"""What does not fit into the model is refused before a run starts."""
+"""Rows that do not fit into the model's context are refused before a run starts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store
         ({"whole": True, "used": True}, 2, 5),  # any two prompts: one has five tokens or more
         ({"whole": True, "used": True}, 7, 9),
         ({"whole": False, "used": True}, None, 9),
-        ({"whole": False, "used": True}, 2, 0),  # those that were not read may be short
+        ({"whole": False, "used": True}, 2, 0),  # unread rows may be short
         ({"whole": True, "used": False}, None, 2),  # the longer ones may be held out
         ({"whole": False, "used": False}, None, 0),
     ],
@@ -124,4 +124,4 @@ def test_shapes_of_models_from_scratch_and_from_folders_are_compared():
     folder = {"model_type": "llama", "hidden_size": 64, "num_key_value_heads": 1}
     assert shapes.difference(scratch, folder) is None
     assert shapes.difference(scratch, folder | {"hidden_size": 32}) == "hidden_size"
-    assert shapes.difference({}, folder) is None, "what cannot be read now is told by the stage"
+    assert shapes.difference({}, folder) is None, "the stage reports files that cannot be read"

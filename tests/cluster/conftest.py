@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Ray's sockets lie below it, and their paths may not be long."""
+    """The folder of Ray's sockets, whose paths have a length limit."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

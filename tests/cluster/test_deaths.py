@@ -1,4 +1,4 @@
-"""Why actors died: what Ray says of it, and whose memory it was where its memory monitor killed them."""
+"""Causes of actor deaths: Ray's messages, and whose memory it was if its memory monitor killed them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Top 10 memory users: PID\tMEM(GB)\tCOMMAND
 911\t18.25\t/usr/bin/python3 /home/other/train.py --token=hf_secret
 3858\t2.00\tray::trainers[1]
 """
-"""As Ray 2.60 words it (seen with ``RAY_memory_usage_threshold`` below what was in use)."""
+"""The message of Ray 2.60 (recorded with ``RAY_memory_usage_threshold`` below the memory in use)."""
 DIED = """The actor died unexpectedly before finishing this task.
 \tclass_name: Actor
 \tactor_id: 98186eb48c1fc5f12d7f8c8401000000
@@ -93,7 +93,7 @@ except InfrastructureError as error:
 
 @pytest.mark.slow
 def test_the_message_of_the_installed_ray_is_understood(short_folder: Path) -> None:
-    """Ray's monitor is told to keep half of what is in use now free, so that it kills every actor as it starts."""
+    """Ray's monitor is configured to keep half of the memory now in use free, so that it kills every actor at its start."""
     sentence = python(KILLED_BY_THE_MONITOR, FOLDER=str(short_folder))
     assert "(trainers[0])" in sentence
     assert "Ray's memory monitor killed it" in sentence

@@ -1,4 +1,4 @@
-"""Trainers and engines share GPUs one to one. Ray's own scheduler places them; the GPUs are numbers, no driver is asked."""
+"""Trainers and engines share GPUs one to one. Ray's own scheduler places them; the GPUs are only numbers, without a driver."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ Seen = dict[str, dict[str, list[dict[str, str]]]]
 
 @pytest.fixture(scope="module")
 def seen() -> Iterator[Seen]:
-    """What the actors of each case see, all over one Ray, which takes seconds to start."""
-    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path: Ray's sockets lie below it
+    """The environments of the actors in each case, over a shared Ray, which takes seconds to start."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder), json.dumps(CASES)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},  # for the actors, which make an object of this folder

@@ -1,4 +1,4 @@
-"""A user's functions on a cluster of two nodes: both answer, what fails there is told here, and nothing of it stays."""
+"""A user's functions on a cluster of two nodes: both answer, failures are reported to the driver, and no process stays."""
 
 from __future__ import annotations
 

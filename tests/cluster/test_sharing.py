@@ -1,4 +1,4 @@
-"""Runs that share a Ray cluster or a machine: waiting for GPUs, ending actors, and what a dying actor leaves in the log."""
+"""Runs that share a Ray cluster or a machine: waiting for GPUs, ending actors, and a dying actor's last output in the log."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ray.shutdown()
 
 @pytest.mark.slow
 def test_waiting_for_gpus_ending_actors_and_their_last_output(short_folder: Path, tmp_path: Path) -> None:
-    """One Ray for three questions, because it takes seconds to start. The GPUs are numbers, no driver is asked."""
+    """One Ray for three questions, because it takes seconds to start. The GPUs are only numbers, without a driver."""
     log, answers = tmp_path / "run.log", tmp_path / "answers.json"
     with log.open("wb") as output:
         done = subprocess.run(

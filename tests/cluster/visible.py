@@ -1,4 +1,4 @@
-"""What an actor sees of its place."""
+"""The devices and variables that an actor sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m tests.crash --kills 100``: kill processes of small runs and compare what comes out; exit 1 if it differs."""
+"""``python -m tests.crash --kills 100``: kill processes of small runs and compare results; exit 1 if they differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.crash.replicas import replicas
 
 
 def main() -> int:
-    """Run a campaign and say what came of it."""
+    """Run a campaign and print its outcome."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--recipe", choices=recipe.NAMES, default="quickstart")
     parser.add_argument("--kills", type=int, default=25)

@@ -1,4 +1,4 @@
-"""What rewards and answers the policy in the campaign's reinforcement learning; slow enough to be killed at."""
+"""Rewards and environment of the campaign's reinforcement learning; slow enough to be killed during a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def share_of_small_letters(prompt: str, completion: str, label: str | None) -> f
 
 
 class Echo:
-    """An environment of two turns: says how long the first was, and rewards the second for its small letters."""
+    """An environment of two turns: answers with the length of the first, and rewards lower-case letters of the second."""
 
     def __init__(self) -> None:
         self.turns = 0

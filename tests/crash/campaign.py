@@ -1,4 +1,4 @@
-"""Killing random processes of a run at random moments, and comparing what comes out with an undisturbed run."""
+"""Killing random processes of a run at random moments, and comparing results with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ SAVED = {
     "shards": "shard-*.parquet",
     "blocks": "*.npy",
 }
-"""What a stage that counts in this unit leaves in its progress when a part of its work is safe."""
+"""Files in the progress of a stage that counts in this unit, once a part of its work is saved."""
 UNREPORTED_SECONDS = REPORT_SECONDS + journal.PROGRESS_SECONDS
-"""So old is what a run wrote about its progress, at most; where it is older, the run is not at work but begins again."""
+"""Maximum age of a run's progress report; if older, the run is not working but restarting."""
 OF_AN_ENGINE = "VLLM_CPU_OMP_THREADS_BIND"
 """In the environment of an actor: it is an engine, and otherwise a trainer or a reward model."""
 
@@ -49,7 +49,7 @@ class Kill:
     seconds: float
     unsaved: dict[str, float]
     survived: bool = True
-    """Whether the run went on by itself; otherwise the same command was given again."""
+    """Whether the run resumed by itself; otherwise the same command was run again."""
 
 
 @dataclass
@@ -64,9 +64,9 @@ class Campaign:
     longest_pause: float = 15.0
     """A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
     begins_at: str = ""
-    """Label of a stage that a run is to have begun with before its processes are killed; none for any moment."""
+    """Label of a stage that must have begun before processes are killed; None for any moment."""
     roles: Sequence[str] = ()
-    """What is killed; none for everything."""
+    """The role that is killed; None for all."""
     compare: Comparison = equal_digests
     replicas: Sequence[Replica] = ()
     """Victims beside the processes of a run."""
@@ -227,7 +227,7 @@ def _modified(path: Path) -> float:
 
 
 def summary(kills: list[Kill]) -> str:
-    """What was killed, how often a run went on by itself, and the work that was lost."""
+    """Killed roles, the number of automatic resumes, and lost work."""
     roles: dict[str, list[Kill]] = {}
     for kill in kills:
         roles.setdefault(kill.role, []).append(kill)

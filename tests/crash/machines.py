@@ -1,4 +1,4 @@
-"""Losing whole machines: all processes of a run die at once, its ALIGN_HOME is gone, and it goes on from the store alone."""
+"""Losing whole machines: all processes of a run die at once, its ALIGN_HOME is gone, and it resumes from the store alone."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _lose(home: Path) -> None:
 
 
 def lose_machines(losses: int, seed: int) -> int:
-    """Run the campaign and say what came of it; 1 if a digest differs."""
+    """Run the campaign and print its outcome; 1 if a digest differs."""
     with tempfile.TemporaryDirectory(prefix="machines-") as name:
         folder = Path(name)
         server = S3Server(folder / "s3").start()

@@ -1,4 +1,4 @@
-"""What came of a run, and what is wrong with it beside an undisturbed one."""
+"""The outcome of a run, and its differences from an undisturbed run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.crash.recipe import GENERATIONS, PROMPTS, STALENESS, STEPS
 
 Digests = dict[str, str]
 Comparison = Callable[[Path, Digests], list[str]]
-"""What is wrong with the run in this home, whose undisturbed fellow has these digests."""
+"""The differences of the run in this home from the digests of the undisturbed run."""
 
 
 def digests(home: Path) -> Digests:
@@ -46,7 +46,7 @@ def each_prompt_once(home: Path, expected: Digests) -> list[str]:
 
 
 def wrong_draws(steps: list[list[dict[str, Any]]]) -> list[str]:
-    """What is wrong with the draws that these steps took and with the age of the weights that sampled for them."""
+    """Errors in the draws that these steps took and in the age of the weights that sampled them."""
     wrong = [] if len(steps) == STEPS else [f"{len(steps)} steps of {STEPS}"]
     taken = Counter((row["group"], row["sample"]) for rows in steps for row in rows)
     wrong += [f"completion {sample} of draw {draw} {n} times" for (draw, sample), n in taken.items() if n > 1]

@@ -1,5 +1,5 @@
-"""What campaigns run: the recipes of deployments/recipes, cut down so that a hundred kills take an hour. The same graph, less
-of everything."""
+"""Recipes of campaigns: those of deployments/recipes, reduced so that a hundred kills take an hour. The same graph, with
+less of everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates that differ in what trips up training: EOS, newlines, and history that is rewritten."""
+"""Chat templates with typical pitfalls of training: EOS, newlines, and rewritten history."""
 
 NEWLINE_AFTER_EOS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>\n{% endfor %}"
@@ -8,7 +8,7 @@ NO_EOS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-FORGETS_THOUGHTS = (  # as Qwen3 does: what stood before </think> in earlier turns is gone from the history
+FORGETS_THOUGHTS = (  # as Qwen3: the text before </think> of earlier turns is dropped from the history
     "{% for m in messages %}<{{ m.role }}>"
     "{{ m.content if loop.last else m.content.split('</think>')[-1] }}"
     "{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"

@@ -1,4 +1,4 @@
-"""What the data tests share: tokenizers with real chat templates, files, and one call from file to table."""
+"""Shared by the data tests: tokenizers with real chat templates, files, and a call from file to table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def jsonl(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def built(tokenizer: Any) -> Build:
-    """Build a data set from a path, or from whatever a recipe may say under ``data``."""
+    """Build a data set from a path, or from any value of a recipe's ``data``."""
 
     def run(recipe: Any, kind: Any, tokenizer: Any = tokenizer, seed: int = 0, **fields: Any) -> BuiltDataset:
         value = {"sources": [str(recipe)]} if isinstance(recipe, Path) else recipe

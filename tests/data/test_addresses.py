@@ -367,7 +367,7 @@ print(json.dumps({"rows": list(rows), "content": pinned.content()}))
 
 
 def test_files_of_the_hub_are_read_at_the_commit_that_was_pinned(tmp_path: Path) -> None:
-    """In a process of its own: the Hub's client reads its settings when it is imported."""
+    """In a separate process: the Hub's client reads its settings when imported."""
     server = HubServer(tmp_path / "hub").start()
     try:
         hub = HfApi(endpoint=server.url, token=TOKEN)

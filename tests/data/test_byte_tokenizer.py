@@ -1,4 +1,4 @@
-"""The byte tokenizer: every text comes back, every byte is its own id, and its files are deterministic."""
+"""The byte tokenizer: every text round-trips, every byte is its own id, and its files are deterministic."""
 
 from __future__ import annotations
 

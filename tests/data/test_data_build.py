@@ -176,9 +176,7 @@ def test_the_size_of_the_test_set_is_the_nearest_that_whole_prompts_allow(built:
         12,
         12,
     ]
-    common = [
-        {"prompt": "hello", "completion": str(i)} for i in range(500)
-    ]  # larger than any test set that is asked for
+    common = [{"prompt": "hello", "completion": str(i)} for i in range(500)]  # larger than any requested test set
     data = built(jsonl([*common, *rows]), "demonstrations", test_rows=8)
     assert data.test.num_rows == 8
     assert not any("hello" in text for text in column(data, "text", "test"))

@@ -51,7 +51,7 @@ READ: dict[str, list[tuple[dict[str, Any], str, Any]]] = {
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference", Prompt("a")),
     ],
 }
-"""By kind of rows: a row, the format that it is in, and what it is read as."""
+"""By kind of rows: a row, its format, and the result."""
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ MALFORMED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"chosen": "hi", "rejected": HH}, "hh", r"`chosen` does not begin with '\n\nHuman:': 'hi'"),
     ],
 }
-"""By kind of rows: a row, the format that it is to be in, and what is wrong with it."""
+"""By kind of rows: a row, the declared format, and its error."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Token ids and loss masks: the prompt is what inference encodes, the targets are what the assistant says."""
+"""Token ids and loss masks: the prompt equals the encoding at inference, the targets are the assistant's text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TWO_TURNS = [
 
 
 def targets(tokenizer: Any, text: Any) -> str:
-    """What is trained, as text; gaps are shown as |."""
+    """The trained targets as text; gaps are shown as |."""
     spans, last = [""], 0
     for token, target in zip(text.input_ids, text.loss_mask, strict=True):
         if target and not last:
@@ -56,7 +56,7 @@ def test_every_assistant_turn_of_a_conversation_is_a_target_and_nothing_else_is(
 def test_a_newline_that_the_template_puts_behind_eos_is_no_target(tokenizer: Any) -> None:
     (text,) = Demonstration([], TWO_TURNS).render(Renderer(tokenizer, NEWLINE_AFTER_EOS))
     assert targets(tokenizer, text) == "<think>x</think>b<eos>|<think>y</think>d<eos>"
-    assert text.text.count("<eos>\n<user>") == 1  # between the turns it stays: history looks so at inference
+    assert text.text.count("<eos>\n<user>") == 1  # between the turns it stays, as in the history at inference
     assert text.input_ids[-1] == tokenizer.eos_token_id
 
 
@@ -143,7 +143,7 @@ def test_both_answers_of_a_pair_end_with_one_eos(tokenizer: Any, template: str |
 
 
 def with_bos(template: str | None) -> Any:
-    """A byte tokenizer that, as Llama's, begins every text with a token of its own."""
+    """A byte tokenizer that, as Llama's, begins every text with a special token."""
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = byte_tokenizer(template)

@@ -1,6 +1,6 @@
-"""A folder means what ``datasets.load_dataset(folder)`` means by it, and files that are left out are named.
+"""A folder is read as by ``datasets.load_dataset(folder)``, and files that are left out are named.
 
-The right rows come from the library itself: every layout is loaded by it, and its splits are compared with ours row by row.
+The expected rows come from the library itself: it loads every layout, and its splits are compared with ours row by row.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def test_a_configuration_of_another_form_is_named(tmp_path: Path, files: str) ->
 
 
 def test_shards_beside_the_data_folder_are_separate_splits_too(tmp_path: Path) -> None:
-    """`datasets` tells them apart in ``data/`` alone; of the folder ``data`` itself it would mix them."""
+    """`datasets` distinguishes them only below ``data/``; for the folder ``data`` itself it would mix them."""
     names = [f"{split}-00000-of-00001.parquet" for split in ("train_sft", "train_prefs", "test_sft", "test_prefs")]
     folder = write(tmp_path, *names)
     for name, split in zip(names, ("train_sft", "train_prefs", "test_sft", "test_prefs"), strict=True):

@@ -1,7 +1,7 @@
 """No target of a test row is trained on: rows that share a prompt in any turn go to the same side.
 
-What each row trains is worked out here from the rows themselves: for every trained answer, the messages before it and the
-answer. The splits are then compared by the line numbers in ``source``.
+The targets of each row are worked out here from the rows themselves: for every trained answer, the messages before it
+and the answer. The splits are then compared by the line numbers in ``source``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def answered(messages: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def conversations(count: int, seed: int) -> list[list[dict[str, Any]]]:
-    """Conversations of one to four answers; each begins as one of ten others for some turns and goes on by itself."""
+    """Conversations of one to four answers; each shares some first turns with one of ten others and then differs."""
     draw = random.Random(seed)
     rows_of_chat = []
     for number in range(count):
@@ -65,7 +65,7 @@ def test_no_target_of_a_held_out_conversation_is_trained_on(built: Build, jsonl:
 
 
 def test_a_conversation_in_several_rows_stays_together(built: Build, jsonl: Write) -> None:
-    """Each answer of a conversation as a row of its own: an earlier answer is read in the prompt of a later row."""
+    """Each answer of a conversation as a separate row: an earlier answer is in the prompt of a later row."""
     rows = [
         {"prompt": chat(f"u{i}", f"a{i}", f"v{i}", f"b{i}", f"w{i}")[:end], "completion": f"answer {end}"}
         for i in range(12)

@@ -1,4 +1,4 @@
-"""A test set of one's own: sources that are held out instead of a share of the rows."""
+"""Separate test sets: held-out sources instead of a share of the rows."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ROWS = [{"prompt": f"p{number % 8}", "completion": f"c{number}", "desirable": bo
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Path]:
-    """What brings the kind ``labelled`` is installed."""
+    """The plug-in of the kind ``labelled`` is installed."""
     module = (Path(__file__).parent / "labelled_rows.py").read_text()
     offers = {"alignment.kinds": {"labelled": "labelled_rows:KIND"}}
     with site_packages(distribution(tmp_path / "site", "kto", offers, {"labelled_rows.py": module})) as site:
@@ -165,7 +165,7 @@ assert "Name of sums" in str(DataConfig.model_json_schema())
 
 
 def test_another_library_is_a_field_of_a_source(tmp_path: Path) -> None:
-    """In a process of its own: the fields of recipes are collected when their module is imported."""
+    """In a separate process: the fields of recipes are collected when their module is imported."""
     offers = {"alignment.origins": {"my-sums": "sums:ORIGIN"}}
     site = distribution(tmp_path, "sums", offers, {"sums.py": LIBRARY})
     done = subprocess.run(

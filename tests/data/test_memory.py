@@ -1,4 +1,4 @@
-"""Data sets that do not fit into memory: what is held there does not grow with the texts."""
+"""Data sets larger than memory: memory use does not grow with the texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Fields of messages: what a template shows is rendered as ``apply_chat_template`` does it, and the rest is refused or named.
+"""Fields of messages: those that a template shows are rendered as by ``apply_chat_template``, others are refused or named.
 
-The templates are short forms of those of real families, with what is particular to each.
+The templates are short forms of those of real families, with their peculiarities.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def test_a_second_call_or_words_beside_a_call_that_the_template_leaves_out_are_r
 
 
 def test_arguments_are_in_text_for_a_template_that_takes_no_objects(built: Build, jsonl: Write, tokenizer: Any) -> None:
-    """As DeepSeek-V3's, which joins them with `+`. The right text is what it makes of OpenAI's form, arguments as JSON text."""
+    """As DeepSeek-V3's, which joins them with `+`. The expected text is that of OpenAI's form, with arguments as JSON text."""
     template = CALLS.replace("{{ c.function | tojson }}", "{{ c.function.name + ' ' + c.function.arguments }}")
     turn = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     data = built(jsonl([{"messages": [USER, turn]}]), "demonstrations", chat_template=template)

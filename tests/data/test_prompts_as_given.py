@@ -1,4 +1,4 @@
-"""Prompts keep what they were before the chat template, and the further columns that a recipe asks for."""
+"""Prompts keep their form before the chat template, and the columns in `keep_columns`."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def table(data: BuiltDataset) -> list[dict[str, Any]]:
             {"prompt": MESSAGES[:4], "completion": MESSAGES[4:]},
             {"conversations": SHAREGPT[:4], "chosen": SHAREGPT[4], "rejected": {"from": "gpt", "value": "7"}},
         ),
-        (  # columns of their own names go before it
+        (  # columns with their own names take precedence
             "demonstrations",
             {"prompt": "2+2?", "completion": "4"},
             {"prompt": "2+2?", "completion": "4", "conversations": [{"from": "human", "value": "5+5?"}]},

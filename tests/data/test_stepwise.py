@@ -1,4 +1,4 @@
-"""Answers with labelled steps: as TRL and Math-Shepherd have them, where each step is judged, and what is refused."""
+"""Answers with labelled steps: in the formats of TRL and Math-Shepherd, the place of each verdict, and refused rows."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_placeholder_is_one_token(plain_tokenizer: Any, jsonl: Write) -> None:
 
 
 def test_steps_that_do_not_fit_are_cut_off_whole(built: Build, jsonl: Write) -> None:
-    path, prompt = jsonl([ROW]), len(b"1+2+3?") + 4  # with what the template puts around it
+    path, prompt = jsonl([ROW]), len(b"1+2+3?") + 4  # with the template's text around it
     assert built(jsonl([ROW, {**ROW, "completions": ["x" * 300, "y"]}]), "stepwise", max_length=64).statistics[
         "dropped"
     ] == {"too_long": 1}
@@ -117,7 +117,7 @@ def test_a_task_with_steps_labels_each_and_a_task_without_is_refused(built: Buil
         digits = row["prompt"].split("highest: ")[1].split("\n")[0].split(" ")
         before = digits[0]
         for step, digit, label in zip(row["completion"].splitlines(), digits[1:], row["labels"], strict=True):
-            assert step[:3] == f"{before},{digit}", "a wrong step is what the next one goes on from"
+            assert step[:3] == f"{before},{digit}", "the next step continues from the wrong one"
             assert label == (step[4:] == max(before, digit))
             before = step[4:]
         right += all(row["labels"])

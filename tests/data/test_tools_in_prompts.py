@@ -70,7 +70,7 @@ def test_steps_of_math_shepherd_have_the_tools_too(built: Build, jsonl: Write) -
 
 
 def test_every_format_of_messages_reads_tools() -> None:
-    """A plain text is what it is; all other formats of all kinds render a prompt, which may offer tools."""
+    """Plain text is used unchanged; all other formats of all kinds render a prompt, which may offer tools."""
     formats = [(kind, name, form) for kind in kinds.KINDS.names() for name, form in kinds.load(kind).formats.items()]
     assert [(kind, name) for kind, name, form in formats if name != "text" and "tools" not in form.takes] == []
 
@@ -106,7 +106,7 @@ def test_prompts_and_completions_keep_the_tools_for_a_second_rendering(
 
     (shard,) = shard_rows([first], 0, [Completion()], CompletionText(tokenizer), "policy")  # type: ignore[list-item]
     assert json.loads(shard["tools"]) == TOOLS
-    assert _seen(shard)["tools"] == TOOLS, "what a reward function is given"
+    assert _seen(shard)["tools"] == TOOLS, "the argument of a reward function"
     assert '"square"' in llm_judge.conversation(shard)
 
 

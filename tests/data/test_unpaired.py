@@ -1,4 +1,4 @@
-"""Labelled completions: labels as files have them, pairs that are split, and what is refused."""
+"""Labelled completions: the forms of labels in files, pairs that are split, and refused rows."""
 
 from __future__ import annotations
 

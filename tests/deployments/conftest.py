@@ -32,7 +32,7 @@ def postgresql(program: str) -> str:
 
 
 class PostgreSQL:
-    """One on loopback, which refuses to run as root and so to lie below root's own folders."""
+    """A server on loopback, which refuses to run as root and so cannot use root's folders."""
 
     def __init__(self) -> None:
         initdb = postgresql("initdb")

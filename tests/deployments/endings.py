@@ -1,4 +1,4 @@
-"""A run that trains under `align up` and ends badly: how it is ended, and what has to become of it."""
+"""A run that trains under `align up` and ends badly: ways to end it, and the required recovery."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def training(run_id: str) -> bool:
 
 
 def steps(run_id: str) -> float:
-    """How many steps the run has trained, as its newest attempt knows; 0 before that trains."""
+    """Trained steps of the run's newest attempt; 0 before it trains."""
     seen = journal.progress(run_id).get("sft")
     return seen.done if seen else 0.0
 
@@ -59,17 +59,17 @@ ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
 
 
 def check_that_it_goes_on(services: Services, end: str) -> tuple[float, float]:
-    """It goes on by itself from its checkpoint, and no finished stage runs twice. The seconds until it was marked as crashed,
-    and from then until it trained again."""
+    """Checks that it resumes from its checkpoint by itself, and no finished stage runs twice. Returns the seconds until it was
+    marked as crashed, and from then until it trained again."""
     run_id = services.start_run([*OVERRIDES, f"seed={1 + list(ENDS).index(end)}"])
-    watcher = services.watch("last")  # nothing has begun it yet
+    watcher = services.watch("last")  # not begun yet
     assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     ended, trained = time.time(), steps(run_id)
     ENDS[end](services, journal.read(run_id))
     assert wait_until(lambda: len(times_started(run_id, "sft")) == 2 and steps(run_id) > 0, 240), services.states(
         run_id
     )
-    assert steps(run_id) >= trained  # the first that an attempt says is the step of the checkpoint that it goes on from
+    assert steps(run_id) >= trained  # an attempt first reports the step of its checkpoint
     assert wait_until(lambda: services.state(run_id) in ("Completed", "Failed"), 240), services.states(run_id)
 
     states = services.states(run_id)

@@ -1,4 +1,4 @@
-"""Who may talk to the server of `align up`, and who knows what: the token and the database's password."""
+"""Access to the server of `align up`: the token and the database's password."""
 
 from __future__ import annotations
 
@@ -132,10 +132,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def killed_services(home: Path, port: int) -> None:
-    """What services leave behind that ended without a word."""
+    """The files of services that were killed."""
     state = up.State(pid=1, started=1, boot="", url=access.url_of(port), database=up.SQLITE, phase="ready")
     (home / "services" / "state.json").write_text(state.model_dump_json())
-    (home / "services" / "lock").touch()  # held by nobody
+    (home / "services" / "lock").touch()  # held by no process
 
 
 def test_a_stranger_at_the_address_of_services_that_ended_is_not_talked_to(
@@ -187,7 +187,7 @@ def test_a_server_of_the_users_own_is_not_forgotten(
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port at which somebody else listens."""
+    """A port at which another process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

@@ -43,7 +43,7 @@ def runs_of(services: Services, deployment: str, *states: str) -> list[Any]:
 
 
 def eventually(look: Callable[[], Any], seconds: float = 180) -> Any:
-    """What ``look`` returns, once that is something."""
+    """The first result of ``look`` that is not empty."""
     deadline = time.monotonic() + seconds
     while not (value := look()):
         assert time.monotonic() < deadline, "it did not happen"
@@ -149,7 +149,7 @@ def test_a_deployment_whose_code_does_not_load_is_reported(tmp_path: Path) -> No
         )
 
     assert problem("mine.py:flow", there) is None
-    assert problem("anything.py:flow", fetched) is None, "nobody knows before it is fetched"
+    assert problem("anything.py:flow", fetched) is None, "unknown before it is fetched"
     assert problem("alignment.flows.deployment_flows.deployed_sft", []) is None
     ours = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
     assert problem("flows/deployment_flows.py:deployed_sft", ours) is None, "as the project's prefect.yaml had it once"
@@ -271,7 +271,7 @@ def test_the_tasks_of_a_run_whose_process_is_gone_do_not_run_on_for_ever(service
     assert [task["state"]["type"] for task in tasks] == ["CRASHED", "CRASHED"]
     assert tasks[0]["state"]["message"] == "its process is gone"
     left = services.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": done.stdout.split()}}})
-    assert left == [], "no bar of a stage that nobody works on"
+    assert left == [], "no progress bar of a stage that is not running"
 
 
 def test_the_schedule_of_nights_makes_runs_appear_by_itself(services: Services) -> None:

@@ -63,7 +63,7 @@ class Installed:
         )
 
     def align(self, *arguments: str) -> str:
-        """What a command of ours prints."""
+        """The output of a command."""
         process = self.start(*arguments)
         printed, complained = process.communicate(timeout=800)
         assert process.returncode == 0, f"{arguments}: {printed[-2000:]}\n{complained[-4000:]}"
@@ -71,7 +71,7 @@ class Installed:
 
 
 def changes() -> str:
-    """What Git says of the project's folder."""
+    """Git's status of the project's folder."""
     return subprocess.check_output(["git", "status", "--porcelain"], cwd=ROOT, text=True)
 
 
@@ -87,7 +87,7 @@ def resumed(installed: Installed) -> dict[str, Any]:
     """The outcome of a run that was killed while the plug-in's stage trained, and was resumed."""
     run = installed.start("run", installed.recipe, *(word for override in SHORT for word in ("--set", override)))
     saved = str(installed.home / "store/progress/*/step-*/complete.json")
-    assert wait_until(lambda: bool(glob.glob(saved)) or run.poll() is not None, 300)  # folders come and go meanwhile
+    assert wait_until(lambda: bool(glob.glob(saved)) or run.poll() is not None, 300)  # folders may disappear meanwhile
     assert run.poll() is None, run.communicate()
     run.send_signal(signal.SIGKILL)
     run.communicate()

@@ -1,4 +1,4 @@
-"""What `align up` keeps running while the disk is full: nothing ends for it, and all goes on once there is room again."""
+"""`align up` on a full disk: its services keep running, and recover once there is space again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed is pinned by digest, and pip is told to check it."""
+"""Installed packages are pinned by digest, which pip checks."""
 
 from __future__ import annotations
 

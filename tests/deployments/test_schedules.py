@@ -1,4 +1,4 @@
-"""Schedules that can only be a mistake are refused, and what a change of the clocks does to the others is said.
+"""Schedules that can only be a mistake are refused, and effects of clock changes on others are reported.
 
 The dates of the changes are those of the IANA database: in Europe/Berlin the clock goes from 02:00 to 03:00 on 28 March 2027
 and from 03:00 to 02:00 on 31 October 2027; Australia/Lord_Howe moves by half an hour, on 4 April and 3 October 2027.
@@ -58,7 +58,7 @@ def test_a_time_zone_without_a_schedule_is_refused_before_anything_is_loaded(tmp
 
 
 def test_the_next_run_is_shown_with_its_utc_offset() -> None:
-    """Etc/GMT+2 lies two hours behind UTC: POSIX counts westwards."""
+    """Etc/GMT+2 is two hours behind UTC, as POSIX counts westwards."""
     assert next_run(schedule("0 2 * * *", "Etc/GMT+2")).strftime("%H:%M %z") == "02:00 -0200"
 
 
@@ -90,7 +90,7 @@ def test_only_schedules_that_a_change_touches_are_warned_of(cron: str, zone: str
 
 
 def test_a_skipped_time_starts_at_another_hour_and_a_repeated_time_at_either() -> None:
-    """Why they are worth a warning: Prefect's own scheduler is asked for the days of the changes."""
+    """The reason for the warnings, by Prefect's own scheduler on the days of the changes."""
 
     def first(start: datetime) -> str:
         due = ServerSchedule(cron="30 2 * * *", timezone="Europe/Berlin")

@@ -1,4 +1,4 @@
-"""`align up` for real: a server, a worker and the reconciler; and what becomes of a run whose processes end badly."""
+"""`align up` for real: a server, a worker and the reconciler; and the recovery of runs whose processes die."""
 
 from __future__ import annotations
 

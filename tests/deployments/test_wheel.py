@@ -1,4 +1,4 @@
-"""The wheel, installed outside any checkout: one public name, and all that a new user runs first."""
+"""The wheel, installed outside any checkout: a single public name, and the first commands of a new user."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def build(folder: Path, source: Path) -> Path:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
-    for name in filter(None, tracked):  # as it is now, without what earlier builds left
+    for name in filter(None, tracked):  # in its present state, without leftovers of earlier builds
         if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / "source" / name, follow_symlinks=False)
@@ -75,7 +75,7 @@ class Environment:
         subprocess.run([*pip, "--force-reinstall", str(wheel)], check=True, capture_output=True)
 
     def run(self, *command: str) -> str:
-        """What ``align …``, or Python with these arguments, prints in the user's own folder."""
+        """The output of ``align …``, or of Python with these arguments, in the user's folder."""
         (self.folder / "work").mkdir(exist_ok=True)
         program = [str(self.bin / "align"), *command[1:]] if command[0] == "align" else [self.python, *command]
         process = subprocess.run(
@@ -139,7 +139,7 @@ def test_installed_services_run_installed_deployments(installed: Environment) ->
     try:
         installed.run("align", "up", "--port", str(free_port()))
         assert installed.align("status")["services"]["problems"] == {}
-        overrides = json.dumps([*FEW_STEPS, "iterative_dpo.loss.beta=0.2"])  # one stage and what depends on it
+        overrides = json.dumps([*FEW_STEPS, "iterative_dpo.loss.beta=0.2"])  # one stage and its dependants
         run = f"prefect deployment run alignment/quickstart --param 'overrides={overrides}' --watch"
         script = f'eval "$({installed.bin}/align env)" && {installed.python} -m {run}'
         installed.run("-c", "import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))", script)

@@ -1,4 +1,4 @@
-"""`align up` as the tests use it: services in a home of their own, over their command and the server's API."""
+"""`align up` for the tests: services in a separate home, through their command and the server's API."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SIGNS = {
 
 
 class Services:
-    """What `align up` started, in a home of its own."""
+    """The services of `align up`, in a separate home."""
 
     def __init__(self, home: Path, model: Path | None = None) -> None:
-        """``model`` is what its runs train, unless they say otherwise themselves."""
+        """``model`` is the default model of its runs."""
         self.port = free_port()
         self.home, self.model = home, model
         self.url = f"http://127.0.0.1:{self.port}/api"
@@ -44,7 +44,7 @@ class Services:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a shell in which `eval "$(align env)"` was said."""
+        """The variables of a shell after `eval "$(align env)"`."""
         printed = subprocess.run(
             [*ALIGN, "env"], cwd="/", env=self.settings, capture_output=True, text=True, check=True
         )
@@ -59,7 +59,7 @@ class Services:
         folder: Path = ELSEWHERE,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """What a command prints with `--json`, said in a folder that has nothing to do with the project."""
+        """The output of a command with `--json`, run in a folder outside the project."""
         done = subprocess.run(
             [*ALIGN, *arguments, "--json"],
             cwd=folder,
@@ -79,7 +79,7 @@ class Services:
         return subprocess.Popen(command, cwd="/", env=self.settings, stdout=subprocess.PIPE, text=True)
 
     def prefect(self, *arguments: str) -> str:
-        """What a command of Prefect's own prints."""
+        """The output of one of Prefect's own commands."""
         command = [str(BIN / "prefect"), *arguments]
         done = subprocess.run(
             command, cwd="/", env=self.environment, capture_output=True, text=True, timeout=600, check=False
@@ -98,7 +98,7 @@ class Services:
         return (self.home / "services" / "token").read_text()
 
     def ask(self, path: str, body: Any = None, token: str = "", **headers: str) -> httpx.Response:
-        """An answer as it is, to somebody who says this token; a POST has what protects from forged ones."""
+        """The raw answer to a request with this token; a POST has the header against forged requests."""
         plain: Any = {"base_url": self.url, "verify": False}  # reading the world's certificates takes 40 ms an answer
         with httpx.Client(**plain, headers=headers, timeout=60) as client:
             if token:

@@ -1,4 +1,4 @@
-"""``align doctor``: what it says of a sound machine and of several that are not, and that it never shows a secret."""
+"""``align doctor``: its findings on a healthy machine and on several faulty ones, and that it never shows a secret."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_too_few_open_files_are_a_warning():
 
 
 def test_a_read_only_folder_and_missing_shared_memory_are_reported(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine.os, "access", lambda *_: False)  # root, who runs these tests, may write anywhere
+    monkeypatch.setattr(machine.os, "access", lambda *_: False)  # the tests may run as root, who may write anywhere
     assert machine.disk(tmp_path / "new" / "home") == (
         "failed",
         f"{tmp_path} is not writable: give this user access, or choose another directory",

@@ -1,4 +1,4 @@
-"""``align store``: which store is used where nothing names one, and what is found of its server."""
+"""``align store``: the default store, and the checks of its server."""
 
 from __future__ import annotations
 

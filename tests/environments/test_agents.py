@@ -1,4 +1,4 @@
-"""Agents: the endpoint that they ask, the conversation that they must keep to, and what goes wrong."""
+"""Agents: the endpoint that they use, the conversation that they must continue, and failures."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_an_environment_is_a_class_or_an_agent() -> None:
     for fields in ({}, {"name": "a:B", "agent": "a:b"}):
         with pytest.raises(ValueError, match=r"exactly one of `name` .* and `agent`"):
             EnvironmentConfig(**fields)
-    assert "agent" not in EnvironmentConfig(name="a:B").model_dump(), "seeds of classes stay what they were"
+    assert "agent" not in EnvironmentConfig(name="a:B").model_dump(), "seeds of classes are unchanged"
 
 
 def test_the_source_of_an_agent_decides_a_result(tmp_path: Path) -> None:

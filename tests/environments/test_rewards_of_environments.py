@@ -1,6 +1,6 @@
 """Every documented verifier and reward with every kind of environment: a right answer is worth more than a wrong one.
 
-Reward models read tokens, whoever said them: tests/stages/test_rl.py has them beside environments.
+Reward models read tokens of any origin: tests/stages/test_rl.py has them beside environments.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ LABELLED: dict[str, tuple[str, str, str]] = {
         "```python\nprint(2 * int(input()))\n```",
         "```python\nprint(int(input()))\n```",
     ),
-    "reasoning_gym": ("", "", ""),  # as the library says
+    "reasoning_gym": ("", "", ""),  # by the library's definition
     "right": ("3", RIGHT, WRONG),
     "right_async": ("3", RIGHT, WRONG),
     "right_in_time": ("3", RIGHT, WRONG),

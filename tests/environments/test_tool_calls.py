@@ -30,7 +30,7 @@ from tests.environments.test_tools import TEMPLATE, call, say
 CHARGE = call('{"name": "charge", "arguments": {"euros": 5}}')
 CALLS = [Call("charge", {"euros": 5})]
 IDS = re.compile(r"[a-zA-Z0-9]{9}")
-"""What Mistral's templates ask for: `Tool call IDs should be alphanumeric strings with length 9!`"""
+"""The requirement of Mistral's templates: `Tool call IDs should be alphanumeric strings with length 9!`"""
 MISTRAL = (
     "{% for m in messages %}{% if m.role == 'tool' %}"
     "{% if m.tool_call_id is not defined or m.tool_call_id | length != 9 %}"
@@ -60,7 +60,7 @@ MISTRAL = (
     ],
 )  # fmt: skip
 def test_calls_count_outside_of_thoughts(turn: str, rest: str, calls: list[Call]) -> None:
-    """vLLM, too, takes the reasoning off before it looks for calls."""
+    """vLLM also removes the reasoning before it parses calls."""
     assert parse(turn) == (rest, calls)
 
 

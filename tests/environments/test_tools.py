@@ -1,4 +1,4 @@
-"""Tools: calls in a turn, their results, and what the answer is worth."""
+"""Tools: calls in a turn, their results, and the reward of the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The context of several turns, token by token what the chat template shows of the whole conversation."""
+"""The context of several turns equals the chat template's rendering of the whole conversation, token by token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def context(tmp_path: Path, tokenizer: Any) -> Iterator[Any]:
-    """The text before the second turn, for a first turn and what the environment answers it."""
+    """The text before the second turn, for a first turn and the environment's answer."""
     file, opened = tmp_path / "env.py", list[Environments]()
     file.write_text(SAYS_ITS_OPTION)
 

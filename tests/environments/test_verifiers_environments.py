@@ -125,7 +125,7 @@ def test_the_limits_of_a_seat_hold(environments: Any) -> None:
     assert ongoing.most == 3
     say(ongoing, "2")
     places.answer_all([ongoing])
-    assert (ongoing.over, ongoing.reward, ongoing.failure) == (True, 2.25, None), "what was said so far is rewarded"
+    assert (ongoing.over, ongoing.reward, ongoing.failure) == (True, 2.25, None), "the answers so far are rewarded"
 
 
 def test_a_failed_episode_has_its_reason_and_other_episodes_continue(environments: Any) -> None:
@@ -220,6 +220,6 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_a_source_is_one_thing() -> None:
     (source,) = DataConfig.model_validate({"verifiers": "sums", "options": {"largest": 2}}).sources
     assert source.verifiers == "sums"
-    assert "verifiers" not in DataSource(task="reverse").model_dump(), "seeds of other sources stay what they were"
+    assert "verifiers" not in DataSource(task="reverse").model_dump(), "seeds of other sources are unchanged"
     with pytest.raises(ValueError, match="give exactly one"):
         DataSource(verifiers="sums", reasoning_gym="leg_counting")

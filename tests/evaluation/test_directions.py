@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("name", "higher"),
     [
-        # by what they are: divergences, negative log-likelihoods and their exponentials are costs
+        # by their nature: divergences, negative log-likelihoods and their exponentials are costs
         *[(name, False) for name in ("loss", "nll", "kl", "test_loss", "test_kl", "test_perplexity", "kl.high")],
         *[(name, False) for name in ("length", "truncated", "test_loss.first", "reward_rejected", "critic_loss")],
         *[(name, True) for name in ("accuracy", "test_accuracy", "reward", "margin", "win_rate.low", "pass@4")],
@@ -37,7 +37,7 @@ def test_the_direction_of_a_metric(name: str, higher: bool) -> None:
 
 
 def test_directions_of_lm_evals_metrics_come_from_its_tasks() -> None:
-    """A task of one's own may state `higher_is_better: false` of any name; a group whose tasks disagree has None."""
+    """A custom task may state `higher_is_better: false` for any name; a group whose tasks disagree has None."""
     results = {
         "mine": {"toxicity,none": 0.25, "toxicity_stderr,none": 0.1, "perplexity,low": 3.0},
         "group": {"toxicity,none": 0.5},
@@ -59,7 +59,7 @@ def test_directions_of_lm_evals_metrics_come_from_its_tasks() -> None:
     }
     assert not higher_is_better("lm_eval/mine/toxicity", metrics)
     assert higher_is_better("lm_eval/mine/perplexity@low", metrics)
-    assert higher_is_better("lm_eval/group/toxicity", metrics), "as long as nothing says otherwise"
+    assert higher_is_better("lm_eval/group/toxicity", metrics), "by default"
 
 
 def test_the_best_checkpoint_of_a_distillation_has_the_lowest_divergence(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_best_checkpoint_of_a_distillation_has_the_lowest_divergence(tmp_pat
     for step, kl in enumerate((0.9, 0.2, 0.5, 0.7), start=1):
         looks.add(step, {"kl": kl}, lambda folder: folder.mkdir())
     assert looks.best == 2
-    assert looks.stop, "two looks in a row were no better"
+    assert looks.stop, "two evaluations in a row were no better"
 
 
 @pytest.mark.parametrize(

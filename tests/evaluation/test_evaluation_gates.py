@@ -1,4 +1,4 @@
-"""Gates: what passes, and the sentence with the amount for what does not."""
+"""Gates: passing policies, and the sentence with the missing amount for others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Gates on what trainings measure on held-out rows, and the warning where a promotion has no gates.
+"""Gates on held-out metrics of training, and the warning about a promotion without gates.
 
-Chance is the measure: pairs whose better answer is preferred no more often than the worse one have a mean margin of 0, and a
-reward model that guesses is right in half of its held-out pairs.
+The baseline is chance: a policy that prefers neither answer has a mean margin of 0, and a
+reward model that guesses is right for half of its held-out pairs.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_a_policy_has_no_divergence_from_itself_at_any_temperature(
     context: Any = SimpleNamespace(inputs={"scores": scores}, output=tmp_path, derive=lambda *_: 0)
     metrics = evaluate.run(context, evaluate.EvaluateConfig())
     assert metrics["kl"] == pytest.approx(0, abs=1e-3)
-    if temperature != 1:  # what a reference at temperature 1 makes of the same completions
+    if temperature != 1:  # the estimate of a reference at temperature 1 for the same completions
         other = score._logps(passes_here(), reference, rows, score.ScoreConfig())
         assert abs(float(logps.sum()) - sum(other)) / 16 > 0.1
 

@@ -77,7 +77,7 @@ def test_numbered_rewards_are_in_the_order_of_their_numbers() -> None:
 
 
 def test_curves_of_reinforcement_learning_and_of_fine_tuning() -> None:
-    """What GRPO and SFT runs are looked at for: each reward, its deviation, KL, entropy, clip fraction, length, missing
+    """The main metrics of GRPO and SFT runs: each reward, its deviation, KL, entropy, clip fraction, length, missing
     rewards, and the losses of training and of held-out rows."""
     wanted = (
         "reward reward_deviation rewards/f/mean rewards/f/std kl entropy entropy_estimate clipped completion_length"
@@ -103,8 +103,8 @@ def test_arrows_show_which_direction_is_better() -> None:
 
 
 def test_metrics_without_a_better_direction_have_none_on_held_out_rows_or_of_the_critic() -> None:
-    """KTO measures its baseline and the share of desirable rows on held-out rows, too, and PPO's critic has a gradient; what a
-    user's function logs is not known."""
+    """KTO measures its baseline and the share of desirable rows on held-out rows, too, and PPO's critic has a gradient; for
+    metrics logged by a user's function no direction is known."""
     neutral = "test_baseline test_desirable test_label critic_grad_norm critic_learning_rate extra_length extra_score"
     assert {name: arrow(name, {}) for name in neutral.split()} == dict.fromkeys(neutral.split(), "")
     assert [arrow(name, {}) for name in ("test_accuracy", "critic_loss", "critic_error")] == ["↑", "↓", "↓"]
@@ -133,7 +133,7 @@ def test_a_table_of_results_is_grouped_and_has_starts_and_intervals() -> None:
 
 
 def test_key_metrics_of_stages_have_the_labels_of_the_list() -> None:
-    """Stages that count things, such as rows, have words of their own for them."""
+    """Stages that count units, such as rows, have their own words for them."""
     own = {"attributes", "base_model", "best_of_n", "dataset", "gain", "generate", "merge", "merge_adapter", "overlap"}
     own |= {"reference_logps", "select_best", "select_pairs", "teacher_logps", "variants"}
     for module in pkgutil.iter_modules(alignment_core.stages.__path__):

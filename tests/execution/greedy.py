@@ -1,4 +1,4 @@
-"""A training method for the tests that asks the real allocator for far too much when a micro-batch is large."""
+"""A training method for the tests that requests far too much memory from the real allocator for large micro-batches."""
 
 from __future__ import annotations
 

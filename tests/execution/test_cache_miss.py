@@ -1,4 +1,4 @@
-"""Why a stage runs: what of its key changed since the nearest earlier run."""
+"""Why a stage runs: the changes of its key since the nearest earlier run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_among_equally_near_runs_the_latest_is_shown():
 def test_many_changes_are_counted():
     earlier = record(key_of(call(seed=9, config={"training": {"bf16": True, "max_steps": 1}})).parts)
     sentence = why_it_runs(key_of(call()).parts, [earlier], "sft")
-    # batch_size, bf16 and learning_rate are told; max_steps and the seed are counted
+    # batch_size, bf16 and learning_rate are named; max_steps and the seed are counted
     assert sentence == (
         "changed since sft: sft.training.batch_size: 32 → 8; sft.training.bf16: True → False; "
         "sft.training.learning_rate: 1e-05 → 0.0001; and 2 more"

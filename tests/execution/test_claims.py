@@ -31,7 +31,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str) -> Callable[[str], Store]:
-    """The store as a machine of this name sees it, with an ALIGN_HOME of its own."""
+    """The store as a machine of this name sees it, with a separate ALIGN_HOME."""
 
     def open_at(machine: str) -> Store:
         monkeypatch.setenv("ALIGN_HOME", str(tmp_path / machine))
@@ -72,7 +72,7 @@ def test_a_stage_that_another_machine_runs_is_waited_for_and_its_result_taken(
     class Waits(list[Any]):
         def append(self, reason: str | None) -> None:
             super().append(reason)
-            go.touch()  # the other machine ends when this one has said that it waits
+            go.touch()  # the other machine ends once this one reports that it waits
 
     waits = Waits()
     assert run(at("two"), call, waits, "22222222") == "cached"
@@ -108,4 +108,4 @@ def test_a_machine_that_lost_its_home_in_the_middle_takes_its_own_stage_over_at_
     dies.clear()
     waits: list[str | None] = []
     assert run(at("another"), call, waits, "22222222") == "run"
-    assert waits == [], "the kernel says that the process is gone, so that nobody waits for a lease to end"
+    assert waits == [], "the kernel shows that the process is gone, so there is no wait for the lease to expire"

@@ -1,4 +1,4 @@
-"""What a stage cost: time without waits, device-seconds, tokens, and the sums of a run."""
+"""The cost of a stage: time without waits, device-seconds, tokens, and the sums of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_waits_are_passed_on_and_do_not_count_as_work() -> None:
     began = time.monotonic()
     meter.ticket.waits("the machine: run A uses it for sft")
     time.sleep(0.05)
-    meter.ticket.waits("the machine: run A uses it for dpo")  # the reason changed, the wait goes on
+    meter.ticket.waits("the machine: run A uses it for dpo")  # the reason changed, the wait continues
     time.sleep(0.05)
     meter.ticket.waits(None)
     cost, wall = meter.cost(), time.monotonic() - began

@@ -1,6 +1,6 @@
 """The curve of a stage is whole after a resume: each step once, also on another machine, and in every tracker.
 
-The right numbers are those of an uninterrupted run: resuming changes nothing of what is measured.
+The expected numbers are those of an uninterrupted run: resuming changes no measurement.
 """
 
 from __future__ import annotations

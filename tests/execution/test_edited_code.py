@@ -77,7 +77,7 @@ class World:
 
 
 def with_service(folder: Path) -> EnvironmentConfig:
-    """An environment whose content says what a service says."""
+    """An environment whose content comes from a service."""
     (folder / "world.py").write_text(ENVIRONMENT)
     (folder / "service").write_text("here")
     return EnvironmentConfig(name=f"{folder / 'world.py'}:World", options={"service": str(folder / "service")})

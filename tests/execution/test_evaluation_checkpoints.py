@@ -1,4 +1,4 @@
-"""Looks at held-out rows while a stage trains: when, which is the best, when it is enough, and what a restart makes of them."""
+"""Evaluations on held-out rows during training: schedule, best checkpoint, early stopping, and restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real stages whose actors die, hang, diverge, or run out of memory: what is raised, what is kept, what comes out at last."""
+"""Real stages whose actors die, hang, diverge, or run out of memory: errors, kept progress, and final results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_training_survives_the_death_of_a_rank_and_ends_in_the_same_digest(
     assert (steps, "restarts" in whole.cost) == ([0, 1, 2, 3, 4, 5, 6], False)
     killed, steps = run("killed", kill_at=3)
     assert killed.cost["restarts"] == 1
-    assert steps == [0, 1, 2, 3, 3, 4, 5, 6], "it went on from the checkpoint after step 3"
+    assert steps == [0, 1, 2, 3, 3, 4, 5, 6], "it resumed from the checkpoint after step 3"
     assert killed.reference == whole.reference
 
 
@@ -104,7 +104,7 @@ def test_generation_survives_the_death_of_an_engine_and_keeps_its_finished_shard
     killed, shards = run("killed", kill_at=2)
     assert killed.cost["restarts"] == 1
     assert sorted({*shards}) == [0, 1, 2, 3, 4]
-    assert len(shards) == 6, "one that it went on from is said twice"
+    assert len(shards) == 6, "the shard that it resumed from is reported twice"
     assert shards == sorted(shards), "none was sampled again"
     assert killed.reference == whole.reference
 

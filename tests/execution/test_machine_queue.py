@@ -1,4 +1,4 @@
-"""Runs queue for the machine: who has it, who is next, what they are told, and what a killed run leaves behind."""
+"""Runs queue for the machine: order, reported reasons, and recovery from killed runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ for line in sys.stdin:
 
 
 class Run:
-    """A run in a process of its own, whose stages start and end when they are told to."""
+    """A run in a separate process, whose stages start and end on command."""
 
     def __init__(self, folder: Path, name: str) -> None:
         command = [sys.executable, "-c", RUN, str(folder), name]

@@ -1,4 +1,4 @@
-"""What a run does with its trainers and engines when another run wants the machine."""
+"""A run's trainers and engines when another run requests the machine."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMach
     with run.engines(EngineRequest(Model(tmp_path, POLICY), 64)) as engines:
         pass
     with run.trainers() as again:
-        assert again.group is trainers.group, "they stay warm while nobody waits"
+        assert again.group is trainers.group, "they stay warm while no run waits"
     assert not killed(trainers.group)
     with MachineQueue(tmp_path / "locks").use(Ticket(run=RunName("other"))):
         assert killed(trainers.group)

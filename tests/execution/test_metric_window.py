@@ -1,4 +1,4 @@
-"""First and last tenth of a stage's steps: what the key metrics are shown as."""
+"""Key metrics of a stage: means over the first and last tenth of its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs on one machine, one of them with reinforcement learning: whatever comes between whose steps, both come to an end."""
+"""Two runs on one machine, one of them with reinforcement learning: both finish under any interleaving of steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from alignment_core.recipes import ResourcesConfig
 
 SECONDS = 20.0
 QUIET_SECONDS = 0.002
-"""After which a stage that was let on is taken to wait for another one; it decides what is covered, not what passes."""
+"""Seconds after which a released stage is considered waiting; they decide coverage, not success."""
 POLICY = EngineRequest(Model(Path("policy"), Reference("model", "0" * 64)), 64)
 Take = Callable[[WarmMachines, Ticket], AbstractContextManager[Any]]
 TAKES: dict[str, Take] = {
@@ -40,7 +40,7 @@ TAKES: dict[str, Take] = {
 
 
 class Group:
-    """Actors that do nothing: only who holds them matters here, and there is no GPU to hold."""
+    """Actors that do nothing: only their holders matter here, and there is no GPU to hold."""
 
     devices = size = 1
 
@@ -137,7 +137,7 @@ def play(
     script: Script,
     claim: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> list[str]:
-    """Run all ``stages`` (a run, and what it takes) at once; those that do not come to an end."""
+    """Run all ``stages`` (a run, and the actors that it takes) concurrently; returns those that do not finish."""
 
     def stage(name: str, number: int) -> None:
         run, kind = stages[name]
@@ -162,7 +162,7 @@ def play(
 def test_reinforcement_learning_beside_another_run_comes_to_an_end(
     beside: str, device: str, new_run: Any, hook: Any
 ) -> None:
-    """The stage that takes engines and trainers, one of its own run beside it, and one of another run."""
+    """The stage that takes engines and trainers, another stage of its run, and a stage of another run."""
     stages = {"rl": ("ours", "rl"), "beside": ("ours", beside), "other": ("theirs", "score")}
     runs = {name: new_run(device) for name in ("ours", "theirs")}
     steps = ("rl",) * 3 + ("beside",) * 2 + ("other",) * 2
@@ -174,7 +174,7 @@ def test_reinforcement_learning_beside_another_run_comes_to_an_end(
 
 
 def test_runs_that_share_stages_come_to_an_end(new_run: Any, hook: Any, tmp_path: Path) -> None:
-    """Each run has the same two stages: who comes second waits for the first to be done with it, and has no machine then."""
+    """Each run has the same two stages: the second run waits for the first to finish a stage, without holding the machine."""
     workspace = Workspace(tmp_path / "store")
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Results that were made with other versions of packages: not taken, unless the recipe accepts them, which is said."""
+"""Results made with other versions of packages: reused, and marked, only if the recipe accepts them."""
 
 from __future__ import annotations
 

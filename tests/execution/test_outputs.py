@@ -1,4 +1,4 @@
-"""A stage with several outputs: which are made, which one others are given, and what is run again for one that was dropped."""
+"""A stage with several outputs: which are published, which one other stages get, and reruns for pruned ones."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_plan_counts_a_stage_as_cached_if_its_needed_outputs_are_there(run: An
 def test_a_task_takes_the_named_output_of_the_stage_before(run: Any) -> None:
     result = run(call(*OUTPUTS))
     plain = result.model_dump(mode="json")
-    assert plain["reference"] == str(result.reference), "what `align run --json` prints"
+    assert plain["reference"] == str(result.reference), "as `align run --json` prints it"
     older = plain | {"accepted": {"torch": "2.12.0"}}
     inputs = {"best": [older, "best"], "default": [plain, None], "given": str(result.outputs["trajectories"])}
     taken = _call({"stage": "learn", "label": "next", "config": {}}, inputs)

@@ -1,4 +1,4 @@
-"""A stage that fails begins again from its progress: how often, after which failures, and with what in its record."""
+"""A failed stage restarts from its progress: how often, after which failures, and what its record contains."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Behaviour = Callable[[StageContext], None]
 
 @pytest.fixture
 def run(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageResult]:
-    """Run a stage that behaves as told: one function per attempt, the last one for all that follow."""
+    """Run a stage with one function per attempt, the last one for all further attempts."""
     monkeypatch.setattr(restarts, "FIRST_PAUSE_SECONDS", 0.0)
 
     def run(*behaviours: Behaviour, **resources: Any) -> StageResult:
         attempts = iter(range(1000))
 
         def body(context: StageContext, _: StageConfig) -> dict[str, Any]:
-            assert list(context.output.iterdir()) == [], "each attempt has an output folder of its own"
+            assert list(context.output.iterdir()) == [], "each attempt has its own output folder"
             number = next(attempts)
             (context.output / "result").write_text("the same")
             (context.output / f"attempt-{number}").touch()

@@ -1,4 +1,4 @@
-"""Machines go to the stage that was submitted first among those that wait, and a wait is told to the stage's clock."""
+"""Machines go to the earliest submitted of the waiting stages, and waits are reported to the stage's clock."""
 
 from __future__ import annotations
 

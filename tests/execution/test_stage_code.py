@@ -1,4 +1,4 @@
-"""The code of stages: what of it counts for a key, and what it loads and costs until a stage runs."""
+"""The code of stages: which modules are in a key, and which are loaded before a stage runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def edited(file: Path, edit: Callable[[str], str]) -> Iterator[None]:
         file.write_text(source)
 
 
-# ---------------------------------------------------------------- what is in a key
+# ---------------------------------------------------------------- modules in a key
 
 TRAINER = {"training.trainer", "training.ranks", "training.learner", "models.loading", "losses.logprobs"}
 ENGINE = {"inference.engine", "inference.weights"}
@@ -99,18 +99,18 @@ NOT_OF_THE_STAGE = {
     "reference_logps": {"deepspeed"},  # a group without training
     "judge_pairs": {"torch"},  # which counts devices for the server
     "lm_eval": {"lm_eval", "yaml"},  # the distribution is called lm-eval; the name of a file's task alone
-    "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; what verifies is in the config
+    "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; the verifier is in the config
     "select_best": {"jinja2"},  # the columns of texts alone
     "teacher_logps": {"deepspeed", "jinja2"},  # the ranks that it may run on; the columns of texts alone
     "select_pairs": {"jinja2"},  # those of preferences
-    "dataset": {"reasoning_gym", "verifiers"},  # each source says of which version it is
+    "dataset": {"reasoning_gym", "verifiers"},  # each source names its version
     "base_model": {
         "deepspeed",
         "tokenizers",
         "torch",
         "transformers",
     },  # where the model is made from scratch: packages_used
-    "rl": {"jinja2", "math_verify", "reasoning_gym"},  # prompts come rendered; what verifies is in the config
+    "rl": {"jinja2", "math_verify", "reasoning_gym"},  # prompts are already rendered; the verifier is in the config
     "process_reward_model": {"jinja2"},  # the tokens of verdicts alone
 }
 """Packages that a stage's modules import and that do not count for every call of it."""
@@ -177,7 +177,7 @@ def test_the_key_of_a_plugin_follows_its_imports_which_are_not_executed(
     assert "alignment_core.training.methods.sft" not in keyed
 
 
-# ---------------------------------------------------------------- what an edit changes
+# ---------------------------------------------------------------- effects of an edit
 
 
 def test_an_edit_of_a_policy_loss_changes_reinforcement_learning_alone(copied: Any) -> None:
@@ -262,7 +262,7 @@ PLUGINS = (
 
 
 def test_additional_plugins_of_each_kind_change_no_key_of_a_shipped_recipe(tmp_path: Path) -> None:
-    """All that the keys of the stages of the shipped recipes are made of, but for the stages' inputs."""
+    """All parts of the keys of the shipped recipes' stages, except the stages' inputs."""
     core = copy_of_the_package(tmp_path)
     before = python(PLANNED.format(folder=str(tmp_path)))
     for file in PLUGINS:
@@ -296,7 +296,7 @@ def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
 
 
 def test_a_source_that_changes_during_a_run_makes_no_results(tmp_path):
-    """On a copy of the package: nobody could say which version of a module made them."""
+    """On a copy of the package: the version of the module that made the results would be unknown."""
     copy_of_the_package(tmp_path)
     losses = tmp_path / "alignment_core" / "losses" / "preference.py"
     code = (
@@ -311,7 +311,7 @@ def test_a_source_that_changes_during_a_run_makes_no_results(tmp_path):
     assert "alignment_core/losses/preference.py changed since this run started" in message
 
 
-# ---------------------------------------------------------------- what stages load
+# ---------------------------------------------------------------- imports of stages
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -1,4 +1,4 @@
-"""Keys and seeds of stages: what changes them, and what does not."""
+"""Keys and seeds of stages: changes that affect them, and changes that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base models as public ones come, and what is exported of them."""
+"""Base models in the form of public ones, and exports of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def export(base: Path, folder: Path, head: Head = "lm", seed: int = 3) -> Any:
 
 
 def learner(base: Path, model: Any, head: Head = "lm") -> Any:
-    """As far as it saves a model of ``base``: without DeepSpeed, which has no part in that."""
+    """A learner that can only save a model of ``base``, which needs no DeepSpeed."""
     learner: Any = Learner.__new__(Learner)
     learner.packed = SimpleNamespace(model=model)
     learner.source = ModelSource(handle(base), head)

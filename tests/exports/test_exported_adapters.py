@@ -1,6 +1,6 @@
 """LoRA adapters, of ours and of others: ``PeftModel`` on the base model, and merged into it.
 
-What is right is what `peft` computes before it merges: its own merge of a tied model changes the embeddings and the head alike.
+Expected: the output of `peft` before merging, as its own merge of a tied model changes both the embeddings and the head.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TIED: dict[str, dict[str, Any]] = {
 
 
 def others_adapter(source: Path, folder: Path, rows: int | None = None, **config: Any) -> torch.Tensor:
-    """Save an adapter as `peft` does; what the adapted model answers. ``rows``: resize the embeddings first."""
+    """Save an adapter with `peft`; returns the adapted model's logits. ``rows``: resize the embeddings first."""
     model = transformers.AutoModelForCausalLM.from_pretrained(source)
     generator = torch.Generator().manual_seed(1)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):

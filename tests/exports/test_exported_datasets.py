@@ -1,4 +1,4 @@
-"""A data set artifact: ``datasets`` and pandas read it, and every kind of rows has the columns that it says."""
+"""A data set artifact: ``datasets`` and pandas read it, and every kind of rows has its documented columns."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def commit_of(folder: Path) -> str:
 
 @contextmanager
 def fake_hub(repositories: dict[tuple[str, str], Path]) -> Iterator[tuple[str, list[str]]]:
-    """Serve folders by ("models" or "datasets", "owner/name"); yields the endpoint and the list of paths asked for."""
+    """Serve folders by ("models" or "datasets", "owner/name"); yields the endpoint and the list of requested paths."""
     requests: list[str] = []
     handler = type("Handler", (_Handler,), {"repositories": repositories, "requests": requests})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

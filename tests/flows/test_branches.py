@@ -1,4 +1,4 @@
-"""Branches of a comparison: what they share, what each is given, and the table at the end."""
+"""Branches of a comparison: shared stages, their inputs, and the final table."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def test_equal_stages_of_branches_are_shared(planned: Plan) -> None:
     of_pairs = [
         stage for stage in planned.stages if stage.stage in ("dataset", "reference_logps") and "dpo" in stage.label
     ]
-    assert [stage.label for stage in of_pairs] == ["pairs/dpo/data", "pairs/dpo/reference-logps"], (
-        "whatever the loss is"
-    )
+    assert [stage.label for stage in of_pairs] == ["pairs/dpo/data", "pairs/dpo/reference-logps"], "for any loss"
     by_label = {stage.label: stage for stage in planned.stages}
     shared = {"model": "sft", "data": "pairs/dpo/data", "reference_logps": "pairs/dpo/reference-logps"}
     assert labels(by_label["pairs/dpo"]) == labels(by_label["weak/dpo"]) == shared

@@ -1,4 +1,4 @@
-"""What a recipe is composed of: which stages, and what each is given. Nothing runs."""
+"""The composition of recipes: their stages and inputs. Nothing runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 class Composed:
-    """A run that notes what is submitted to it, because a real one would train."""
+    """A run that records submitted stages, because a real one would train."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.seed = store, 5
@@ -211,7 +211,7 @@ def test_rounds_and_evaluation_have_their_own_lists_of_rewards(composed):
     assert (of_round.field, of_round.verifier, of_evaluation.verifier) == ("iterative_dpo.rewards", None, "task")
     assert [reward.normalise for reward in of_round.rewards] == ["none", "group", "none"]
     assert [reward.normalise for reward in of_evaluation.rewards] == ["none"] * 3, (
-        "by its own samples every policy would be average"
+        "normalised by its own samples every policy would be average"
     )
 
 
@@ -337,7 +337,7 @@ def test_the_reference_of_a_round_is_the_policy_before_it_or_the_initial_policy(
     assert composed.roles("round-2/reference-logps") == {"model": second, "data": "round-2/select"}
     assert composed.roles("round-2/dpo")["reference_logps"] == "round-2/reference-logps"
     orders = [composed.configs[f"round-{number}/reference-logps"].order for number in (1, 2)]
-    assert orders[0] != orders[1], "rounds take their rows in orders of their own"
+    assert orders[0] != orders[1], "rounds take their rows in different orders"
 
 
 def test_a_policy_may_be_evaluated_by_other_rewards_than_in_training(composed):
@@ -357,7 +357,7 @@ def model(store: Store, folder: Path, name: str, tokenizer: str = "bytes") -> Re
 
 @pytest.fixture
 def compared(composed: Composed, tmp_path: Path) -> Any:
-    """Compose SFT, say what its policy came to, and compare that with what the tag names."""
+    """Compose SFT, set its resulting policy, and compare that with the tagged model."""
 
     def run(candidate: Reference, **fields: Any) -> Any:
         outputs = compose(composed, "sft", promotion=GATES, **fields)

@@ -1,4 +1,4 @@
-"""KTO with real stages: what the reference says of mismatched completions, what is shared, what is warned of and refused."""
+"""KTO with real stages: the reference's log-probabilities of mismatched completions, shared stages, warnings, refusals."""
 
 from __future__ import annotations
 

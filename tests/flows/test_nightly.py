@@ -1,4 +1,4 @@
-"""A week of nights with a fake clock and real stages: what is promoted, what is not, and what is left of each."""
+"""A week of nights with a fake clock and real stages: promotions, refusals, and the records of each night."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Week:
-    """What the nights printed, and the store that they left."""
+    """The output of the nights, and their store."""
 
     def __init__(self, home: Path, nights: dict[str, dict[str, Any]]) -> None:
         self.home, self.nights = home, nights
@@ -90,7 +90,7 @@ def test_a_better_night_replaces_production_and_a_worse_night_does_not(week: Wee
     assert refused["metrics"]["candidate"]["accuracy"] < refused["metrics"]["production"]["accuracy"]
     candidates = {move.to for move in week.store.tags.history("policy/production")}
     assert week.reference("night-3", "candidate") not in candidates
-    assert week.store.verify(week.reference("night-3", "candidate")) == []  # kept, for whoever wants to look at it
+    assert week.store.verify(week.reference("night-3", "candidate")) == []  # kept for inspection
 
 
 def test_an_empty_night_runs_no_stage_and_is_on_record(week: Week) -> None:

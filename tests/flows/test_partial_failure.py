@@ -41,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def step(
     run: Run, label: str, error: Exception | None = None, needed: tuple[SubmittedStage, ...] = (), may_fail: bool = True
 ) -> SubmittedStage:
-    """A stage that ended: with an error of its own, or because one that it needs failed (``needed``), or well."""
+    """A finished stage: with its own error, or because a stage that it needs failed (``needed``), or successful."""
     future: Any = PrefectConcurrentFuture(uuid4(), Future())
     blocked = any(stage.cause() for stage in needed)
     state: Any = Failed(data=error) if error else Pending(name="NotReady") if blocked else Completed()
@@ -69,7 +69,7 @@ def test_the_result_of_a_stage_that_may_fail_raises_branch_failed_with_the_cause
         assert caught.value.cause is DIVERGES
     assert run.announced == {"a/sft", "a/evaluation"}
     assert received == [("a/sft", f"failed; stages that do not need it continue: {DIVERGES}")], (
-        "told once, and of none but it"
+        "reported once, and only for this stage"
     )
 
 

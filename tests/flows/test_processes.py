@@ -1,4 +1,4 @@
-"""What a run leaves behind when it is killed, and where it runs: on a Ray of its own or on the one that is named."""
+"""Processes left by a killed run, and where a run executes: on its own Ray or on the named cluster."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_killed_command_leaves_no_server_no_host_no_ray_and_no_tracker(
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
-    """A Ray that somebody else started, as a cluster is; its address."""
+    """A Ray cluster started outside the run; its address."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     head = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0"]
     head += ["--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--include-dashboard=false", "--num-cpus=2"]

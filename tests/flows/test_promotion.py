@@ -30,7 +30,7 @@ BETTER: tuple[dict[str, float], dict[str, float], str] = ({"accuracy": 0.9}, {"a
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     opened = open_store(tmp_path / "store")
-    run: Any = SimpleNamespace(store=opened)  # a promotion asks nothing else of its run
+    run: Any = SimpleNamespace(store=opened)  # a promotion uses nothing else of its run
     with composing(run), disable_run_logger():
         yield opened
 
@@ -57,7 +57,7 @@ def test_the_second_of_two_candidates_for_the_same_production_is_in_conflict(sto
 def test_a_run_killed_after_its_promotion_counts_as_promoted(store, model):
     first, second = model("first"), model("second")
     promote.fn(SECTION, first, *BETTER, expected=None)
-    promote.fn(SECTION, second, *BETTER, expected=first)  # by another run, meanwhile
+    promote.fn(SECTION, second, *BETTER, expected=first)  # meanwhile, by another run
     assert promote.fn(SECTION, first, *BETTER, expected=None)["state"] == "promoted"
     assert [move.to for move in store.tags.history(SECTION.tag)] == [first, second]
 
@@ -148,7 +148,7 @@ def test_attestations_are_attached_to_a_policy_before_the_tag_moves(store, model
     promote.fn(silent, second, *BETTER, expected=first)
     assert attachments(store, second) == {}
     assert promote.fn(SECTION, second, *BETTER, expected=second)["state"] == "unchanged"
-    assert attachments(store, second).keys() == {"bom.cdx.json"}, "the recipe asks for more than before"
+    assert attachments(store, second).keys() == {"bom.cdx.json"}, "the recipe requires more than before"
 
 
 def test_a_signing_recipe_without_a_key_is_refused_before_the_run(store, monkeypatch):
@@ -164,7 +164,7 @@ def test_a_failed_publication_is_reported_and_undoes_no_promotion(store, model):
     first = model("first")
     outcome = promote.fn(section, first, *BETTER, expected=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+        patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # no server listens there
         outcome["publication"] = publish.fn(section, first)
     assert (outcome["state"], outcome["publication"]["state"]) == ("promoted", "failed")
     assert store.tags.get(section.tag) == first

@@ -1,4 +1,4 @@
-"""A run that promotes, signs and publishes its policy: what fails at the Hub is made good by `align resume`."""
+"""A run that promotes, signs and publishes its policy: `align resume` completes a publication that failed."""
 
 from __future__ import annotations
 

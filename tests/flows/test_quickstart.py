@@ -55,7 +55,7 @@ def temporary() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def first(migrated: Path, home: Path, temporary: Path) -> dict[str, Any]:
-    """A run with a server of its own, whose database has its tables already."""
+    """A run with its own server, whose database already has its tables."""
     (home / "prefect").mkdir()
     shutil.copyfile(migrated, home / "prefect" / "prefect.db")
     return run_small(partial(run_align, TMPDIR=str(temporary)), home)
@@ -86,7 +86,7 @@ def test_the_plan_of_a_run_that_is_over_is_that_all_is_cached(align: Align, firs
     changes = [part for override in SMALL for part in ("--set", override)]
     planned = align(home, "check", str(RECIPE), *changes)
     assert {stage["stage"]: stage["state"] for stage in planned["stages"]} == dict.fromkeys(states(first), "cached")
-    assert planned["data"] == [], "what is cached is not looked at"
+    assert planned["data"] == [], "cached stages are not checked"
     planned = align(home, "check", str(RECIPE), *changes, "--set", "iterative_dpo.loss.beta=0.3")
     changed = {stage["stage"]: stage for stage in planned["stages"] if stage["state"] != "cached"}
     assert changed["round-1/dpo"]["state"] == "runs"

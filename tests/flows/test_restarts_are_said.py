@@ -1,4 +1,4 @@
-"""A stage that restarts says so on the console, in the journal, in the report and to those who watch the run."""
+"""Restarts of a stage are shown on the console, in the journal, in the report and by `align watch`."""
 
 from __future__ import annotations
 

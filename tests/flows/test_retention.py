@@ -1,4 +1,4 @@
-"""Retention at the end of a run: what the recipe says is done, and what cannot be done fails nothing."""
+"""Retention at the end of a run: as the recipe sets it, and errors of it do not fail the run."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_a_store_that_cannot_be_pruned_does_not_fail_the_run(store, tmp_path):
     progress = forgotten_progress(store)
     (store.backend.root / "tags" / "policy").mkdir(parents=True)
     (store.backend.root / "tags" / "policy" / "00000001.json").write_text("damaged")
-    prune(recipe(rollouts_days=1), store)  # raises Corrupt inside: what the tag keeps is unknown
+    prune(recipe(rollouts_days=1), store)  # raises Corrupt inside: the tag's artifact is unknown
     assert not progress.exists()

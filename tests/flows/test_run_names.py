@@ -1,4 +1,4 @@
-"""What a run is called on the pages of the Prefect UI."""
+"""The names of runs in the Prefect UI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many runs a worker has at once, in which order they are taken up, and what is said of those that wait."""
+"""The number of concurrent runs of a worker, their order, and the reasons shown for waiting ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ OLD = Crashed().model_copy(update={"timestamp": NOW - timedelta(days=3)})
 @pytest.mark.parametrize(
     ("limit", "active", "crashed", "due", "admitted"),
     [
-        (1, 0, [], [0, 0], [0, 0]),  # the server itself cuts what it gives at its limit
+        (1, 0, [], [0, 0], [0, 0]),  # the server itself truncates results at its limit
         (1, 0, [[Running(), Crashed()]], [0], []),
         (1, 0, [[Running(), Crashed()]], [0, 2], [2]),
         (2, 0, [[Running(), Crashed()]], [0, 0], [0]),
@@ -104,8 +104,8 @@ OLD = Crashed().model_copy(update={"timestamp": NOW - timedelta(days=3)})
 def test_no_later_run_takes_the_place_of_a_run_about_to_resume(
     limit: int | None, active: int, crashed: list[list[State]], due: list[int], admitted: list[int]
 ) -> None:
-    """``due`` and ``admitted`` are how often each run was running before. New runs have as many places as the limit leaves
-    beside those that run, that resume now and that are about to resume.
+    """``due`` and ``admitted`` count how often each run was running before. New runs have the places that the limit leaves
+    beside runs that are running, resuming, or about to resume.
     """
     given: Any = [SimpleNamespace(flow_run=SimpleNamespace(run_count=count)) for count in due]
     client: Any = Client(crashed, active)
@@ -171,7 +171,7 @@ def test_a_resuming_run_precedes_later_runs_and_a_schedule_queues_a_single_run(c
     schedule_again(client, client.read_flow_run(first.id), "attempt 2")
     assert taken_up() == [str(first.id)]
 
-    assert Reconciler().look(client) == [], "runs that somebody asked for are never skipped"
+    assert Reconciler().look(client) == [], "runs requested by a user are never skipped"
 
 
 def test_only_the_latest_due_run_of_a_schedule_waits() -> None:

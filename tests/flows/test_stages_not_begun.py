@@ -1,4 +1,4 @@
-"""What a run that fails says of the stages that did not begin: once, by their names."""
+"""A failed run names the stages that did not begin, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a disk that is full, to the last byte and the last name, one may still look at everything, and free room."""
+"""On a disk without a free byte or name, commands can still read everything, and free space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps: which stages variants share, how they are named and ranked, and what cannot vary."""
+"""Sweeps: stages shared by variants, their names and ranking, and fields that cannot vary."""
 
 from __future__ import annotations
 

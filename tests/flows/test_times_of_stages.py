@@ -81,7 +81,7 @@ RECIPE: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_stage_of_a_real_run_accounts_for_the_time_between_its_two_lines(tmp_path: Path) -> None:
-    """What is not counted is the way of the news to the console, some tenths of a second."""
+    """The delay of messages to the console, some tenths of a second, is not counted."""
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps(RECIPE))
     command = [sys.executable, "-m", "alignment.flows.cli.main", "run", str(file), "--json"]

@@ -1,4 +1,4 @@
-"""Two runs of one recipe at once: what they share they compute once, they queue for the machine, and they say so."""
+"""Two concurrent runs of a recipe: shared stages are computed once, and the queue for the machine is shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def home(tmp_path: Path, prefect_api: dict[str, str], monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def messages(home: Path, prefect_api: dict[str, str]) -> Messages:
-    """What Prefect's API shows as the logs of the runs of this home."""
+    """The logs of this home's runs in Prefect's API."""
     token = b64encode(prefect_api[TOKEN].encode()).decode()
     headers = {"authorization": f"Basic {token}", "content-type": "application/json"}
 

@@ -1,4 +1,4 @@
-"""Waiting for one stage of a run while others go on."""
+"""Waiting for one stage of a run while others continue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Nights with a fake clock, in one process over one warm host: `python -m tests.flows.week HOME PART`.
 
-PART is one of the functions below. Prints what came of every night as a line of JSON.
+PART is one of the functions below. Prints the outcome of every night as a line of JSON.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def night(name: str, **changes: Any) -> None:
 
 def until_killed() -> None:
     drop("sunday.jsonl", "ab", 24, other='{"prompt": "no answers"}\n')
-    drop("copy.jsonl", "ab", 24, other="{broken}\n")  # every row twice, and one that is none
+    drop("copy.jsonl", "ab", 24, other="{broken}\n")  # every row twice, and an invalid one
     night("night-1")
     night("night-2")  # nothing arrived
     drop("tuesday.jsonl", "ba", 24)  # the wrong way round

@@ -1,4 +1,4 @@
-"""A flow that asked its host for something and is idle now: when it ends, all that it started ends, too."""
+"""A flow that has used its host and is idle now: when it ends, all processes that it started end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(600)
 
 
 def check_that_nothing_outlives(ending: signal.Signals, folder: Path, model: Path) -> None:
-    """End it by this signal. What it started it started below ``folder``, with a token that nobody else can read."""
+    """End it with this signal. Its processes run below ``folder``, with a token that no other user can read."""
     home = folder / "home"
     flow = subprocess.Popen(
         [sys.executable, "-c", FLOW, str(folder / "store"), str(model)],

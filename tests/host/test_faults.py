@@ -1,4 +1,4 @@
-"""What a stage's failure looks like to the flow: whose turn it is to act survives the way through the host."""
+"""Failures of stages as the flow gets them: the class of an error survives the way through the host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """When a wait passes its deadline, the whole host ends at once and the next call has a new one.
 
-Of the deaths of its daemons tests/long/test_daemon_deaths.py tells.
+Deaths of its daemons are in tests/long/test_daemon_deaths.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The log of a run host reaches the run with stage and rank, bounded, whatever is in it."""
+"""The log of a run host reaches the run with stage and rank, bounded, for any content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read(log: Path) -> Callable[[str], Lines]:
-    """What a tail of the log hands on when this text is in it."""
+    """The lines that a tail forwards from a log with this text."""
 
     def handed_on(text: str) -> Lines:
         log.write_text(text)

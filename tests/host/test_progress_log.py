@@ -1,4 +1,4 @@
-"""How far a stage is, in words: said often at first and then more rarely."""
+"""Progress of a stage in words: frequent at first and then rarer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_another_count_has_a_speed_of_its_own(clock):
     clock.now += 10
     pace.seen(Progress(50, 100, "steps", {}))
     assert (pace.rate, pace.seconds_left) == (5.0, 10.0)
-    pace.seen(Progress(20, 100, "steps", {}))  # it goes on from a checkpoint
+    pace.seen(Progress(20, 100, "steps", {}))  # it resumes from a checkpoint
     assert pace.rate is None
 
 

@@ -1,4 +1,4 @@
-"""The run host: stages run in it, errors come back typed, and nothing of it outlives the process that asked."""
+"""The run host: stages run in it, errors come back typed, and nothing of it outlives the calling process."""
 
 from __future__ import annotations
 

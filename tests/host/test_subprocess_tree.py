@@ -1,4 +1,4 @@
-"""The folder of a supervised command: none stays for ever, whatever ended the command, and nobody else's is touched."""
+"""The folder of a supervised command: removed however the command ended, without touching other folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.processes import wait_until
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What a command that was killed long ago left: its mark, which nobody locks, and a file."""
+    """The leftovers of a command killed long ago: its mark, which is unlocked, and a file."""
     folder = fresh_folder(tmp_path, "r")
     (folder / IN_USE).touch()
     (folder / "session").mkdir()

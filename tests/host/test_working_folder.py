@@ -1,7 +1,7 @@
-"""Files of the working folder are never executed, whatever they are called; user code that a recipe names by path still runs.
+"""Files of the working folder are never executed, whatever their names; user code that a recipe names by path still runs.
 
 Python puts the working folder first on the import path of ``python -m`` and ``python -c``, and Ray on that of its workers. The
-folder here holds files called like modules of ours and of Python's own; each writes down that it was executed.
+folder here holds files called like modules of ours and of Python's own; each records that it was executed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with open({log!r}, "a") as log:
 
 @pytest.fixture
 def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working folder of the test; what was executed of it, if anything, fails the test."""
+    """The working folder of the test, which fails if a file in it was executed."""
     folder, log = tmp_path / "working", tmp_path / "executed"
     folder.mkdir()
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""A tiny training stage for the tests; as a program, a flow of its own process that trains until somebody ends it."""
+"""A tiny training stage for the tests; as a program, a flow that trains until it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New weights in a running engine that holds a mixture of experts, which vLLM packs anew on the CPU only if it is told to."""
+"""New weights in a running engine that holds a mixture of experts, which vLLM repacks on the CPU only on request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A warm vLLM engine gives what ``transformers`` gives, for the weights that it holds now and for no others.
+"""A warm vLLM engine agrees with ``transformers``, for its present weights and for no others.
 
-`make test-long` asks the same of the other two shapes.
+`make test-long` tests the other two shapes.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], e
 
 
 def update(engine: ActorGroup[Engine], models: dict[str, Path], name: str, version: int) -> None:
-    """What trainers and :class:`ActorGroup` do, from this process: the weights in several buckets, not in layers' order."""
+    """Send the weights as trainers and :class:`ActorGroup` do: in several buckets, not in the order of layers."""
     import transformers
 
     send(engine, transformers.AutoModelForCausalLM.from_pretrained(models[name]), name, version)
@@ -219,7 +219,7 @@ def test_a_sleeping_engine_holds_no_memory_until_new_weights_wake_it(
 
 
 def asleep(engine: ActorGroup[Engine]) -> Any:
-    """Whether vLLM takes no requests, and what of its memory is away (which on a CPU it only says)."""
+    """Whether vLLM refuses requests, and which memory is released (which a CPU engine only reports)."""
 
     def look(cell: Any) -> Any:
         core = cell.object.llm.llm_engine.engine_core.engine_core
@@ -265,7 +265,7 @@ def test_running_completions_continue_with_new_weights_and_record_a_version_per_
     requests = [Request(str(number), prompt, 64, seed=number) for number, prompt in enumerate(PROMPTS)]
     update(engine, models, "a", version=3)
     done = []
-    while not done:  # a few tokens each: how many is up to the clock, what they are is not
+    while not done:  # a few tokens each: their number depends on the clock, their ids do not
         done += engine.one(0, Engine.advance, requests, sampling, [STOP], 0.02)
         requests = []
         if not done:

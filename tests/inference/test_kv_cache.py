@@ -31,7 +31,7 @@ def test_a_sequence_takes_whole_blocks_and_a_spare_block() -> None:
 
 
 def test_a_sliding_window_takes_an_additional_block() -> None:
-    """vLLM 0.32 says of this model with 32 MiB that 32,704 tokens fit: a block is 32 · 1,024 bytes, so there are 1,024 of them,
+    """vLLM 0.32 reports that 32,704 tokens fit in 32 MiB: a block is 32 · 1,024 bytes, so there are 1,024 of them,
     one stays free, one is for a window that begins inside a block, and 1,022 · 32 = 32,704."""
     mistral = {
         "hidden_size": 64,
@@ -50,7 +50,7 @@ def test_a_sliding_window_takes_an_additional_block() -> None:
 @pytest.mark.parametrize(
     ("shape", "each"),
     [
-        # No key-value heads of their own: as many as attention heads; 2 · 2 · 4 · 16 · 4.
+        # No separate key-value heads: as many as attention heads; 2 · 2 · 4 · 16 · 4.
         ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}, 1024),
         # GPT-2's names: 2 · 12 · 12 · 64 · 4.
         ({"n_embd": 768, "n_head": 12, "n_layer": 12}, 73_728),
@@ -91,7 +91,7 @@ VLLM = (
     "To serve at least one request with the model's max seq len (8192), (0.35 GiB KV cache is needed, which is larger than the "
     "available KV cache memory (0.25 GiB). Based on the available memory, the estimated maximum model length is 5792. Try …"
 )
-"""What version 0.32 raises for this model."""
+"""The error of version 0.32 for this model."""
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8192}])

@@ -23,8 +23,8 @@ LOG = (
     + f"Traceback (most recent call last):\n{TRACE}"
     + "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
 )
-"""As vLLM 0.32 writes it (shortened): one process logs the cause and raises it, the other says that there is one. The cause
-stands in the middle of 500 lines."""
+"""As vLLM 0.32 writes it (shortened): one process logs the cause and raises it, the other refers to it. The cause
+is in the middle of 500 lines."""
 
 
 def test_the_cause_is_the_exception_of_the_process_that_failed_first() -> None:

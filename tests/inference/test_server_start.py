@@ -1,4 +1,4 @@
-"""Waiting for a server to answer: whoever waits sees that it is being loaded, and a server with a certificate is found, too."""
+"""Waiting for a server to answer: the wait is shown, and a server with a certificate is reached, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every path of vLLM's server needs the token, also those that vLLM's own check leaves open."""
+"""Every path of vLLM's server needs the token, including those that vLLM's own check leaves open."""
 
 from __future__ import annotations
 

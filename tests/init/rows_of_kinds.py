@@ -1,4 +1,4 @@
-"""Rows of every kind, under several names, with the method that they speak for and the columns that it reads."""
+"""Rows of every kind, under several names, with the method that they suggest and the columns that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of the rows in a first recipe: which are used, which are not, and what is said of those that cannot be read."""
+"""Columns of the rows in a first recipe: which are used, and notes on unused and unreadable ones."""
 
 from __future__ import annotations
 

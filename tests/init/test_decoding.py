@@ -42,7 +42,7 @@ def test_answers_that_a_verifier_scores_are_greedy(method: str, write: Write) ->
 def test_without_a_verifier_answers_are_sampled_at_temperature_1_for_the_kl(
     rows: list[dict[str, Any]], method: str, write: Write
 ) -> None:
-    """The KL's estimator needs samples of the policy at its own temperature."""
+    """The KL estimator needs samples of the policy at temperature 1."""
     content, text = write(rows, method)
     assert "verifier" not in content["evaluation"]
     assert content["evaluation"]["generation"]["temperature"] == 1

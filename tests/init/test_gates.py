@@ -1,4 +1,4 @@
-"""A first recipe gates its promotion on what it measures: better than chance, or no worse than before."""
+"""A first recipe gates its promotion on its metrics: better than chance, or no worse than before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows are is guessed from their columns and contents, whatever the columns are called."""
+"""The kind of rows is guessed from columns and contents, for any names of columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that a first recipe measures on: some that are held out, those of a test split, or those that the user names."""
+"""The evaluation rows of a first recipe: held-out rows, those of a test split, or rows named by the user."""
 
 from __future__ import annotations
 

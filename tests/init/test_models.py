@@ -27,7 +27,7 @@ def test_lengths_follow_the_rows_and_the_model(draft: Draft, tmp_path: Path, tin
     assert draft(file).recipe["evaluation"]["generation"]["max_completion_length"] == 64
     content[0]["completion"] = "a" * 500
     result = draft(jsonl(file, content), model=str(tiny_model()))
-    assert result.recipe["sft"]["data"]["max_length"] == 256, "all that the model takes"
+    assert result.recipe["sft"]["data"]["max_length"] == 256, "the model's whole context"
     assert "overlong" not in result.recipe["sft"]["data"]
     assert "1.0% have more and are dropped" in result.text
     for row in content[:20]:

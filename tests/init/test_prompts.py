@@ -1,4 +1,4 @@
-"""`align generate` reads whatever `align init` makes prompts of, in the same way."""
+"""`align generate` reads the same prompts as `align init`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_generate_reads_rows_with_prompts_as_init_does(name: str, draft: Draft, 
     data, _ = prompts_of(str(path))
     template = data.pop("prompt_template", None)
     assert template == result.recipe["generate"]["prompts"].get("prompt_template")
-    for config in (source, data):  # a right answer that is only guessed is nothing that is asked
+    for config in (source, data):  # a guessed right answer is not part of a prompt
         config["columns"] = {role: column for role, column in config.get("columns", {}).items() if role != "label"}
     assert Path(data.pop("path")) == path
     assert data == {key: value for key, value in source.items() if key != "path"}

@@ -1,4 +1,4 @@
-"""The recipe that is written: it loads, its checks pass, and its text means what it says."""
+"""The written recipe: it loads, passes the checks, and its text equals its content."""
 
 from __future__ import annotations
 

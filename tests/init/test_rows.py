@@ -1,4 +1,4 @@
-"""Rows are found where they lie, and a file without any is said to have none, and why."""
+"""Rows are found in files and folders, and a file without rows is refused with the reason."""
 
 from __future__ import annotations
 

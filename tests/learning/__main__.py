@@ -120,7 +120,7 @@ def main() -> int:
             began = time.monotonic()
             try:
                 outcome = align(home, recipe, [f"seed={seed}", *overrides])
-            except subprocess.CalledProcessError as error:  # which said why
+            except subprocess.CalledProcessError as error:  # which printed the reason
                 bad += 1
                 print(json.dumps({"run": name, "seed": seed, "exit_code": error.returncode}), flush=True)
                 continue

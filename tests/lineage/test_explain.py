@@ -1,4 +1,4 @@
-"""Why a stage ran or was cached, and where what it is compared with was made."""
+"""Why a stage ran or was cached, and where the compared results were made."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_changed_setting_is_shown_with_the_resulting_differences(store, publis
     assert f"a  {a.short}  by night-1/sft (sft)" in text
     assert re.search(r"loss +0.5 → +0.25 +-0.25", text)
     assert f"data  {old_rows.short} → {new_rows.short}" in text
-    assert "—" in text  # for what one side has not
+    assert "—" in text  # for entries missing on one side
 
 
 def test_an_artifact_is_identical_to_itself(store, publish):

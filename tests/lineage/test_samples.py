@@ -1,4 +1,4 @@
-"""Text to look at: completions with their rewards, pairs, demonstrations, and one prompt over several policies."""
+"""Samples of text: completions with their rewards, pairs, demonstrations, and a prompt over several policies."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_completions_have_their_rewards_for_each_stage_of_a_round(run: Run) -> N
     assert samples(run.store, lines(), "round-1/score", 2) == rows
     (sample,) = samples(run.store, lines(), "round-1/evaluation", 1)
     assert sample["completion"] == "round-1 0 0"
-    assert "rewards" not in sample, "of one reward its number is said once"
+    assert "rewards" not in sample, "a single reward is shown once"
 
 
 def test_samples_show_pairs_and_demonstrations_in_their_own_form(run: Run) -> None:
@@ -146,7 +146,7 @@ def test_trajectories_are_found_among_the_outputs(run: Run, monkeypatch: pytest.
 def test_samples_of_a_run_without_an_evaluation_come_from_training(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two thirds in 32 bits is 0.6666666865348816: what it has is seven digits. File 4 holds the samples of step 5."""
+    """Two thirds in 32 bits is 0.6666666865348816: it has seven significant digits. File 4 holds the samples of step 5."""
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "other"))
     alone = Run(tmp_path / "other", open_store(None))
     two_thirds = float(np.float32(2 / 3))

@@ -1,4 +1,4 @@
-"""A day of use behind a proxy that records, in a network whose way out records the rest: what leaves, step by step.
+"""A day of use behind a proxy that records, in a network whose gateway records the rest: all traffic, step by step.
 
 ``unshare -rn python -m tests.long.requests_of_a_day FOLDER`` prints, as its last line, a JSON object: for each step the hosts
 that the proxy was asked for, and the packets that took the way out.
@@ -52,7 +52,7 @@ resources: {trainers: 1, engines: 1}
 
 
 class Day:
-    """The steps; ``seen`` has what each of them sent."""
+    """The steps; ``seen`` has the traffic of each."""
 
     def __init__(self, folder: Path, outside: Outside, proxy: RecordingProxy, hub: HubServer) -> None:
         self.folder, self.home = folder, folder / "home"
@@ -68,7 +68,7 @@ class Day:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """All that the block's processes send until the last of them has ended is of this step.
+        """The traffic of the block's processes, until the last of them has ended, belongs to this step.
 
         W&B has some seconds to write its last news once the command is over, and no longer.
         """
@@ -84,7 +84,7 @@ class Day:
         print(f"{name}: {self.seen[name]} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
     def recorders_work(self) -> None:
-        """What is sent on purpose is seen: else silence would mean nothing."""
+        """Traffic sent on purpose is seen: otherwise silence would prove nothing."""
         script = (
             "import socket, urllib.request\n"
             "s = socket.socket(); s.setblocking(False); s.connect_ex(('192.0.2.1', 443))\n"
@@ -97,7 +97,7 @@ class Day:
         align(self.home, "run", "quickstart", timeout=3000)
 
     def nightly(self) -> None:
-        """Deployed, run by the worker of `align up`, over rows that lie in an inbox."""
+        """Deployed, run by the worker of `align up`, over rows in an inbox."""
         inbox = self.folder / "inbox"
         inbox.mkdir()
         rows = [{"prompt": f"first {n}?", "chosen": "a", "rejected": "b"} for n in range(16)]
@@ -147,7 +147,7 @@ class Day:
         align(self.home, "run", str(self.folder / "small.yaml"), *tracking, WANDB_API_KEY="0123456789" * 4)
 
     def s3_store(self) -> None:
-        """Without keys in the environment, AWS's library asks where a machine of AWS would have them."""
+        """Without keys in the environment, AWS's library asks the metadata service of AWS machines."""
         align(self.home, "artifacts", "ls", "--store", "s3://bucket/prefix", expect=3, timeout=300)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ACCESS_KEY_ID", "k")

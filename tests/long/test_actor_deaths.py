@@ -1,4 +1,4 @@
-"""The death of an actor that may not start again. (What comes of one that may is in `make test`.)"""
+"""The death of an actor that may not restart. (Restarts are in `make test`.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a run is killed, and however often: resumed, it gives what it would have given undisturbed."""
+"""A resumed run has the results of an undisturbed run, however and however often it was killed."""
 
 from __future__ import annotations
 

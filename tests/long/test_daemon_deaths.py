@@ -1,4 +1,4 @@
-"""When Ray's own daemons die, the whole host ends at once, and the next call goes on in a new one."""
+"""When Ray's own daemons die, the whole host ends at once, and the next call continues in a new one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_training_continues_in_a_new_host_after_the_death_of_a_required_process(
             assert says in (tmp_path / "host.log").read_text()
         try:
             killed = host.run(call, Killer(home, "supervisor"))
-        except InfrastructureError:  # the host may go on without it
+        except InfrastructureError:  # the host may continue without it
             killed = host.run(call)
         assert killed.metrics["steps"] == STEPS
         assert killed.cost["train_steps"] < STEPS, "the steps before the deaths were not lost"

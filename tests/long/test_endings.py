@@ -1,4 +1,4 @@
-"""A run under `align up` whose flow or worker ends saves its work and goes on by itself."""
+"""A run under `align up` whose flow or worker ends saves its work and resumes by itself."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_method_raises_held_out_accuracy(
     }
     assert last["accuracy.low"] > first["accuracy.high"]
     if recipe == "conditional-sft":
-        assert metrics["wanted-2"]["accuracy"] <= metrics["sft"]["accuracy"] - 0.2, "wrong answers were asked for"
+        assert metrics["wanted-2"]["accuracy"] <= metrics["sft"]["accuracy"] - 0.2, "wrong answers were requested"
     if recipe == "distillation":
         assert metrics["student"]["accuracy"] >= metrics["teacher"]["accuracy"] - 0.03, "half of its rows are wrong"
 

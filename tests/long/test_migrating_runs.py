@@ -30,12 +30,12 @@ FEW = {
     "num_train_epochs": 1,
     "max_completion_length": 24,
 }
-"""At most so much of what costs time, wherever a recipe has it."""
+"""Upper bounds of fields that cost time."""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all commands, so that they share what is the same."""
+    """A single home for all commands, so that they share equal stages."""
     return tmp_path_factory.mktemp("migrating")
 
 
@@ -55,13 +55,13 @@ def less_of(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         here = f"{path}.{name}" if path else str(name)
         if (name == "model" and (isinstance(value, str) and "/" in value)) or path == "models":
             yield here, TINY
-        elif name in ("promotion", "min_score"):  # so little training passes neither
+        elif name in ("promotion", "min_score"):  # so little training passes no gate
             yield here, None
         elif name in ("data", "prompts") and "path" in value.get("sources", [value])[0]:
             yield here, {"task": "reverse", "rows": FEW["rows"]}
         elif name == "training":
             yield from less_of(value, here)
-            if path != "rl":  # whose number of steps is that of its own field
+            if path != "rl":  # whose number of steps is another field
                 yield f"{here}.max_steps", FEW["max_steps"]
         elif isinstance(value, dict | list):
             yield from less_of(value, here)

@@ -1,4 +1,4 @@
-"""A flow of one's own under `align up` goes on by itself when its process dies; a cancelled one can be resumed."""
+"""A user's flow under `align up` resumes by itself after its process dies; a cancelled one can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves the machine in a day of use is what docs/trust.md lists, and is asked for."""
+"""The network traffic of a day of use is listed in docs/trust.md, and requested by the user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED = {
     "W&B": ["api.forge.coreweave.com"],
     "a store on S3": ["bucket.s3.amazonaws.com", "169.254.169.254"],
 }
-"""By step, the hosts that it asks for; a step that is not here asks for none. `hub.example` is in `HF_ENDPOINT`."""
+"""By step, the hosts that it contacts; other steps contact none. `hub.example` is in `HF_ENDPOINT`."""
 
 
 def listed() -> list[str]:

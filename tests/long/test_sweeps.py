@@ -1,4 +1,4 @@
-"""Sweeps and flows of one's own where nobody named them: killed, side by side in one home, of reinforcement learning, in S3."""
+"""Sweeps and custom flows in unusual conditions: killed, side by side in a home, of reinforcement learning, in S3."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_custom_flows_and_a_sweep_in_a_shared_home_compute_each_stage_once(tmp_p
     assert {outcome["status"] for outcome in (first, second, sweep)} == {"completed"}
     ran = [label for outcome in (first, second) for label, state in states(outcome).items() if state == "run"]
     shared = [label for label in ran if label.endswith(("sft", "dpo", "data", "pairs", "generate"))]
-    assert len(shared) == len(set(shared)), "what two runs need is computed by one of them"
+    assert len(shared) == len(set(shared)), "a shared stage is computed by one of the runs"
     assert references(first)["beta-0.5/dpo"] == references(second)["beta-0.5/dpo"]
 
 

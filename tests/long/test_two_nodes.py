@@ -1,4 +1,4 @@
-"""Two nodes that share nothing but the store: a run over both gives what one machine gives, also if one of them is lost."""
+"""Two nodes that share nothing but the store: a run over both has the results of a single machine, even if a node is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SET = [
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What one machine gives with a store in a folder."""
+    """The results of a single machine with a store in a folder."""
     return references(run_align(tmp_path_factory.mktemp("alone"), "run", str(RECIPE), *SET, expect=4))
 
 
@@ -61,7 +61,7 @@ def test_a_run_over_two_nodes_gives_the_same_digests(
     nodes.start(homes[1], hidden=[homes[0]])
     assert references(run(expect=4)) == alone
     (workspace,) = (homes[1] / "stores").iterdir()
-    assert len(list((workspace / "cache").iterdir())) >= 5, "the other node took part, from its own cache"
+    assert len(list((workspace / "cache").iterdir())) >= 5, "the other node took part, with its own cache"
 
 
 @pytest.mark.parametrize("stage", ["sft", "round-1/dpo", "round-2/generate"])

@@ -38,4 +38,4 @@ def test_the_baseline_is_the_mean_log_ratio_where_that_is_positive_and_has_no_gr
     assert kl_baseline(total, 4).item() == 1.5
     assert kl_baseline(-total, 4).item() == 0.0, "a KL divergence is never negative"
     assert not kl_baseline(total, 4).requires_grad
-    assert math.isnan(kl_baseline(torch.tensor(math.nan), 4)), "what is no number is not hidden"
+    assert math.isnan(kl_baseline(torch.tensor(math.nan), 4)), "NaN is not hidden"

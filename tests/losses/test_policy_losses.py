@@ -75,7 +75,7 @@ def test_cispo_weighs_the_log_probability_by_a_ratio_without_gradient() -> None:
 
 
 def test_sapo_starts_with_the_gradient_of_the_ratio_and_fades() -> None:
-    # at r = 1: -(4/τ) σ(0) A = -2 A / τ, and the slope is -A whatever τ
+    # at r = 1: -(4/τ) σ(0) A = -2 A / τ, and the slope is -A for any τ
     assert sapo_loss(logs(1.0), of(3.0), 2.0, 1.0).tolist() == pytest.approx([-3.0])
     assert gradient(lambda x: sapo_loss(x, of(3.0, -3.0), 2.0, 1.0), logs(1.0, 1.0)) == pytest.approx([-3.0, 3.0])
     # at r = 2, τ = 1: the slope in r is -4 σ(1) (1 - σ(1)) A = -0.786448 A; times r for that in log r

@@ -24,7 +24,7 @@ PAIRS, TOKENS = 8, 100
 
 
 def pack(output_ST: Tensor, **more: Any) -> Any:
-    """A micro-batch of sequences of as many targets each; of all that it holds, a loss reads this."""
+    """A micro-batch of sequences with equally many targets; only the fields that a loss reads."""
     sequences, tokens = output_ST.shape
     rows = [SimpleNamespace(margin=0.0) for _ in range(sequences // 2)]
     sequence_K = torch.arange(sequences).repeat_interleave(tokens)
@@ -102,7 +102,7 @@ def test_equal_verdict_tokens_of_a_process_reward_model_are_ties() -> None:
 
 
 def test_equal_completions_are_a_tie_between_policies() -> None:
-    """A reward model gives one text 1.2345678 in one batch and 1.2345679 in another; nobody wins."""
+    """A reward model scores a text 1.2345678 in one batch and 1.2345679 in another; neither wins."""
     mine, theirs = ([{"prompt": 0, "reward": value}] for value in (1.2345678, 1.2345679))
     assert win_rate_per_prompt(mine, theirs, "reward", 0.0) == [0.5]
     assert win_rate_per_prompt(mine, [{"prompt": 0, "reward": 1.2346}], "reward", 0.0) == [0.0]

@@ -1,4 +1,4 @@
-"""A command line as a recipe, in a folder of its own."""
+"""A command line as a recipe, in a separate folder."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ Migrate = Callable[[str], Migration]
 
 @pytest.fixture
 def migrated(tmp_path: Path) -> Migrate:
-    """``migrated("trl sft …")`` is its recipe and what became of its flags."""
+    """``migrated("trl sft …")`` is its recipe with the outcome of each flag."""
     return lambda command: migrate(read(command), tmp_path, tmp_path)

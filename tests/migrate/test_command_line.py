@@ -1,4 +1,4 @@
-"""Which command a user's text has, whatever stands in front of it and around it."""
+"""The command in a user's text, with any text before and around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each conversion makes of a value, with a number worked out by hand."""
+"""Conversions of values, with numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ COMMANDS = {
 CHANGE_NO_RESULT = {"gradient_checkpointing", "vllm_gpu_memory_utilization", "model_revision", "seed"}
 """Memory, the Hub's own default, and another seed."""
 NOT_ALONE = {"max_steps", "output_dir", "dataset_text_field"}
-"""What the command is given already, and what chooses another table."""
+"""Flags that the command already has, or that choose another table."""
 
 
 def defaults(*configs: Any) -> Iterator[tuple[str, str]]:
-    """Flags with their default as somebody would write it."""
+    """Flags with their default as on a command line."""
     for field in (field for config in configs for field in dataclasses.fields(config)):
         value = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         value = getattr(value, "value", value)

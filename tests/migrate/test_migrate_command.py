@@ -1,4 +1,4 @@
-"""``align migrate``: what it prints, writes and refuses, and two whole scripts as people have them."""
+"""``align migrate``: output, files and refusals, and two typical whole scripts."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from alignment_core.recipes import load_recipe
 ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs" / "migrating.md").read_text().split("## Fields")[0]
 SEVERAL = ("in a shell loop", "by hand", "csft_prompt")
-"""Cells that speak of more than one command."""
+"""Cells with more than one command."""
 NEEDS = {
     "sft": "--pretrain acme/base --dataset rows.jsonl",
     "ppo_ray": "--pretrain acme/base --prompt_data rows.jsonl --reward_pretrain acme/judge --n_samples_per_prompt 4",
@@ -24,11 +24,11 @@ NEEDS = {
     "kd": "--pretrain acme/base --dataset rows.jsonl --teacher_model acme/teacher",
     "trl": "--model_name_or_path acme/base --dataset_name acme/rows",
 }
-"""What a command of the table leaves out: a model and rows."""
+"""Arguments that commands in the table omit: a model and rows."""
 
 
 def whole(cell: str) -> str | None:
-    """The command that a cell of the table stands for, with all that it needs."""
+    """The command of a cell of the table, with the required arguments."""
     quoted = re.findall(r"`([^`]+)`", cell)
     if not quoted or any(words in cell for words in SEVERAL):
         return None

@@ -1,4 +1,4 @@
-"""What the tables name is there: every field in the recipe classes, every other command and method in the project."""
+"""Every name in the tables exists: fields in the recipe classes, commands and methods in the project."""
 
 from __future__ import annotations
 

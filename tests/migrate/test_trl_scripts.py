@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """What becomes of a script ``train.py`` in a folder with prompts and two modules of rewards."""
+    """The migration of a script ``train.py`` in a folder with prompts and two modules of rewards."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code_of_mine").mkdir()
     (tmp_path / "code_of_mine" / "rewards.py").write_text(

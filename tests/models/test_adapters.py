@@ -1,4 +1,4 @@
-"""What adapters add to a model, what they amount to, and where they may be."""
+"""Adapters: their parameters, their merge, and the modules that may have them."""
 
 from __future__ import annotations
 

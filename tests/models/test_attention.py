@@ -30,7 +30,7 @@ FEW_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 
 
 def trees(random: np.random.Generator) -> list[np.ndarray]:
-    """Two prompts with answers, one of which begins like another, and a sequence of its own."""
+    """Two prompts with answers, two of which share a prefix, and a separate sequence."""
     prompts = [random.integers(0, 60, 30), random.integers(0, 60, 20)]
     answers = [np.concatenate([prompt, random.integers(0, 60, 10 - n)]) for prompt in prompts for n in range(3)]
     longer = np.concatenate([answers[0], random.integers(0, 60, 20)])

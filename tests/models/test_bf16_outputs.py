@@ -1,4 +1,4 @@
-"""What a model in bf16 gives: its last layer's output, and everything after it in fp32."""
+"""Outputs of a model in bf16: its last layer's output, and everything after it in fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage exports is a plain Hugging Face folder, and the packed model says what ``transformers`` says."""
+"""A stage exports a plain Hugging Face folder, and the packed model agrees with ``transformers``."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_equal_seeds_make_equal_models(tiny_model: Any, tmp_path: Path) -> None:
 
     shape = ScratchModel(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
-        torch.manual_seed(hash(name) % 1000)  # whatever the global generator holds
+        torch.manual_seed(hash(name) % 1000)  # for any state of the global generator
         create_model(shape, None, seed, tmp_path / name)
     first, second, third = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two", "three"))
     assert first == second != third

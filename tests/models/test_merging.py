@@ -49,7 +49,7 @@ def test_slerp_of_parallel_and_empty_changes_is_the_mean(second: list[float]) ->
 def test_ties_trims_elects_signs_and_averages_those_that_agree() -> None:
     base = torch.tensor([1.0, 1.0, 1.0, 1.0])
     changes = torch.tensor([[4.0, -3.0, 0.5, 0.0], [2.0, 5.0, 0.1, -1.0]])
-    # Kept of the first: 4, -3; of the second: 2, 5. Signs: +, + (5 against 3), none. Means of those that agree: 3, 5.
+    # Kept of the first: 4, -3; of the second: 2, 5. Signs: +, + (5 against 3), none. Means of the agreeing ones: 3, 5.
     least = [least_kept(partial(list, [change]), 0.5) for change in changes]
     assert least == [3.0, 2.0]
     merged = ties(base, [base + change for change in changes], [1, 1], least, scale=2.0)
@@ -64,7 +64,7 @@ def test_ties_weighs_signs_and_means() -> None:
 
 
 def test_ties_trims_the_whole_task_vector() -> None:
-    """Of 8 changes in two tensors the 4 largest, 5, 6, 7 and 8, lie in one of them (Yadav et al. 2023, section 3)."""
+    """Of 8 changes in two tensors the 4 largest, 5, 6, 7 and 8, are in one of them (Yadav et al. 2023, section 3)."""
     changes = [torch.tensor([1.0, -2.0, 3.0, -4.0]), torch.tensor([[-8.0, 7.0], [-6.0, 5.0]])]
     assert least_kept(lambda: changes, 0.5) == 5.0
     assert least_kept(lambda: changes, 0.01) == 8.0, "one change at least"

@@ -1,4 +1,4 @@
-"""No pickle that lies in an artifact is ever read: beside what is loaded it is left alone, and alone it is refused."""
+"""No pickle in an artifact is ever read: beside loadable files it is ignored, and alone it is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HARMFUL = (
 
 
 class Harm:
-    """Whoever unpickles it makes a file."""
+    """Unpickling it creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Harm:
 
 @pytest.fixture
 def harm(tmp_path: Path) -> Iterator[Callable[[str], bytes]]:
-    """The bytes of a harmful file of this name; nothing has run what is in them at the end of the test."""
+    """The bytes of a harmful file of this name; checks at the end that they were not executed."""
     sign = tmp_path / "harmed"
 
     def make(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Where the tokens of sequences that begin alike lie, and which of them see which."""
+"""Layout of sequences with common prefixes, and which tokens attend to which."""
 
 from __future__ import annotations
 

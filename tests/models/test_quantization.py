@@ -1,4 +1,4 @@
-"""Weights in 4 bits: what they are, that they are the same on every path, and who is refused."""
+"""Weights in 4 bits: their values, equal on every path, and refused models."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def spread(model: Any) -> Any:
 
 
 def sequences() -> list[np.ndarray]:
-    """Short and long ones, which begin alike."""
+    """Short and long sequences with a common prefix."""
     random = np.random.default_rng(0)
     start = random.integers(1, 60, 20)
     return [np.concatenate([start, random.integers(1, 60, 60)])[:length] for length in LENGTHS]
@@ -108,8 +108,8 @@ def test_the_length_matters_to_these_models(name: str) -> None:
 @pytest.mark.parametrize("context", [FIRST, 80])
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])
 def test_with_a_context_all_sequences_have_positions_of_that_length(name: str, context: int) -> None:
-    """As vLLM has them, which decides by ``max_model_len``. The right value is `transformers`' for the sequence, continued to
-    the length of the context: nothing looks ahead. With equal positions, prefixes can be shared."""
+    """As in vLLM, which decides by ``max_model_len``. The expected value is `transformers`' for the sequence, continued to
+    the length of the context, as attention is causal. With equal positions, prefixes can be shared."""
     architecture, changes = MODELS[name]
     model = spread(model_of(architecture, **changes))
     ids = [sequence for sequence in sequences() if len(sequence) <= context]

@@ -1,4 +1,4 @@
-"""Tokenizers are compared by what they encode: files that are written otherwise are the same, others are not."""
+"""Tokenizers are compared by their encodings, and not by the form of their files."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def not_special(tokenizer: Any) -> None:
     ids=["special or not", "spaces before full stops", "truncation"],
 )
 def test_models_with_the_same_tokens_but_other_decoders_read_tokens_alike(change, tmp_path):
-    """A reward model or a reference gets token ids: how text would be made of them does not matter."""
+    """A reward model or a reference gets token ids: decoding does not matter."""
     folder = saved(tmp_path / "other", change)
     assert not has_another_tokenizer(model(folder), byte_tokenizer())
     ids = byte_tokenizer()("Hello <user> there , you .")["input_ids"]

@@ -1,4 +1,4 @@
-"""A saved model stops where its turns ended in training, whoever samples from it."""
+"""A saved model stops where its turns ended in training, with any sampler."""
 
 from __future__ import annotations
 

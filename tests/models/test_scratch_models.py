@@ -1,4 +1,4 @@
-"""Models from scratch: their weights follow from the seed, whatever else is made at the same time."""
+"""Models from scratch: their weights depend only on the seed, even if created concurrently."""
 
 from __future__ import annotations
 

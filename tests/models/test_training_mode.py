@@ -1,4 +1,4 @@
-"""What training mode changes in a model: nothing, but for the dropout of LoRA adapters and for gradient checkpointing."""
+"""Training mode changes only the dropout of LoRA adapters and gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def of_transformers(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 @pytest.mark.parametrize("architecture", NOISY)
 def test_a_policy_that_trains_is_the_policy_that_samples(architecture: str, checkpointing: bool) -> None:
-    """A pass in training mode gives what ``transformers`` gives in evaluation mode, whatever the configuration says of
-    dropout. So DPO begins at ln 2 and the ratio of PPO at 1."""
+    """A pass in training mode equals ``transformers`` in evaluation mode, for any dropout in the
+    configuration. So DPO begins at ln 2 and the ratio of PPO at 1."""
     model = model_of(architecture, **NOISY[architecture])
     expected = of_transformers(model)
     if checkpointing:
@@ -80,7 +80,7 @@ def test_the_dropout_of_adapters_stays_on() -> None:
     assert not torch.equal(first, second)
     assert torch.equal(run_packed(packed.eval(), micro), run_packed(packed.eval(), micro))
     rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
-    assert rates == {0.5}, "what the recipe says of adapters is not changed"
+    assert rates == {0.5}, "the recipe's adapter settings are unchanged"
 
 
 @pytest.mark.parametrize("architecture", NOISY)
@@ -90,4 +90,4 @@ def test_supervised_fine_tuning_can_ask_for_the_dropout_of_the_configuration(arc
     micro = pack(rows_of(IDS), share_prefixes=packed.shares_prefixes)
     first, second = (run_packed(packed.train(), micro).detach() for _ in range(2))
     assert not torch.equal(first, second)
-    assert model.config.to_dict().items() >= NOISY[architecture].items(), "what is saved says what it said"
+    assert model.config.to_dict().items() >= NOISY[architecture].items(), "the saved configuration is unchanged"

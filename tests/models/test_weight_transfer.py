@@ -1,4 +1,4 @@
-"""Weights in buckets: none is larger than it may be, and together they are the model, in whatever order they come."""
+"""Weights in buckets: none exceeds its maximum size, and together they are the model, in any order."""
 
 from __future__ import annotations
 

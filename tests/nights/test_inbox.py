@@ -1,4 +1,4 @@
-"""What the inbox takes for a row, and which rows it takes for the same."""
+"""Rows of the inbox: valid rows, and rows that count as equal."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_row_of_csv_counts_only_with_its_newline(read, inbox):
 def test_the_last_row_of_a_growing_file_is_left_for_the_next_time(read, inbox, monkeypatch):
     def read_and_grow(path: Path) -> Iterator[NumberedRow]:
         yield from read_file(path)
-        with path.open("a") as file:  # the rest of the line comes after it was read, before anybody looks again
+        with path.open("a") as file:  # the rest of the line arrives after the read and before the next
             file.write("hing\n")
 
     (inbox / "a.csv").write_text("prompt,chosen,rejected\nprompt 1,yes,no\nprompt 2,yes,not")

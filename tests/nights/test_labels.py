@@ -1,4 +1,4 @@
-"""Labels from people: pairs whose position says nothing, and every label accounted for."""
+"""Labels from people: pairs in random positions, and every label accounted for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a night takes: each row once, none lost, whoever dies or runs at the same time."""
+"""Rows that a night takes: each row once, none lost, despite deaths and concurrent nights."""
 
 from __future__ import annotations
 

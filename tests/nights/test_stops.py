@@ -1,7 +1,7 @@
-"""How a night ends decides whether its rows are suspected: only what the rows may have caused counts towards giving them up.
+"""The end of a night decides whether its rows are suspected: only ends that the rows may have caused count towards this.
 
-The right counts come from the rule in docs/recipes/nights.md: four attempts that died or failed in training give rows up; any
-number of orderly stops, outages, wrong recipes and lost races does not.
+The expected counts follow docs/recipes/nights.md: four attempts that died or failed in training give rows up;
+any number of orderly stops, outages, wrong recipes and lost races does not.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def terminated(ledger: Ledger, name: str) -> None:
         with attempt(ledger, Night(night=name), nobody):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert ended(in_child(night)) == 1  # as `in_child` tells of an exception
+    assert ended(in_child(night)) == 1  # as `in_child` reports an exception
 
 
-# ------------------------------------------------------------------ what does not count
+# ------------------------------------------------------------------ ends that do not count
 
 
 def test_rows_of_nights_stopped_repeatedly_by_sigterm_are_taken_by_the_next_night(ledger, drop):
@@ -137,7 +137,7 @@ def test_a_night_that_could_not_write_its_end_into_the_store_is_cleared_by_the_j
 
 
 def test_a_death_outside_stages_of_the_rows_is_not_counted_against_the_rows(ledger, drop, train, tmp_path, monkeypatch):
-    """As before the first stage, or while the reward model was trained on pairs of its own."""
+    """As before the first stage, or while the reward model was trained on other pairs."""
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
     drop("a.jsonl", pair(1))
     others = train("other pairs")
@@ -182,7 +182,7 @@ def test_a_failure_of_a_stage_without_the_rows_does_not_count(ledger, drop, trai
     assert failed_attempts("tue", None) == 1
 
 
-# ------------------------------------------------------------------ what counts
+# ------------------------------------------------------------------ ends that count
 
 
 @pytest.mark.parametrize(
@@ -275,10 +275,10 @@ def test_the_ledgers_of_a_store_are_found_by_their_names(store, recipe, drop):
 
 
 def test_a_late_failure_does_not_reopen_rows_that_another_night_has_used(ledger, drop):
-    """As of a process that was paused until its lease was over, and goes on when another night is done."""
+    """As of a process that was paused until its lease expired, and continues after another night."""
     drop("a.jsonl", pair(1))
     with ledger.claim("mon") as late:
-        pass  # the lease is over, the night goes on
+        pass  # the lease has expired, the night continues
     whole_night(ledger, "tue")
     for state in ("failed", "stopped", "conflict"):
         ledger.record(late.night.model_copy(update={"state": state}))

@@ -82,14 +82,14 @@ def advantages_and_returns(
     gae_lambda: float = 1.0,
     no_std_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """What OpenRLHF's experience maker makes of rewards. [S, T] each."""
+    """Advantages and returns of OpenRLHF's experience maker. [S, T] each."""
     advantage = SimpleNamespace(estimator=estimator, gamma=gamma, lambd=gae_lambda, no_std_norm=no_std_norm)
     args = SimpleNamespace(
         algo=SimpleNamespace(advantage=advantage),
         rollout=SimpleNamespace(n_samples_per_prompt=group_size),
         reward=SimpleNamespace(clip_range=None),
     )
-    maker: Any = object.__new__(RemoteExperienceMaker)  # its constructor wants groups of Ray actors
+    maker: Any = object.__new__(RemoteExperienceMaker)  # its constructor requires groups of Ray actors
     maker.strategy, maker.args, maker.advantage_estimator = SimpleNamespace(args=args), args, estimator
     maker.kl_ctl = SimpleNamespace(value=kl_coefficient)
     experience = Experience(

@@ -1,4 +1,4 @@
-"""One seeded batch, padded for the peers and packed for us, and what it means that two losses agree."""
+"""One seeded batch, padded for the peers and packed for us, and the criterion of agreement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MASK_ST[0, 2] = MASK_ST[3, 1] = MASK_ST[3, 4] = False
 
 
 def draw(seed: int, *shape: int, scale: float = 1.0) -> Tensor:
-    """Normal numbers, [S, T] unless told otherwise, that follow from the seed."""
+    """Normal numbers, [S, T] by default, that follow from the seed."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(*(shape or (SEQUENCES, LONGEST)), generator=generator, dtype=torch.float64)
 
@@ -45,7 +45,7 @@ def sequences_of(mask_ST: Tensor = MASK_ST) -> Tensor:
 
 
 def micro_batch(mask_ST: Tensor = MASK_ST) -> SimpleNamespace:
-    """What the losses look at in a micro-batch of ours."""
+    """The fields of our micro-batch that losses read."""
     return SimpleNamespace(sequence_K=sequences_of(mask_ST), sequences=len(mask_ST))
 
 

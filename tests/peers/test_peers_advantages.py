@@ -48,7 +48,7 @@ def ours(
     kl: dict[str, Any] | None = None,
     wanted: str = "advantages",
 ) -> Tensor:
-    """What a step puts beside its trained tokens. [K]"""
+    """The advantages of a step's trained tokens. [K]"""
     data = StepData.of([[0]] * SEQUENCES, mask_ST.int().numpy(), mask_ST.numpy(), GROUP_S.tolist())
     columns = {"old_logps": OLD_ST, "reference_logps": REFERENCE_ST, "old_values": values_ST}
     data.numbers.update({name: packed(column, mask_ST).float().numpy() for name, column in columns.items()})
@@ -58,7 +58,7 @@ def ours(
 
 
 def rewards_ST(mask_ST: Tensor = MASK_ST, reward_S: Tensor = REWARD_S) -> Tensor:
-    """verl wants a reward for each token: that of the completion is its last token's."""
+    """verl takes a reward for each token: the completion's reward is at its last token."""
     result_ST = torch.zeros(mask_ST.shape, dtype=torch.float64)
     result_ST[torch.arange(SEQUENCES), torch.tensor(LENGTHS) - 1] = reward_S
     return result_ST

@@ -1,4 +1,4 @@
-"""What `align migrate` knows of the peers: every flag of their commands, and the defaults that it writes into recipes."""
+"""The peers in `align migrate`: every flag of their commands, and the defaults that it writes into recipes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_defaults_are_those_of_trl(name: str) -> None:
         field.name: field.default for config in (*CONFIGS[name], ModelConfig) for field in dataclasses.fields(config)
     }
     for flag, words in trl.FRAMEWORK.commands[name].defaults.items():
-        theirs = True if flag == "bf16" else defaults[flag]  # unless fp16 is asked for
+        theirs = True if flag == "bf16" else defaults[flag]  # unless fp16 is set
         assert values(words) == values(theirs), flag
 
 
@@ -92,7 +92,7 @@ def test_defaults_are_those_of_openrlhf(program: str) -> None:
 
 
 def values(words: Any) -> list[Any]:
-    """Words, or what stands in their place in Python, as numbers where they are some."""
+    """Words, or Python values, as numbers if they are numeric."""
     listed = words.split() if isinstance(words, str) and "{}" not in words else words
     several = listed if isinstance(listed, list | tuple) else [] if listed is None else [listed]
     return [number(element) for element in several]

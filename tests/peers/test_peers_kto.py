@@ -17,7 +17,7 @@ BETA, WEIGHTS = 0.3, (1.2, 0.7)
 LOGPS_ST, REFERENCE_ST = -draw(70).abs(), -draw(71).abs()
 DESIRABLE_S = torch.tensor([True, False, True, True, False, False])
 MISMATCHED_S = -draw(72, len(MASK_ST)).abs(), -draw(73, len(MASK_ST)).abs() - 2
-"""What the policy and the reference say of mismatched completions: on average the policy finds them more likely."""
+"""Log-probabilities of mismatched completions by policy and reference: on average higher for the policy."""
 ROWS = [SimpleNamespace(margin=float(desirable)) for desirable in DESIRABLE_S]
 
 

@@ -31,7 +31,7 @@ LOG_RATIO_ST = OLD_ST - ROLLOUT_ST
 
 
 def ours(level: str, action: str, measure: str, low: float, high: float, mask_ST: Tensor = MASK_ST) -> Tensor:
-    """What each trained token's loss is multiplied by. [K]"""
+    """The factor of each trained token's loss. [K]"""
     return correction_weights(
         packed(LOG_RATIO_ST, mask_ST),
         packed(ROLLOUT_ST, mask_ST),

@@ -1,4 +1,4 @@
-"""What the docs say of the peers' names: versions, OpenRLHF's flags, TRL's fields."""
+"""The peers' names in the docs: versions, OpenRLHF's flags, TRL's fields."""
 
 from __future__ import annotations
 

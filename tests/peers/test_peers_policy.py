@@ -41,7 +41,7 @@ PER_SEQUENCE_ST = ADVANTAGE_S[:, None].expand(MASK_ST.shape)
 
 
 def reduced(losses_K: Tensor, aggregation: str) -> Tensor:
-    """What a rank sums over its micro-batch, over what the whole batch is divided by."""
+    """A rank's sum over its micro-batch, divided by the normaliser of the whole batch."""
     weights_K = aggregation_weights(sequences_of(), SEQUENCES, aggregation)  # type: ignore[arg-type]
     return (weights_K * losses_K).sum() / aggregation_normaliser(TOKENS, SEQUENCES, aggregation, BUDGET)  # type: ignore[arg-type]
 
@@ -135,7 +135,7 @@ def test_gspo_is_verls_with_advantages_of_each_token_too(aggregation: str) -> No
 
 def test_gspo_is_trls_and_openrlhfs_for_one_advantage_per_sequence_and_the_mean_over_sequences() -> None:
     # theirs is the ratio of the paper's equation 7, ours and verl's its equation 14 (GSPO-token): the two have the same
-    # gradient where a sequence has one advantage. OpenRLHF takes the mean over sequences whatever it is told.
+    # gradient where a sequence has one advantage. OpenRLHF takes the mean over sequences in any setting.
     def mine(x: Tensor) -> Tensor:
         return ours(
             x,
@@ -244,7 +244,7 @@ def test_micro_batches_of_uneven_length_add_up_to_the_batch_as_openrlhfs_and_ver
 
 
 def test_trls_own_normaliser_of_the_whole_batch_is_its_type_dapo() -> None:
-    # its other types divide by what is in the micro-batch: they agree where the batch is one micro-batch, as above
+    # its other types normalise within the micro-batch: they agree if the batch is a single micro-batch, as above
     same_with_gradient(ours, lambda x: trl.grpo_loss(x, OLD_ST, ADVANTAGES_ST, MASK_ST, "dapo"), LOGPS_ST)
 
 

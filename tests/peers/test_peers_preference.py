@@ -95,7 +95,7 @@ def test_simpo_and_cpo_are_trls(label_smoothing: float) -> None:
         lambda x: theirs(x, "simpo", tokens_S, 0.4),
         LOGPS_ST,
     )
-    nll = 1e-9  # so that it can be left out of what is compared
+    nll = 1e-9  # so that it can be left out of the comparison
     same_with_gradient(
         lambda x: ours(x, loss_type="cpo", nll_weight=nll, **fields),
         lambda x: theirs(x, "sigmoid", torch.ones_like(tokens_S), 0.0),

@@ -1,4 +1,4 @@
-"""What a reward function written for TRL is called with, by GRPOTrainer and by us, for the same rows of a data set."""
+"""Arguments of a reward function for TRL, from GRPOTrainer and from us, for the same rows of a data set."""
 
 from __future__ import annotations
 

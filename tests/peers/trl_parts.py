@@ -1,7 +1,7 @@
-"""TRL 1.16's own methods, called on a stand-in that holds just what they read.
+"""TRL 1.16's own methods, called on a stand-in with only the attributes that they read.
 
-TRL has its losses inside of its trainers, and to make one takes a model, a tokenizer and data that the numbers do not
-depend on. Accelerate is the real one.
+TRL's losses are methods of its trainers, whose constructors need a model, a tokenizer and data that do not affect
+the numbers. Accelerate is the real one.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def scored(
     reference_ST: Tensor | None = None,
     beta: float = 0.0,
 ) -> dict[str, Tensor]:
-    """What a trainer makes of sampled and rewarded completions: ``advantages`` [S], ``importance_sampling_ratio``.
+    """A trainer's results for sampled and rewarded completions: ``advantages`` [S], ``importance_sampling_ratio``.
 
-    Tokens of a tool are what ``mask_ST`` leaves out of a completion.
+    ``mask_ST`` leaves out the tokens of tools.
     """
     sequences = len(reward_S)
     mask = torch.ones(sequences, 1, dtype=torch.bool) if mask_ST is None else mask_ST
@@ -282,7 +282,7 @@ def kto_loss(
     beta: float,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
-    """KTOTrainer's loss of a micro-batch; ``mismatched_S`` is what policy and reference say of its mismatched completions."""
+    """KTOTrainer's loss of a micro-batch; ``mismatched_S`` are logps of mismatched completions by policy and reference."""
     output = SimpleNamespace(
         log_probs=logps_ST * mask_ST, entropy=torch.zeros_like(logps_ST), mean_logits=torch.zeros_like(logps_ST)
     )
@@ -337,7 +337,7 @@ def sft_loss(logps_ST: Tensor, mask_ST: Tensor, tokens_of_batch: int | None = No
 
 def _trainer(**fields: Any) -> Any:
     """A stand-in in training that goes without accumulation and auxiliary losses."""
-    model = torch.nn.Identity()  # a module, because TRL looks through it for adapters where PEFT is installed
+    model = torch.nn.Identity()  # a module, because TRL searches it for adapters if PEFT is installed
     model.is_gradient_checkpointing = False
     return SimpleNamespace(
         accelerator=Accelerator(cpu=True),
@@ -352,7 +352,7 @@ def _trainer(**fields: Any) -> Any:
 def reward_arguments(
     rows: list[dict[str, Any]], completions: list[str], completion_ids: list[list[int]]
 ) -> dict[str, Any]:
-    """What GRPOTrainer calls a reward function with for rows of a data set and a completion each, without its own objects."""
+    """GRPOTrainer's arguments of a reward function for rows with a completion each, without its own objects."""
     given: dict[str, Any] = {}
 
     def keep(**arguments: Any) -> list[float]:

@@ -67,7 +67,7 @@ def policy_loss(
 
 
 def overlong_rewards(lengths_S: np.ndarray, longest: int, buffer: int, penalty: float) -> list[float]:
-    """What verl's reward manager of DAPO gives completions of these lengths whose own reward is nothing."""
+    """Rewards of verl's DAPO reward manager for completions of these lengths with zero reward."""
     overlong = SimpleNamespace(enable=True, len=buffer, penalty_factor=penalty, log=False)
     manager = DAPORewardManager(
         SimpleNamespace(decode=lambda *_, **__: "", eos_token="</s>"),

@@ -1,4 +1,4 @@
-"""Recipes of each method that are as short as may be, and what a refused one says."""
+"""Minimal recipes of each method, and the error of a refused one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes that compare methods: what a branch shares, what it must not have, and how its mistakes are named."""
+"""Recipes that compare methods: shared fields, refused fields of branches, and errors with their paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of conditional SFT: templates, bins, and what does not fit together."""
+"""Recipes of conditional SFT: templates, bins, and inconsistent fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of continued pre-training: what they refuse, and what they become."""
+"""Recipes of continued pre-training: refused fields, and compositions."""
 
 from __future__ import annotations
 

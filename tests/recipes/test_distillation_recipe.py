@@ -1,4 +1,4 @@
-"""Recipes of distillation: what does not fit together."""
+"""Recipes of distillation: inconsistent fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe that only evaluates may say, and which numbers k it may ask `pass@k` for."""
+"""Fields of a recipe that only evaluates, and valid numbers k for `pass@k`."""
 
 from __future__ import annotations
 

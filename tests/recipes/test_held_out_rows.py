@@ -1,4 +1,4 @@
-"""Settings of training that ask for held-out rows, where there are some and where there are none."""
+"""Settings of training that need held-out rows, with and without such rows."""
 
 from __future__ import annotations
 

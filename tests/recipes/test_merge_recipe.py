@@ -1,4 +1,4 @@
-"""What a recipe that merges models may say."""
+"""Fields of a recipe that merges models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/migrating.md tells people to run is there: every recipe, with every field that is set."""
+"""Commands in docs/migrating.md: every recipe exists, with every field that is set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_command_loads_with_its_fields(command: str) -> None:
     path = file_of(Path(recipe))
     loaded = load_recipe(path, rest[1::2])
     plain = load_recipe(path)
-    assert (loaded != plain) == bool(rest), "what is set changes something"
+    assert (loaded != plain) == bool(rest), "the override changes the recipe"
 
 
 def test_every_kind_of_training_has_a_command() -> None:

@@ -1,4 +1,4 @@
-"""Recipes of process reward models: what does not fit together is refused with the fix."""
+"""Recipes of process reward models: inconsistent fields are refused with the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe becomes: short forms and defaults, the recipes that are shipped, and every configuration class."""
+"""Parsed recipes: short forms and defaults, the shipped recipes, and every configuration class."""
 
 from __future__ import annotations
 

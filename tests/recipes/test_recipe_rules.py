@@ -1,4 +1,4 @@
-"""Rules between the fields of a recipe: what does not fit together, or would have no effect, is refused in one sentence."""
+"""Rules between the fields of a recipe: inconsistent fields, or fields without effect, are refused in a sentence."""
 
 from __future__ import annotations
 
@@ -280,5 +280,5 @@ def test_fields_that_nothing_would_read_are_refused(load, overrides, says):
     assert says in refusal(load, ROUNDS, *overrides)
     loaded = load(ROUNDS, "reward_model={model: some/judge}")
     assert alignment_core.recipes.parse_recipe(loaded.model_dump(mode="json")) == loaded, (
-        "defaults that are written out are none"
+        "explicit defaults are no settings"
     )

@@ -1,4 +1,4 @@
-"""Recipes: what may be written, and the sentence that every kind of mistake gets."""
+"""Recipes: valid notations, and the sentence for each kind of mistake."""
 
 from __future__ import annotations
 

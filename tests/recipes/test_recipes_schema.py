@@ -1,4 +1,4 @@
-"""The JSON schema of a recipe, which the run form and Prefect's server go by, takes what a recipe's file may hold."""
+"""The JSON schema of a recipe, which the run form and Prefect's server use, accepts all that a recipe's file may contain."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ NOT_OF_RECIPES = (
 
 
 def test_no_validator_accepts_input_that_the_schema_refuses() -> None:
-    """Whoever adds one that changes what is given adds it to the schema, and here to SHORT."""
+    """A new validator that changes its input has to be added to the schema, and here to SHORT."""
     changing = {
         of.__name__
         for of in _configs(Config)

@@ -1,4 +1,4 @@
-"""The reference of all fields is made of the recipes, so that it is true, and the page in docs is the one that they make."""
+"""The reference of all fields is generated from the recipes, and the page in docs is up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of rejection sampling: what does not fit together, and what a gain is measured by."""
+"""Recipes of rejection sampling: inconsistent fields, and the metric of a gain."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.rendering.installed import FAMILIES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All families, where a test does not name its own."""
+    """All families, unless a test names its own."""
     named = any("family" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "family" in metafunc.fixturenames and not named:
         metafunc.parametrize("family", FAMILIES, ids=str, scope="session")

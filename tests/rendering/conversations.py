@@ -41,7 +41,7 @@ def fits(family: Family, name: str) -> bool:
 
 
 def spelled_out(tokens: list[str]) -> Messages:
-    """A user and an assistant who talk about the special tokens, in turns before the last."""
+    """A conversation about the special tokens, in turns before the last."""
     return [
         *user(f"What does {tokens[0]} do?"),
         *assistant(f"Write {' and '.join(tokens)} in your text."),

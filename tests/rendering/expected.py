@@ -57,7 +57,7 @@ def encoded(family: Family, messages: Messages, add_generation_prompt: bool = Fa
 
 
 def prompt(family: Family, messages: Messages, tools: Tools = None) -> Ids:
-    """What a model is asked, by ``apply_chat_template``."""
+    """A prompt by ``apply_chat_template``."""
     return encoded(family, messages, add_generation_prompt=True, tools=tools)
 
 
@@ -68,17 +68,17 @@ def common(first: Ids, second: Ids) -> int:
 
 
 def last_turn(family: Family, messages: Messages, tools: Tools = None) -> Row:
-    """A conversation of which the last turn alone is trained.
+    """A conversation of which only the last turn is trained.
 
     As in TRL the targets begin where the ids of the prompt and of the whole part. They end with the token that ends the turn: a
-    model cannot write what the template puts behind that. Where the template writes no such token, EOS is it.
+    model cannot write the template's text after that. If the template writes no such token, it is EOS.
     """
     ids = encoded(family, messages, tools=tools)
     begin = common(prompt(family, messages[:-1], tools), ids)
     if family.end is None:
         ids.append(family.tokenizer.eos_token_id)
     else:
-        ends = family.ids(family.end, *family.stops)  # a call of gpt-oss ends with a token of its own
+        ends = family.ids(family.end, *family.stops)  # a call of gpt-oss ends with a special token
         ids = ids[: max(place for place, token in enumerate(ids) if token in ends) + 1]
     return Row(ids, [0] * begin + [1] * (len(ids) - begin))
 

@@ -23,5 +23,5 @@ def rows_of(
 
 
 def readable(family: Family, ids: list[int]) -> list[str]:
-    """Tokens instead of ids, so that a failed test shows what differs."""
+    """Tokens instead of ids, so that a failed test shows readable differences."""
     return list(family.tokenizer.convert_ids_to_tokens(ids))

@@ -1,4 +1,4 @@
-"""Chat templates in the formats of real families. What an assistant writes is marked by ``generation``, as ``transformers``
+"""Chat templates in the formats of real families. The assistant's text is marked by ``generation``, as ``transformers``
 reads it for ``return_assistant_tokens_mask``; the mark changes no rendering."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def template(
 ) -> str:
     """A template from the patterns of its turns.
 
-    ``cue`` is the generation prompt, ``answer`` what the assistant writes, ``behind`` what the template puts behind that.
-    ``head`` comes first of all. Without ``system`` a system message is refused.
+    ``cue`` is the generation prompt, ``answer`` the assistant's text, ``behind`` the template's text after it.
+    ``head`` comes first. Without ``system`` a system message is refused.
     """
     refuse = "{{ raise_exception('System role not supported') }}"
     default = ""
@@ -76,7 +76,7 @@ def headers(start: str, stop: str, end: str) -> str:
 
 
 def tags(end: str, behind: str = "\n", head: str = "", user_end: str = "") -> str:
-    """``<|user|>`` and ``<|assistant|>`` on lines of their own: Zephyr, StableLM, Tülu, OLMo, Falcon 3."""
+    """``<|user|>`` and ``<|assistant|>`` on separate lines: Zephyr, StableLM, Tülu, OLMo, Falcon 3."""
     return template(
         "<|user|>\n{}" + user_end + "\n",
         "<|assistant|>\n",

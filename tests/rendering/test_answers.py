@@ -81,7 +81,7 @@ def test_prompt_and_text_of_an_answer_give_its_ids_again(family: Family, rendere
 
 
 def test_the_text_of_an_answer_ends_with_its_content(family: Family, renderer: Renderer) -> None:
-    """Verifiers compare it with labels, so what ends the turn is no part of it, such as `` </s>`` of Llama 2."""
+    """Verifiers compare it with labels, so the end of the turn is no part of it, such as `` </s>`` of Llama 2."""
     (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)
     text = expected.text(family, [*user("And you?"), *YES])
     prompt = expected.text(family, user("And you?"), add_generation_prompt=True)

@@ -47,7 +47,7 @@ def test_a_question_that_spells_out_the_end_of_a_turn_is_no_target(family: Famil
 
 
 def test_a_row_ends_with_its_last_assistant_turn(family: Family, renderer: Renderer) -> None:
-    """What a user says behind it is no part of the row."""
+    """A user's message after it is no part of the row."""
     rendered = rows_of(Demonstration([], THREE_TURNS[:5]), renderer, family)
     assert rendered == rows_of(Demonstration([], THREE_TURNS[:4]), renderer, family)
 

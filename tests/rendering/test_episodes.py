@@ -14,7 +14,7 @@ from tests.rendering.rows import readable
 CHATS = {"plain": THREE_TURNS, "white space": [*THREE_TURNS[:2], *WHITE_SPACE, *THREE_TURNS[:2]]}
 KEEPING = [family for family in FAMILIES if family.keeps_history or family.name == "qwen3-thinking"]
 """Others render any turn otherwise once the next follows; see test_rewritten_turns.py."""
-# Without an end of turn an answer's white space may join what follows it.
+# Without an end of turn an answer's white space may join the text that follows.
 CASES = [
     (family, name)
     for family in KEEPING

@@ -1,4 +1,4 @@
-"""What ``generate`` returns where a policy says what it was trained to say: the trained ids, and nothing behind them."""
+"""``generate`` returns exactly the trained ids for a policy that samples its trained text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.rendering.rows import readable, rows_of
 
 
 class Forced(LogitsProcessor):
-    """Makes given ids the only possible ones: a policy that goes on as the template goes on."""
+    """Makes given ids the only possible ones: a policy that continues as the template does."""
 
     def __init__(self, ids: list[int], prompt_length: int) -> None:
         self._ids, self._prompt_length = ids, prompt_length
@@ -47,7 +47,7 @@ def model(vocabulary: int) -> Any:
 
 
 def generated(family: Family, prompt: list[int], goes_on: list[int], stop_ids: Any) -> list[int]:
-    """What ``transformers`` samples with these stop ids from a policy that would ``go on`` so."""
+    """The sample of ``transformers`` with these stop ids from a policy that would ``go on`` so."""
     config = GenerationConfig(
         eos_token_id=sorted(stop_ids), pad_token_id=0, do_sample=False, max_new_tokens=len(goes_on), use_cache=True
     )
@@ -59,7 +59,7 @@ def generated(family: Family, prompt: list[int], goes_on: list[int], stop_ids: A
 
 
 def continuation(family: Family, prompt: list[int]) -> list[int]:
-    """How the template goes on behind the first question: the answer, what follows it, and a further question."""
+    """The template's text after the first question: the answer, the text that follows, and a further question."""
     if family.end is None:  # the policy ends its turn with EOS
         whole = expected.last_turn(family, THREE_TURNS[:2]).ids
     elif family.keeps_history:
@@ -70,7 +70,7 @@ def continuation(family: Family, prompt: list[int]) -> list[int]:
 
 
 def test_generate_stops_where_training_stopped(family: Family, renderer: Renderer) -> None:
-    """A policy is asked with the prompt's ids; where the answer changes the last of them (t5's prompt ends in a space, for
+    """A policy gets the prompt's ids; where the answer changes the last of them (t5's prompt ends in a space, for
     example), with those before."""
     trained = rows_of(Demonstration(THREE_TURNS[:1], THREE_TURNS[1:2]), renderer, family)[0]
     begin = trained["loss_mask"].index(1)

@@ -42,7 +42,7 @@ def without_template(family: Family, plain: dict[str, Renderer]) -> Renderer:
 
 
 def called(family: Family, text: str) -> list[int]:
-    """What the tokenizer makes of a text, without an EOS that it may add."""
+    """The tokenizer's ids of a text, without an EOS that it may add."""
     ids = list(family.tokenizer(text)["input_ids"])
     return ids[:-1] if ids[-1:] == [family.tokenizer.eos_token_id] else ids
 
@@ -95,7 +95,7 @@ def test_the_blocks_of_a_document_have_each_of_its_tokens_once_as_a_target(
 
 
 def test_an_observation_is_encoded_after_the_policys_text(family: Family, without_template: Renderer) -> None:
-    """The policy ended its text with EOS; what follows a special token is encoded as ``__call__`` encodes it there."""
+    """The policy ended its text with EOS; text after a special token is encoded as by ``__call__``."""
     begin = "First we add 3 and 4, which is 7."
     observed = "Then we multiply"
     policy = [*called(family, begin), family.tokenizer.eos_token_id]

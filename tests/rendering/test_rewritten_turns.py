@@ -37,9 +37,9 @@ def test_each_turn_is_a_row_as_in_inference(family: Family, renderer: Renderer) 
 def test_a_sampled_turn_is_followed_by_the_templates_tokens(
     family: Family, renderer: Renderer, messages: expected.Messages, closed: bool
 ) -> None:
-    """The policy's own tokens stay in its context as they were sampled; behind them comes what the template puts there.
+    """The policy's own tokens stay in its context as they were sampled; followed by the template's text.
 
-    Where the template leaves out the beginning of each turn, such as an empty thought, such an episode is refused.
+    If the template drops the beginning of earlier turns, such as an empty thought, such an episode is refused.
     """
     if family.name in ("trl-qwen3", "trl-qwen3_6"):
         with pytest.raises(UserError, match="once a reply follows"):

@@ -1,4 +1,4 @@
-"""Thoughts in a field of their own, where the template reads one."""
+"""Thoughts in a separate field, if the template reads one."""
 
 from __future__ import annotations
 

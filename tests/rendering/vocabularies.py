@@ -86,7 +86,7 @@ def byte_level(family: str, merges: int = 200) -> str:
 def sentencepiece_bpe(prepend: Prepend | Literal["normalizer"] = "first", newline_split: bool = False) -> str:
     """BPE over ▁ with byte fallback, as converters write it for Llama 2, Mistral and Gemma.
 
-    ``prepend`` says where a text gets a ▁ before it: the schemes of Metaspace, or the normalizer of "legacy" files, which
+    ``prepend`` decides where a text gets a leading ▁: the schemes of Metaspace, or the normalizer of "legacy" files, which
     puts it before each piece of text between special tokens.
     """
     trained = Tokenizer(models.BPE())

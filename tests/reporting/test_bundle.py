@@ -1,4 +1,4 @@
-"""The folder of ``align report``: what is in it for each kind of run, and what is cut out of it."""
+"""The folder of ``align report``: its files for each kind of run, and redactions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_secrets_homes_and_names_are_in_no_file(home: Path, tmp_path: Path) -> N
     for secret in (TOKEN, "correct-horse-battery", "hunter22", "s3rv1ce-key", str(home), "/home/jane", "jane"):
         assert secret not in everything, secret
     assert "$ALIGN_HOME/store" in everything
-    assert "db.example" in everything, "what is no secret stays"
+    assert "db.example" in everything, "other values stay"
     assert done.cut["secrets"] >= 4
 
 

@@ -1,4 +1,4 @@
-"""What is cut out of a text, however it is written there, and what stays."""
+"""Secrets are removed from a text in any notation, and other text stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a run in its folder: tables, curves, text and lineage, from what the journal and the store hold."""
+"""The report of a run in its folder: tables, curves, text and lineage, from the journal and the store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def finished(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float) -> StageResult:
-    """A stage that run ``run_id`` made, and three of its reports, which lie in the run's folder and beside the artifact."""
+    """A stage that run ``run_id`` made, and three of its reports, in the run's folder and beside the artifact."""
     folder = tmp_path / "made" / label
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(label)
@@ -74,7 +74,7 @@ def test_a_report_has_curves_of_this_run_and_of_the_runs_of_cached_stages(store:
 
 
 def test_a_result_that_was_made_in_another_home_has_its_curve(store: Store, tmp_path: Path) -> None:
-    """The other home's journal is not here: the curve lies beside the artifact."""
+    """The other home's journal is not here: the curve is stored beside the artifact."""
     stage = finished(store, tmp_path, "sft", EARLIER, loss=0.3)
     shutil.rmtree(folder_of(EARLIER))
     cached = stage.model_copy(update={"state": "cached"})
@@ -262,7 +262,7 @@ def test_the_report_of_an_unfinished_run_has_the_reason(
 def test_the_journal_has_the_outcome_of_a_run_before_its_report_is_written(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException, cancelled: bool, status: str
 ) -> None:
-    """Whoever ended it may kill it meanwhile."""
+    """The process may be killed meanwhile."""
     from alignment.flows import runs
 
     @contextmanager

@@ -18,7 +18,7 @@ def completion(text: str, logps: Mapping[str, float] | None = None) -> tuple[int
 
 
 def question(content: Mapping[str, Any]) -> str:
-    """What was asked."""
+    """The question of a request."""
     (message,) = content["messages"]
     return str(message["content"])
 

@@ -1,4 +1,4 @@
-"""A reward model with a vocabulary and a chat template of its own, and what it says of a text by itself."""
+"""A reward model with another vocabulary and chat template, and its score of a text by hand."""
 
 from __future__ import annotations
 

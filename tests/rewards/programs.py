@@ -1,4 +1,4 @@
-"""Programs of completions as rows, and what they are tested by."""
+"""Programs of completions as rows, and their tests."""
 
 from __future__ import annotations
 

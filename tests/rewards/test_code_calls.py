@@ -1,4 +1,4 @@
-"""Tests that call a completion's program in another process: what they see of it, and what it sees of them."""
+"""Tests that call a completion's program in another process: what tests and program can see of each other."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_common_tests_pass_right_programs_and_fail_wrong_ones(program: str, test
     ],
 )
 def test_no_operator_sends_a_plain_value_to_a_program(program: str, tests: str) -> None:
-    """These tests would hold in one process: that they fail is what keeps expected values from programs."""
+    """These tests would pass in one process: they fail here to keep expected values from programs."""
     assert not passes_tests(program, tests, threading.Event())
 
 
@@ -274,7 +274,7 @@ def run(function):
 def area(*given): return SEEN[-1] if SEEN else Circle()
 def total(*given): return Circle()
 """
-"""Classes whose operators agree with everything, keep what they are given, or give a plain value."""
+"""Classes whose operators agree with everything, record their arguments, or return a plain value."""
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,9 @@ def test_no_object_of_a_program_passes_for_the_number_that_is_expected(tests: st
 
 
 def test_no_comparison_reveals_expected_values_to_a_program() -> None:
-    """Objects with every special method that Python's classes have, which keep what they are given.
+    """Objects with every special method that Python's classes have, which record their arguments.
 
-    Among those, ``__exit__`` and what is in brackets stay out: these are for what the tests pass.
+    ``__exit__`` and the names in brackets are left out: they are for the arguments of the tests.
     """
     program = """
 KEPT = []

@@ -1,4 +1,4 @@
-"""Programs of completions, run for real: what passes, and what does not."""
+"""Programs of completions, executed: passing and failing ones."""
 
 from __future__ import annotations
 

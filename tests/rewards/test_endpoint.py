@@ -1,4 +1,4 @@
-"""Rewards of real HTTP servers: spread, tried again, given up in time, and never taken for what they are not."""
+"""Rewards of real HTTP servers: load balancing, retries, time limits, and strict parsing."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_refusal_that_may_be_about_the_rows_costs_these_rows(
     values, failed = rewards(endpoint([server.url], size=2), rows(20), 0.1)
     assert [number for number, value in enumerate(values) if value is None] == [4, 5]
     assert failed == {"refused": 2}
-    assert len(server.requests) == 10, "what is refused is not asked for again"
+    assert len(server.requests) == 10, "refused requests are not retried"
     assert "row 4 is too long" in caplog.text
     with pytest.raises(DataError, match=rf"answered {status} .*: row 4 is too long, for the prompt"):
         rewards(endpoint([server.url], size=2), rows(20), 0.05)

@@ -1,4 +1,4 @@
-"""The account of what rewards failed to give."""
+"""The account of missing rewards."""
 
 from __future__ import annotations
 

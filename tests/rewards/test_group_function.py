@@ -1,4 +1,4 @@
-"""Functions that reward a prompt's completions at once: what they see, and what one that fails takes with it."""
+"""Functions that reward all completions of a prompt: their arguments, and the effects of a failing one."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def name(tmp_path: Path) -> str:
 
 
 def timing_out(source: GroupFunction, name: str) -> None:
-    """Have a call that says that it hangs time out at once, and none before, however busy the machine is.
+    """A call that reports that it hangs times out at once, and no other call does, on however busy a machine.
 
-    For functions that give one answer at a time: of more, some may have been read already.
+    For functions that return one answer at a time: of several, some may have been read already.
     """
     process = source._pool._members[0].worker
     assert isinstance(process, FunctionProcess)
@@ -106,7 +106,7 @@ def timing_out(source: GroupFunction, name: str) -> None:
 
 
 def rows(*completions: str) -> list[dict[str, Any]]:
-    """Two rows for each completion, of a prompt of their own; those of the prompts take turns."""
+    """Two rows for each completion, with a separate prompt; prompts alternate."""
     return [
         {
             "source": f"p.jsonl:{group}",

@@ -1,4 +1,4 @@
-"""A language model as judge: what it is asked, how scores and verdicts are read, and what is none."""
+"""A language model as judge: requests, parsing of scores and verdicts, and failures."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_verdicts_are_weighed_by_their_probabilities(serve: Any) -> None:
     server = serve(lambda request: completion("Yes", logps))
     template = "Is {completion} the same as {label}? Braces {like these} stay. Yes or No:"
     scored, failed = judged(server, [row("4", "4"), row("4")], template=template, verdicts={"Yes": 1.0, "No": -1.0})
-    assert scored == [pytest.approx((0.5 - 0.2) / 0.7), None], "a prompt without a label cannot be asked about it"
+    assert scored == [pytest.approx((0.5 - 0.2) / 0.7), None], "a prompt without a label cannot be judged"
     assert failed == {"none_given": 1}
     (request,) = server.requests
     assert question(request) == "Is 4 the same as 4? Braces {like these} stay. Yes or No:"
@@ -222,4 +222,4 @@ def test_replicas_and_keys_do_not_decide_the_rewards() -> None:
 def test_a_prompt_of_one_message_is_its_text() -> None:
     assert conversation(row("4", messages=CHAT[:1])) == "Hi"
     assert conversation(row("4", messages="plain")) == "plain"
-    assert conversation(row("4")) == "<user>2+2?", "what the policy saw"
+    assert conversation(row("4")) == "<user>2+2?", "as the policy saw it"

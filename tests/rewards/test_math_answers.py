@@ -1,4 +1,4 @@
-"""Answers as mathematics: what equals the label, and what a label must have."""
+"""Answers as mathematics: equality with the label, and valid labels."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def row(prompt: str, completion: str, given: Any = None, finish_reason: str = "s
 
 
 def opening_of(model: Path, calls: list[Sequence[Pair]], prompt: str = "<user>2+2=<assistant>") -> Opening:
-    """With real forward passes in this process; ``asked`` takes what they are asked for."""
+    """With real forward passes in this process; ``calls`` records their arguments."""
 
     @contextmanager
     def scores(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Any]:
@@ -79,7 +79,7 @@ def opening_of(model: Path, calls: list[Sequence[Pair]], prompt: str = "<user>2+
 
 
 def scored(model: Path, rows: list[dict[str, Any]]) -> tuple[list[Any], list[Sequence[Pair]], list[str]]:
-    """The answers, the pairs that were asked for, and the warnings."""
+    """The answers, the scored pairs, and the warnings."""
     calls: list[Sequence[Pair]] = []
     opening = opening_of(model, calls)
     judge = Judge.open(opening)
@@ -92,7 +92,7 @@ def test_the_text_is_scored_as_the_model_itself_reads_the_conversation(judge: Pa
     rows = [
         row("<user>2+2=<assistant>5<eos><user>Sure?<assistant>", "No, 4.", CHAT),
         row("<user>1+1=<assistant>", "2", "1+1="),  # a text that the policy's template wrapped
-        row("<user>3+3=<assistant>", "6"),  # truncated, say: what the policy saw
+        row("<user>3+3=<assistant>", "6"),  # such as truncated: as the policy saw it
         row("<user>1+1=<assistant>", "2", "1+1="),
     ]
     scores, calls, _ = scored(judge, rows)
@@ -126,7 +126,7 @@ def test_scores_are_normalised_by_the_models_training_statistics(judge: Path) ->
     (judge / "rewards.json").write_text(json.dumps({"mean": 1.5, "deviation": 4.0, "answers": 10}))
     normalised = dict(Judge.open(opening_of(judge, []), normalised=True)(rows))
     assert [normalised[0], normalised[1]] == pytest.approx([(score - 1.5) / 4.0 for score in plain], abs=1e-6)
-    assert scored(judge, rows)[0] == plain, "only if it is asked for"
+    assert scored(judge, rows)[0] == plain, "only if requested"
     for content in (None, "{}", '{"mean": "x", "deviation": 1}'):
         (judge / "rewards.json").unlink(missing_ok=True)
         if content:
@@ -207,7 +207,7 @@ def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) ->
 
 
 def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_token() -> None:
-    """A policy may stop at EOS, or at another token of its generation config, where the model knows <|im_end|> (300)."""
+    """A policy may stop at EOS, or at another token of its generation config, where the reward model has <|im_end|> (300)."""
     calls: list[Pair] = []
 
     def scores(pairs: Sequence[Pair]) -> list[float]:

@@ -1,6 +1,6 @@
-"""None in place of a reward: which rewards ignore it, what is left of a completion's sum, and what is said about it.
+"""None in place of a reward: which rewards ignore it, the sum of the other rewards, and warnings.
 
-The right values are those of TRL 1.16's ``GRPOTrainer``: None becomes NaN, a completion's rewards are summed without NaN
+The expected values are those of TRL 1.16's ``GRPOTrainer``: None becomes NaN, a completion's rewards are summed without NaN
 (``nansum``), and a completion whose rewards are all NaN counts neither in its group's mean nor in the gradient.
 """
 

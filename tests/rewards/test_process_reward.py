@@ -1,4 +1,4 @@
-"""Process reward models as rewards: what a model thinks of each step, as one number."""
+"""Process reward models as rewards: scores of steps, reduced to one number."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened(
     how: Any = "min",
     per_step: Any = None,
 ) -> StepJudge:
-    """With real forward passes in this process; ``asked`` takes what they are asked for."""
+    """With real forward passes in this process; ``calls`` records their arguments."""
 
     @contextmanager
     def scores(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The account of what has no reward: one for every kind of source, a reward model's numbers included."""
+"""The account of missing rewards: the same for every kind of source, including reward models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 class Scores:
-    """In place of actors: no reward model gives NaN when it is asked to."""
+    """In place of actors: no reward model gives NaN on demand."""
 
     def spread(self, calls: Any) -> list[Any]:
         return [(first, np.array([1.0, np.nan, -np.inf, 4.0])[: len(call.arguments[0])]) for first, call in calls]

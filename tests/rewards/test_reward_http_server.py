@@ -1,4 +1,4 @@
-"""A reward model behind HTTP: together what comes together, a token, and an end that loses nothing."""
+"""A reward model behind HTTP: batching of concurrent requests, a token, and a clean shutdown."""
 
 from __future__ import annotations
 

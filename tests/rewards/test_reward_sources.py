@@ -1,4 +1,4 @@
-"""All rewards of a run: asked from any thread, by processes that last, and what of them decides a result."""
+"""All rewards of a run: callable from any thread, with lasting processes, and their part of a key."""
 
 from __future__ import annotations
 
@@ -170,11 +170,11 @@ def test_an_interrupt_ends_the_calls_that_are_under_way(tmp_path: Path, monkeypa
     with opened(configs) as sources:
         with pytest.raises(KeyboardInterrupt):
             sources(rows("a", "b"))
-        assert not sources.failed, "nobody waited until their time was over"
+        assert not sources.failed, "no call waited for its timeout"
 
 
 def test_two_reward_models_answer_concurrently_in_separate_actors(tmp_path: Path) -> None:
-    """What actors compute is tested where there are some; here it is who is asked, and with what."""
+    """The computations of actors have their own tests; these are about the calls and their arguments."""
     open_models: list[str] = []
 
     @contextmanager

@@ -47,7 +47,7 @@ def moody(prompt, completion, label):
 
 @pytest.fixture
 def moody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A verifier that does what the completion says, and answers 0.25 otherwise."""
+    """A verifier that executes the completion's command, and otherwise returns 0.25."""
     (tmp_path / "checks.py").write_text(SOURCE)
     monkeypatch.setenv("CHILD", str(tmp_path / "child"))
     monkeypatch.setenv("KILLED", str(tmp_path / "killed"))

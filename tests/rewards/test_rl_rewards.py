@@ -1,4 +1,4 @@
-"""What becomes of the rewards of a step: weights, normalisation, lengths, and prompts that teach nothing."""
+"""The rewards of a step: weights, normalisation, length penalties, and uninformative prompts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_length_penalty_grows_linearly_and_truncation_adds_a_penalty() -> No
     [
         ([0.0, 0.0], False),
         ([1.0, 1.0], False),
-        ([0.5, 0.5], False),  # equal, whatever their mean
+        ([0.5, 0.5], False),  # equal, with any mean
         ([1.0, 0.0], True),
         ([-7.5, -3.0], True),  # a reward model's scores know no bounds
         ([4.0, 9.0], True),

@@ -1,4 +1,4 @@
-"""What hostile programs cannot do: read, write, reach, start, take or outlast."""
+"""Limits on hostile programs: reading, writing, network, processes, resources and time."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 print(json.dumps([n for n in CALLS if libc.syscall(n, -1, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() != 38]))
 """
     known = {system_calls.number_of(call, system_calls.MACHINES[platform.machine()]) for call in system_calls.NUMBERS}
-    probes = (335, 336)  # uretprobe and uprobe, which the kernel lets pass for itself, and kills who calls them
+    probes = (335, 336)  # uretprobe and uprobe, which the kernel allows for itself, and kills other callers
     calls = [number for number in (*range(700), 1 << 20, 0x40000000) if number not in {*known, *probes}]
     ended = run(attack.replace("CALLS", repr(calls)))
     assert (ended.code, json.loads(ended.output)) == (0, [])
@@ -171,7 +171,7 @@ from alignment_core.rewards.sandbox.runner import check_limits, passes_tests
 check_limits(threading.Event())
 assert passes_tests("def f(): return 1", "assert f() == 1", threading.Event())
 print(os.geteuid())"""
-    python = "/usr/bin/python3"  # ours, and this tree, may lie where root alone can look
+    python = "/usr/bin/python3"  # ours, and this tree, may be in a folder that only root can read
     user: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(Path(alignment_core.__file__).parent, f"{place}/alignment_core")

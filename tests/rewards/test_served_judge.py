@@ -47,7 +47,7 @@ def test_which_model_judges_is_an_input_and_the_question_is_in_the_key() -> None
 
 
 def test_the_start_of_a_judges_server_is_reported_as_start_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The server starts between the two calls that a stage's ticket counts as start-up; it is asked after them."""
+    """The server starts between the two calls that a stage's ticket counts as start-up; requests follow after."""
     events: list[str | None] = []
 
     @contextmanager

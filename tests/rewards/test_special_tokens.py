@@ -1,6 +1,6 @@
-"""The text that rewards and environments see: special tokens only where the recipe asks for them, and never the end of a turn.
+"""The text for rewards and environments: special tokens only if configured, and never the end of a turn.
 
-The expected texts are what was encoded, written out.
+The expected texts are the encoded ones, written out.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ AF_UNIX, AF_INET, STREAM, DATAGRAM, F_SETFL, F_SETOWN, NONBLOCK = 1, 2, 0x80001,
 
 
 def decision(steps: bytes, machine: Machine, number: int, *arguments: int) -> int:
-    """What a filter answers to a call."""
+    """The answer of a filter to a call."""
     data = struct.pack("<iIQ6Q", number, machine.audit, 0, *arguments, *[0] * (6 - len(arguments)))
     accumulator = place = 0
     while True:

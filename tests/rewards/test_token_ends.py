@@ -41,7 +41,7 @@ def metaspace_tokenizer() -> Any:
 
 
 def by_prefixes(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """The definition: decode every prefix. A prefix that ends within a character has only what is before that."""
+    """The definition: decode every prefix. A prefix that ends within a character has only the text before it."""
     lengths = []
     for count in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:count], skip_special_tokens=True)
@@ -96,7 +96,7 @@ class Counting:
 
 
 def test_the_work_grows_with_the_tokens_and_not_with_their_square(tokenizer: Any) -> None:
-    """At most 10 decodings of each token, whatever the length; all prefixes of n tokens have n / 2 for each."""
+    """At most 10 decodings of each token, for any length; all prefixes of n tokens have n / 2 for each."""
     for times in (4, 32):
         ids = tokenizer(ANSWER * times, add_special_tokens=False)["input_ids"]
         counting = Counting(tokenizer)

@@ -1,4 +1,4 @@
-"""Verifiers: a user's function, by name, and what happens when it is not there or does not answer well."""
+"""Verifiers: a user's function, by name, and errors of missing functions and invalid results."""
 
 from __future__ import annotations
 

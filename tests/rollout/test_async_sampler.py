@@ -1,4 +1,4 @@
-"""Sampling ahead of training: which draws a step takes, whatever is slow, and that each group goes on once."""
+"""Sampling ahead of training: which draws a step takes if some are slow, and each group continues once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_no_step_takes_too_many_or_stale_draws_despite_slow_prompts(staleness: i
         chosen = None
         while chosen is None:
             waiting = [draw for draw in last if draw not in ready]
-            # every seventh prompt takes for ever: it is done once nothing else is left to wait for
+            # every seventh prompt is extremely slow: it is done once no other is left to wait for
             quick = [draw for draw in waiting if draw % 7] or waiting
             ready.add(random.choice(quick))
             chosen = choose(last, ready, step, per_step, per_step)

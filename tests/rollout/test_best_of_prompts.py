@@ -21,7 +21,7 @@ def test_the_best_are_kept_and_the_earlier_wins_ties():
 
 
 def test_a_completion_is_kept_once_and_makes_no_other_lose_its_place():
-    # 3 says what 1 says, so that the second best of different ones is 2
+    # 3 equals 1, so that the second best of different ones is 2
     assert select_best(SCORES, "abcb", ANY, 2) == ([1, 2], {"duplicate": 1, "not_best": 1})
 
 

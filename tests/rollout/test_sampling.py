@@ -17,7 +17,7 @@ SAMPLES = 2
 
 
 class Engines:
-    """Notes how much each shard asks for; engines themselves do not matter for how prompts are divided."""
+    """Records the size of each shard; engines themselves do not matter for how prompts are divided."""
 
     def __init__(self, size: int) -> None:
         self.size, self.shards = size, list[int]()

@@ -91,7 +91,7 @@ def test_all_pairs_skips_identical_completions_and_keeps_the_others():
 
 
 def test_all_pairs_gives_a_pair_of_equal_completions_once_and_spends_its_limit_on_different_pairs():
-    # a 1.0, a 1.0, b 0.5, c 0.0, c 0.0: a-c is 1.0 apart, a-b 0.5, b-c 0.5; each could be made of two completions or four
+    # a 1.0, a 1.0, b 0.5, c 0.0, c 0.0: a-c is 1.0 apart, a-b 0.5, b-c 0.5; each could come from two completions or four
     scores, completions = [1.0, 1.0, 0.5, 0.0, 0.0], ["a", "a", "b", "c", "c"]
     pairs, _ = select(scores, completions, strategy="all_pairs", max_pairs_per_prompt=9)
     assert pairs == [(0, 4), (0, 2), (2, 4)]

@@ -1,5 +1,5 @@
-"""An S3 server that takes large objects of nothing but zeros and keeps only their sizes: to send and fetch what no machine of
-the tests has memory for. ``python -m tests.servers.bottomless`` prints its URL."""
+"""An S3 server that accepts large objects of zeros and keeps only their sizes: for uploads and downloads larger than
+the memory of test machines. ``python -m tests.servers.bottomless`` prints its URL."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A proxy on loopback that harms HTTP on its way: delays, errors, cut connections, lost answers, damaged bodies.
 
-``with Faulty(server.url, rule) as proxy`` stands between a client, which uses ``proxy.url``, and a server. The Host header
+``with Faulty(server.url, rule) as proxy`` is between a client, which uses ``proxy.url``, and a server. The Host header
 goes through unchanged, so that signatures hold and a server that names itself names the proxy. As a program, so that it
-has a processor of its own: ``python -m tests.servers.faulty URL --latency 0.02 --seed 1 --lost 0.01 --status 0.02``.
+has a separate processor: ``python -m tests.servers.faulty URL --latency 0.02 --seed 1 --lost 0.01 --status 0.02``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CODES = {409: "ConditionalRequestConflict", 412: "PreconditionFailed", 429: "To
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to one request. Bytes are counted in bodies, from 0; at most one of these is set, beside ``delay``."""
+    """The fault of one request. Bytes are counted in bodies, from 0; at most one of these is set, beside ``delay``."""
 
     delay: float = 0.0
     """Seconds before anything else."""
@@ -50,7 +50,7 @@ class Fault:
 
 
 Rule = Callable[[str, str, int], Fault | None]
-"""From the method, the target (path and query) and the number of the request, 1 for the first, to what happens to it."""
+"""From the method, the target (path and query) and the number of the request, 1 for the first, to its fault."""
 
 
 @dataclass(slots=True)
@@ -286,7 +286,7 @@ class _Head:
                 yield from _exactly(source, size)
                 source.readline()
             while source.readline().strip():
-                pass  # trailers, which nobody here sends
+                pass  # trailers, which no server here sends
         elif "content-length" in self.fields:
             yield from _exactly(source, int(self.fields["content-length"][1]))
         elif self.lasts_to_the_end:

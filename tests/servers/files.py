@@ -25,10 +25,10 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.marks = "etag"
-        """What it says of a file's content: an ``etag``, a ``date`` or ``nothing``."""
+        """Its validators of a file's content: an ``etag``, a ``date`` or ``nothing``."""
         self.ranges = True
         self.says_so = True
-        """Whether it says that it has no ranges."""
+        """Whether it declares that it has no ranges."""
         self.pause = 0.0
         """Seconds in the middle of each body."""
         self.broken_off = 0

@@ -38,7 +38,7 @@ PAGES = {False: 1000, True: 50}
 
 
 class HubServer:
-    """The server in a process of its own, on a free port of loopback; what it keeps lies in ``folder``."""
+    """The server in a separate process, on a free port of loopback; its data is in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
@@ -49,7 +49,7 @@ class HubServer:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, token: str = TOKEN) -> dict[str, str]:
-        """What a client needs. ``huggingface_hub`` reads these when it is imported."""
+        """Variables for a client. ``huggingface_hub`` reads these when imported."""
         return {"HF_ENDPOINT": self.url, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
 
     def start(self) -> HubServer:
@@ -71,7 +71,7 @@ class HubServer:
             self.process.wait()
 
     def fail(self, request: str, how: str, times: int = 1) -> None:
-        """Let the next ``times`` requests whose 'METHOD /path' matches fail: ``lose`` does what was asked and resets the
+        """Let the next ``times`` requests whose 'METHOD /path' matches fail: ``lose`` executes the request and resets the
         connection, ``cut:N`` ends it after N bytes of the body, ``503`` and the like answer that at once."""
         keep(self.folder / "fault", json.dumps([request, how, times]).encode())
 
@@ -263,7 +263,7 @@ class Handler(BaseHTTPRequestHandler):
             case "POST", "verify":
                 self._user()
                 self._body()
-                repo.finish(sha256)  # of what came in one request
+                repo.finish(sha256)  # of one request
                 self._answer({})
             case ("POST",):
                 self._body()
@@ -272,10 +272,10 @@ class Handler(BaseHTTPRequestHandler):
             case _:
                 self._send(repo.large(sha256), {"ETag": '"of-the-storage"'})
 
-    # ---------------------------------------------------------------- who asks, and what
+    # ---------------------------------------------------------------- users and requests
 
     def _user(self) -> str | None:
-        """Who asks; None without a token."""
+        """The user of the request; None without a token."""
         authorization = self.headers.get("Authorization")
         if authorization is None:
             return None
@@ -338,7 +338,7 @@ class Handler(BaseHTTPRequestHandler):
         self._end(lambda: self.wfile.write(data))
 
     def _send(self, path: Path, headers: dict[str, str]) -> None:
-        """A file, or the range of it that was asked for."""
+        """A file, or the requested range of it."""
         size = path.stat().st_size
         start, end, status = 0, size, 200
         if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
@@ -360,7 +360,7 @@ class Handler(BaseHTTPRequestHandler):
         self._end(send)
 
     def _begin(self, status: int, headers: dict[str, str]) -> None:
-        if self.left:  # a body that nobody read
+        if self.left:  # an unread body
             self._body()
         if self.fault == "lose":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, no farewell

@@ -1,4 +1,4 @@
-"""What a Hub keeps: repos with commits, tags and large files, in a folder; what was acknowledged survives a kill.
+"""The data of a Hub: repos with commits, tags and large files, in a folder; acknowledged writes survive a kill.
 
 A commit is a JSON file with the whole tree after it; ``head`` and ``tags.json`` of a repo are replaced by a rename.
 """
@@ -53,7 +53,7 @@ def git_oid(data: bytes) -> str:
 
 
 def pointer_of(sha256: str, size: int) -> bytes:
-    """What git keeps in place of a large file."""
+    """Git's pointer to a large file."""
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
@@ -130,7 +130,7 @@ class Repo:
                 if not self.large(sha256).exists():
                     raise Refused(400, "", f"{path}: there is no object {sha256}")
                 tree[path] = {"size": size, "oid": git_oid(pointer_of(sha256, size)), "lfs": sha256, "commit": oid}
-        date = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())  # git knows whole seconds
+        date = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())  # git has whole seconds
         description = {"id": oid, "parent": parent, "title": title, "message": message, "date": date, "tree": tree}
         keep(self.folder / "commits" / oid, json.dumps(description).encode())
         keep(self.folder / "head", oid.encode())
@@ -228,7 +228,7 @@ def commit(repo: Repo, lines: list[dict[str, Any]]) -> str:
 
 
 def entries_of(repo: Repo, oid: str, expand: bool) -> dict[str, dict[str, Any]]:
-    """Files and folders of a commit, as the Hub tells them."""
+    """Files and folders of a commit, as the Hub lists them."""
     entries: dict[str, dict[str, Any]] = {}
     for path, entry in repo.tree(oid).items():
         entries[path] = {"type": "file", "path": path, "oid": entry["oid"], "size": entry["size"]}

@@ -1,6 +1,6 @@
-"""A network of one's own whose way out leads nowhere, and a record of all that takes it, whatever process or library it is.
+"""A private network whose gateway leads nowhere, and a record of all outgoing traffic, of any process or library.
 
-For a process under ``unshare -rn``: it has no network but this one, and every TCP connection and UDP datagram that would leave
+For a process under ``unshare -rn``: it has only this network, and every TCP connection and UDP datagram that would leave
 the machine appears as a packet on one interface.
 """
 
@@ -29,7 +29,7 @@ WITH_IPV6 = f"ip -6 addr add fd99::1/64 dev {INTERFACE} nodad && ip -6 route add
 
 
 class Outside:
-    """``taken()`` are the addresses, and the names that were asked of a name server, since it was called last."""
+    """``taken()`` returns the addresses, and the names requested from a name server, since its last call."""
 
     def __init__(self) -> None:
         subprocess.run(["sh", "-ec", SET_UP], check=True)
@@ -56,7 +56,7 @@ class Outside:
 
 
 def described(packet: bytes) -> set[str]:
-    """Where a packet goes, and the name that it asks for; nothing of what the kernel itself sends."""
+    """The destination of a packet, and the name that it asks for; None for the kernel's own packets."""
     if packet[0] >> 4 == 4:
         protocol, rest, target = packet[9], packet[(packet[0] & 15) * 4 :], packet[16:20]
         place = str(ipaddress.IPv4Address(target))
@@ -72,7 +72,7 @@ def described(packet: bytes) -> set[str]:
 
 
 def _name(query: bytes) -> str:
-    """The name that a DNS query asks for."""
+    """The name in a DNS query."""
     labels, at = [], 12
     while at < len(query) and query[at]:
         labels.append(query[at + 1 : at + 1 + query[at]].decode(errors="replace"))
@@ -81,7 +81,7 @@ def _name(query: bytes) -> str:
 
 
 def is_possible() -> bool:
-    """Whether this machine lets its users have a network of their own."""
+    """Whether this machine lets users create network namespaces."""
     command = ["unshare", "-rn", "sh", "-ec", SET_UP]
     try:
         return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
@@ -90,6 +90,6 @@ def is_possible() -> bool:
 
 
 def resolver() -> str:
-    """The name server that this machine's processes ask: one on loopback would hide what they ask for."""
+    """The name server of this machine: one on loopback would hide the names."""
     lines = Path("/etc/resolv.conf").read_text().splitlines()
     return next((line.split()[1] for line in lines if line.startswith("nameserver")), "")

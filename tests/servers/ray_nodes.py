@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, each with an ALIGN_HOME of its own that the others cannot see."""
+"""A Ray cluster of several nodes on this machine, each with a separate ALIGN_HOME that the others cannot see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
 class RayNodes:
-    """The first node is the head, on which drivers run; every node has an address of its own on loopback."""
+    """The first node is the head, on which drivers run; every node has another address on loopback."""
 
     def __init__(self, variables: dict[str, str]) -> None:
         """``variables``: what the processes of all nodes have in their environment, such as credentials."""
@@ -30,7 +30,7 @@ class RayNodes:
         self.address = ""
 
     def environment(self) -> dict[str, str]:
-        """What a driver needs."""
+        """Variables for a driver."""
         return {**self.variables, **TOKEN, "RAY_ADDRESS": self.address}
 
     def start(
@@ -74,7 +74,7 @@ class RayNodes:
         node.wait()
 
     def end(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
         for node in self.nodes:
             if node.poll() is None:
                 self.kill(node)

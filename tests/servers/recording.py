@@ -1,4 +1,4 @@
-"""An HTTP proxy that records every request that reaches it; it answers 502, but for a host that it is told how to reach."""
+"""An HTTP proxy that records every request that reaches it; it answers 502, except for hosts with a configured address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RecordingProxy(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def variables(self) -> dict[str, str]:
-        """What sends a process here, whatever library it uses."""
+        """Variables that send a process's requests here, with any library."""
         names = ("http_proxy", "https_proxy", "all_proxy")
         return {spelling: self.url for name in names for spelling in (name, name.upper())}
 

@@ -1,4 +1,4 @@
-"""An S3 server that keeps conditions, checks SHA-256 and keeps what it has acknowledged on the disk: ministack."""
+"""An S3 server that keeps conditions, checks SHA-256 and persists acknowledged writes: ministack."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from botocore.config import Config
 from tests.processes import free_port, wait_until
 
 PACKAGES = Path(sys.prefix) / "servers"
-"""Where `make .venv/.test` installs the server, whose botocore is another than that of what is tested."""
+"""Where `make .venv/.test` installs the server, whose botocore differs from the tested one."""
 SECRETS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
 
 class S3Server:
-    """ministack on a free port of loopback; what it keeps lies in ``folder``."""
+    """ministack on a free port of loopback; its data is in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
@@ -31,7 +31,7 @@ class S3Server:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self) -> dict[str, str]:
-        """What a client needs."""
+        """Variables for a client."""
         return SECRETS | {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_CONFIG_FILE": os.devnull,

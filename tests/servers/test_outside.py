@@ -1,4 +1,4 @@
-"""What a packet says of where it goes, by the layouts of RFC 791, 8200, 768 and 1035."""
+"""Destinations of packets, by the layouts of RFC 791, 8200, 768 and 1035."""
 
 from __future__ import annotations
 

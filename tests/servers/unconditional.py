@@ -44,7 +44,7 @@ def _answers(url: str) -> bool:
     try:
         urllib.request.urlopen(url, timeout=5).close()
     except urllib.error.HTTPError:
-        return True  # it wants a signature
+        return True  # it requires a signature
     except OSError:
         return False
     return True

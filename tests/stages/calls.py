@@ -1,4 +1,4 @@
-"""What tests of stages share: a call to change, machines that have no actors, and a fresh interpreter."""
+"""Shared by tests of stages: a call to modify, machines without actors, and a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class HostAlone(WarmMachines):
-    """Machines of a host whose stages need no actors: it starts no Ray, not even to say what it runs on."""
+    """Machines of a host whose stages need no actors: it starts no Ray, not even to describe its hardware."""
 
     def __init__(self) -> None:
         super().__init__(ResourcesConfig(), Path("nowhere"))
@@ -45,7 +45,7 @@ def run_alone(store: Store, call: StageCall, key: StageKey | None = None, **reso
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, stage: Stage[Any]) -> None:
-    """Let a stage be found by its name, as one with a module of its own is."""
+    """Register a stage by name, like one with its own module."""
     module = ModuleType(f"alignment_core.stages.{stage.name}")
     module.STAGE = stage  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -68,7 +68,7 @@ def call(**changed: Any) -> StageCall:
 
 
 def python(code: str, **environment: str) -> Any:
-    """What ``code``, run by a fresh interpreter, prints as JSON."""
+    """The JSON output of ``code``, run by a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""What tests of the rl stage share."""
+"""Shared fixtures of the tests of the rl stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RunRl = Callable[..., tuple[dict[str, Path], StageResult]]
 
 @pytest.fixture
 def resources() -> ResourcesConfig:
-    """What runs have by default; a file of tests may say otherwise."""
+    """The default resources of runs; a file of tests may override them."""
     return RESOURCES
 
 
@@ -34,7 +34,7 @@ def run(machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Pa
 
 @pytest.fixture
 def actors(machines: Any) -> Callable[[], dict[str, list[int]]]:
-    """The processes of the trainers and engines that are there, by what they are."""
+    """The processes of the running trainers and engines, by role."""
 
     def find() -> dict[str, list[int]]:
         groups = {"trainers": machines(2).actors.trainers, "engines": machines(2).actors.engines}

@@ -23,7 +23,7 @@ def store_with(folder: Path, model: Path, rows: pa.Table) -> tuple[Store, Refere
 
 
 class Killer:
-    """A reporter that keeps what it is told and kills the last actor of a group, once, when ``at`` units are done."""
+    """A reporter that records progress and kills the last actor of a group, once, when ``at`` units are done."""
 
     def __init__(self, machines: Any, group: str, at: int) -> None:
         self.machines, self.group, self.at = machines, group, at

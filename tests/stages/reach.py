@@ -10,10 +10,10 @@ from alignment_core.source_code import PACKAGE, package_source
 PACKAGES_THAT_DO_NOT_COMPUTE = {
     "pyarrow",  # reads and writes tables: the same values in every version
     "safetensors",  # the same for weights
-    "huggingface_hub",  # fetches what a commit pins
+    "huggingface_hub",  # fetches content pinned by a commit
     "numpy",  # where its random numbers decide, the stage declares it all the same
     "pydantic",  # settings
-    "httpx",  # asks endpoints
+    "httpx",  # calls endpoints
     "fastapi",  # answers agents
     "uvicorn",
     "psutil",

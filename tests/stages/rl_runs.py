@@ -1,4 +1,4 @@
-"""Runs of the rl stage on a tiny model: their smallest recipe, prompts, and what came of each step."""
+"""Runs of the rl stage on a tiny model: their smallest recipe, prompts, and the results of each step."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run_rl(
     judges: Mapping[str, Path] = MappingProxyType({}),
     rows: pa.Table | None = None,
 ) -> tuple[dict[str, Path], StageResult]:
-    """The folders that the stage made, by the output's name, and what it says about them.
+    """The stage's output folders by name, and its result.
 
     ``rows`` are prompts other than :func:`prompts`.
     """

@@ -1,4 +1,4 @@
-"""Completions with what rewards say of them: values and bins, what is left out, and what cannot be learnt."""
+"""Completions with attributes from rewards: values and bins, dropped rows, and warnings about constant values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_equal_values_share_a_bin() -> None:
     ):
         assert inner_edges(np.array(values), 4) == edges
         bins = np.searchsorted(edges, values, side="right")
-        assert len(set(bins)) == 2, "right and wrong are told apart, however many there are of each"
+        assert len(set(bins)) == 2, "right and wrong are distinguished in any proportion"
     assert inner_edges(np.ones(3), 4) == [1.0]
 
 

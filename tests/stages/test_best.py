@@ -1,4 +1,4 @@
-"""The best policy of a run is whole or absent, and the one that a killed run goes on with is always there."""
+"""The best policy of a run is whole or absent, and a killed run always finds the one that its checkpoint names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def opened(progress: Path) -> Best:
     assert section.best is not None
     context: Any = SimpleNamespace(
         progress=progress, derive=lambda _: 0
-    )  # of all that a stage has, this part of it needs its folder
+    )  # the only part of a stage that is needed here
     return Best(context, section, section.best, [])
 
 
@@ -52,7 +52,7 @@ def test_a_better_policy_replaces_the_best_once_whole_and_checkpointed(best: Bes
     assert kept(tmp_path) == ["best-00000010", "best-00000020.partial"]
 
     best.keep(30, 0.7, export)
-    assert kept(tmp_path) == ["best-00000010", "best-00000030"], "a run killed now goes on from the one of step 10"
+    assert kept(tmp_path) == ["best-00000010", "best-00000030"], "a run killed now resumes with the policy of step 10"
     best.keep(40, 0.8, export)
     assert kept(tmp_path) == ["best-00000010", "best-00000040"]
     best.checkpointed()

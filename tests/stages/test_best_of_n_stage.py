@@ -14,7 +14,7 @@ from alignment_core.stages.best_of_n import SECTION, BestOfNConfig, run
 
 
 def measured(folder: Path, *scores: tuple[int, float | None, list[float] | None]) -> tuple[dict[str, Any], str]:
-    """Metrics and table of completions, each with its prompt, what the verifier says and what two rewards give."""
+    """Metrics and table of completions, each with its prompt, the verifier's score and two rewards."""
     rows = [{"prompt": prompt, "verifier": right, "reward": None, "rewards": given} for prompt, right, given in scores]
     types = pa.schema(
         [

@@ -35,7 +35,7 @@ def blocks(rows: int, seed: int) -> pa.Table:
 
 
 def loss_of(folder: Path, table: pa.Table) -> float:
-    """What the model itself says, one block after the other: nats per target."""
+    """The model's own loss, block by block: nats per target."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Completions that are under way when an engine gets the first adapter go on with it, as their version says."""
+"""Running completions continue with an engine's first adapter, with a version per token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 CONFIG = GenerationConfig(num_generations=1, max_completion_length=60)
 STOP = 263
-"""The last token id; what these models sample is almost never that."""
+"""The last token id; these models almost never sample it."""
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def rollouts(folder: Path, completions: dict[int, list[str]]) -> Path:
 
 
 def longer(content: dict[str, Any]) -> tuple[int, bytes]:
-    """Likes the longer answer; of `first` and `other` always the one that comes first; of `a` and `b` neither."""
+    """Likes the longer answer; of `first` and `other` always the one in first place; of `a` and `b` neither."""
     first, second = answers(content)
     if {first, second} == {"first", "other"}:
         return completion("[[B]] no, rather [[A]]")
@@ -90,7 +90,7 @@ def test_a_verdict_that_changes_with_the_position_is_a_tie(judge: Any) -> None:
     assert len(server.requests) == 8, "each pair in both orders, but for equal answers"
     assert {answers(request) for request in server.requests} >= {("x", "xxxx"), ("xxxx", "x")}
     first, *_ = judge(longer)
-    assert first["pairs"] == 4, "one of each prompt, if the recipe says no more"
+    assert first["pairs"] == 4, "one pair of each prompt by default"
 
 
 def test_pairs_without_a_verdict_are_left_out_and_too_many_end_the_stage(judge: Any) -> None:
@@ -126,7 +126,7 @@ def test_saved_verdicts_are_not_requested_again(judge: Any, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_model: Any, tmp_path: Path) -> None:
-    """A model whose tokens are all alike says the first one, which is a tie here."""
+    """A model with equal logits samples the first token, which is a tie here."""
     model = tmp_path / "judge"
     shutil.copytree(tiny_model(tied=False), model)
     weights = load_file(model / "model.safetensors")
@@ -172,8 +172,8 @@ def test_a_judge_is_in_one_place(fields: dict[str, Any], says: str) -> None:
 
 
 def test_an_answer_without_a_verdict_is_left_out_and_metrics_count_the_rest(judge: Any) -> None:
-    """Four pairs of one prompt each; the judge says nothing of the pair x / xxxx in one order, which leaves three. Of the six
-    questions asked (one pair is of equal answers) a share of 0.1 is less than one, and one is always allowed."""
+    """Four pairs of one prompt each; the judge gives no verdict on x / xxxx in one order, which leaves three. Of the six
+    questions (one pair is of equal answers) a share of 0.1 is less than one, and one is always allowed."""
 
     def shy(content: dict[str, Any]) -> tuple[int, bytes]:
         return completion("I cannot say.") if answers(content) == ("x", "xxxx") else longer(content)

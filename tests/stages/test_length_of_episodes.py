@@ -47,7 +47,7 @@ def new_episode() -> Episode:
 
 
 def penalty_of(*episodes: Episode) -> list[float | None]:
-    """What :class:`Rewards` makes of episodes whose own reward is 0."""
+    """The totals of :class:`Rewards` for episodes with zero reward."""
     section = RlConfig.model_validate(
         {
             "prompts": "prompts.jsonl",

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval: what is asked, what comes of it, and a task of one's own for real."""
+"""Tasks of lm-eval: their settings, metrics, and a custom task for real."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture
 def task(tmp_path: Path) -> Path:
-    """A task in which the better choice is a token that the model says, or one that it does not."""
+    """A task in which the right choice is a token that the model predicts, or one that it does not."""
     rows = [{"question": f"row {number}:", "choices": ["a", "b"], "label": number % 2} for number in range(ROWS)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "first.yaml").write_text(TASK.replace("ROWS", str(tmp_path / "rows.jsonl")))
@@ -80,7 +80,7 @@ def context_of(model: Path, folder: Path) -> Any:
     ],
 )
 def test_a_task_file_is_read_as_yaml(tmp_path: Path, text: str, name: str) -> None:
-    """The names are those that PyYAML gives for the field `task`, or `group` where `task` is a list, as lm-eval reads them."""
+    """The names are those that PyYAML reads for the field `task`, or `group` if `task` is a list, as in lm-eval."""
     (tmp_path / "task.yaml").write_text(text)
     assert task_of(tmp_path / "task.yaml") == name
 

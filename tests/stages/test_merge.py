@@ -1,4 +1,4 @@
-"""The stage that merges models: what it writes loads, and what does not fit is refused."""
+"""The stage that merges models: its output loads, and incompatible models are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage that merges an adapter into its model: what it writes, and what it refuses."""
+"""The stage that merges an adapter into its model: its output, and refused adapters."""
 
 from __future__ import annotations
 

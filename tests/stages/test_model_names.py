@@ -1,4 +1,4 @@
-"""What a recipe's ``model`` may be called: what every command of the store takes."""
+"""Names for a recipe's ``model``: all that the store's commands accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held-out prompts that were trained on: counted by data set, said, and more of them than allowed refused."""
+"""Held-out prompts that were trained on: counted by data set, reported, and refused above the limit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def compare(tmp_path: Path) -> Compare:
     def run_stage(limit: float | None = None, **inputs: Path) -> dict[str, Any]:
-        context: Any = SimpleNamespace(inputs=inputs, output=tmp_path)  # it asks nothing else of its run
+        context: Any = SimpleNamespace(inputs=inputs, output=tmp_path)  # it uses nothing else of its run
         return run(context, OverlapConfig(field="evaluation.prompts", max_overlap=limit))
 
     return run_stage
@@ -61,7 +61,7 @@ def test_prompts_are_found_in_rows_of_every_form(folder, compare):
         "prompts": folder("prompts", "prompts", [{"messages": [user("p1")]}, {"messages": [user("p5"), answer]}]),
     }
     overlap = compare(**data)
-    # p4 follows p3 and its answer: as a prompt of its own nobody answered it.
+    # p4 follows p3 and its answer: as a prompt by itself it has no answer.
     assert overlap["shared"] == {"chats": 1, "pairs": 1, "prompts": 2, "texts": 1}
     assert (overlap["overlap"], overlap["prompts"]) == (4, 10)  # p1, p2, p3, p5
     assert overlap["warnings"] == [

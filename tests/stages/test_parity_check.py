@@ -1,4 +1,4 @@
-"""When a generate stage has an engine compared with the model it should hold, and what comes of it."""
+"""The parity check of a generate stage: when an engine is compared with its model, and the outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alignment_core.stages.generate import PARITY_PROMPTS, _check_parity
 
 
 class Engines:
-    """In place of actors, whose weights cannot be made wrong on purpose: what they are asked, and by how much they differ."""
+    """In place of actors, whose weights cannot be made wrong on purpose: records calls, with a given difference."""
 
     def __init__(self, difference: float | None) -> None:
         self.difference, self.calls = difference, list[bool]()

@@ -65,7 +65,7 @@ def values(store: Store, result: StageResult) -> Values:
 
 
 def expected(folder: Path, pairs: pa.Table, bf16: bool = False) -> np.ndarray:
-    """What the model itself says of each completion, one after the other: [pairs, 2]."""
+    """The model's own log-probability of each completion: [pairs, 2]."""
     import torch
     import transformers
 
@@ -93,7 +93,7 @@ def test_logps_equal_those_of_plain_forward_passes_on_one_and_two_ranks(
         references.append(result.reference)
         assert (result.reference.kind, result.metrics) == ("reference-logps", {"rows": PAIRS})
         assert (result.cost["score_seconds"] > 0, result.cost["score_tokens"]) == (True, sum(distinct_lengths(pairs)))
-    assert references[0] == references[1], "to the bit: a block is computed alike wherever it is"
+    assert references[0] == references[1], "to the bit: a block's results do not depend on its rank"
     logps = values(store, result)
     assert (logps.keys(), [*logps["train"]]) == ({"train"}, [*range(PAIRS)])
     np.testing.assert_allclose([*logps["train"].values()], expected(tiny_model(), pairs), rtol=1e-5)
@@ -147,7 +147,7 @@ def test_the_death_of_a_rank_costs_the_blocks_under_way_and_changes_no_number(
     killed, blocks = run("killed", kill_at=3)
     assert killed.cost["restarts"] == 1
     assert blocks == sorted(blocks), "none was computed again"
-    assert len(blocks) == 8, "what it went on from is said twice"
+    assert len(blocks) == 8, "the block that it resumed from is reported twice"
     assert killed.cost["score_tokens"] < whole.cost["score_tokens"]
     assert killed.reference == whole.reference
 

@@ -1,4 +1,4 @@
-"""The stage that trains a reward model: what it leaves beside the weights."""
+"""The stage that trains a reward model: its files beside the weights."""
 
 from __future__ import annotations
 

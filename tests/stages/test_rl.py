@@ -1,4 +1,4 @@
-"""The rl stage with real trainers and a real engine: the same policy whatever dies on the way, with every algorithm."""
+"""The rl stage with real trainers and a real engine: the same policy despite killed actors, with every algorithm."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def curve_of(store: Path, reference: Reference, name: str) -> list[tuple[float, 
 def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_same_samples(
     section: Section, machines: Any, resources: ResourcesConfig, run: RunRl, actors: Any, tmp_path: Path
 ) -> None:
-    section["rewards"][0]["normalise"] = "running"  # all that a run remembers beside weights and optimisers
+    section["rewards"][0]["normalise"] = "running"  # all state of a run beside weights and optimisers
     section |= {
         "filter": {"low": 0.053, "high": 0.207, "max_refills": 2},
         "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 100},
@@ -103,7 +103,7 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
         killer, before = Killer(machines(2), dies, at=2), actors()
         _, killed = run(section, dies, resources=apart, reporter=killer)
         assert killed.cost["restarts"] == 1
-        assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
+        assert killer.done == [0, 1, 2, 2, 3, 4], "it resumed from the checkpoint after step 2"
         assert killed.outputs == first.outputs
         curves = [curve_of(tmp_path / name / "store", killed.reference, "reward") for name in ("whole", dies)]
         assert [step for step, _ in curves[0]] == [1, 2, 3, 4]

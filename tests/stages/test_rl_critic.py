@@ -1,4 +1,4 @@
-"""Where a critic starts: only a reward model that reads the policy's tokens can tell what they are worth."""
+"""Initial weights of a critic: only a reward model with the policy's tokenizer can be one."""
 
 from __future__ import annotations
 

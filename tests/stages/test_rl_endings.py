@@ -1,6 +1,6 @@
-"""How a run of the rl stage ends when it is stopped, or when what it waits for fails or hangs: soon, and without a trace.
+"""The rl stage ends soon and without a trace when it is stopped, or when a call fails or hangs.
 
-Whatever hangs here hangs until the test is over, and its deadline is that of the test: a run that ends has not waited for it.
+Hanging calls here hang until the test is over, with the deadline of the test: a run that ends has not waited for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 6
 HANGS_SECONDS = 600.0
-"""What a run may wait for an answer, and how long a test may take."""
+"""The timeout of a run's calls, and of a test."""
 SOON_SECONDS = 100.0
 """Far more than threads and processes take to end after the run that had them, however slow the machine is."""
 SCORES = """
@@ -65,7 +65,7 @@ class Environment:
     def step(self, completion):
         return {"reward": small_letters("", completion, None), "done": True}
 """
-"""What hangs where there is a file beside it, after as many calls as are in the file."""
+"""Functions that hang if a file exists beside them, after the number of calls in the file."""
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def section(tmp_path: Path) -> Section:
 def run(
     section: Section, machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
 ) -> Iterator[Callable[..., Any]]:
-    """Run the stage, or go on with it; gives its store and result. Nothing of it is left shortly after the test."""
+    """Run the stage, or resume it; returns its store and result. Nothing of it is left shortly after the test."""
     store, policy, data = store_with(tmp_path / "run", tiny_model(), prompts())
 
     def run(reporter: Any = lambda *_: None, stopping: threading.Event | None = None, rerun: str = "") -> Any:
@@ -168,7 +168,7 @@ def test_a_run_stopped_while_waiting_for_completions_resumes_from_its_last_step(
     def watch(now: float, *_: Any) -> None:
         done.append(now)
         if now == 3:
-            hangs.touch()  # what has no reward by now gets none
+            hangs.touch()  # completions without a reward by now get none
             stopping.soon()
 
     with pytest.raises(Stopped):
@@ -257,7 +257,7 @@ def test_a_hanging_engine_ends_the_run_with_the_call_that_timed_out(
 
     with pytest.raises(DeadlineExceeded, match=r"(`\w+` within|waited) 15 seconds.+resources\.wait_timeout_seconds"):
         run(at(2, hang_with_a_short_deadline))
-    assert actors() == {}, "what hangs goes, and all that may wait for it"
+    assert actors() == {}, "the hanging engine is killed, and all that may wait for it"
 
 
 def test_an_engine_that_hangs_delays_no_stop(hang: Any, run: Callable[..., Any], stopping: Stopping) -> None:

@@ -1,4 +1,4 @@
-"""Environments: turns and answers as tokens, what is trained on, and episodes that go wrong."""
+"""Environments: turns and observations as tokens, trained tokens, and failed episodes."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_episodes_that_go_wrong_are_counted_and_left_out(
     rows = rows_of(outputs)
     assert failed["failed_rewards"] % GENERATIONS == 0, failed
     assert failed["failed_rewards_timeout"] * 4 == failed["failed_rewards"]
-    assert failed["failed_rewards_raised"] * 4 == 3 * failed["failed_rewards"], "said with what was wrong"
+    assert failed["failed_rewards_raised"] * 4 == 3 * failed["failed_rewards"], "counted by reason"
     used, left_out = ([row for row in rows if row["used"] is value] for value in (True, False))
     assert {tuple(row["rewards"]) for row in used} == {(1.0,)}
     assert len({row["prompt_text"] for row in used}) == 7, "all but the one whose episodes went wrong"
@@ -267,7 +267,7 @@ def test_an_episode_ends_at_its_last_turn(section: Section, tmp_path: Path, run:
     outputs, _ = run(section)
     for row in steps_of(outputs)[0]:
         turns = (np.diff(np.asarray(row["mask"]).astype(int)) == -1).sum() + 1
-        if row["finish_reason"] == "stop" and len(row["completion_ids"]) < 200:  # nor stopped where the room ends
+        if row["finish_reason"] == "stop" and len(row["completion_ids"]) < 200:  # nor stopped at the end of the budget
             assert (turns, row["rewards"]) == (3, [0.75])
         else:
             assert row["rewards"] == [0.25 * turns]

@@ -1,4 +1,4 @@
-"""Completions without a reward: in the trajectories with the reason, and out of what is trained on."""
+"""Completions without a reward: in the trajectories with the reason, and not trained on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_o
         (1, 0): (False, None, [None, 4.0], ["timeout", None]),
         (1, 1): (False, None, [None, None], ["timeout", "timeout"]),
     }
-    assert [rollout.used for rollout in rollouts] == [True, False, False, False], "those that are trained on come first"
+    assert [rollout.used for rollout in rollouts] == [True, False, False, False], "trained ones come first"
 
 
 def test_completions_without_a_reward_do_not_make_a_group_informative() -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run says of the rewards that failed."""
+"""Counts of failed rewards in the checkpoint of a run."""
 
 from __future__ import annotations
 

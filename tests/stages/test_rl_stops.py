@@ -74,7 +74,7 @@ def test_a_run_that_is_stopped_before_the_engines_have_the_weights_keeps_all_met
     tmp_path: Path,
 ) -> None:
     """The checkpoint holds the step's update. Its rewards were measured before the stop, its held-out reward after the resume:
-    the curve is that of a run which nobody stopped."""
+    the curve is that of an uninterrupted run."""
     with pytest.raises(Stopped):
         _Loop(tmp_path, 0, stops=True).run()
     resumed = _Loop(tmp_path, 2, stops=False)

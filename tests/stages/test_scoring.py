@@ -103,7 +103,7 @@ def context_of(machines: Any, tmp_path: Path, rollouts: Path, *reward_models: Pa
 
 
 def scores_by_hand(reward_model: Path) -> list[float]:
-    """What the model itself says of each completion, one after the other."""
+    """The model's own score of each completion, one after the other."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Demonstrations of the best completions, and what rounds gained: the real stages, on files made by hand."""
+"""Demonstrations of the best completions, and the gain of rounds: the real stages, on files made by hand."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_completions_are_trained_on_and_prompts_are_not(select: Select) -> None:
 
 def test_a_quantile_keeps_the_better_part_of_the_whole_round(select: Select) -> None:
     metrics, folder = select(SAMPLED, strategy="threshold", quantile=0.6)
-    # 11 scores: 0.1, 0.2, 0.4, three times 0.5, three times 0.6, twice 0.9; 60 % of the way lies the first 0.6
+    # 11 scores: 0.1, 0.2, 0.4, three times 0.5, three times 0.6, twice 0.9; 60 % of the way is the first 0.6
     assert tokens(folder) == [[10, 3], [11, 6, 7]]
     assert metrics["dropped_low_score"] == 6
     metrics, folder = select(SAMPLED, strategy="threshold", threshold=0.4)
@@ -142,7 +142,7 @@ def test_a_round_may_keep_no_rows_if_the_method_allows_that(select: Select) -> N
 
 @pytest.fixture
 def gained(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], str]]:
-    """What rounds gained that kept so many rows, of policies of these accuracies, or of samples of these scores."""
+    """The gain of rounds that kept this many rows, for policies of these accuracies, or samples of these scores."""
 
     def run(new: list[int], accuracies: list[float], held_out: bool = True, min_gain: float | None = 0.01) -> Any:
         inputs: dict[str, Path] = {}
@@ -169,9 +169,7 @@ def gained(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], str]]:
 
 def test_a_round_with_enough_gain_does_not_stop_the_rounds(gained) -> None:
     outcome, section = gained([8, 8], [0.5, 0.75, 0.76])
-    assert outcome == {"kept": 0.5, "result": "round-2", "gain": 0.01}, (
-        "0.76 - 0.75 is 0.01, whatever floating point says"
-    )
+    assert outcome == {"kept": 0.5, "result": "round-2", "gain": 0.01}, "0.76 - 0.75 is 0.01, despite floating point"
     assert "| 2 | 16 | 8 | 0.500 | 8 of 8 | 3 | 0 | — | 0.75 → 0.76 | +0.01 |" in section
     assert "The policy so far is `round-2`" in section
 

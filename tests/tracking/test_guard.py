@@ -1,4 +1,4 @@
-"""Whatever a tracker does, the run goes on: it never raises into the run, never holds it up, and is named once."""
+"""A failing tracker never affects the run: it never raises into the run, never delays it, and is reported once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HALF = Progress(5, 10, "steps", {"loss": 0.5})
 
 
 class Recorder(Listener):
-    """A tracker that remembers what it was told."""
+    """A tracker that records its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
@@ -39,7 +39,7 @@ class Broken(Recorder):
 
 
 class Stuck(Recorder):
-    """It hangs in its first progress, until the test lets it go."""
+    """It hangs in its first progress, until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_stages_nor_the_end(monkeypatc
     began = time.monotonic()
     with listening({"stuck": lambda: stuck, "other": lambda: recorder}, warnings.append) as listeners:
         run(listeners)
-    assert time.monotonic() - began < 300, "it did not wait for what hangs"
+    assert time.monotonic() - began < 300, "it did not wait for the hanging tracker"
     stuck.released.set()
     assert warnings == ["stuck: does not finish; the run continues without it"]
     assert recorder.events == WHOLE
@@ -133,6 +133,6 @@ def test_a_tracker_that_does_not_keep_up_misses_progress_but_no_beginning_and_no
 
 
 def test_every_event_is_passed_on() -> None:
-    """A guard that lacks one would drop it: it inherits what does nothing."""
+    """A guard without such a method would drop the event: it inherits one that does nothing."""
     events = {name for name in vars(Listener) if not name.startswith("_")}
     assert events <= vars(guard.Guarded).keys()

@@ -1,4 +1,4 @@
-"""One folder and one id per run: kept over a crash, not shared with a run that goes on, new after success."""
+"""One folder and one id per run: kept over a crash, not shared with a running run, new after success."""
 
 from __future__ import annotations
 

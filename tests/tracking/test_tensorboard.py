@@ -40,7 +40,7 @@ def test_each_stage_is_a_folder_with_its_curves_and_its_result(tmp_path: Path) -
 def test_steps_that_are_done_again_after_a_crash_are_drawn_once(tmp_path: Path) -> None:
     killed = TensorBoard(tmp_path)
     steps(killed, "sft", {1: 4.0, 2: 3.0, 3: 2.0})  # the last checkpoint was after step 1; no end
-    killed._writer("sft").flush()  # a thread of its own writes; a crash within its first moments has nothing to draw
+    killed._writer("sft").flush()  # a separate thread writes; after an early crash there is nothing to draw
     again = TensorBoard(tmp_path)
     steps(again, "sft", {2: 3.5, 3: 2.5, 4: 1.5})
     again.ended(True)

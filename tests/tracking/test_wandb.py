@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 
 class Place:
-    """Folders of a user's own, to see what is written where."""
+    """A user's folders, to check the written files."""
 
     def __init__(self, root: Path) -> None:
         self.home, self.user, self.work, self.temporary = (root / n for n in ("align", "user", "work", "tmp"))
@@ -162,7 +162,7 @@ def test_a_silent_server_delays_neither_the_run_nor_the_exit(place: Place) -> No
 
 def test_a_missing_package_is_reported_with_field_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("wandb", "tensorboard"):
-        (tmp_path / package).mkdir()  # such folders lie about wherever W&B ran: they are no package
+        (tmp_path / package).mkdir()  # W&B leaves such folders: they are no package
         monkeypatch.delitem(sys.modules, package, raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     require(recipe_with({}).tracking)

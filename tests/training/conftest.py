@@ -30,7 +30,7 @@ def random_ids(random: np.random.Generator, shortest: int, longest: int) -> list
 def tables() -> Tables:
     """14 rows of demonstrations and of preference pairs, 4 to 60 tokens long: with batches of 6 an epoch ends unevenly.
 
-    Those ``alike`` have one of three prompts of 24 tokens, and their answers have a few first tokens in common.
+    Those ``alike`` have one of three prompts of 24 tokens, and their answers share a few first tokens.
     """
     random = np.random.default_rng(5)
     ids = [random_ids(random, 4, 60) for _ in range(14)]
@@ -96,7 +96,7 @@ def mixture_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 
 def reference_logps(file: Path, pairs: pa.Table, **numbers: Sequence[int]) -> Path:
-    """What a reference may say of these pairs, about 5.5 nats a token; of all, or of those with these ``numbers`` by split."""
+    """Plausible reference log-probabilities of these pairs, about 5.5 nats a token; of all, or of ``numbers`` by split."""
     columns: dict[str, list[Any]] = {"split": [], "row": [], "chosen_logp": [], "rejected_logp": []}
     for split in ("train", "test"):
         for number in numbers.get(split, range(len(pairs))):
@@ -121,7 +121,7 @@ def make_job(tables: Tables, tiny_model: Any, tmp_path: Path) -> MakeJob:
         if method.needs_reference and logps is None:
             logps = reference_logps(tmp_path / "logps.parquet", table)
         # Adam divides a gradient by its own size: with the usual ε of 1e-8 the rounding of a gradient that is zero in
-        # exact arithmetic would become a step of its own.
+        # exact arithmetic would become a step by itself.
         settings = {"batch_size": 6, "num_train_epochs": 2, "learning_rate": 1e-3, "adam_epsilon": 1e-5, **training}
         return TrainJob(
             method=method,

@@ -1,7 +1,7 @@
-"""How a batch is laid out and cut changes neither its loss nor its gradient.
+"""Layout and micro-batches of a batch change neither its loss nor its gradient.
 
 The reference is written with plain ``transformers``: right-padded sequences, an attention mask, and the losses of the
-papers term by term. What the trainer computes from packed lines must agree with it.
+papers term by term. The trainer's results from packed lines must agree with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks decide together."""
+"""Joint decisions of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation on real ranks: teacher and student against plain transformers, whatever the packs, ranks and prefixes."""
+"""Distillation on real ranks: teacher and student against plain transformers, for any packs, ranks and prefixes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOP = 5
 
 
 def said_of(model: Any, table: pa.Table, top: int) -> pa.Table:
-    """The table with what ``model`` says, by plain padded passes."""
+    """The table with log-probabilities of ``model``, by plain padded passes."""
     rows = Distillation.__mro__[1].rows(Distillation(DistillationLossConfig()), table)  # type: ignore[attr-defined]
     ids, logps = [], []
     with torch.no_grad():

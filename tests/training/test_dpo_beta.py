@@ -1,4 +1,4 @@
-"""A β that changes: what it is in each step, worked out by hand."""
+"""A changing β: its value in each step, worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Training mode on real DeepSpeed ranks: the dropout of a model's own configuration is off, unless supervised fine-tuning asks
-for it; that of adapters, the loss of routers and gradient checkpointing are on in every step."""
+"""Training mode on real DeepSpeed ranks: the dropout of a model's own configuration is off, unless fine-tuning enables
+it; that of adapters, the loss of routers and gradient checkpointing are on in every step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_dpo_of_a_policy_that_is_its_own_reference_has_a_loss_of_ln_2(
             ranks.all(Trainer.evaluate)  # and back into training mode
             assert report.sums["loss"] / report.normaliser == pytest.approx(math.log(2), abs=1e-5)
         stored = json.loads((export(ranks, tmp_path / "model").parent / "config.json").read_text())
-    assert stored["attention_dropout"] == 0.3, "the model that comes out says what the one that went in said"
+    assert stored["attention_dropout"] == 0.3, "the exported configuration is unchanged"
 
 
 def test_supervised_fine_tuning_turns_dropout_on_by_an_option(
@@ -79,7 +79,7 @@ def losses_of(ranks: Any) -> list[dict[str, float]]:
 
 
 def test_the_dropout_of_adapters_is_on_in_every_step(make_job: Any, machines: Any, tmp_path: Path) -> None:
-    """Adapters begin at zero, so that their dropout changes nothing in the first step, and what is learnt from then on."""
+    """Adapters begin at zero, so their dropout has no effect in the first step, and has one from then on."""
     losses = []
     with machines(1).trainers() as group:
         for rate in (0.0, 0.5):

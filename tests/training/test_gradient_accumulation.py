@@ -1,4 +1,4 @@
-"""Gradients of a step in bf16 are added up over its micro-batches in fp32, whatever the ZeRO stage."""
+"""Gradients of a step in bf16 are added up over its micro-batches in fp32, for any ZeRO stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prompt is put before which completion where a baseline asks for mismatched pairs."""
+"""The pairing of prompts and completions for a baseline of mismatched pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA on real DeepSpeed ranks: the same adapters however they are trained, and whole models of what they amount to."""
+"""LoRA on real DeepSpeed ranks: the same adapters for any layout of training, and whole models of the merged adapters."""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ def test_a_reference_in_bf16_goes_all_of_a_small_part_of_the_way(
             }
             expected = {name: torch.lerp(weight, policy[name], 0.005) for name, weight in expected.items()}
     saved = load_file(tmp_path / "progress" / "step-00000006" / REFERENCE)
-    assert {weight.dtype for weight in saved.values()} == {torch.float32}, "a resumed run goes on from what was mixed"
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}, (
+        "a resumed run continues from the mixed reference"
+    )
     way, right = (
         torch.cat([(weights[n] - start[n]).flatten() for n in sorted(saved)]) for weights in (saved, expected)
     )
@@ -152,7 +154,7 @@ def log_probabilities(model: Path, prompts: Sequence[Sequence[int]], answers: Se
 def test_held_out_metrics_compare_with_the_reference_as_training_begins(
     method: Any, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
-    """One step gives the same policy whatever happens to the reference after it, so its held-out loss must be the same, too:
+    """One step gives the same policy for any later change of the reference, so its held-out loss must be the same, too:
     the mean of -log σ(β((w - w₀) - (l - l₀))) with the log-probabilities of the policy and of the start by `transformers`."""
     job, losses = make_job(method), []
     table = pq.read_table(job.test_data).to_pydict()

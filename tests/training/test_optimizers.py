@@ -1,4 +1,4 @@
-"""Optimisers by name: which parameters each takes, that it resumes exactly, and what it cannot be combined with."""
+"""Optimisers by name: their parameters, exact resumption, and incompatible settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer of a policy on real DeepSpeed ranks: what it keeps beside the weights, and adds to the loss."""
+"""The trainer of a policy on real DeepSpeed ranks: its state beside the weights, and additional losses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checkpoints for other machines: the same ranks go on to the same bytes, others to the same weights up to rounding, and
-nothing in them is a pickle."""
+"""Checkpoints for other machines: the same ranks resume to the same bytes, others to the same weights up to rounding, and
+they contain no pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process reward models: the loss of plain transformers whatever the packs and ranks, and the stage with what it leaves."""
+"""Process reward models: the loss of plain transformers for any packs and ranks, and the stage with its outputs."""
 
 from __future__ import annotations
 

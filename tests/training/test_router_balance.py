@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[Head, str, Callable[[Any], Sequence[Row]]]] = {
     "policy": ("lm", "preference", sampled),
     "critic": ("value", "preference", sampled),
 }
-"""Head, table and rows of whatever trains a model."""
+"""Head, table and rows of every method that trains a model."""
 
 
 def of_the_equation(model: Any, rows: Sequence[Row]) -> float:

@@ -1,4 +1,4 @@
-"""The pass before a step: its rows lie on disk, and held-out rows have none that nothing uses."""
+"""The pass before a step: its rows are on disk, and held-out rows get no unused pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a teacher says of text, against a plain forward pass."""
+"""A teacher's log-probabilities, against a plain forward pass."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_weight_decay_spares_norms_and_embeddings_under_every_sharding(
         weights.append(trained(machines(2), job, tmp_path / str(decay), steps=1, zero_stage=zero_stage))
     without, decayed = weights
     for name, weight in before.items():
-        # AdamW's first step is W (1 - learning rate · decay) and, whatever the decay, Adam's own part: here 0.95 W.
+        # AdamW's first step is W (1 - learning rate · decay) and, for any decay, Adam's own part: here 0.95 W.
         lost = 0.05 * weight if "proj" in name else torch.zeros_like(weight)
         torch.testing.assert_close(without[name] - decayed[name], lost, rtol=0, atol=1e-6)
 
@@ -223,7 +223,7 @@ def test_a_resumed_job_ends_in_the_same_bytes(offload: bool, make_job: Any, mach
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, offload_optimizer=offload)
         train(ranks, 3)
-        save_progress(ranks, progress)  # on the way; the run goes on to its end
+        save_progress(ranks, progress)  # during the run, which continues to its end
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
 
@@ -276,7 +276,7 @@ def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machine
 
 
 def errors_of_ranks(ranks: Ranks, steps: int) -> list[BaseException | None]:
-    """What `train` raises on each rank; fails if a rank does not answer."""
+    """The error of `train` on each rank; fails if a rank does not answer."""
     calls = [actor.call.remote(call(Trainer.train, steps, 3600.0)) for actor in ranks.actors]
     _, hanging = ranks.ray.wait(calls, num_returns=len(calls), timeout=60)
     assert not hanging

@@ -1,4 +1,4 @@
-"""Calls of a user's function in a process of its own."""
+"""Calls of a user's function in a separate process."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_process_loads_only_counted_files(write: Write) -> None:
         write("helper.py", "VALUE = 3\n")
         with pytest.raises(UserError, match=r"helper\.py changed since this stage began"):
             ask(name, 1)
-    assert ask(name, 1) == 3.0, "where no key counts it, it may be anything"
+    assert ask(name, 1) == 3.0, "outside keys, it may be anything"
 
 
 MARK = """

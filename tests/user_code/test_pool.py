@@ -1,4 +1,4 @@
-"""A user's function in several processes: the same answers as in one, and what hangs or ends costs nobody else anything."""
+"""A user's function in several processes: the same answers as in one, and hanging or crashing calls affect no others."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def pids(of: FunctionPool) -> list[int]:
 
 
 def late_once_it_hangs(process: FunctionProcess | Node, file: Path) -> None:
-    """Have call 1 time out when it says that it hangs, and none before, however busy the machine is."""
+    """Call 1 times out when it reports that it hangs, and no other call does, on however busy a machine."""
     assert isinstance(process, FunctionProcess)
     answer = process._answer
 
@@ -119,7 +119,7 @@ def test_answers_do_not_depend_on_the_pools_size(file: Path, size: int) -> None:
     with pool(file, "double", size) as calls:
         for count in (0, 1, 200):
             assert dict(calls.answers([[n] for n in range(count)])) == {n: 2.0 * n for n in range(count)}
-        assert len(pids(calls)) == 1, "nobody waited"
+        assert len(pids(calls)) == 1, "no call waited for a timeout"
 
 
 def test_a_hanging_call_and_a_crashing_call_fail_alone(file: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_function_that_loads_only_once_runs_in_its_first_process(
 
 @contextmanager
 def node(file: Path, ended: bool = False) -> Iterator[tuple[Node, list[tuple[str, float]]]]:
-    """A node's pool in this process; and what it is asked, with the seconds that it has. One that ``ended`` is lost."""
+    """A node's pool in this process; and its calls, with their timeouts. One that ``ended`` is lost."""
     inside = NodePool(PoolJob(f"{file}:double", 30.0, "rl.rewards.0.function", 2, {}, tuple(sys.path)))
     calls: list[tuple[str, float]] = []
 

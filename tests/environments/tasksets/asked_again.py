@@ -1,4 +1,4 @@
-"""An environment of verifiers for any taskset: after each of the first answers the user says how long it was."""
+"""An environment of verifiers for any taskset: after each of the first answers the user replies with its length."""
 
 import verifiers.v1 as vf
 

@@ -1,4 +1,4 @@
-"""The ``align`` command on a real store: what it prints and how it exits. No flow runs."""
+"""The ``align`` command on a real store: output and exit codes. No flow runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Align = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def align(tmp_path: Path) -> Align:
-    """``align("tags", "ls")`` is the command with an ALIGN_HOME of its own."""
+    """``align("tags", "ls")`` is the command with a separate ALIGN_HOME."""
     return partial(align_here, tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_a_name_that_can_be_no_tag_exits_2(align, store):
 )
 def test_ctrl_c_and_sigterm_exit_as_in_a_shell_and_show_how_to_resume(tmp_path, number, code, word):
     fifo = tmp_path / "recipe.yaml"
-    os.mkfifo(fifo)  # reading it waits until somebody writes, which nobody does
+    os.mkfifo(fifo)  # reading it blocks for ever, as nothing writes to it
     process = subprocess.Popen(
         [*COMMAND, "run", str(fifo)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -253,7 +253,7 @@ def test_gc_prunes_on_request_and_pruned_artifacts_do_not_count_as_damaged(align
     samples = store.publish(folder, "rollouts", draft)
     prune = ("artifacts", "gc", "--rollouts-days", "0")
     assert [garbage["path"] for garbage in parsed(align(*prune, "--json"))["garbage"]] == [str(samples)]
-    assert store.records.find(digest_of("samples")) is not None  # so far it was only told
+    assert store.records.find(digest_of("samples")) is not None  # so far it was only listed
     assert align(*prune, "--delete").stdout.startswith("deleted 1 objects")
 
     assert parsed(align("artifacts", "verify", "--json")) == {"verified": 3, "problems": {}, "pruned": [str(samples)]}
@@ -347,7 +347,7 @@ def test_diff_shows_differences_as_text_and_as_json(align, references):
 
 
 def test_prefects_background_threads_print_nothing_on_the_terminal():
-    """Their loggers have names of their own: Prefect's logging level does not reach them."""
+    """Their loggers have separate names, which Prefect's logging level does not affect."""
     code = (
         "import logging\nfrom alignment.flows.service import environment\nenvironment.quiet_console()\n"
         "from prefect.events.worker import EventsWorker\nfrom prefect.logging.handlers import APILogWorker\n"
@@ -358,7 +358,7 @@ def test_prefects_background_threads_print_nothing_on_the_terminal():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ---------------------------------------------------------------- nobody reads it
+# ---------------------------------------------------------------- closed output
 
 
 REFUSED = """
@@ -381,7 +381,7 @@ cli.main()
 
 
 def ending(stream: str, command: list[str], home: Path) -> int:
-    """The exit code of a command whose output and errors go where nobody reads."""
+    """The exit code of a command whose output and errors go to a closed pipe."""
     if stream == "full":
         output = os.open("/dev/full", os.O_WRONLY)
     else:

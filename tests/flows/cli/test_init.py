@@ -1,4 +1,4 @@
-"""`align init`: a recipe from what lies in a folder, at a terminal and without one, and what it refuses."""
+"""`align init`: a recipe from the files of a folder, with and without a terminal, and refused input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def align(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Align:
-    """``align("init")`` with an ALIGN_HOME of its own, whose rows are read in this process."""
+    """``align("init")`` with a separate ALIGN_HOME, reading rows in this process."""
     monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
     monkeypatch.setattr("alignment_core.init.lengths.ask", answers_to)
     return partial(align_here, tmp_path / "home")
@@ -79,7 +79,7 @@ def test_init_without_a_terminal_writes_the_same_recipe(folder: Path, tmp_path: 
     assert outcome["model"] | {"why": ""} == {"name": str(tiny_model()), "why": "", "parameters": 90624, "context": 256}
     assert [stage["stage"] for stage in outcome["stages"]][:3] == ["model", "sft/data", "sft"]
     assert (outcome["problems"], outcome["warnings"]) == ([], [])
-    assert not (tmp_path / "home" / "store").exists(), "a look at a store does not make one"
+    assert not (tmp_path / "home" / "store").exists(), "checking for a store does not create one"
 
 
 def in_a_terminal(home: Path, answer: str, *arguments: str, code: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Who may call `align serve` and `align serve-reward`: where their token comes from, and what is refused."""
+"""Access to `align serve` and `align serve-reward`: the source of the token, and refused settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `align status` prints of the services, of the queue and of runs."""
+"""The output of `align status` on services, the queue and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as a stream of events: what is said where there is no terminal, and with ``--json``."""
+"""A run as a stream of events: output without a terminal, and with ``--json``."""
 
 from __future__ import annotations
 

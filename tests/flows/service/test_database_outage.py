@@ -130,7 +130,7 @@ time.sleep(600)
 
 
 def test_a_worker_that_exits_is_started_again_and_its_run_keeps_running(tmp_path: Path) -> None:
-    """The supervisor's task is to leave nothing behind at the end: only its own end ends the run."""
+    """The supervisor leaves nothing behind at its end: only its own end ends the run."""
     starts = tmp_path / "starts"
     command = [sys.executable, "-c", WORKER, str(starts), RUN]
     supervised = Supervised(command, dict(os.environ), tmp_path / "log", fresh_folder(tmp_path, "s-"), restart=True)

@@ -1,4 +1,4 @@
-"""`align watch` of runs that only this machine's journal knows."""
+"""`align watch` of runs that are only in this machine's journal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_run_is_followed_to_its_completion(running: subprocess.Popen[bytes]) -
     def received(line: str) -> None:
         lines.append(line)
         assert running.stdin is not None
-        running.stdin.close()  # it goes on once its first news was said
+        running.stdin.close()  # it continues after its first line was printed
 
     ending = follow.follow("run", received)
     assert (ending.status, ending.attempt, ending.message) == ("completed", 1, None)

@@ -1,4 +1,4 @@
-"""The reconciler beside clocks that are set and runs that die at once: who is held for dead, and how often it goes on."""
+"""The reconciler with clock changes and runs that die at once: which runs count as dead, and how often they resume."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Server:
         return []
 
     def looked_at(self, reconciler: Reconciler, seconds: float) -> list[str]:
-        """What the reconciler does in so many seconds."""
+        """The reconciler's actions within this many seconds."""
         did = []
         for _ in range(round(seconds / EVERY_SECONDS)):
             self.clock += EVERY_SECONDS
@@ -132,7 +132,7 @@ def test_a_run_that_is_stopped_time_and_again_goes_on_each_time() -> None:
         assert server.looked_at(reconciler, 10) == ["resumed"]
     for number in range(2, MOST_RESUMPTIONS + 2):
         server.becomes(Pending())
-        server.becomes(Crashed())  # before it is Running: nobody told this attempt to stop
+        server.becomes(Crashed())  # before it is Running: this attempt was not told to stop
         assert server.looked_at(reconciler, 400) == ["resumed"]
         assert server.run.state is not None
         assert server.run.state.message == f"Goes on: attempt {number} of at most {MOST_RESUMPTIONS + 1}"
@@ -152,11 +152,11 @@ def test_a_run_that_dies_while_pending_resumes_a_few_times_with_growing_pauses()
     pauses = [later - earlier for earlier, later in zip([0.0, *at_seconds], at_seconds, strict=False)]
     assert pauses == [10.0, 20.0, 55.0, 200.0]
     assert server.looked_at(Reconciler(lambda: server.clock), 600) == ["given up"], (
-        "a new reconciler begins to count anew"
+        "a new reconciler starts counting from zero"
     )
     server.becomes(Scheduled(name="ResumingByHand"))
     server.becomes(Crashed())
-    assert server.looked_at(reconciler, 60) == ["resumed"], "somebody has looked at it"
+    assert server.looked_at(reconciler, 60) == ["resumed"], "a user has inspected it"
 
 
 def test_old_crashes_are_not_resumed_and_recent_crashes_are_despite_clock_jumps(
@@ -204,7 +204,7 @@ def _fails() -> Any:
 
 
 def test_tasks_not_begun_are_closed_as_skipped_with_the_reason() -> None:
-    """It says which stage it waited for by that stage's name, as Prefect's state says it by its id."""
+    """The message names the stage it waited for, of which Prefect's state has only the id."""
     closed: dict[UUID, State] = {}
     named: dict[UUID, str] = {}
     failed = uuid4()

@@ -12,7 +12,7 @@ from alignment.flows.service.retry_503 import Retry503
 
 
 class Busy:
-    """Answers 503 so many times, and raises what made it do so, as Starlette does; then 201 with the body that it was sent."""
+    """Answers 503 this many times and raises the cause, as Starlette does; then 201 with the request's body."""
 
     def __init__(self, times: int) -> None:
         self.times, self.requests = times, 0
