@@ -62,7 +62,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_secret_in_options_is_refused_with_its_field_and_the_cure_and_is_not_repeated(
+def test_a_secret_in_options_is_refused_with_its_field_and_the_fix_and_is_not_repeated(
     options: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(UserError) as caught:

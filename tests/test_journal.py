@@ -67,7 +67,7 @@ def test_a_run_is_alive_as_long_as_its_process_and_its_journal_survives(start: S
     assert (journal.progress("a1")["sft"].done, journal.progress("a1")["sft"].total) == (3, 10)
 
 
-def test_the_old_process_is_ended_and_the_next_attempt_counts_on(start: Start) -> None:
+def test_the_old_process_is_ended_and_the_attempt_number_increases(start: Start) -> None:
     start("a1")
     assert journal.end_process(journal.read("a1"), grace=0) is True
     assert journal.end_process(journal.read("a1"), grace=0) is False, "it was dead already"
@@ -111,13 +111,13 @@ def test_a_new_host_name_and_a_step_of_the_clock_change_nothing(start: Start, mo
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("bad"), "failed"), (KeyboardInterrupt(), "stopped")])
-def test_how_a_run_ended_is_written_down(error: BaseException, status: str) -> None:
+def test_the_end_of_a_run_is_recorded(error: BaseException, status: str) -> None:
     with pytest.raises(type(error)), Journal(record("a1")).open():
         raise error
     assert journal.read("a1").status == status
 
 
-def test_a_line_that_was_cut_by_a_kill_is_passed_over() -> None:
+def test_a_line_truncated_by_a_kill_is_skipped() -> None:
     with Journal(record("a1")).open() as writing:
         writing.stage("sft", "running", stage="sft", key="k", key_parts={})
         writing.stage("sft", "run", reason="first", seconds=1.5, outputs={"model": "model@sha256:" + "0" * 64})
@@ -130,7 +130,7 @@ def test_a_line_that_was_cut_by_a_kill_is_passed_over() -> None:
     assert dpo.key == "d"
 
 
-def test_a_line_that_the_disk_took_half_of_loses_no_other() -> None:
+def test_a_half_written_line_loses_no_other_line() -> None:
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with Journal(record("a1")).open() as writing:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))

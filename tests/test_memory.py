@@ -31,6 +31,6 @@ def test_errors_of_other_allocators_are_recognised_by_their_message(error: Excep
         raise error
 
 
-def test_other_errors_pass() -> None:
+def test_errors_other_than_memory_are_raised_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"), memory_explained(512):
         raise RuntimeError("shapes differ")

@@ -51,7 +51,7 @@ def things(**places: str) -> dict[str, dict[str, str]]:
     return {GROUP.name: places}
 
 
-def test_plugins_of_a_distribution_are_added_after_ours(install):
+def test_plugins_of_a_distribution_are_added_after_built_in_ones(install):
     install("theirs", things(cap="their_things:CAP"), {"their_things.py": "CAP = 'wool'"})
     assert GROUP.targets() == {"old-hat": "our_things.old_hat:THING", "cap": "their_things:CAP"}
     assert (GROUP.load("old-hat"), GROUP.load("old_hat"), GROUP.load("cap")) == ("felt", "felt", "wool")

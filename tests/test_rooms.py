@@ -111,7 +111,7 @@ def test_every_package_is_in_a_room():
     assert {room for level in ORDER for room in level if room} <= {room_of(name) for name in packages}
 
 
-def test_no_import_goes_up():
+def test_no_module_imports_from_a_higher_room():
     up = [
         f"{module} → {other}"
         for module, others in IMPORTS.items()
@@ -131,7 +131,7 @@ def test_strings_name_no_modules_of_higher_rooms_except_plug_ins() -> None:
 
 
 @pytest.mark.parametrize("packages", [False, True], ids=["modules", "rooms"])
-def test_no_imports_go_round_in_a_circle(packages: bool):
+def test_there_are_no_circular_imports(packages: bool):
     graph: dict[str, set[str]] = {}
     for module, others in IMPORTS.items():
         for other in others:

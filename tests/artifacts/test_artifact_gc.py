@@ -38,7 +38,7 @@ def test_only_unreachable_objects_are_garbage(store, write, draft):
     assert collect(store, older_than=-1).garbage == ()
 
 
-def test_nothing_young_is_deleted(store, write):
+def test_young_objects_are_not_deleted(store, write):
     orphan = store.publish(write("d"), "model")
     assert collect(store, delete=True).garbage == ()
     assert store.verify(orphan) == []
@@ -50,7 +50,7 @@ def test_deleting_an_artifact_deletes_its_cache(store, write):
     assert not cached.exists()
 
 
-def test_progress_goes_when_its_stage_is_finished(store, write, draft):
+def test_progress_is_deleted_once_its_stage_is_finished(store, write, draft):
     (store.workspace.progress(KEY) / "step").write_text("state")
     (store.workspace.progress("b" * 64) / "step").write_text("state")
     store.publish(write("d"), "model", draft())
@@ -58,7 +58,7 @@ def test_progress_goes_when_its_stage_is_finished(store, write, draft):
     assert (store.workspace.progress("b" * 64) / "step").exists()
 
 
-def test_scratch_of_a_killed_process_goes_and_of_a_living_one_stays(store, in_children):
+def test_scratch_of_a_killed_process_is_deleted_and_of_a_live_process_kept(store, in_children):
     def die():
         with store.workspace.scratch() as fresh:
             (fresh / "half").write_text("x")
@@ -70,7 +70,7 @@ def test_scratch_of_a_killed_process_goes_and_of_a_living_one_stays(store, in_ch
         assert mine.is_dir()
 
 
-def test_nothing_in_flight_goes_however_young_the_collector_may_take_things(store, write, draft, monkeypatch):
+def test_objects_in_flight_are_not_collected_at_any_age_limit(store, write, draft, monkeypatch):
     collections, mine = [], threading.local()
 
     def collecting(call):

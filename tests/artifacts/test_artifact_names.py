@@ -86,7 +86,7 @@ def test_a_path_that_could_leave_the_artifact_is_refused(path):
 
 
 @pytest.mark.parametrize("paths", [("a", "a"), ("a", "a/b"), ()])
-def test_files_that_cannot_stand_together_are_refused(paths):
+def test_conflicting_files_are_refused(paths):
     with pytest.raises(ValidationError):
         Manifest(kind="model", files=tuple(FileEntry(path=path, size=0, sha256="0" * 64) for path in paths))
 

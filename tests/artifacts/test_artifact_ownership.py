@@ -23,7 +23,7 @@ KEY = "a" * 64
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 
 
-def test_progress_is_closed_to_others_also_that_of_before(store):
+def test_progress_is_private_even_from_earlier_versions(store):
     (store.workspace.all_progress / KEY).mkdir(parents=True, mode=0o775)
     before = os.umask(0o002)
     try:

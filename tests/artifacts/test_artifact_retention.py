@@ -29,7 +29,7 @@ def rollouts(store, write, draft):
     return reference
 
 
-def test_old_rollouts_lose_their_bytes_and_stay_known(store, write, draft, rollouts):
+def test_pruning_deletes_the_bytes_of_old_rollouts_and_keeps_the_manifest(store, write, draft, rollouts):
     pairs = store.publish(write("pairs", {"rows": "pairs"}), "dataset", draft(OTHER_KEY, inputs={"samples": rollouts}))
     size = store.manifest(rollouts).size
     (garbage,) = prune(store, None, 1)
@@ -72,7 +72,7 @@ def test_young_tagged_and_other_kinds_of_artifacts_are_not_pruned(store, write, 
     assert prune(store, None, None, delete=True) == []
 
 
-def test_blobs_that_another_artifact_needs_stay(store, write):
+def test_blobs_of_other_artifacts_are_kept(store, write):
     rollouts = store.publish(write("rollouts", ROWS), "rollouts")
     copy = store.publish(write("copy", {"rows": ROWS["part-1.parquet"], "note": "mine"}), "dataset")
     age(store, 2)

@@ -231,7 +231,7 @@ def test_scratch_is_fresh_and_removed(store):
     assert not failed.exists()
 
 
-def test_other_places_are_refused_with_a_sentence(tmp_path):
+def test_invalid_store_addresses_are_refused_in_a_sentence(tmp_path):
     with pytest.raises(UserError, match="name a folder, or a URI that begins with file://, hf://, s3://"):
         open_store("ftp://host/store")
     for uri in ("s3://", "s3://bucket//store", "s3://bucket/../store"):
@@ -267,7 +267,7 @@ def test_a_store_without_its_format_file_still_opens(store, write):
     assert (store.backend.root / "format.json").exists()
 
 
-def test_to_look_at_a_store_writes_nothing(tmp_path):
+def test_reading_a_store_writes_nothing(tmp_path):
     absent = open_store(tmp_path / "absent", writes=False)
     assert (list(absent.artifacts()), absent.tags.all(), collect(absent, delete=True).garbage) == ([], {}, ())
     assert not (tmp_path / "absent").exists()

@@ -34,7 +34,7 @@ def test_an_attachment_is_kept_and_replaced_and_changes_no_digest(store, write):
     }
 
 
-def test_attachments_go_when_their_artifact_goes_and_no_sooner(store, write):
+def test_attachments_are_deleted_only_with_their_artifact(store, write):
     kept, orphan = (
         store.publish(write("kept", {"n": "1"}), "model"),
         store.publish(write("orphan", {"n": "2"}), "model"),

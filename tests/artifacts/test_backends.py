@@ -95,7 +95,7 @@ def test_a_listing_has_the_objects_below_the_prefix_in_order(backend: Backend) -
     assert all(entry.size == len(entry.path) for entry in backend.list(""))
 
 
-def test_time_is_the_storages_own_and_moves_on(backend: Backend) -> None:
+def test_time_is_the_storages_and_advances(backend: Backend) -> None:
     backend.put("one", b"1")
     entry = backend.stat("one")
     assert entry is not None
@@ -240,7 +240,7 @@ def test_acknowledged_writes_survive_the_death_of_the_server(server: S3Server, t
     assert {path: entry.version for path in versions if (entry := backend.stat(path))} == versions
 
 
-def test_an_upload_that_was_killed_goes_on_with_the_parts_that_are_there(
+def test_a_killed_upload_continues_with_the_uploaded_parts(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, backend = tmp_path / "source", S3Backend(bucket, f"{tmp_path.name}/")

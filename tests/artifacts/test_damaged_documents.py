@@ -41,9 +41,7 @@ def damage(store: Store, path: str, data: bytes) -> Path:
 
 @pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("document", ["manifest", "stage record", "tag move"])
-def test_the_sentence_names_the_file_and_the_cure(
-    store: Store, artifact: Reference, document: str, data: bytes
-) -> None:
+def test_the_sentence_names_the_file_and_the_fix(store: Store, artifact: Reference, document: str, data: bytes) -> None:
     paths = {
         "manifest": manifest_path(artifact.digest),
         "stage record": stage_path(KEY),

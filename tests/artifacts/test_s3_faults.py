@@ -254,7 +254,7 @@ def test_a_refusal_in_the_middle_of_work_is_reported_in_a_sentence(
     assert len(proxy.requests) < 14, "it is not tried again"
 
 
-def test_uploads_and_downloads_go_on_when_the_server_was_killed_and_started_again(
+def test_uploads_and_downloads_continue_after_a_restart_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     server = S3Server(tmp_path / "server").start()
@@ -296,7 +296,7 @@ def test_a_server_that_ignores_conditions_is_refused(
     assert [file for file in (tmp_path / "served").rglob("*probe*") if file.is_file()] == []
 
 
-def test_a_publication_and_a_fetch_ask_little_for_each_file(
+def test_a_publication_and_a_fetch_need_few_requests_for_each_file(
     proxy: Faulty, bucket: str, tmp_path: Path, home: Path
 ) -> None:
     """Each request is about 20 ms on a service that is far away."""

@@ -144,7 +144,7 @@ def test_an_encryption_that_s3_does_not_know_is_refused(
         (400, "KMS.DisabledException", ""),
     ],
 )
-def test_an_error_has_the_servers_code_and_reason_beside_the_cure(
+def test_an_error_has_the_servers_code_and_reason_and_the_fix(
     proxy: Faulty, bucket: str, tmp_path: Path, status: int, code: str, cure: str
 ) -> None:
     proxy.rule = lambda *_: Fault(status=status, code=code)

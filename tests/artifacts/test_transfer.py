@@ -71,7 +71,7 @@ def test_a_copy_with_ancestors_has_the_whole_lineage(
     assert target.verify(references["data"]) == target.verify(references["sft"]) == []
 
 
-def test_outputs_that_stay_behind_are_known_as_pruned_and_come_with_a_copy_of_their_own(
+def test_outputs_left_out_of_a_copy_are_marked_as_pruned_and_can_be_copied_later(
     store: Store, target: Store, references: dict[str, Reference]
 ) -> None:
     copy(store, target, plan(store, target, references["policy"], ancestors=False))

@@ -35,12 +35,12 @@ def test_rows_that_the_chat_template_refuses_and_rows_that_are_too_long_are_foun
     assert "chats.jsonl:1: the chat template refuses this conversation" in problem
 
 
-def test_a_share_of_malformed_rows_that_is_allowed_is_left_to_the_data_set_itself(store, rows):
+def test_an_allowed_share_of_malformed_rows_passes_the_check(store, rows):
     rows.write_text("{broken\n" + rows.read_text())
     assert look(store, sft(rows, max_bad_rows=0.1)).problems == []
 
 
-def test_rows_that_all_fall_are_refused_only_where_the_source_was_read_to_its_end(store, rows, monkeypatch):
+def test_sources_without_a_valid_row_are_refused_only_if_read_to_the_end(store, rows, monkeypatch):
     monkeypatch.setattr("alignment_core.checks.rows.RENDERED", 3)
     monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
     long = json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n"
@@ -56,7 +56,7 @@ def test_rows_that_all_fall_are_refused_only_where_the_source_was_read_to_its_en
 @pytest.mark.parametrize(
     ("mixing", "refused"), [({}, True), ({"mixing": "first_exhausted"}, False), ({"mixing": "all_exhausted"}, True)]
 )
-def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixing, refused):
+def test_rows_that_a_mixture_may_not_draw_are_not_refused(store, rows, mixing, refused):
     short = rows.with_name("short.jsonl")
     short.write_text(json.dumps({"prompt": "?", "completion": "yes"}) + "\n")
     rows.write_text(rows.read_text() + json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n")

@@ -79,7 +79,7 @@ def test_certain_lengths_of_prompts_hold_for_any_choice_of_rows(seen, count, lon
     assert Answer(label="prompts", lengths=[2, 5, 9], **seen).certain(count) == longest
 
 
-def test_a_round_that_may_not_come_to_the_longest_prompt_is_not_refused(store, rows):
+def test_a_round_that_may_not_draw_the_longest_prompt_is_not_refused(store, rows):
     rows.write_text(rows.read_text() + json.dumps({"prompt": "?" * 20, "completion": "yes"}) + "\n")
     recipe = rounds(rows)
     assert look(store, recipe).problems == []

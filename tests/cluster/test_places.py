@@ -96,7 +96,7 @@ def test_the_workers_of_an_engine_over_two_gpus_claim_the_gpus(seen: Seen) -> No
 
 
 @pytest.mark.slow
-def test_disaggregated_engines_have_gpus_of_their_own(seen: Seen) -> None:
+def test_disaggregated_engines_have_separate_gpus(seen: Seen) -> None:
     gpus = [environment["CUDA_VISIBLE_DEVICES"] for role in seen["disaggregated"].values() for environment in role]
     assert len(set(gpus)) == 4
 

@@ -346,7 +346,7 @@ def test_secret_of_a_query_stays_in_the_environment(web: FileServer, monkeypatch
     assert all(path == "/rows.jsonl?token=s3cr3t-value" for _, path, _ in web.requests)
 
 
-def test_rows_wanted_alone_are_fetched(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_rows_are_fetched(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "BLOCK", 1 << 16)
     web.files["/rows.jsonl"] = lines([{"prompt": "a" * 1000, "completion": "b"}] * 10_000)
     assert len(read(at(f"{web.url}/rows.jsonl", rows=3))) == 3

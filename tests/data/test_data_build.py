@@ -129,7 +129,7 @@ def prompts(data: BuiltDataset, table: str = "train") -> set[str]:
     return set(column(data, "prompt", table))
 
 
-def test_no_prompt_is_on_both_sides_of_the_split(built: Build, jsonl: Write) -> None:
+def test_no_prompt_is_in_both_splits(built: Build, jsonl: Write) -> None:
     pairs = [{"prompt": f"p{i % 30}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(120)]
     data = built(jsonl(pairs), "preferences", test_rows=20)
     assert (data.train.num_rows, data.test.num_rows) == (100, 20)  # five prompts of four pairs each
@@ -187,7 +187,7 @@ def test_the_size_of_the_test_set_is_the_nearest_that_whole_prompts_allow(built:
         built(jsonl(common), "demonstrations", test_rows=8)
 
 
-def test_copies_of_a_row_never_land_on_both_sides(built: Build, jsonl: Write) -> None:
+def test_copies_of_a_row_are_never_in_both_splits(built: Build, jsonl: Write) -> None:
     data = built(jsonl(PAIRS * 3), "demonstrations", test_rows=7)
     train, test = Counter(column(data, "text")), Counter(column(data, "text", "test"))
     assert not train & test
@@ -196,7 +196,7 @@ def test_copies_of_a_row_never_land_on_both_sides(built: Build, jsonl: Write) ->
     assert len(column(data, "text")) == 120 - 21
 
 
-def test_rows_of_one_conversation_stay_on_one_side(built: Build, jsonl: Write) -> None:
+def test_rows_of_a_conversation_stay_in_the_same_split(built: Build, jsonl: Write) -> None:
     def chat(name: str) -> dict[str, Any]:
         turns = [
             ("user", f"a{name}"),

@@ -37,7 +37,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
             use()
 
 
-def test_a_source_is_one_thing() -> None:
+def test_a_source_has_exactly_one_origin() -> None:
     (source,) = DataConfig.model_validate({"reasoning_gym": "leg_counting", "options": {"max_animals": 2}}).sources
     assert (source.field, source.origin) == ("reasoning_gym", "leg_counting")
     with pytest.raises(ValueError, match="give exactly one"):

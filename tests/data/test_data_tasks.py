@@ -37,7 +37,7 @@ def test_labels_verify_and_other_answers_do_not(task: str) -> None:
         ("max", lambda words: str(max(map(int, words)))),
     ],
 )
-def test_answers_are_right(task: str, solve: Any) -> None:
+def test_answers_of_built_in_tasks_are_right(task: str, solve: Any) -> None:
     for row in rows_of_task(task, "demonstrations"):
         assert row["completion"] == solve(row["prompt"].split(":")[1].split())
 

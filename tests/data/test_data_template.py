@@ -157,7 +157,7 @@ def with_bos(template: str | None) -> Any:
 
 
 @pytest.mark.parametrize("template", [None, "<unused0>" + NO_EOS])
-def test_bos_stands_once_at_the_beginning(template: str | None) -> None:
+def test_bos_is_once_at_the_beginning(template: str | None) -> None:
     tokenizer = with_bos(template)
     assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
     renderer = Renderer(tokenizer)

@@ -31,14 +31,14 @@ def a_row(text: str, where: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", [DEEP, HUGE])
 @pytest.mark.parametrize("where", ["tools", "arguments", "sharegpt"])
-def test_a_row_with_such_a_text_is_bad(text: str, where: str) -> None:
+def test_a_row_with_deep_or_huge_json_is_malformed(text: str, where: str) -> None:
     fields = Fields(a_row(text, where), {"messages": "conversations"} if where == "sharegpt" else {})
     with pytest.raises(ValueError, match="JSON text"):
         fields.tools() if where == "tools" else fields.messages("messages")
 
 
 @pytest.mark.parametrize("text", [DEEP, HUGE])
-def test_labels_and_verdicts_with_such_a_text_are_refused(text: str) -> None:
+def test_labels_and_verdicts_with_deep_or_huge_json_are_refused(text: str) -> None:
     assert not has_tests(text)
     with pytest.raises(ValueError, match="is not the label of a `reasoning_gym` row"):
         from_label(text)

@@ -107,7 +107,7 @@ def test_all_blocks_of_a_document_and_its_copies_are_held_out_together(tokenizer
     assert data.statistics["dropped"] == {"duplicate_of_test": data.test.num_rows}
 
 
-def test_one_document_cannot_be_on_both_sides(tokenizer: Any, jsonl: Write) -> None:
+def test_a_document_cannot_be_in_both_splits(tokenizer: Any, jsonl: Write) -> None:
     with pytest.raises(
         DataError, match="rows that share a document go to the same split, and all 3 rows are in one group"
     ):

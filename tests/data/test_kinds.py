@@ -71,7 +71,7 @@ def test_the_run_form_offers_the_format_of_the_plug_in(site: Path) -> None:
     assert "'labelled'" in str(DataSource.model_json_schema())
 
 
-def test_its_rows_are_read_held_out_and_counted(site: Path, built: Build, jsonl: Write) -> None:
+def test_rows_of_a_plugin_kind_are_read_held_out_and_counted(site: Path, built: Build, jsonl: Write) -> None:
     data = built(
         {"sources": [{"path": str(jsonl(ROWS)), "format": "labelled"}], "test_rows": 3, "shuffle": False}, "labelled"
     )
@@ -86,7 +86,7 @@ def test_its_rows_are_read_held_out_and_counted(site: Path, built: Build, jsonl:
     assert data.statistics["tokens"]["targets"] == sum(map(len, data.train["completion_ids"].to_pylist()))
 
 
-def test_its_rows_are_cut_and_refused(site: Path, built: Build, jsonl: Write) -> None:
+def test_rows_of_a_plugin_kind_are_truncated_and_refused(site: Path, built: Build, jsonl: Write) -> None:
     long = [{**row, "completion": "x" * 30} for row in ROWS]
     assert built(jsonl([*ROWS, *long]), "labelled", max_length=16).statistics["dropped"] == {"too_long": 24}
     cut = built(jsonl(long), "labelled", max_length=16, overlong="truncate")
@@ -164,7 +164,7 @@ assert "Name of sums" in str(DataConfig.model_json_schema())
 """
 
 
-def test_another_library_is_a_field_of_a_source(tmp_path: Path) -> None:
+def test_a_plugin_origin_is_a_field_of_a_source(tmp_path: Path) -> None:
     """In a separate process: the fields of recipes are collected when their module is imported."""
     offers = {"alignment.origins": {"my-sums": "sums:ORIGIN"}}
     site = distribution(tmp_path, "sums", offers, {"sums.py": LIBRARY})

@@ -281,7 +281,7 @@ def test_words_and_fields_that_a_template_leaves_out_are_counted_by_name(built: 
     assert [sentence[:9] for sentence in shown.statistics["unread"]] == ["rows have", "rows have"]
 
 
-def test_the_words_of_the_system_may_stand_in_the_question(built: Build, jsonl: Write) -> None:
+def test_the_system_message_may_be_part_of_the_question(built: Build, jsonl: Write) -> None:
     chat = [{"role": "system", "content": "be brief "}, USER, FOUR, OTHER]
     data = built(jsonl([{"messages": chat}]), "prompts", chat_template=SYSTEM_IN_QUESTION)
     assert data.train["prompt"][0].as_py() == "<user>2+2?<assistant>4<eos><user>be brief 3+3?<assistant>"

@@ -57,7 +57,7 @@ def test_any_other_label_is_refused_by_row_and_column(label: object, says: str, 
         built(columns, "unpaired")
 
 
-def test_files_of_csv_and_parquet_have_labels_of_their_own_types(built: Build, tmp_path: Any) -> None:
+def test_labels_of_csv_and_parquet_keep_their_types(built: Build, tmp_path: Any) -> None:
     import pyarrow.parquet as pq
 
     (tmp_path / "rows.csv").write_text("prompt,completion,label\na,b,True\nc,d,0\n")
@@ -99,7 +99,7 @@ def test_untrainable_rows_are_dropped_and_counted(built: Build, jsonl: Write) ->
         ),
     ],
 )
-def test_rows_that_are_none_are_refused(row: dict[str, Any], says: str, built: Build, jsonl: Write) -> None:
+def test_rows_of_another_kind_are_refused(row: dict[str, Any], says: str, built: Build, jsonl: Write) -> None:
     with pytest.raises(UserError, match=says):
         built(jsonl([row]), "unpaired")
 

@@ -46,7 +46,7 @@ def test_requests_without_the_token_are_refused(services: Services) -> None:
 
 
 @pytest.mark.slow
-def test_no_page_of_another_origin_is_let_in(services: Services) -> None:
+def test_pages_of_another_origin_are_refused(services: Services) -> None:
     headers = {"origin": "http://elsewhere.example"}
     assert "access-control-allow-origin" not in services.ask("/version", token=services.token, **headers).headers
     own = {"origin": f"http://localhost:{services.port}"}
@@ -116,7 +116,7 @@ def test_checks_before_a_run_get_no_prefect_variables(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("secrets")
-def test_a_run_that_uses_a_server_forgets_the_database_of_that_server() -> None:
+def test_a_run_that_uses_a_server_drops_the_servers_database_variables() -> None:
     assert start_prefect_api() is None
     assert access.DATABASE not in os.environ
     assert os.environ[access.TOKEN] == "token"
@@ -138,7 +138,7 @@ def killed_services(home: Path, port: int) -> None:
     (home / "services" / "lock").touch()  # held by no process
 
 
-def test_a_stranger_at_the_address_of_services_that_ended_is_not_talked_to(
+def test_another_server_at_the_address_of_ended_services_gets_no_requests(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_services(home, 4200)
@@ -152,9 +152,7 @@ def test_a_stranger_at_the_address_of_services_that_ended_is_not_talked_to(
         assert access.TOKEN not in os.environ
 
 
-def test_the_token_of_the_services_of_another_home_is_not_forgotten(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_of_another_homes_services_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may have taken the port since."""
     killed_services(home, 4200)
     monkeypatch.setenv("ALIGN_HOME", str(home / "other"))
@@ -174,9 +172,7 @@ def test_the_token_of_the_services_of_another_home_is_not_forgotten(
         (access.url_of(4200), None),
     ],
 )
-def test_a_server_of_the_users_own_is_not_forgotten(
-    home: Path, monkeypatch: pytest.MonkeyPatch, url: str, token: str | None
-) -> None:
+def test_a_users_own_server_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch, url: str, token: str | None) -> None:
     killed_services(home, 4200)
     monkeypatch.setenv(access.URL, url)
     if token is not None:
@@ -208,7 +204,7 @@ def test_services_that_wait_for_their_port_are_not_ready(home: Path, taken: int)
         process.wait()
 
 
-def test_folders_named_like_ours_are_not_imported(home: Path, taken: int, tmp_path: Path) -> None:
+def test_folders_named_like_the_packages_are_not_imported(home: Path, taken: int, tmp_path: Path) -> None:
     for name in (
         "alignment/flows/service/supervisor.py",
         "alignment/flows/access.py",

@@ -261,7 +261,7 @@ with get_client(sync_client=True) as client:
 """
 
 
-def test_the_tasks_of_a_run_whose_process_is_gone_do_not_run_on_for_ever(services: Services) -> None:
+def test_the_tasks_of_a_dead_run_end(services: Services) -> None:
     environment = {**services.environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, "-c", LEFT_OPEN], env=environment, capture_output=True, text=True, timeout=120

@@ -100,7 +100,7 @@ def test_the_plugin_takes_less_than_150_lines_of_code() -> None:
     assert sum(bool(line.strip()) for text in FILES.values() for line in text.splitlines()) < 150
 
 
-def test_a_method_with_a_stage_and_a_loss_of_its_own_needs_three_files() -> None:
+def test_a_method_with_its_own_stage_and_loss_needs_three_files() -> None:
     beside = {
         "pyproject.toml",
         "unlikelihood/rows.py",

@@ -35,7 +35,7 @@ def test_a_service_that_cannot_start_is_retried_later(home: Path) -> None:
         service.close()
 
 
-def test_a_state_that_could_not_be_written_is_written_once_there_is_room(home: Path) -> None:
+def test_an_unwritten_state_is_written_once_there_is_space(home: Path) -> None:
     taken = fill(home)
     running = supervisor.Services(1, {})
     running._write("starting")
@@ -45,7 +45,7 @@ def test_a_state_that_could_not_be_written_is_written_once_there_is_room(home: P
     assert services.State.model_validate_json((services.folder() / "state.json").read_text()).phase == "starting"
 
 
-def test_a_long_log_gives_its_room_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_truncated_to_free_space(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignment.flows.service.supervisor.LONGEST_LOG_BYTES", 1 << 18)
     log = home / "server.log"
     log.write_bytes(bytes(1 << 19))
@@ -55,7 +55,7 @@ def test_a_long_log_gives_its_room_back(home: Path, monkeypatch: pytest.MonkeyPa
     assert not (home / "server.old.log").exists()
 
 
-def test_a_line_that_the_log_does_not_take_ends_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_the_log_cannot_write_ends_no_service(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (home / "reconciler.log").open("w") as log:
         fill(home)
         monkeypatch.setattr(sys, "stdout", log)

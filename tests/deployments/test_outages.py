@@ -23,7 +23,7 @@ def restarts(services: Services) -> dict[str, int]:
     return {service["name"]: service["restarts"] for service in services.align("status")["services"]["services"]}
 
 
-def test_a_run_trains_on_while_the_database_is_away_and_when_the_worker_dies(
+def test_a_run_keeps_training_without_the_database_and_after_the_worker_dies(
     services: Services, postgres: PostgreSQL
 ) -> None:
     """One attempt, one host: its record names the process that trained all the time."""

@@ -42,7 +42,7 @@ def test_a_schedule_that_can_only_be_a_mistake_is_refused(cron: str, reason: str
 
 
 @pytest.mark.parametrize("cron", ["0 2 * * *", "*/5 * * * *", "0 2 29 2 *", "0 2 * * MON", "0 2 L * *", "@daily"])
-def test_other_schedules_are_taken(cron: str) -> None:
+def test_usual_schedules_are_accepted(cron: str) -> None:
     assert schedule(cron, "Europe/Berlin").cron == cron
 
 

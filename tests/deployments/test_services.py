@@ -94,7 +94,7 @@ def test_the_default_database_is_sqlite_below_the_home(tmp_path: Path, migrated:
     assert wait_until(lambda: not processes_of(tmp_path), 30), processes_of(tmp_path)
 
 
-def test_a_long_log_begins_anew_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_truncated_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignment.flows.service.supervisor.LONGEST_LOG_BYTES", 10)
     log = tmp_path / "server.log"
     with log.open("ab", buffering=0) as writer:

@@ -217,7 +217,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
             use()
 
 
-def test_a_source_is_one_thing() -> None:
+def test_a_source_has_exactly_one_origin() -> None:
     (source,) = DataConfig.model_validate({"verifiers": "sums", "options": {"largest": 2}}).sources
     assert source.verifiers == "sums"
     assert "verifiers" not in DataSource(task="reverse").model_dump(), "seeds of other sources are unchanged"

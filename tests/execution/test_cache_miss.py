@@ -124,7 +124,7 @@ def test_a_first_data_set_of_pairs_is_not_compared_with_demonstrations():
     assert why_it_runs(first, [pairs], "dpo/data").startswith("changed since reward-model/data")
 
 
-def test_the_same_label_goes_first_and_then_other_rounds():
+def test_records_of_the_same_label_precede_those_of_other_rounds():
     parts = {"stage": "dpo", "seed": 1, "stream": "round-2"}
     near, same = record({**parts, "seed": 2}, "round-1/dpo"), record({**parts, "seed": 2, "x": 1}, "round-2/dpo")
     other = record(parts | {"stream": ""}, "dpo")

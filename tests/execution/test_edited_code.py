@@ -60,7 +60,7 @@ def test_a_file_deleted_or_broken_while_its_stage_runs_fails_the_stage_with_the_
         scored(store, tmp_path, {"helper.py": "def broken(:"})
 
 
-def test_a_comment_that_was_added_while_the_stage_ran_is_no_matter(store: Store, tmp_path: Path) -> None:
+def test_a_comment_added_during_the_stage_is_accepted(store: Store, tmp_path: Path) -> None:
     call, result = scored(store, tmp_path, {"helper.py": "# half a point\nVALUE = 0.5\n"})
     assert result.metrics["mean_verifier"] == 0.5
     assert store.records.find(key_of(call).value) is not None
@@ -83,7 +83,7 @@ def with_service(folder: Path) -> EnvironmentConfig:
     return EnvironmentConfig(name=f"{folder / 'world.py'}:World", options={"service": str(folder / "service")})
 
 
-def test_a_service_that_is_away_by_then_loses_no_result_and_another_answer_or_file_does(
+def test_an_unreachable_service_loses_no_result_and_a_changed_answer_or_file_does(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment = with_service(tmp_path).model_dump(mode="json")

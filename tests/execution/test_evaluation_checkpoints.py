@@ -50,7 +50,7 @@ def test_evaluations_are_due_every_eval_steps_and_at_the_end(tmp_path: Path) -> 
     assert (never.is_due(9), never.next_after(0), never.best, never.stop) == (False, 9, None, False)
 
 
-def test_a_look_before_the_first_step_is_no_candidate(tmp_path: Path) -> None:
+def test_an_evaluation_before_the_first_step_is_no_candidate(tmp_path: Path) -> None:
     checkpoints = EvaluationCheckpoints(
         tmp_path, TrainingConfig(eval_steps=2, metric_for_best_model="loss"), 0, 9, before=True
     )

@@ -157,7 +157,7 @@ def test_a_diverging_stage_names_all_rows_keeps_its_checkpoint_and_publishes_not
     assert "no checkpoint had been written yet" in str(caught.value)
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller_and_trains_the_same(
+def test_a_batch_too_large_for_memory_is_split_further_and_trains_the_same(
     machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = lambda context, config: training_stages.train(context, Greedy(), config.training)  # noqa: E731

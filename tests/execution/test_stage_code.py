@@ -130,7 +130,7 @@ def test_every_module_that_never_computes_is_there() -> None:
     assert [name for name in NEVER_COMPUTES if package_source(name) is None] == []
 
 
-def test_only_generation_and_reinforcement_learning_ask_for_the_version_of_vllm() -> None:
+def test_only_generation_and_reinforcement_learning_have_vllms_version_in_the_key() -> None:
     assert {name for name in STAGES if "vllm" in load_stage(name).packages} == {"generate", "rl"}
 
 

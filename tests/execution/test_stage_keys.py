@@ -134,7 +134,7 @@ def test_stages_that_differ_only_in_settings_inputs_or_label_share_a_seed():
     assert {stage_seed(other) for other in others} == {stage_seed(call())}
 
 
-def test_another_recipe_seed_another_stage_and_another_stream_have_noise_of_their_own():
+def test_recipe_seed_stage_and_stream_each_change_the_seed():
     others = [call(), call(seed=4), call(stage="reward_model"), call(stream="round-1"), call(stream="round-2")]
     assert len({stage_seed(other) for other in others}) == len(others)
 

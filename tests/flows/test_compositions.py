@@ -412,9 +412,7 @@ def test_production_is_judged_by_the_same_rewards(composed, compared, tmp_path):
     )
 
 
-def test_nothing_is_judged_again_where_the_tag_names_the_candidate_or_did_or_names_the_start(
-    composed, compared, tmp_path
-):
+def test_present_earlier_and_initial_policies_of_the_tag_are_not_evaluated_again(composed, compared, tmp_path):
     first, second = (model(composed.store, tmp_path, name) for name in ("first", "second"))
     move(composed.store, first)
     assert compared(first).baseline == "start"

@@ -177,7 +177,7 @@ def test_from_stage_with_an_unknown_stage_is_refused(home: Path, first: dict[str
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_its_policy_has_its_lineage(home: Path, first: dict[str, Any]) -> None:
+def test_the_promoted_policy_has_its_lineage(home: Path, first: dict[str, Any]) -> None:
     shown = json.dumps(run_align(home, "lineage", "policy/production"))
     assert all(stage in shown for stage in ("sft", "dataset", "base_model"))
 

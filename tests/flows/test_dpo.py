@@ -62,7 +62,7 @@ def test_another_loss_or_learning_rate_finds_the_passes_of_the_reference_cached(
     assert run.results["round-1/dpo"].metrics["loss.first"] == pytest.approx(0.6931, abs=1e-3), "ln 2: they are equal"
 
 
-def test_the_passes_before_a_few_steps_are_those_of_the_rows_that_these_take(composed: Any) -> None:
+def test_passes_before_a_few_steps_cover_only_the_rows_of_these_steps(composed: Any) -> None:
     run, model, data = composed
     training = TrainingConfig(batch_size=3, max_steps=2)
     dpo("round-1/dpo", training, DpoLossConfig(), model, data, stream="round-1")

@@ -24,7 +24,7 @@ resources: {trainers: 1}
 
 
 @pytest.mark.slow
-def test_a_run_from_the_hub_is_pinned_cached_and_goes_on_offline(
+def test_a_run_from_the_hub_is_pinned_cached_and_continues_offline(
     align: Align, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, pairs = tmp_path / "model", tmp_path / "pairs"

@@ -99,7 +99,7 @@ def test_an_empty_night_runs_no_stage_and_is_on_record(week: Week) -> None:
     assert "night-2" in [night.night for night in week.ledger.nights()]
 
 
-def test_the_night_after_a_killed_one_takes_its_rows_and_finds_its_finished_stages(week: Week) -> None:
+def test_the_night_after_a_killed_night_takes_the_rows_and_finds_the_finished_stages(week: Week) -> None:
     assert "night-4" not in week.nights
     adopted = week.nights["night-5"]
     assert (week.state("night-5"), adopted["night"]["attempt"]) == ("promoted", 2)

@@ -187,7 +187,7 @@ def test_a_late_resumed_run_does_not_replace_a_later_promotion_on_the_hub(store,
 @pytest.mark.parametrize(
     ("publication", "expected"), [(None, False), ("published", False), ("unchanged", False), ("failed", True)]
 )
-def test_a_policy_that_is_promoted_and_not_published_has_an_exit_code_of_its_own(publication, expected):
+def test_a_promoted_but_unpublished_policy_has_its_own_exit_code(publication, expected):
     promotion = {"state": "promoted", "publication": publication and {"state": publication}}
     assert not_published({"promotion": promotion}) is expected
     assert not_published({"promotion": None}) is False

@@ -24,9 +24,7 @@ resources: {{trainers: 1, engines: 1}}
 
 
 @pytest.mark.slow
-def test_a_publication_that_failed_is_made_good_by_resuming(
-    align: Align, tiny_model: TinyModel, tmp_path: Path
-) -> None:
+def test_a_failed_publication_is_completed_by_resuming(align: Align, tiny_model: TinyModel, tmp_path: Path) -> None:
     home, key, repo = tmp_path / "home", tmp_path / "key.pem", f"{ORGANISATION}/policy"
     home.mkdir()
     new = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]

@@ -34,7 +34,7 @@ def prune(recipe: BaseRecipe, store: Store) -> None:
         _prune(recipe, SimpleNamespace(store=store, journal=journal))  # type: ignore[arg-type]  # needs no more of a run
 
 
-def test_without_a_word_in_the_recipe_forgotten_progress_goes_and_rollouts_stay(store, tmp_path):
+def test_by_default_old_progress_is_pruned_and_rollouts_are_kept(store, tmp_path):
     progress = forgotten_progress(store)
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "part-0").write_text("completion")

@@ -35,7 +35,7 @@ def test_prefect_yaml_is_up_to_date_with_the_shipped_recipes():
     assert [deployment["name"] for deployment in deployed if "schedules" in deployment] == ["nightly"]
 
 
-def test_recipes_of_a_distribution_are_deployed_beside_ours(theirs):
+def test_recipes_of_a_distribution_are_deployed_beside_built_in_ones(theirs):
     recipes = shipped_recipes.shipped()
     assert {"quickstart", "their-own"} <= recipes.keys()
     own = recipes["their-own"]

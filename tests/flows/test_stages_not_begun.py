@@ -28,7 +28,7 @@ ROWS_OF_THE_CHECK = 20_000
 
 
 @pytest.mark.slow
-def test_stages_behind_a_failed_one_are_skipped_by_name(prefect_api: dict[str, str], home: Path) -> None:
+def test_stages_after_a_failed_stage_are_skipped_by_name(prefect_api: dict[str, str], home: Path) -> None:
     row = json.dumps({"prompt": "a", "completion": "b"}) + "\n"
     (home / "rows.jsonl").write_text(row * (ROWS_OF_THE_CHECK + 1) + "{broken\n")
     (home / "recipe.yaml").write_text(RECIPE)

@@ -82,7 +82,7 @@ def test_several_fields_make_a_grid_with_the_shortest_distinct_names(file: Path)
     assert [variant.sft.training.learning_rate for variant in recipe.variants.values()] == [1e-4, 1e-4, 2e-4, 2e-4]  # type: ignore[attr-defined]
 
 
-def test_with_seeds_of_their_own_variants_share_nothing(file: Path, tmp_path: Path) -> None:
+def test_variants_with_different_seeds_share_no_stage(file: Path, tmp_path: Path) -> None:
     labels = [stage.label for stage in planned(sweep(file, "seed=1,2"), tmp_path).stages]
     assert {label.partition("/")[0] for label in labels} == {"seed=1", "seed=2", "variants"}
 
@@ -137,7 +137,7 @@ def test_a_metric_that_would_not_be_comparable_is_refused(file: Path, tmp_path: 
         parse_recipe({**own_start.model_dump(mode="json"), "rank_by": "reward"})
 
 
-def test_without_an_evaluation_rows_that_are_held_out_rank(file: Path) -> None:
+def test_without_an_evaluation_variants_are_ranked_on_held_out_rows(file: Path) -> None:
     bare = {name: value for name, value in RECIPE.items() if name != "evaluation"}
     file.write_text(json.dumps(bare))
     with pytest.raises(UserError, match="nothing ranks the variants: add a section `evaluation`, or hold rows out"):

@@ -50,7 +50,7 @@ def test_the_parts_of_a_stage_are_its_whole_time(monkeypatch: pytest.MonkeyPatch
     assert times(measured) == "50.0 s (start-up 37.0 s, waiting 5.0 s, work 8.0 s)"
 
 
-def test_work_alone_is_one_number() -> None:
+def test_a_negligible_start_up_is_not_shown() -> None:
     assert times({"seconds": 2.0, "startup_seconds": 0.01}) == "2.0 s"
 
 

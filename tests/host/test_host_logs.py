@@ -129,7 +129,7 @@ def test_a_log_that_is_renamed_is_followed(log: Path, monkeypatch: pytest.Monkey
     assert received == ["before", "after"]
 
 
-def test_the_newest_logs_stay(tmp_path: Path) -> None:
+def test_the_newest_logs_are_kept(tmp_path: Path) -> None:
     for number in range(6):
         path = tmp_path / f"{number}.log"
         path.touch()

@@ -53,7 +53,7 @@ def test_a_line_has_progress_key_metrics_rate_and_remaining_time(clock):
     assert pace.line() == "10/40 steps · reward 0.125 · length 14.000 · 2 s per step · 1,234 tokens/s · 1 min 0 s left"
 
 
-def test_another_count_has_a_speed_of_its_own(clock):
+def test_another_unit_has_its_own_rate(clock):
     pace = Pace(clock)
     pace.seen(Progress(0, 10, "blocks", {}))
     clock.now += 10

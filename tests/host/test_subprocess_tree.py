@@ -34,7 +34,7 @@ def test_folders_of_killed_commands_are_removed_at_the_next_start(folder: Path, 
     assert set(tmp_path.iterdir()) == {others, young}
 
 
-def test_while_something_still_writes_the_mark_stays_so_that_a_later_start_removes_the_folder(
+def test_the_mark_stays_during_writes_so_that_a_later_start_removes_the_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -46,7 +46,7 @@ def test_while_something_still_writes_the_mark_stays_so_that_a_later_start_remov
     assert not folder.exists()
 
 
-def test_a_folder_that_never_had_a_mark_goes_too(tmp_path: Path) -> None:
+def test_a_folder_without_a_mark_is_removed(tmp_path: Path) -> None:
     never_started = fresh_folder(tmp_path, "r")
     discard(never_started)
     discard(never_started)  # may be called again

@@ -53,7 +53,7 @@ IMPORTS = "import random, json, logging, typing, alignment, alignment_core"
 
 
 @pytest.mark.usefixtures("traps")
-def test_a_supervised_command_executes_none(tmp_path: Path) -> None:
+def test_a_supervised_command_executes_no_file_of_the_working_folder(tmp_path: Path) -> None:
     log = tmp_path / "log"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {IMPORTS!r}], check=True)"
     temporary = fresh_folder(tmp_path / "t", "x-")
@@ -63,7 +63,7 @@ def test_a_supervised_command_executes_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("traps")
-def test_the_reader_of_rows_executes_none() -> None:
+def test_the_row_reader_executes_no_file_of_the_working_folder() -> None:
     source = PinnedSource(source=DataSource(task="addition"))
     dataset = DatasetConfig(data=DataConfig(sources=[source.source]), sources=(source,), kind="prompts")
     question = rows.Question(label="data", dataset=dataset, tokenizer=rows.TokenizerSource())
@@ -122,7 +122,7 @@ def test_a_worker_of_ray_does_not_import_from_the_working_folder(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traps")
-def test_a_run_executes_none_and_calls_the_function_beside_its_recipe(tmp_path: Path) -> None:
+def test_a_run_executes_no_file_of_the_working_folder_and_calls_the_recipes_function(tmp_path: Path) -> None:
     beside = tmp_path / "recipe"
     beside.mkdir()
     (beside / "neighbour.py").write_text("import random\ndef same(a, b): return float(a.strip() == b)\n")

@@ -83,7 +83,7 @@ def test_a_sliding_window_takes_an_additional_block() -> None:
         ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": [1, 2]}, None),
     ],
 )
-def test_other_layouts(shape: dict[str, Any], each: int | None) -> None:
+def test_bytes_per_token_of_other_architectures(shape: dict[str, Any], each: int | None) -> None:
     assert bytes_per_token(shape) == each
 
 

@@ -70,7 +70,7 @@ def test_a_cache_too_small_for_a_token_is_named_with_its_options_before_vllms_ad
     )
 
 
-def test_output_is_kept_and_shown_once_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_kept_and_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "print('one', flush=True); input(); print('two')"],
         stdin=subprocess.PIPE,
@@ -93,7 +93,7 @@ def test_output_is_kept_and_shown_once_that_is_wanted(capsys: pytest.CaptureFixt
     saved.unlink()
 
 
-def test_bytes_that_are_no_text_end_nothing() -> None:
+def test_bytes_that_are_no_text_do_not_end_the_log() -> None:
     log = ServerLog(io.BytesIO(b"\xff\xfe\nRuntimeError: broken\n"))
     log.join(30)
     assert root_cause(log.text()) == "RuntimeError: broken"

@@ -53,7 +53,7 @@ def test_a_server_that_is_still_loading_its_model_is_reported(port: int, monkeyp
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_a_server_with_a_certificate_of_its_own_is_reached_by_https(
+def test_a_server_with_its_own_certificate_is_reached_by_https(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")

@@ -27,7 +27,7 @@ def guessed(folder: Path, content: list[dict[str, Any]], **options: Any) -> tupl
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_speak_for_a_method_under_any_of_their_names(name: str, tmp_path: Path) -> None:
+def test_rows_suggest_a_method_under_any_of_their_names(name: str, tmp_path: Path) -> None:
     method, columns, content = ROWS[name]
     guess, mapping = guessed(tmp_path, content)
     assert guess == method
@@ -130,7 +130,7 @@ def test_a_bare_answer_in_mathematics_is_final(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["Paris", "", "It is 18", "a/b and c", "b) 12"])
-def test_other_answers_are_not(label: str) -> None:
+def test_other_answers_are_not_final(label: str) -> None:
     assert not is_final(label)
 
 

@@ -44,7 +44,7 @@ def test_rows_to_measure_on_need_the_same_columns(draft: Draft, tmp_path: Path) 
         draft(train, eval_data=str(jsonl(tmp_path / "b.jsonl", ROWS["prompt and completion"][2])))
 
 
-def test_the_rows_themselves_are_none_to_measure_on(draft: Draft, tmp_path: Path) -> None:
+def test_the_training_rows_are_refused_as_evaluation_rows(draft: Draft, tmp_path: Path) -> None:
     file = jsonl(tmp_path / "rows.jsonl", ROWS["question and response"][2])
     with pytest.raises(UserError, match=r"--eval-data .*rows\.jsonl is among the rows to train on"):
         draft(file, eval_data=str(file))

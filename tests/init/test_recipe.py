@@ -75,14 +75,14 @@ def test_real_rows_give_recipes_that_pass(
     ("method", "sentence"),
     [("ppo", "align init --from ppo"), ("rlhf", "--method grpo"), ("reinforce-baseline", "GRPO")],
 )
-def test_settings_that_rows_do_not_speak_for_are_no_method(
+def test_a_setting_that_is_no_method_is_refused_with_the_nearest_option(
     method: str, sentence: str, draft: Draft, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=sentence):
         draft(jsonl(tmp_path / "rows.jsonl", ROWS["prompt and label"][2]), method=method)
 
 
-def test_the_text_has_a_comment_beside_a_value_and_means_the_same() -> None:
+def test_the_text_has_comments_and_parses_to_the_same_recipe() -> None:
     content = {
         "a": Commented(1, "one"),
         "b": {"c": [Commented({"d": "x: y"}, "two")], "e": {"f": Commented([1, 2], "three")}},

@@ -148,7 +148,7 @@ def test_a_stage_that_returns_its_own_input_does_not_loop():
     assert picture(graph, [same]).count(">select<") == 1
 
 
-def test_two_stages_that_made_the_same_bytes_both_stand_in_the_tree():
+def test_two_stages_that_made_the_same_bytes_are_both_in_the_tree():
     same, first, second = (Reference("dataset", digit * 64) for digit in "123")
     node = Graph([record("first", same, rows=first), record("second", same, rows=second)]).up(same)
     assert {record.stage for record in node.made_by} == {"first", "second"}

@@ -72,7 +72,7 @@ def record(stage: str, config: StageConfig) -> Provenance:
     )
 
 
-def test_names_on_the_hub_stand_there_with_their_commits():
+def test_names_on_the_hub_are_listed_with_their_commits():
     source = PinnedSource(source=DataSource(path="org/rows", split="test"), hub_commit="c" * 40)
     data = DatasetConfig(data=DataConfig(sources=(source.source,)), sources=(source,), kind="demonstrations")
     (pinned,) = sources_of(record("dataset", data))

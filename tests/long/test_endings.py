@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("end", ["SIGKILL of the flow", "SIGTERM of the flow", "SIGTERM of the worker"])
-def test_a_run_that_is_ended_goes_on_by_itself_and_loses_no_step(services: Services, end: str, measured: Any) -> None:
+def test_a_terminated_run_resumes_by_itself_and_loses_no_step(services: Services, end: str, measured: Any) -> None:
     marked, again = check_that_it_goes_on(services, end)
     measured(f"marked after {marked:.1f} s, training again {again:.1f} s later")
     assert again < ON_AGAIN_SECONDS

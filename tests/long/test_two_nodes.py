@@ -65,7 +65,7 @@ def test_a_run_over_two_nodes_gives_the_same_digests(
 
 
 @pytest.mark.parametrize("stage", ["sft", "round-1/dpo", "round-2/generate"])
-def test_a_run_whose_other_node_is_lost_goes_on_and_gives_the_same_digests(
+def test_a_run_that_loses_a_node_resumes_to_the_same_digests(
     stage: str, nodes: RayNodes, homes: tuple[Path, Path], run: Callable[..., dict[str, Any]], alone: dict[str, str]
 ) -> None:
     nodes.start(homes[0])

@@ -26,7 +26,7 @@ def test_kto_without_a_baseline_is_the_unpaired_form_of_apo_zero() -> None:
     assert kto_loss(ratio, SIGNS, 0.0, beta=1.0).tolist() == pytest.approx([0.25, 0.75, 0.75, 0.25])
 
 
-def test_its_gradient_saturates_far_from_the_baseline_on_either_side() -> None:
+def test_the_gradient_saturates_far_from_the_baseline_on_either_side() -> None:
     # dL/dr = -s β σ(x) (1 - σ(x)) with x = s β (r - z₀): -¼ β at the baseline
     ratio = torch.tensor([2.0, 102.0, -98.0, 2.0], requires_grad=True)
     kto_loss(ratio, SIGNS, 2.0, beta=0.4).sum().backward()

@@ -93,7 +93,7 @@ def test_the_value_loss_takes_the_worse_of_the_free_and_the_clipped_value() -> N
     # sequence 0 has losses 1, 2, 3 and sequence 1 has 6; longest allowed 5
     [("token-mean", 12 / 4), ("sequence-mean-token-mean", (2 + 6) / 2), ("fixed-length", 12 / 10)],
 )
-def test_how_tokens_are_averaged(aggregation: str, expected: float) -> None:
+def test_aggregation_weights_by_hand(aggregation: str, expected: float) -> None:
     sequence_K = torch.tensor([0, 0, 0, 1])
     weights = aggregation_weights(sequence_K, 2, aggregation)  # type: ignore[arg-type]
     normaliser = aggregation_normaliser(4, 2, aggregation, 5)  # type: ignore[arg-type]

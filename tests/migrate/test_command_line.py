@@ -88,7 +88,7 @@ def test_the_last_of_repeated_flags_counts_and_the_repetition_is_reported():
     assert line.repeated == ["max_steps"]
 
 
-def test_words_that_belong_to_no_flag_are_kept():
+def test_words_without_a_flag_are_kept():
     assert read("trl sft config.yaml --max_steps 3").stray == ["config.yaml"]
 
 

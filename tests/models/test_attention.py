@@ -170,7 +170,7 @@ def test_tensors_of_any_strides_are_read_correctly() -> None:
     torch.testing.assert_close(contiguous, expected)
 
 
-def test_a_model_that_shares_prefixes_is_as_before_to_others(tmp_path: Any) -> None:
+def test_a_model_that_shares_prefixes_is_unchanged_outside_of_packs(tmp_path: Any) -> None:
     model = model_of("llama")
     ids = torch.arange(12).view(2, 6) % 5 + 1
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])

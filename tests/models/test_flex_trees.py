@@ -96,7 +96,9 @@ def test_a_device_is_probed_with_the_heads_of_the_model(monkeypatch: pytest.Monk
     assert requests == [("cuda", torch.float32, 4, 2, 8), ("cuda", torch.float32, 4, 4, 8)]
 
 
-def test_a_wrong_result_is_no_use(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_with_wrong_results_is_not_used(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         flex_trees,
         "attend",

@@ -85,7 +85,7 @@ def alone_part(logps: torch.Tensor, number: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_sequence_in_a_line_of_its_own_has_positions_of_its_own(name: str) -> None:
+def test_a_sequence_in_a_separate_line_has_its_own_positions(name: str) -> None:
     architecture, changes = MODELS[name]
     model, ids = spread(model_of(architecture, **changes)), sequences()
     expected = torch.cat([alone(model, sequence) for sequence in ids])

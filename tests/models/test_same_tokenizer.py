@@ -36,7 +36,7 @@ def reordered(file: Path) -> None:
     file.write_text(json.dumps(dict(reversed(content.items())), ensure_ascii=False))
 
 
-def test_another_order_of_a_files_entries_is_no_other_tokenizer(tmp_path):
+def test_the_order_of_a_files_entries_does_not_change_the_tokenizer(tmp_path):
     first, second = saved(tmp_path / "one"), saved(tmp_path / "other")
     reordered(second / "tokenizer.json")
     assert (first / "tokenizer.json").read_bytes() != (second / "tokenizer.json").read_bytes()
@@ -52,7 +52,7 @@ def test_another_order_of_a_files_entries_is_no_other_tokenizer(tmp_path):
     ],
     ids=["truncation and padding", "padding token", "template"],
 )
-def test_settings_that_change_no_token_make_no_other_tokenizer(change, tmp_path):
+def test_settings_that_change_no_token_do_not_change_the_tokenizer(change, tmp_path):
     assert difference(saved(tmp_path / "one"), saved(tmp_path / "other", change)) is None
 
 
@@ -76,7 +76,7 @@ def test_settings_that_change_no_token_make_no_other_tokenizer(change, tmp_path)
     ],
     ids=["a token more", "a normaliser", "a space before text"],
 )
-def test_tokenizers_that_encode_otherwise_are_others(change, says, tmp_path):
+def test_tokenizers_with_different_encodings_differ(change, says, tmp_path):
     import re
 
     clause = difference(saved(tmp_path / "one"), saved(tmp_path / "other", change))
@@ -121,7 +121,7 @@ def not_special(tokenizer: Any) -> None:
     [not_special, lambda tokenizer: setattr(tokenizer, "clean_up_tokenization_spaces", True), truncated],
     ids=["special or not", "spaces before full stops", "truncation"],
 )
-def test_models_with_the_same_tokens_but_other_decoders_read_tokens_alike(change, tmp_path):
+def test_models_with_the_same_tokens_and_other_decoders_are_compatible(change, tmp_path):
     """A reward model or a reference gets token ids: decoding does not matter."""
     folder = saved(tmp_path / "other", change)
     assert not has_another_tokenizer(model(folder), byte_tokenizer())
@@ -130,7 +130,7 @@ def test_models_with_the_same_tokens_but_other_decoders_read_tokens_alike(change
     check_tokenizer(model(folder), "reference", [{"completion_ids": ids, "completion_text": text}])
 
 
-def test_a_character_whose_bytes_stand_on_both_sides_of_a_special_token_is_read_alike(tmp_path):
+def test_a_character_split_by_a_special_token_is_decoded_the_same(tmp_path):
     """An untrained policy samples such bytes; its text, without special tokens, has the character."""
     policy, ids = byte_tokenizer(), [*"é".encode()[:1], 256, *"é".encode()[1:]]
     text = policy.decode(ids, skip_special_tokens=True)

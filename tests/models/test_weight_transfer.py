@@ -54,7 +54,7 @@ def test_incomplete_weights_are_not_received(tiny_model: Any) -> None:
     assert weights.keys() == parameters(model).keys() - {name}
 
 
-def test_other_ranks_send_nothing(tiny_model: Any) -> None:
+def test_only_rank_0_sends_weights(tiny_model: Any) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model())
     sender = Sender(model, rank=1, zero_stage=0)
     assert all(not sender.bucket(share) for share in plan(model, 20_000))

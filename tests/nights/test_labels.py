@@ -41,7 +41,7 @@ def rollouts(prompts: int, texts: Any = SAID) -> tuple[list[dict[str, Any]], lis
     return rows, scores
 
 
-def test_the_best_and_the_worst_stand_in_either_place() -> None:
+def test_the_best_and_the_worst_are_in_random_places() -> None:
     drawn = pairs(*rollouts(200), seed=1)
     assert {frozenset((row["a"], row["b"])) for row in drawn} == {frozenset(("good", "worst"))}
     assert 70 <= sum(row["a"] == "good" for row in drawn) <= 130  # 100 expected, standard deviation 7

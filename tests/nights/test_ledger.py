@@ -98,7 +98,7 @@ def test_malformed_rows_are_counted_listed_up_to_a_limit_and_left(ledger, drop, 
     assert whole_night(ledger, "tue").night.malformed_rows == LISTED + 5
 
 
-def test_a_night_that_is_over_is_over(ledger, drop):
+def test_a_finished_night_is_not_repeated(ledger, drop):
     drop("a.jsonl", pair(1))
     whole_night(ledger, "mon")
     whole_night(ledger, "tue")
@@ -148,7 +148,7 @@ def test_the_garbage_collector_keeps_the_rows_of_every_night(ledger, drop):
 
 
 @pytest.mark.slow
-def test_wherever_a_night_is_killed_no_row_is_lost_or_taken_twice(recipe, drop, tmp_path):
+def test_a_night_killed_at_any_point_loses_no_row_and_takes_none_twice(recipe, drop, tmp_path):
     drop("a.jsonl", pair(1), pair(2))
     for step in range(1, 200):
         ledger = Ledger(open_store(tmp_path / f"store-{step}"), recipe())
@@ -172,7 +172,7 @@ def test_wherever_a_night_is_killed_no_row_is_lost_or_taken_twice(recipe, drop, 
     assert step > 20
 
 
-def test_an_interrupted_night_goes_on_with_its_own_rows_and_makes_no_second_entry(ledger, drop):
+def test_an_interrupted_night_continues_with_its_rows_and_makes_no_second_entry(ledger, drop):
     drop("a.jsonl", pair(1))
     begin_and_die(ledger, "mon")
     drop("a.jsonl", pair(2))
@@ -202,7 +202,7 @@ def test_the_oldest_rows_of_dead_nights_go_first(ledger, drop):
     assert [taken(ledger, whole_night(ledger, name).night) for name in ("wed", "thu")] == [["1"], ["2"]]
 
 
-def test_rows_whose_nights_die_again_and_again_are_given_up_and_the_schedule_goes_on(ledger, drop):
+def test_rows_of_repeatedly_dying_nights_are_given_up_and_the_schedule_continues(ledger, drop):
     drop("a.jsonl", pair(1))
     for number in range(MAX_FAILED_ATTEMPTS):
         begin_and_die(ledger, f"night-{number}")
@@ -265,7 +265,7 @@ def test_rows_of_a_night_that_died_after_its_promotion_are_not_trained_on_again(
 # ------------------------------------------------------------------ nights that overlap
 
 
-def test_nights_that_overlap_take_rows_of_their_own(ledger, drop):
+def test_overlapping_nights_take_different_rows(ledger, drop):
     drop("a.jsonl", pair(1))
     with ledger.claim("mon") as monday:
         drop("a.jsonl", pair(2))
@@ -283,7 +283,7 @@ def test_the_same_night_does_not_run_twice_at_once(ledger, drop):
         assert len(ledger.nights()) == 1
 
 
-def test_a_night_that_another_machine_runs_is_not_run_here_and_is_taken_over_when_that_is_gone(
+def test_a_night_of_another_machine_is_taken_over_only_after_that_machine_is_gone(
     bucket, recipe, drop, tmp_path, monkeypatch
 ):
     """They share nothing but a store in S3."""

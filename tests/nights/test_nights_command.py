@@ -55,7 +55,7 @@ def test_unknown_names_are_refused_with_the_known_ones(ledger, drop, tmp_path):
         assert (wrong.returncode, batch.short in wrong.stderr.replace("\n", "")) == (errors.UserError.exit_code, True)
 
 
-def test_a_night_that_gives_rows_up_exits_with_a_code_of_its_own(capsys, ledger, drop):
+def test_a_night_that_gives_rows_up_has_its_own_exit_code(capsys, ledger, drop):
     entry = {"night": "thu", "state": "given_up", "rows": 3, "failed_attempts": 4}
     night = {"night": "fri", "state": "empty", "failed_attempts": 0}
     outcome = {"night": night, "given_up": [entry], "promotion": None, "stages": []}

@@ -117,9 +117,7 @@ def test_a_stop_while_the_rows_are_being_claimed_is_on_record(ledger, drop, monk
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed", "cancelled"])
-def test_a_night_that_could_not_write_its_end_into_the_store_is_cleared_by_the_journal_of_its_run(
-    ledger, drop, status, tmp_path, monkeypatch
-):
+def test_a_nights_unwritten_end_is_recovered_from_the_journal_of_its_run(ledger, drop, status, tmp_path, monkeypatch):
     """As where the store was away when the run ended."""
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
     drop("a.jsonl", pair(1))
@@ -217,7 +215,7 @@ def test_orderly_stops_between_deaths_neither_count_nor_clear(ledger, drop):
     assert (given_up.failed_attempts, taken(ledger, given_up)) == (4, ["1"])
 
 
-def test_which_errors_count_is_decided_for_every_error_of_the_project():
+def test_every_error_class_is_classified_as_counting_or_not():
     counted = {"AlignmentError", "DataError", "DeadlineExceeded", "InfrastructureError", "NumericError", "OutOfMemory"}
     kinds = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AlignmentError)

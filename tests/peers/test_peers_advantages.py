@@ -182,7 +182,7 @@ def test_flash_reinforce_is_openrlhfs() -> None:
 # --- groups --------------------------------------------------------------------------------------------------------
 
 
-def test_rloo_is_everybodys() -> None:
+def test_rloo_is_the_same_in_all_peers() -> None:
     mine_K = ours({"estimator": "leave-one-out"})
     advantages_ST, _ = openrlhf.advantages_and_returns("rloo", REWARD_S, MASK_ST, GROUP_SIZE)
     same(mine_K, packed(advantages_ST))
@@ -194,7 +194,7 @@ def test_rloo_is_everybodys() -> None:
     same(mine_K, spread(trl.scored(RLOOTrainer, REWARD_S, GROUP_SIZE)["advantages"]))
 
 
-def test_dr_grpo_is_everybodys() -> None:
+def test_dr_grpo_is_the_same_in_all_peers() -> None:
     mine_K = ours({"estimator": "group"})
     advantages_ST, _ = openrlhf.advantages_and_returns("dr_grpo", REWARD_S, MASK_ST, GROUP_SIZE)
     same(mine_K, packed(advantages_ST))
@@ -267,7 +267,7 @@ def test_trls_and_verls_baselines_count_the_kl_in_the_reward_and_ours_as_openrlh
 # --- length --------------------------------------------------------------------------------------------------------
 
 
-def test_the_penalty_of_overlong_completions_is_everybodys() -> None:
+def test_the_penalty_of_overlong_completions_is_the_same_in_all_peers() -> None:
     lengths_S = np.array([3, 12, 13, 15, 19, 20])
     config = ShapingConfig(overlong_buffer=8, overlong_penalty=1.0)
     mine_S = length_penalties(lengths_S, np.zeros(6, bool), 20, config)

@@ -55,7 +55,7 @@ def of_steps(logits_KV: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_the_loss_of_steps_is_theirs_for_hard_and_soft_labels(older: Any, soft: bool) -> None:
+def test_the_loss_of_steps_is_openrlhfs_for_hard_and_soft_labels(older: Any, soft: bool) -> None:
     labels = torch.tensor([1.0, 0.25, 0.5, 0.0] if soft else [1.0, 0.0, 0.0, 1.0])
     ids = torch.tensor([[1, PLACEHOLDER, 2, PLACEHOLDER, PLACEHOLDER, 4, PLACEHOLDER]])
     at = ids == PLACEHOLDER
@@ -75,7 +75,7 @@ def test_openrlhfs_loss_without_reward_tokens_is_over_the_vocabulary_and_ours_ov
     assert whole > of_steps(logits[0], torch.tensor([1.0, 0.0, 1.0])) + 0.1
 
 
-def test_kto_is_theirs(older: Any, one_rank: None) -> None:
+def test_kto_is_openrlhfs(older: Any, one_rank: None) -> None:
     beta, weights = 0.3, (1.2, 0.7)
     ratio_S, sign_S = draw(92, 6), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, -1.0])
     others_S, zero_S = draw(93, 6) + 1.0, torch.zeros(6)
@@ -92,7 +92,7 @@ def test_kto_is_theirs(older: Any, one_rank: None) -> None:
     same_with_gradient(mine, of_theirs, ratio_S)
 
 
-def test_distillation_is_theirs_up_to_the_teachers_entropy(older: Any) -> None:
+def test_distillation_is_openrlhfs_up_to_the_teachers_entropy(older: Any) -> None:
     teacher_KV, label = draw(94, PLACES, VOCABULARY).float(), torch.tensor([4, -100, 2, 0, -100, 1, 7])
     kept = label != -100
     entropy = -(teacher_KV.softmax(-1) * teacher_KV.log_softmax(-1)).sum(-1)[kept].mean()

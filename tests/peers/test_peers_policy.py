@@ -275,7 +275,7 @@ def test_the_entropy_bonus_is_trls_under_the_token_mean() -> None:
     same_with_gradient(mine, theirs, logits_STV)
 
 
-def test_log_probabilities_and_entropy_of_logits_are_everybodys() -> None:
+def test_log_probabilities_and_entropy_of_logits_are_the_same_in_all_peers() -> None:
     logits_KV, labels_K = draw(41, 12, 9, scale=3.0), torch.arange(12) % 9
     for theirs in (
         trl.selective_log_softmax,

@@ -23,7 +23,7 @@ def recipe(**fields: Any) -> Any:
     return parse_recipe({"method": "process-reward-model", **content})
 
 
-def test_one_without_an_evaluation_trains_alone() -> None:
+def test_a_recipe_without_an_evaluation_only_trains() -> None:
     assert recipe().evaluation is None
     assert recipe(evaluation=EVALUATION).evaluation is not None
 

@@ -248,7 +248,7 @@ def test_a_recipe_is_piped_only_if_its_path_is_no_regular_file(tmp_path, monkeyp
     assert folder_of(tmp_path / "pipe") == Path("/")
 
 
-def test_a_name_that_is_kept_stays_one_in_a_folder_where_something_has_this_name(load, tmp_path, monkeypatch):
+def test_a_stored_hub_name_stays_a_name_beside_a_folder_of_that_name(load, tmp_path, monkeypatch):
     recipe = load(model="acme/base", sft={"data": "acme/rows"})
     (tmp_path / "other/acme/rows").mkdir(parents=True)
     (tmp_path / "other/acme/base").mkdir()

@@ -142,7 +142,7 @@ def test_a_night_that_could_not_run_unattended_is_refused(load, override, senten
     assert sentence in refusal(load, NIGHT, override)
 
 
-def test_a_night_needs_no_section_of_its_own(load):
+def test_the_section_nightly_is_optional(load):
     assert load(NIGHT).nightly.min_rows == 1
     assert load(NIGHT, "iterative_dpo={prompts: p.jsonl, selection: {score: verifier}}").iterative_dpo.rounds == 2
 

@@ -78,13 +78,13 @@ def test_texts_of_the_shape_of_a_secret_are_removed(text: str, secret: str) -> N
         "janet and box77",
     ],
 )
-def test_harmless_texts_stay(text: str) -> None:
+def test_harmless_texts_are_unchanged(text: str) -> None:
     cut = redactor()
     assert cut.text(text) == text
     assert not +cut.cut
 
 
-def test_homes_names_and_rows() -> None:
+def test_homes_names_and_rows_are_removed() -> None:
     cut = redactor()
     assert cut.text("/srv/align/store and /srv/jane/x and /home/eve/y and /root/z") == (
         f"$ALIGN_HOME/store and {HOME}/x and {HOME}/y and {HOME}/z"

@@ -316,7 +316,7 @@ def total(*given): return Circle()
         "def check(x): assert x == 5, '5'\nrun(check)\nassert area() == '5'",
     ],
 )
-def test_no_object_of_a_program_passes_for_the_number_that_is_expected(tests: str) -> None:
+def test_no_object_of_a_program_counts_as_the_expected_number(tests: str) -> None:
     assert not passes_tests(AGREES, tests, threading.Event())
 
 

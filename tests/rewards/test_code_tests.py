@@ -99,7 +99,7 @@ def test_closing_ends_the_programs_that_run() -> None:
     assert not [process for process in alive if sandboxed.__file__ in process.cmdline()]
 
 
-def test_another_machine_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_machine_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(
         EnvironmentFault,
@@ -108,7 +108,9 @@ def test_another_machine_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPa
         CodeTests("evaluation.verifier")
 
 
-def test_a_machine_without_the_means_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_programs_are_refused_without_the_required_kernel_features(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     other = tmp_path / "sandboxed.py"
     other.write_text(Path(sandboxed.__file__).read_text().replace("= 444,", "= 9999,"))  # no such system call
     monkeypatch.setattr(sandboxed, "__file__", str(other))

@@ -119,7 +119,7 @@ def test_an_answer_without_a_number_for_each_completion_is_a_failure(
     assert len(server.requests) == 1, "asking again would not help"
 
 
-def test_a_refusal_is_the_users_turn_and_shows_no_token(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_a_user_error_and_shows_no_token(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_TOKEN", "hidden")
     server = serve(lambda content: (401, b""))
     source = endpoint([server.url], token="REWARD_TOKEN")

@@ -62,6 +62,6 @@ def test_a_number_that_single_precision_could_not_add_up_is_no_reward(answer: fl
     ("share", "size", "allowed"),
     [(0.01, 8, 1), (0.01, 200, 2), (0.1, 16, 1), (0.1, 40, 4), (0.5, 2, 1), (0.0, 1000, 0)],
 )
-def test_one_row_may_always_fail_unless_none_may(share: float, size: int, allowed: int) -> None:
+def test_a_single_row_may_fail_unless_max_failed_is_zero(share: float, size: int, allowed: int) -> None:
     """The share of the rows, rounded down; one where that would be none."""
     assert allowed_failures(share, size) == allowed

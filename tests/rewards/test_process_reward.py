@@ -124,7 +124,7 @@ def test_each_step_is_scored_with_all_preceding_text(judge: Path) -> None:
     assert [len(pairs) for pairs in calls] == [4], "the step that both begin with is judged once"
 
 
-def test_how_steps_are_read_can_be_given_for_models_from_elsewhere(judge: Path) -> None:
+def test_the_reading_of_steps_is_configurable_for_external_models(judge: Path) -> None:
     (judge / STEPS).unlink()
     with pytest.raises(
         UserError, match=r"rl.rewards.1.process_reward_model: .*has no process_reward_model.json\): give `steps`"

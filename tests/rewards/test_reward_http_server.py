@@ -124,7 +124,7 @@ def test_a_model_that_fails_fails_the_requests_of_its_batch_alone(serve: Any) ->
         (b"\xff", "the body is not JSON"),
     ],
 )
-def test_a_body_that_no_parser_takes_is_the_clients_error(serve: Any, body: bytes, says: str) -> None:
+def test_an_unparsable_body_is_the_clients_error(serve: Any, body: bytes, says: str) -> None:
     url = serve(lengths)
     answer = httpx.post(url, content=body)
     assert (answer.status_code, answer.json()["error"]) == (400, says)

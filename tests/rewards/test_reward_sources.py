@@ -94,7 +94,7 @@ def test_sources_answer_concurrently_in_any_thread_and_keep_their_processes_unti
         sources(rows("a"))
 
 
-def test_the_bound_is_that_of_each_source(file: Path) -> None:
+def test_the_bound_applies_to_each_source(file: Path) -> None:
     configs = rewards({"verifier": f"{file}:one"}, {"function": f"{file}:group", "max_failed": 0})
     says = r"^p\.jsonl:1: the function .*:group gave no reward, .* \(rl\.rewards\.1\.max_failed 0\)$"
     with opened(configs) as sources, pytest.raises(DataError, match=says):
@@ -137,7 +137,7 @@ def test_the_sources_of_a_step_run_concurrently(tmp_path: Path) -> None:
         assert sources(rows("a", "b")) == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def test_one_source_that_fails_too_often_ends_the_others(tmp_path: Path) -> None:
+def test_a_source_that_fails_too_often_ends_the_other_sources(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
         "import time\nfrom pathlib import Path\n"
         "def never(rows): return [None] * len(rows)\n"

@@ -92,7 +92,7 @@ def test_a_hanging_function_is_killed_with_its_children_and_the_next_row_is_scor
         time.sleep(0.05)
 
 
-def test_one_failure_more_than_allowed_ends_the_stage_and_names_verifier_row_prompt_and_field(moody: str) -> None:
+def test_too_many_failures_end_the_stage_with_verifier_row_prompt_and_field(moody: str) -> None:
     says = (
         r"^prompts\.jsonl:1: the verifier .*checks\.py:moody failed: ValueError: what is this\? \(checks\.py, line \d+\), "
         r"for the prompt 'prompt 1'; "

@@ -35,7 +35,7 @@ def opening(folder: Any) -> Opening:
     return Opening("rl.rewards.0", ResourcesConfig(), model=Model(folder, Reference("model", "a" * 64)))
 
 
-def test_which_model_judges_is_an_input_and_the_question_is_in_the_key() -> None:
+def test_the_judge_model_is_an_input_and_the_question_is_in_the_key() -> None:
     reward = judge()
     assert reward.model.name == "judge/production"
     (by_default,) = content([reward], "rl.rewards")

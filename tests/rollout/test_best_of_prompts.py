@@ -25,7 +25,7 @@ def test_a_completion_is_kept_once_and_makes_no_other_lose_its_place():
     assert select_best(SCORES, "abcb", ANY, 2) == ([1, 2], {"duplicate": 1, "not_best": 1})
 
 
-def test_all_from_the_threshold_on_are_kept_and_the_threshold_itself_is_enough():
+def test_scores_at_or_above_the_threshold_are_kept():
     assert select_best(SCORES, "abcd", 0.5, None) == ([1, 3, 2], {"low_score": 1})
     assert select_best(SCORES, "abcd", 0.91, None) == ([], {"low_score": 4})
     assert select_best(SCORES, "aaaa", 0.5, None) == ([1], {"duplicate": 2, "low_score": 1})

@@ -91,6 +91,6 @@ def test_samples_that_are_no_examples_are_left_out_and_counted(tmp_path: Path) -
     assert dropped == {"dropped_failed_reward": 1, "dropped_truncated": 1, "dropped_prompt_was_cut": 1}
 
 
-def test_nothing_that_is_left_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+def test_an_empty_result_is_an_error_with_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none of 2 completions is left to train on: 1 failed_reward, 1 truncated"):
         ran(tmp_path, [[None], [1.0]], {"good": REWARD}, finish_reason=["stop", "length"])

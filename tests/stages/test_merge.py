@@ -113,7 +113,7 @@ def test_models_of_another_tokenizer_are_refused(merge: Merge, tiny_model: Any, 
         merge(tiny_model(), other)
 
 
-def test_the_same_tokenizer_in_another_file_is_no_other(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
+def test_the_same_tokenizer_in_another_file_is_equal(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_model(seed=2), other)
     content = json.loads((other / "tokenizer.json").read_text())

@@ -78,7 +78,7 @@ def test_a_reward_model_has_the_head_of_its_adapter(tiny_model: Any, tmp_path: P
         torch.testing.assert_close(logits, model(ids).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_half_precision_stays(tiny_model: Any, tmp_path: Path) -> None:
+def test_a_merge_keeps_half_precision(tiny_model: Any, tmp_path: Path) -> None:
     half = tmp_path / "half"
     shutil.copytree(tiny_model(), half)
     load_model(str(half), "lm", torch.bfloat16).save_pretrained(half)

@@ -152,7 +152,7 @@ def test_the_death_of_a_rank_costs_the_blocks_under_way_and_changes_no_number(
     assert killed.reference == whole.reference
 
 
-def test_a_stopped_pass_goes_on_with_the_blocks_that_are_left(
+def test_a_stopped_pass_resumes_with_the_remaining_blocks(
     four_a_block: None, machines: Any, tiny_model: Any, pairs: pa.Table, tmp_path: Path
 ) -> None:
     store, model, data = store_with(tmp_path, tiny_model(), pairs)

@@ -204,7 +204,7 @@ def test_an_agent_drives_the_policy_token_for_token(
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_episodes_that_go_wrong_are_counted_and_left_out(
+def test_failed_episodes_are_counted_and_left_out(
     staleness: int, section: Section, resources: ResourcesConfig, tmp_path: Path, run: RunRl
 ) -> None:
     section["environment"]["name"] = f"{tmp_path / 'environments.py'}:Bad"
@@ -280,7 +280,7 @@ def test_episodes_of_a_dead_process_fail_with_the_reason(section: Section, tmp_p
         run(section)
 
 
-def test_episodes_whose_process_is_killed_once_begin_again_and_the_policy_is_that_of_an_undisturbed_run(
+def test_episodes_of_a_killed_process_restart_and_the_policy_is_that_of_an_undisturbed_run(
     section: Section, tmp_path: Path, run: RunRl
 ) -> None:
     marker = tmp_path / "killed"

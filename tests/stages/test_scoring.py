@@ -222,7 +222,7 @@ def test_rewards_may_call_models_row_by_row_and_share_a_name(
         assert row["rewards"] == pytest.approx(given, abs=1e-5)
 
 
-def test_a_reward_that_fails_ends_the_stage_before_a_reward_model_is_through(
+def test_a_failing_reward_ends_the_stage_before_a_reward_model_finishes(
     machines: Any, reward_model: Path, rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "BLOCK", 1)  # four different completions
@@ -255,7 +255,7 @@ def test_a_stage_without_models_takes_no_machine(rollouts: Path, tiny_model: Any
     assert totals == [0, 0, 0, 0, 0], "each prompt's completions are equally long, but for the last, which is alone"
 
 
-def test_a_stage_that_goes_on_scores_no_block_of_either_reward_model_again(
+def test_a_resumed_stage_scores_no_block_of_either_reward_model_again(
     machines: Any, reward_models: tuple[Path, Path], rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "BLOCK", 1)  # four different completions

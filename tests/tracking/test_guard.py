@@ -96,7 +96,7 @@ def test_a_tracker_that_cannot_be_opened_is_reported_by_the_type_of_an_error_wit
     assert warnings == ["W&B: MemoryError; it gets no further updates of this run"]
 
 
-def test_not_even_the_warning_may_fail() -> None:
+def test_a_failing_warning_does_not_fail_the_run() -> None:
     def warn(sentence: str) -> None:
         raise BrokenPipeError(sentence)
 

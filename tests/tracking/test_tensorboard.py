@@ -47,7 +47,7 @@ def test_steps_that_are_done_again_after_a_crash_are_drawn_once(tmp_path: Path) 
     assert curves(tmp_path / "sft") == {"loss": [(1, 4.0), (2, 3.5), (3, 2.5), (4, 1.5)]}
 
 
-def test_a_stage_that_resumes_within_its_run_is_drawn_once_too(tmp_path: Path) -> None:
+def test_a_stage_resumed_within_its_run_is_drawn_once(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
     steps(board, "dpo", {1: 4.0, 2: 3.0, 3: 2.0})
     board.progress("dpo", Progress(2, 10, "steps", {}))  # a rank died, the last checkpoint was after step 2

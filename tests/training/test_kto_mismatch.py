@@ -8,7 +8,7 @@ from alignment_core.errors import DataError
 from alignment_core.training.kto_mismatch import mismatched, partners
 
 
-def test_where_all_prompts_differ_each_takes_the_completion_of_the_next_row() -> None:
+def test_with_distinct_prompts_each_takes_the_completion_of_the_next_row() -> None:
     assert partners([[1], [2], [3]]) == [1, 2, 0]
 
 

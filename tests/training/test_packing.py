@@ -57,9 +57,7 @@ def test_rows_of_a_prompt_stay_together_and_shared_tokens_count_once(groups: lis
     begins=st.lists(st.tuples(st.integers(20, 60), st.integers(1, 9)), min_size=1, max_size=20),
     budget=st.integers(80, 200),
 )
-def test_no_pack_is_above_the_budget_where_some_share_a_little_more_than_others(
-    begins: list[tuple[int, int]], budget: int
-) -> None:
+def test_no_pack_exceeds_the_budget_with_slightly_different_sharing(begins: list[tuple[int, int]], budget: int) -> None:
     rows = [
         Row(n, (TokenSequence.of_prompt_and_completion([1] * length, [10 + n] * answer),))
         for n, (length, answer) in enumerate(begins)
@@ -168,7 +166,7 @@ def test_an_epoch_takes_every_row_once(rows: int, batch_size: int, seed: int) ->
         assert sorted(taken) == list(range(rows))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_have_different_orders() -> None:
     first, second = batch_of_step(0, 50, 50, seed=1), batch_of_step(1, 50, 50, seed=1)
     assert first != second
     assert first != batch_of_step(0, 50, 50, seed=2)

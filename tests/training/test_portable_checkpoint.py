@@ -31,7 +31,7 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
-def test_the_same_ranks_go_on_to_the_same_bytes(
+def test_the_same_ranks_resume_to_the_same_bytes(
     layout: int, bf16: bool, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     ranks_of, resources = LAYOUTS[layout]
@@ -50,7 +50,7 @@ def test_the_same_ranks_go_on_to_the_same_bytes(
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 3), (4, 1), (3, 5), (2, 4)])
-def test_other_ranks_and_stages_go_on_to_the_same_weights_up_to_rounding(
+def test_other_ranks_and_stages_resume_to_the_same_weights_up_to_rounding(
     before: int, after: int, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     job = make_job(Sft())
@@ -72,7 +72,7 @@ def test_other_ranks_and_stages_go_on_to_the_same_weights_up_to_rounding(
 
 
 @pytest.mark.parametrize("name", ["muon", "adafactor"])
-def test_every_optimiser_goes_on_to_the_same_bytes(name: str, make_job: Any, machines: Any, tmp_path: Path) -> None:
+def test_every_optimiser_resumes_to_the_same_bytes(name: str, make_job: Any, machines: Any, tmp_path: Path) -> None:
     job = make_job(Sft(), optimizer=name)
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, tmp_path / "progress", zero_stage=0, **STORED)
@@ -86,7 +86,7 @@ def test_every_optimiser_goes_on_to_the_same_bytes(name: str, make_job: Any, mac
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 3), (0, 3)])
-def test_the_average_of_the_weights_goes_on_too(
+def test_the_moving_average_of_the_weights_resumes(
     before: int, after: int, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     section = {"ema": {"decay": 0.75}, "training": {"bf16": False}}

@@ -101,7 +101,7 @@ def test_ranks_sharding_and_micro_batches_do_not_change_the_trained_weights(
     assert greatest_difference(load_file(job.model.path / "model.safetensors"), weights[0]) > 1e-3, "it did train"
 
 
-def test_the_stage_leaves_how_steps_are_read_beside_the_weights(
+def test_the_stage_saves_the_reading_of_steps_beside_the_weights(
     table: pa.Table, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     store, model, data = store_with(tmp_path, tiny_model(), table)

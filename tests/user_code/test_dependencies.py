@@ -61,7 +61,7 @@ def test_a_file_never_takes_the_name_of_its_neighbour(write: Write) -> None:
     assert ask(name, 3) == 6.0
 
 
-def test_where_the_files_lie_does_not_count(write: Write) -> None:
+def test_the_place_of_files_does_not_count(write: Write) -> None:
     contents = []
     for folder, name in (("here", "reward.py"), ("there", "renamed.py")):
         write(f"{folder}/helper.py", "VALUE = 2\n")

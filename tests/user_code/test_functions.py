@@ -41,7 +41,7 @@ DEFINED = {
 
 
 @pytest.mark.parametrize(("source", "file"), DEFINED.items())
-def test_where_a_function_is_defined_is_read_from_the_source(write: Write, source: str, file: str) -> None:
+def test_the_place_of_a_functions_definition_is_read_from_the_source(write: Write, source: str, file: str) -> None:
     path = write("mine.py", source + "\n")
     write("helper.py", "def g(x): ...\n")
     path_of_definition = definition(code_of(path), "f")

@@ -111,7 +111,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         (200, b"{}", "answers 200, which is no answer of a Prefect server: is PREFECT_API_URL right"),
     ],
 )
-def test_a_server_that_will_never_tell_is_an_error_and_no_endless_wait(
+def test_a_server_that_cannot_answer_about_the_run_is_an_error(
     serve: Serve, code: int, body: bytes, sentence: str
 ) -> None:
     serve(code, body)
@@ -119,9 +119,7 @@ def test_a_server_that_will_never_tell_is_an_error_and_no_endless_wait(
         follow.follow("elsewhere", lambda _: None)
 
 
-def test_a_server_that_cannot_answer_now_is_waited_for_and_not_for_ever(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_server_is_waited_for_up_to_a_limit(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.3)
     lines: list[str] = []
     serve(503, b"<html>")

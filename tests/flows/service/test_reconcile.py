@@ -122,7 +122,7 @@ def test_a_starting_attempt_is_not_mistaken_for_the_crashed_one() -> None:
     assert server.looked_at(reconciler, 60) == []
 
 
-def test_a_run_that_is_stopped_time_and_again_goes_on_each_time() -> None:
+def test_a_repeatedly_stopped_run_resumes_each_time() -> None:
     server = Server(Scheduled(), Pending())
     reconciler = Reconciler(lambda: server.clock)
     for _ in range(2 * MOST_RESUMPTIONS):  # `align down`, and up

@@ -109,7 +109,7 @@ def test_the_password_counts_as_the_token(shown: str, passed_on: str) -> None:
     assert get("/api/version", shown).text == f"Basic {b64encode(passed_on.encode()).decode()}"
 
 
-def test_nothing_shown_is_nothing_passed_on() -> None:
+def test_without_a_credential_none_is_forwarded() -> None:
     assert get("/api/version").text == "none"
 
 
