@@ -41,8 +41,8 @@ def test_stages_after_a_failed_stage_are_skipped_by_name(prefect_api: dict[str, 
         tasks = {task_run.name: task_run.state for task_run in client.read_task_runs(flow_run_filter=of_run)}
 
         def logs() -> list[str]:
-            logs = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id])))
-            return [log.message for log in logs]
+            entries = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id])))
+            return [entry.message for entry in entries]
 
         assert wait_until(lambda: any(line.startswith("not begun, because") for line in logs()), 10)
         assert not [line for line in logs() if "NotReady" in line]

@@ -124,8 +124,8 @@ def _summary(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_killed_run_leaves_no_process_and_keeps_its_metrics_and_resumes_under_its_id(place: Place) -> None:
     process = place.start([1, 2], crash=True)
-    said_all = lambda: bool(place.logs()) and len(points(place.records(place.logs()[0]))) == 2  # noqa: E731
-    assert wait_until(said_all, 180), process.poll()
+    all_logged = lambda: bool(place.logs()) and len(points(place.records(place.logs()[0]))) == 2  # noqa: E731
+    assert wait_until(all_logged, 180), process.poll()
     assert any("wandb-core" in line for line in processes_of(place.home).values())
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
