@@ -45,7 +45,7 @@ def test_answers_have_the_order_of_their_prompts_and_are_equal_in_a_second_run(
     generated: list[tuple[Path, dict[str, Any]]],
 ) -> None:
     (first, outcome), (second, again) = generated
-    assert [(one["rows"], one["file"]) for one in (outcome, again)] == [(6, str(first)), (6, str(second))]
+    assert [(result["rows"], result["file"]) for result in (outcome, again)] == [(6, str(first)), (6, str(second))]
     assert first.read_bytes() == second.read_bytes()
     assert [stage["state"] for stage in again["stages"] if stage["label"] == "generate"] == ["cached"]
     answers = [json.loads(line) for line in first.read_text().splitlines()]
