@@ -38,22 +38,22 @@ def machine_memory() -> Memory:
     """The memory of this machine, or of the control group around this process with the least free memory."""
     machine = psutil.virtual_memory()
     known = [Memory(machine.total, machine.total - machine.available)]
-    known += [Memory(limit, used) for limit, used in _limits(OWN, MOUNT) if limit < machine.total]
+    known += [Memory(limit, used) for limit, used in _limits() if limit < machine.total]
     return min(known, key=lambda memory: memory.free)
 
 
-def cgroup_limit(own: Path = OWN, mount: Path = MOUNT) -> int | None:
+def cgroup_limit() -> int | None:
     """Bytes that this process's control group, or one around it, allows; None without a limit. Versions 1 and 2."""
-    return min((limit for limit, _ in _limits(own, mount)), default=None)
+    return min((limit for limit, _ in _limits()), default=None)
 
 
-def _limits(own: Path, mount: Path) -> Iterator[tuple[int, int]]:
+def _limits() -> Iterator[tuple[int, int]]:
     """Limit and use in bytes of each control group around this process that has a limit."""
-    for line in own.read_text().splitlines() if own.exists() else []:
+    for line in OWN.read_text().splitlines() if OWN.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
-        root = mount / "memory" if controllers else mount
+        root = MOUNT / "memory" if controllers else MOUNT
         names = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):

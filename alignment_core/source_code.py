@@ -109,19 +109,19 @@ def parse(source: bytes | str) -> ast.Module:
                 gc.enable()
 
 
-def digest_of_source(source: bytes, texts: bool = True) -> str:
+def digest_of_source(source: bytes) -> str:
     """SHA-256 of what Python source computes: comments and formatting are left out. The same in every version of Python.
 
-    Without ``texts``, docstrings and the sentences of errors and logs are left out, too: for source with whose texts nothing
-    computes. A file that is not Python, such as a template, or that may read its own source counts by its bytes.
+    A file that is not Python, such as a template, or that may read its own source counts by its bytes.
     """
     try:
-        return _digest(source, parse(source), texts)
+        return _digest(source, parse(source), texts=True)
     except (SyntaxError, ValueError):
         return hashlib.sha256(source).hexdigest()
 
 
 def _digest(source: bytes, tree: ast.AST, texts: bool) -> str:
+    """Without ``texts``, docstrings and the sentences of errors and logs are left out: nothing computes with them."""
     if any(word in source for word in READS_ITSELF):
         return hashlib.sha256(source).hexdigest()
     digest = hashlib.sha256()
@@ -191,7 +191,8 @@ class Source:
     """Digest and imports of a source file."""
 
     digest: str
-    """As digest_of_source; without texts for modules of ours, except those that a policy reads."""
+    """As digest_of_source; without docstrings and the sentences of errors and logs for modules of ours, except those that a
+    policy reads."""
     imports: tuple[str, ...]
     """Modules that it may import, anywhere in it, and names in these modules, which may be modules themselves."""
     is_empty: bool = False

@@ -53,8 +53,8 @@ def next_run(due: CronSchedule) -> datetime:
     return _next(due, datetime.now(zone).replace(tzinfo=None)).replace(tzinfo=zone)
 
 
-def clock_changes(due: CronSchedule, begin: datetime | None = None) -> list[str]:
-    """A sentence for the next change of the clocks that skips a due time, and one for the next that repeats one.
+def clock_changes(due: CronSchedule, begin: datetime) -> list[str]:
+    """A sentence for the first change of the clocks that skips a due time, and one for the first that repeats one.
 
     Schedules that run every hour, or every few hours, get none.
     """
@@ -63,7 +63,7 @@ def clock_changes(due: CronSchedule, begin: datetime | None = None) -> list[str]
         return []
     zone = ZoneInfo(due.timezone or "UTC")
     sentences: dict[bool, str] = {}
-    for change in _changes(zone, begin or datetime.now(UTC)):
+    for change in _changes(zone, begin):
         before, after = (
             (change + timedelta(minutes=minutes)).astimezone(zone).replace(tzinfo=None) for minutes in (-1, 0)
         )

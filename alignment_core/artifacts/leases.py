@@ -131,14 +131,12 @@ class Leases:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
-    def acquire(
-        self, path: str, owner: str = "", protects: Collection[str] = (), seconds: float | None = None
-    ) -> HeldLease | None:
+    def acquire(self, path: str, owner: str = "", protects: Collection[str] = ()) -> HeldLease | None:
         """Acquire the lease at ``path``; None when a holder that is alive has it."""
         lease = Lease(
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
             process=ProcessId.mine(),
-            seconds=seconds or (SECONDS_FEW_WRITES if self.backend.few_writes else SECONDS),
+            seconds=SECONDS_FEW_WRITES if self.backend.few_writes else SECONDS,
             protects=tuple(sorted(protects)),
             token=uuid.uuid4().hex,
         )

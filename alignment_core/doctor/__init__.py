@@ -25,7 +25,7 @@ class Finding(BaseModel):
     sentence: str
 
 
-def examine(store: str | None = None, seconds: float = SECONDS) -> list[Finding]:
+def examine(store: str | None = None) -> list[Finding]:
     """Run all checks concurrently. A check that raises, or has no result in time, has failed; no error escapes."""
     chosen = checks(store)
     findings: dict[str, Finding] = {}
@@ -38,10 +38,10 @@ def examine(store: str | None = None, seconds: float = SECONDS) -> list[Finding]
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in chosen.items()]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    late = f"did not answer within {seconds:g} seconds; is a network file system or server down?"
+    late = f"did not answer within {SECONDS:g} seconds; is a network file system or server down?"
     return [findings.get(name, Finding(name=name, state="failed", sentence=late)) for name in chosen]
 
 

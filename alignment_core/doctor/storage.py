@@ -17,7 +17,7 @@ from alignment_core.artifacts import Backend, FolderBackend, Store
 from alignment_core.artifacts.paths import TEMPORARY
 
 _CALLS = 10
-_BYTES = 32 << 20
+_THROUGHPUT_BYTES = 32 << 20
 
 
 class Promise(BaseModel):
@@ -51,11 +51,10 @@ class StorageReport(BaseModel):
         return all(promise.kept for promise in self.promises)
 
 
-def examine_storage(store: Store, size: int = _BYTES) -> StorageReport:
-    """Try the operations of a store in its folder for temporary objects, and remove all traces. ``size``: bytes of the file for
-    throughput."""
+def examine_storage(store: Store) -> StorageReport:
+    """Try the operations of a store in its folder for temporary objects, and remove all traces."""
     with tempfile.TemporaryDirectory() as folder, _temporary(store.backend) as prefix:
-        return _Trial(store, Path(folder), prefix).report(size)
+        return _Trial(store, Path(folder), prefix).report()
 
 
 @contextmanager
@@ -101,10 +100,10 @@ class _Trial:
         self.large = f"{self.prefix}large"
         self.latency: dict[str, list[float]] = {}
 
-    def report(self, size: int) -> StorageReport:
+    def report(self) -> StorageReport:
         promises = promises_of(self.backend)
         self._calls()
-        mib_per_second = self._throughput(size)
+        mib_per_second = self._throughput()
         folder = self.backend if isinstance(self.backend, FolderBackend) else None
         return StorageReport(
             store=self.uri,
@@ -128,14 +127,14 @@ class _Trial:
         call(*arguments)
         self.latency.setdefault(kind, []).append(time.monotonic() - began)
 
-    def _throughput(self, size: int) -> dict[str, float]:
+    def _throughput(self) -> dict[str, float]:
         source = self.folder / "source"
         target = self.folder / "target"
-        source.write_bytes(os.urandom(size))
+        source.write_bytes(os.urandom(_THROUGHPUT_BYTES))
         began = time.monotonic()
         self.backend.put(self.large, source)
         written = time.monotonic()
         self.backend.download(self.large, target)
         read = time.monotonic()
-        mib = size / 2**20
+        mib = _THROUGHPUT_BYTES / 2**20
         return {"write": round(mib / (written - began), 1), "read": round(mib / (read - written), 1)}

@@ -134,9 +134,9 @@ class LogTail:
                 self._on_lines(stage, origin, "\n".join(text for *_, text in together))
 
 
-def prune_logs(folder: Path, keep: int = KEPT) -> None:
-    """Delete the oldest logs of runs in ``folder``, all but the newest ``keep``."""
+def prune_logs(folder: Path) -> None:
+    """Delete the oldest logs of runs in ``folder``, all but the newest :data:`KEPT`."""
     logs = [path for path in folder.glob("*.log") if path.name != "prefect.log"]
     with contextlib.suppress(OSError):
-        for path in sorted(logs, key=lambda path: path.stat().st_mtime)[: max(0, len(logs) - keep)]:
+        for path in sorted(logs, key=lambda path: path.stat().st_mtime)[: max(0, len(logs) - KEPT)]:
             path.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from alignment_core.init.base import Profile, loaded
 from alignment_core.init.guess import ColumnMapping, check_columns, columns_of, guess_columns, unreadable
 from alignment_core.init.held_out import hold_out, in_folder
 from alignment_core.init.lengths import Lengths, measure
-from alignment_core.init.machine import Machine, this_machine
+from alignment_core.init.machine import this_machine
 from alignment_core.init.prompts import with_further_column
 from alignment_core.init.sections import promotion
 from alignment_core.init.text import Commented
@@ -68,9 +68,7 @@ class InitResult:
     """Problems in rows that `align check` does not see, and that would end a run."""
 
 
-def draft(
-    request: InitRequest, store: Store, progress: Callable[[str], None], machine: Machine | None = None
-) -> InitResult:
+def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -> InitResult:
     """Draft a recipe. ``progress`` receives a sentence before each slow step.
 
     Raises UserError for rows, columns or a model that do not exist, or that do not suit the method.
@@ -106,7 +104,7 @@ def draft(
         sources=[{**in_folder(source, folder), **fields} for source in data.sources],
         held_out=hold_out(request.eval_data, request.output, data, mapping, start.evaluates),
         model=_in_recipe(model, lengths, folder),
-        machine=machine or this_machine(),
+        machine=this_machine(),
         lengths=lengths,
         verifier=verifier,
         rewards=[_code_in_folder(name, folder) for name in request.rewards],

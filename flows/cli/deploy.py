@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
@@ -51,7 +51,8 @@ def deploy(
     cron_schedule = schedule(cron, timezone or "UTC") if cron is not None else None
     with get_client(sync_client=True) as client:
         register(client, name, cron_schedule)
-    warnings, first = (clock_changes(cron_schedule), next_run(cron_schedule)) if cron_schedule else ([], None)
+    warnings = clock_changes(cron_schedule, datetime.now(UTC)) if cron_schedule else []
+    first = next_run(cron_schedule) if cron_schedule else None
     if as_json:
         data = {"cron": cron, "next_run": first and first.isoformat(), "warnings": warnings}
         return print_json({"deployment": f"{run_queue.FLOW}/{name}", **data})

@@ -33,9 +33,8 @@ LOG_AGAIN_SECONDS = 10.0
 class Retry503:
     """ASGI middleware that repeats requests answered with 503, and drops those answers."""
 
-    def __init__(self, application: ASGIApp, pauses: tuple[float, ...] = PAUSES) -> None:
+    def __init__(self, application: ASGIApp) -> None:
         self._application = application
-        self._pauses = pauses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -43,7 +42,7 @@ class Retry503:
         request = [await receive()]
         while request[-1].get("more_body"):
             request.append(await receive())
-        for pause in self._pauses:
+        for pause in PAUSES:
             if not await self._answered_503(scope, request, receive, send):
                 return None
             await asyncio.sleep(pause)

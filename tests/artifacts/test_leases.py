@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from alignment_core.artifacts import Store, collect, open_store
+from alignment_core.artifacts import Store, collect, leases, open_store
 from alignment_core.artifacts.leases import Lease, Leases
 from alignment_core.artifacts.paths import COLLECTOR, PUBLICATIONS
 from alignment_core.errors import Conflict, InfrastructureError
@@ -25,6 +25,12 @@ ELSEWHERE = ProcessId(pid=1, started=1, boot="another boot")
 
 def written_elsewhere(store: Store, seconds: float = 60.0) -> None:
     assert store.backend.put(PATH, Lease(owner="run 7", process=ELSEWHERE, seconds=seconds).model_dump_json().encode())
+
+
+def live_for(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let leases that this process acquires live for so many seconds."""
+    monkeypatch.setattr(leases, "SECONDS", seconds)
+    monkeypatch.setattr(leases, "SECONDS_FEW_WRITES", seconds)
 
 
 def test_a_lease_has_a_single_holder_and_ends_with_it(store: Store) -> None:
@@ -129,8 +135,11 @@ def test_exactly_one_of_many_successors_gets_an_expired_lease(store: Store) -> N
     winner.release()
 
 
-def test_a_holder_notices_a_lost_lease_and_leaves_its_successors_lease_alone(store: Store) -> None:
-    lease = store.leases.acquire(PATH, seconds=0.6)
+def test_a_holder_notices_a_lost_lease_and_leaves_its_successors_lease_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live_for(0.6, monkeypatch)
+    lease = store.leases.acquire(PATH)
     assert lease is not None
     stored = store.backend.stat(PATH)
     assert stored is not None
@@ -148,7 +157,8 @@ def test_a_holder_notices_a_lost_lease_and_leaves_its_successors_lease_alone(sto
 
 
 def test_a_holder_that_cannot_renew_notices_the_loss(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease = store.leases.acquire(PATH, seconds=0.3)
+    live_for(0.3, monkeypatch)
+    lease = store.leases.acquire(PATH)
     assert lease is not None
 
     def fails(*_: object, **__: object) -> None:
@@ -165,7 +175,8 @@ def test_a_holder_that_cannot_renew_notices_the_loss(store: Store, monkeypatch: 
 def test_a_renewal_without_an_answer_does_not_lose_the_lease(
     store: Store, monkeypatch: pytest.MonkeyPatch, renewed: bool
 ) -> None:
-    lease = store.leases.acquire(PATH, seconds=0.9 if renewed else 600)
+    live_for(0.9 if renewed else 600, monkeypatch)
+    lease = store.leases.acquire(PATH)
     assert lease is not None
     put, failed = store.backend.put, threading.Event()
 
@@ -189,7 +200,8 @@ def test_a_renewal_without_an_answer_does_not_lose_the_lease(
 
 
 def test_a_release_finds_its_lease_after_two_unanswered_renewals(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease = store.leases.acquire(PATH, seconds=600)
+    live_for(600, monkeypatch)
+    lease = store.leases.acquire(PATH)
     assert lease is not None
     put = store.backend.put
 

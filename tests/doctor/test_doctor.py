@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from alignment_core import doctor
+from alignment_core import doctor, machine_memory
 from alignment_core.doctor import environment, machine
 from tests.answering import answering
 
@@ -116,7 +116,8 @@ def test_a_check_that_raises_or_hangs_fails_and_other_checks_still_answer(monkey
         return "ok", "too late"
 
     monkeypatch.setattr(doctor, "checks", lambda _: {"a": broken, "b": hangs, "c": lambda: ("ok", "fine")})
-    checks = {check.name: (check.state, check.sentence) for check in doctor.examine(seconds=0.3)}
+    monkeypatch.setattr(doctor, "SECONDS", 0.3)
+    checks = {check.name: (check.state, check.sentence) for check in doctor.examine()}
     release.set()
     assert checks["a"] == ("failed", "the check itself failed: ZeroDivisionError: no such luck")
     assert checks["b"][0] == "failed"
@@ -173,18 +174,21 @@ def test_packages_outside_the_locked_ranges_are_named(monkeypatch):
     assert "pytest" not in sentence
 
 
-def test_the_least_limit_of_the_control_groups_around_a_process_counts(tmp_path):
+def test_the_least_limit_of_the_control_groups_around_a_process_counts(tmp_path, monkeypatch):
     own, mount = tmp_path / "cgroup", tmp_path / "mount"
+    monkeypatch.setattr(machine_memory, "OWN", own)
+    monkeypatch.setattr(machine_memory, "MOUNT", mount)
     (mount / "outer" / "inner").mkdir(parents=True)
     (mount / "outer" / "memory.max").write_text("1000\n")
     (mount / "outer" / "inner" / "memory.max").write_text("max\n")
     own.write_text("0::/outer/inner\n")
-    assert machine.cgroup_limit(own, mount) == 1000
+    assert machine.cgroup_limit() == 1000
     (mount / "memory" / "job").mkdir(parents=True)
     (mount / "memory" / "job" / "memory.limit_in_bytes").write_text("500\n")
     own.write_text("3:cpuset:/\n2:memory:/job\n")
-    assert machine.cgroup_limit(own, mount) == 500
-    assert machine.cgroup_limit(tmp_path / "absent", mount) is None
+    assert machine.cgroup_limit() == 500
+    own.unlink()
+    assert machine.cgroup_limit() is None
 
 
 def test_a_temporary_folder_too_deep_for_sockets_is_refused(monkeypatch, tmp_path):
@@ -214,4 +218,5 @@ def test_a_read_only_folder_and_missing_shared_memory_are_reported(monkeypatch, 
         "failed",
         f"{tmp_path} is not writable: give this user access, or choose another directory",
     )
-    assert machine.shared_memory(tmp_path / "absent")[0] == "warning"
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "absent")
+    assert machine.shared_memory()[0] == "warning"

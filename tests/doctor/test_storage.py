@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import Store, open_store
+from alignment_core.doctor import storage
 from alignment_core.doctor.environment import store_probe
-from alignment_core.doctor.storage import examine_storage
 from tests.align import align_here
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_a_working_store_passes_and_nothing_of_the_check_stays(
-    kind: str, home: Path, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, home: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(storage, "_THROUGHPUT_BYTES", 1 << 20)
     where = tmp_path / "store" if kind == "folder" else f"s3://{request.getfixturevalue('bucket')}/{tmp_path.name}"
     store = open_store(where)
-    report = examine_storage(store, size=1 << 20)
+    report = storage.examine_storage(store)
     assert report.sound
     assert set(report.latency_ms) == {"write", "read", "look", "list"}
     assert min(report.mib_per_second.values()) > 0
@@ -37,7 +38,8 @@ def test_storage_that_overwrites_is_detected(store: Store, monkeypatch: pytest.M
         return put(path, source)
 
     monkeypatch.setattr(store.backend, "put", overwrites)
-    report = examine_storage(store, size=1024)
+    monkeypatch.setattr(storage, "_THROUGHPUT_BYTES", 1024)
+    report = storage.examine_storage(store)
     assert [promise.name for promise in report.promises if not promise.kept] == [
         "refuses to create one that exists",
         "refuses to replace another version than the one that was read",

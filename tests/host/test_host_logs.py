@@ -129,13 +129,14 @@ def test_a_log_that_is_renamed_is_followed(log: Path, monkeypatch: pytest.Monkey
     assert received == ["before", "after"]
 
 
-def test_the_newest_logs_are_kept(tmp_path: Path) -> None:
+def test_the_newest_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         path = tmp_path / f"{number}.log"
         path.touch()
         os.utime(path, (time.time(), 1000 + number))
     (tmp_path / "prefect.log").touch()
-    prune_logs(tmp_path, keep=2)
+    monkeypatch.setattr(logs, "KEPT", 2)
+    prune_logs(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4.log", "5.log", "prefect.log"]
 
 

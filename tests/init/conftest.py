@@ -32,13 +32,14 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def draft(tmp_path: Path, store: Store) -> Draft:
+def draft(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Draft:
     """``draft(data, …)`` writes ``recipe.yaml`` as the command does."""
 
     def run(data: Path | str, machine: Machine = CPU, **options: Any) -> InitResult:
         output = options.pop("output", tmp_path / "recipe.yaml")
         request = InitRequest(str(data), output, **{"model": "scratch", **options})
-        result = recipe.draft(request, store, lambda text: None, machine)
+        monkeypatch.setattr(recipe, "this_machine", lambda: machine)
+        result = recipe.draft(request, store, lambda text: None)
         output.write_text(result.text)
         if result.profile.held_out.rows:
             jsonl(held_out_file(output), result.profile.held_out.rows)

@@ -78,8 +78,11 @@ def test_an_unavailable_database_is_answered_with_503(error: Exception, prefect_
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.usefixtures("prefect_server")
-def test_database_errors_in_middlewares_are_answered_with_503(method: str, error: Exception, status: int) -> None:
+def test_database_errors_in_middlewares_are_answered_with_503(
+    method: str, error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a middleware, as Prefect's check of CSRF tokens is one."""
+    monkeypatch.setattr(retry_503, "PAUSES", (0.0,))
     application = FastAPI()
 
     @application.middleware("http")
@@ -89,7 +92,7 @@ def test_database_errors_in_middlewares_are_answered_with_503(method: str, error
     retry_503.answer_503(application)
 
     async def ask() -> httpx.Response:
-        wrapped = retry_503.Retry503(application, (0.0,))
+        wrapped = retry_503.Retry503(application)
         transport: Any = httpx.ASGITransport(app=wrapped, raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, "/api/flow_runs/filter")

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from alignment.flows.service import retry_503
 from alignment.flows.service.retry_503 import Retry503
 
 
@@ -37,11 +38,14 @@ class Busy:
     ],
     ids=["at once", "at the third try", "never", "what changes nothing"],
 )
-def test_a_change_is_tried_again_a_few_times(method: str, times: int, answer: tuple[int, str], requests: int) -> None:
+def test_a_change_is_tried_again_a_few_times(
+    method: str, times: int, answer: tuple[int, str], requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry_503, "PAUSES", (0.0, 0.0))
     busy = Busy(times)
 
     async def ask() -> httpx.Response:
-        transport: Any = httpx.ASGITransport(app=Retry503(busy, (0.0, 0.0)), raise_app_exceptions=False)  # type: ignore[arg-type]
+        transport: Any = httpx.ASGITransport(app=Retry503(busy), raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, "/create", content="run")
 
