@@ -44,24 +44,23 @@ class Host:
         store: str,
         resources: ResourcesConfig,
         log: Path,
-        run_ids: dict[str, str] | None = None,
         recipe: str = "",
         samples: bool = False,
     ) -> None:
-        """``run_ids`` and ``recipe`` name this run to other runs on the machine that wait for it. ``samples`` says that stages
+        """``recipe`` and ``run_ids`` name this run to other runs on the machine that wait for it. ``samples`` says that stages
         need engines, which then start at once."""
         self.store = store
         self.resources = resources
         self.log = log
         self.samples = samples
-        self.run_ids = run_ids or {}
+        self.run_ids: dict[str, str] = {}
+        """Set as soon as the run has its id."""
         self.recipe = recipe
         self._starting = threading.Lock()
         self._session: _Session | None = None
         self._closed = False
-        self._log_start = (
-            log.stat().st_size if log.exists() else 0
-        )  # the part before is of an earlier attempt of the run
+        # what the log holds by now is of an earlier attempt of the run
+        self._log_start = log.stat().st_size if log.exists() else 0
         self._tail: LogTail | None = None
 
     def follow(self, on_lines: OnLines) -> None:

@@ -192,10 +192,10 @@ def generalised_advantages(
     return advantages_K
 
 
-def whitened(advantages_K: Tensor, with_deviation: bool, epsilon: float = 1e-8) -> Tensor:
+def whitened(advantages_K: Tensor, with_deviation: bool) -> Tensor:
     """Advantages of the whole batch less their mean and, ``with_deviation``, over their deviation (divisor n). [K] → [K]."""
     centred_K = advantages_K - advantages_K.mean()
-    return centred_K / (centred_K.pow(2).mean().sqrt() + epsilon) if with_deviation else centred_K
+    return centred_K / (centred_K.pow(2).mean().sqrt() + 1e-8) if with_deviation else centred_K
 
 
 def _group_means(values_S: Tensor, group_S: Tensor) -> tuple[Tensor, Tensor]:

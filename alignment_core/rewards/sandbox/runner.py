@@ -79,7 +79,7 @@ def run_program(program: str, given: str, stop: threading.Event, seconds: float 
         return Ended(code, output.read())
 
 
-def passes_tests(program: str, tests: str, stop: threading.Event, seconds: float = SECONDS) -> bool:
+def passes_tests(program: str, tests: str, stop: threading.Event) -> bool:
     """Run Python ``tests`` in a process of their own, which calls the program's functions in another one.
 
     Raises as ``run_program`` does.
@@ -90,7 +90,7 @@ def passes_tests(program: str, tests: str, stop: threading.Event, seconds: float
         tested = stack.enter_context(_Sandbox({"program": program}, "", None, answers))
         asks.close()
         answers.close()
-        code = _watch([tester, tested], stop, seconds)
+        code = _watch([tester, tested], stop, SECONDS)
         output.seek(0)
         return code == 0 and output.read() == sandboxed.PASSED
 
