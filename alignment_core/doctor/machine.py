@@ -31,6 +31,7 @@ SECONDS = 4.0
 """Time limit of a check in seconds; one without a result by then has failed."""
 
 LEAST_MEMORY, LEAST_DISK, COMFORTABLE_DISK = 4 * GIB, 1 * GIB, 10 * GIB
+SHARED_MEMORY = Path("/dev/shm")
 LEAST_INODES = 100_000
 LEAST_OPEN_FILES = 4096
 NETWORK_FILE_SYSTEMS = {
@@ -105,22 +106,36 @@ def processors() -> Answer:
     return "ok", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores are usable"
 
 
-def accelerators() -> Answer:
-    """GPUs as the driver lists them; torch is not imported."""
+def gpus(fields: str) -> list[str] | None:
+    """The driver's values of these fields, a line for each GPU; None without a driver. Importing torch would take seconds.
+
+    Raises subprocess.TimeoutExpired if the driver does not answer.
+    """
     if shutil.which("nvidia-smi") is None:
-        return "ok", "no GPU driver (no nvidia-smi): everything runs on CPUs"
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
+        return None
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, env=inherited(), text=True, timeout=SECONDS - 0.5)
+    return [] if done.returncode else [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def torch_is_for_cpus() -> bool:
+    """Whether the installed torch is the build without CUDA."""
+    return str(_version("torch")).endswith("+cpu")
+
+
+def accelerators() -> Answer:
     try:
-        done = subprocess.run(query, capture_output=True, env=inherited(), text=True, timeout=SECONDS - 0.5)
+        listed = gpus("name,memory.total,memory.used")
     except subprocess.TimeoutExpired:
         return "warning", "nvidia-smi does not answer: is the driver stuck, or its persistence mode off?"
-    gpus = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    if done.returncode or not gpus:
+    if listed is None:
+        return "ok", "no GPU driver (no nvidia-smi): everything runs on CPUs"
+    if not listed:
         return "warning", "nvidia-smi is there but lists no GPU: load the driver, or give the container its GPUs"
-    listed = "; ".join(gpus)
-    if str(_version("torch")).endswith("+cpu"):
-        return "warning", f"{listed}: unused, torch is the CPU build; install the extra `cuda` to use them"
-    return "ok", f"{listed} (name, memory, in use)"
+    sentence = "; ".join(listed)
+    if torch_is_for_cpus():
+        return "warning", f"{sentence}: unused, torch is the CPU build; install the extra `cuda` to use them"
+    return "ok", f"{sentence} (name, memory, in use)"
 
 
 def memory() -> Answer:
@@ -172,11 +187,11 @@ def disk(directory: Path) -> Answer:
     return "ok", sentence
 
 
-def shared_memory(directory: Path = Path("/dev/shm")) -> Answer:
-    if not directory.is_dir():
-        return "warning", f"{directory} is missing: Ray will keep its objects on the disk, which is slow"
-    usage = shutil.disk_usage(directory)
-    sentence = f"{usage.free / GIB:.2f} GiB free of {usage.total / GIB:.2f} GiB at {directory}"
+def shared_memory() -> Answer:
+    if not SHARED_MEMORY.is_dir():
+        return "warning", f"{SHARED_MEMORY} is missing: Ray will keep its objects on the disk, which is slow"
+    usage = shutil.disk_usage(SHARED_MEMORY)
+    sentence = f"{usage.free / GIB:.2f} GiB free of {usage.total / GIB:.2f} GiB at {SHARED_MEMORY}"
     if usage.free < 2 * OBJECT_STORE_BYTES:
         return (
             "warning",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 
 import psutil
 
-from alignment_core.doctor.machine import SECONDS
+from alignment_core.doctor.machine import gpus, torch_is_for_cpus
 from alignment_core.machine_memory import cgroup_limit
-from alignment_core.processes import inherited
 
 BYTES_PER_PARAMETER = 16
 """Memory of full training: weights, gradients and AdamW's moments (with fp32 copies in bf16)."""
@@ -47,16 +44,12 @@ def this_machine() -> Machine:
 
 
 def _gpus() -> list[int]:
-    """Bytes of each GPU, from the driver: importing torch would take seconds."""
-    with suppress(metadata.PackageNotFoundError):
-        if metadata.version("torch").endswith("+cpu"):
-            return []
-    if shutil.which("nvidia-smi") is None:
+    """Bytes of each GPU that a run would use."""
+    if torch_is_for_cpus():
         return []
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     with suppress(subprocess.TimeoutExpired, OSError):
-        done = subprocess.run(query, capture_output=True, env=inherited(), text=True, timeout=SECONDS, check=False)
-        return _visible([int(line) << 20 for line in done.stdout.split() if line.isdigit()])
+        sizes = [line.split()[0] for line in gpus("memory.total") or ()]  # `81559 MiB`, or `[N/A]`
+        return _visible([int(size) << 20 for size in sizes if size.isdigit()])
     return []
 
 
