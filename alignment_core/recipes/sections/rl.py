@@ -229,7 +229,7 @@ class EmaConfig(Config):
     """Decay per optimiser step: average ← decay · average + (1 − decay) · weights."""
 
 
-class BestConfig(Config):
+class BestPolicyConfig(Config):
     """Keep the weights with the highest mean reward on held-out prompts."""
 
     prompts: DataConfig
@@ -286,7 +286,7 @@ class RlConfig(Config):
     """Add the loss on other rows (PPO-ptx). Default: none."""
     ema: EmaConfig | None = unkeyed(None)
     """Keep an exponential moving average of the policy. Default: none."""
-    best: BestConfig | None = unkeyed(None)
+    best: BestPolicyConfig | None = unkeyed(None)
     """Evaluate on held-out prompts during training and keep the best weights. Default: none."""
     result: Literal["last", "average", "best"] = "last"
     """Weights that are evaluated and promoted: the last, their average (`ema`) or the best (`best`). All that exist

@@ -12,7 +12,7 @@ import numpy as np
 
 from alignment_core.errors import NumericError
 from alignment_core.execution.base import StageContext
-from alignment_core.recipes.sections.rl import BestConfig, RlConfig
+from alignment_core.recipes.sections.rl import BestPolicyConfig, RlConfig
 from alignment_core.rewards.aggregation import rewards_as_given
 from alignment_core.rewards.results import numbers, reasons
 from alignment_core.rewards.sources import RewardSources
@@ -29,7 +29,9 @@ class Best:
     checkpoint names it, so that a run that was killed finds the one that its checkpoint names.
     """
 
-    def __init__(self, context: StageContext, section: RlConfig, config: BestConfig, prompts: Sequence[Any]) -> None:
+    def __init__(
+        self, context: StageContext, section: RlConfig, config: BestPolicyConfig, prompts: Sequence[Any]
+    ) -> None:
         self.context = context
         self.section = section
         self.config = config
