@@ -124,7 +124,6 @@ def _started(pid: int) -> int:
 
 def _state(pid: int) -> tuple[str, int]:
     """State and start of a process, fields 3 and 22 of proc_pid_stat(5)."""
-    after_name = (
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    )  # a name may hold anything, brackets too
+    # the name, in brackets, may hold anything, brackets too
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return after_name[0], int(after_name[19])

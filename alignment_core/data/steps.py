@@ -64,9 +64,8 @@ class StepLayout:
                 )
         parts = [step + self.separator + (self.placeholder or "") for step in steps]
         prompt_ids, ids, ends = renderer.continued(prompt, parts)
-        if mark and any(
-            ids[end - 1 : end] != mark for end in ends
-        ):  # the tokenizer merged the placeholder with its neighbours
+        # then the tokenizer merged the placeholder with its neighbours
+        if mark and any(ids[end - 1 : end] != mark for end in ends):
             prompt_ids, answer, ends = renderer.continued(prompt, [step + self.separator for step in steps])
             ids = [token for first, end in pairwise([0, *ends]) for token in [*answer[first:end], *mark]]
             ends = [end + number for number, end in enumerate(ends, start=1)]

@@ -125,9 +125,8 @@ def changes(before: Any, after: Any, path: str = "") -> list[str]:
     if before == after:
         return []
     name = path.rpartition(".")[2]
-    shown = (
-        _short(cut({name: value})[name]) for value in (before, after)
-    )  # a record of an earlier version may hold a secret
+    # a record of an earlier version may hold a secret
+    shown = (_short(cut({name: value})[name]) for value in (before, after))
     return [f"{path}: {' → '.join(shown)}"]
 
 

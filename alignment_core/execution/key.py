@@ -107,9 +107,8 @@ def key_of(call: StageCall) -> StageKey:
             "seed": call.seed,
             **_computed_by(stage, config),
         }
-    return StageKey(
-        parts=json.loads(canonical_json(parts)), files=files
-    )  # as records hold it, which it is compared with
+    # as records hold it, which it is compared with
+    return StageKey(parts=json.loads(canonical_json(parts)), files=files)
 
 
 def _computed_by(stage: Stage[Any], config: StageConfig) -> dict[str, dict[str, str]]:

@@ -40,12 +40,7 @@ class Host:
     """The run host of one flow run, for use from several threads. Closing it or the end of this process ends the tree."""
 
     def __init__(
-        self,
-        store: str,
-        resources: ResourcesConfig,
-        log: Path,
-        recipe: str = "",
-        samples: bool = False,
+        self, store: str, resources: ResourcesConfig, log: Path, recipe: str = "", samples: bool = False
     ) -> None:
         """``recipe`` and ``run_ids`` name this run to other runs on the machine that wait for it. ``samples`` says that stages
         need engines, which then start at once."""

@@ -25,9 +25,8 @@ def fresh_folder(parent: Path, prefix: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     for old in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > YOUNG_SECONDS and not is_locked(
-                old / IN_USE
-            ):  # without the mark it is not ours
+            is_old = time.time() - old.stat().st_mtime > YOUNG_SECONDS
+            if is_old and not is_locked(old / IN_USE):  # raises without the mark: then it is not ours
                 discard(old)
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 

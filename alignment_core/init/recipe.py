@@ -246,9 +246,8 @@ def _columns(first: Sequence[rows.Row], mapping: ColumnMapping) -> list[tuple[st
     used += [("label", mapping.label)] if mapping.label else []
     used += [("in the prompt", mapping.further)] if mapping.further else []
     used += [("for rewards", column) for column in mapping.kept]
-    if (
-        mapping.columns.get("messages") == "conversations" and "system" in first[0]
-    ):  # ShareGPT has it beside the messages
+    # ShareGPT has it beside the messages
+    if mapping.columns.get("messages") == "conversations" and "system" in first[0]:
         used.append(("system", "system"))
     roles: dict[str, list[str]] = {}
     for role, column in used:

@@ -87,10 +87,8 @@ def compose(recipe: IterativeDpoRecipe) -> Outputs:
 
     evaluations = Evaluations(recipe, base, judge)
     labels = ["sft" if recipe.sft else "start", *(f"round-{number}" for number in range(1, section.rounds + 1))]
-    for label, policy, sampled in zip(
-        labels, policies, [*samples, None], strict=True
-    ):  # the rounds have the machines first
-        evaluations.add(label, policy, after=sampled)
+    for label, policy, sampled in zip(labels, policies, [*samples, None], strict=True):
+        evaluations.add(label, policy, after=sampled)  # the rounds have the machines first
 
     return Outputs(
         policy=policies[-1],

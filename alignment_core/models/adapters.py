@@ -195,9 +195,8 @@ def save_adapter(
     if config.load_in_4bit:
         (directory / QUANTISATION).write_text(json.dumps(NF4, indent=2) + "\n")
     written = directory / "adapter_config.json"
-    content = json.loads(written.read_text()) | {
-        "target_modules": layers
-    }  # PEFT writes a set, in another order each time
+    # PEFT writes a set, in another order each time
+    content = json.loads(written.read_text()) | {"target_modules": layers}
     written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 

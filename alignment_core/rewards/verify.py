@@ -44,10 +44,8 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, Any]:
     named.check()
     if named.function is None or named.function.startswith(f"{PACKAGE}."):
         return {"name": name}
-    return {
-        "name": name,
-        "function": function_content(named.function, field),
-    }  # the processes load only counted files
+    # the processes load only counted files
+    return {"name": name, "function": function_content(named.function, field)}
 
 
 def verifier_code(name: str) -> tuple[str, ...]:
