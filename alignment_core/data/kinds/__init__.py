@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.errors import UserError
 from alignment_core.recipes.row_plugins import KINDS
 
 if TYPE_CHECKING:
     from alignment_core.data.fields import Fields
     from alignment_core.data.limits import Limits
+    from alignment_core.data.messages import Messages
     from alignment_core.data.tasks import Problem
+    from alignment_core.data.template import Tools
 
 KEPT = "columns"
 """The column, of kinds that have it, with the values of a source's ``keep_columns`` as the text of a JSON object."""
@@ -42,6 +45,25 @@ class Example(Protocol):
 
         A row of which something was cut off has :data:`alignment_core.data.limits.SHORTENED` beside its columns.
         """
+
+
+@dataclass(frozen=True)
+class PromptExample(ABC):
+    """An example with one prompt, which gives one row."""
+
+    prompt: str | Messages
+    tools: Tools | None = field(default=None, kw_only=True)
+    """Tools that the assistant can call."""
+
+    def prompts(self) -> tuple[str, ...]:
+        return (digest_of_prompt(self.prompt),)
+
+    def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
+        return [self.fit(limits)]
+
+    @abstractmethod
+    def fit(self, limits: Limits) -> dict[str, Any] | str:
+        """The columns of its row, or the reason why it is dropped."""
 
 
 @dataclass(frozen=True)

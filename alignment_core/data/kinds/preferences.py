@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.data.fields import Fields, short
-from alignment_core.data.kinds import Example, Format, Kind
+from alignment_core.data.kinds import Example, Format, Kind, PromptExample
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages, as_messages
-from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
-from alignment_core.data.template import Renderer, Tools
+from alignment_core.data.template import Renderer
 
 _HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
 @dataclass(frozen=True)
-class Preference:
+class Preference(PromptExample):
     """One prompt and two answers to it: all strings, or all messages (then each answer is one assistant message)."""
 
-    prompt: str | Messages
     chosen: str | Messages
     rejected: str | Messages
     margin: float | None = None
-    tools: Tools | None = field(default=None, kw_only=True)
-    """Tools that the assistant could call."""
-
-    def prompts(self) -> tuple[str, ...]:
-        return (digest_of_prompt(self.prompt),)
 
     def render(self, renderer: Renderer) -> dict[str, Any]:
         """The columns of the whole row. Both answers' ids end with the end of the turn; their texts leave it out."""
@@ -48,23 +41,20 @@ class Preference:
             "margin": self.margin,
         }
 
-    def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
-        return [_fit(self.render(limits.renderer), limits)]
-
-
-def _fit(columns: dict[str, Any], limits: Limits) -> dict[str, Any] | str:
-    prompt, chosen, rejected = (columns[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
-    if not columns["chosen"].strip() or not columns["rejected"].strip():
-        return "empty_completion"
-    if chosen == rejected:
-        return "identical_pair"
-    room = limits.room(len(prompt), max(len(chosen), len(rejected)))
-    if isinstance(room, str):
-        return room
-    limits.cut(columns, "prompt", limits.cut_prompt(prompt, room[0]))
-    limits.cut(columns, "chosen", chosen[: room[1]])
-    limits.cut(columns, "rejected", rejected[: room[1]])
-    return "identical_after_truncation" if columns["chosen_ids"] == columns["rejected_ids"] else columns
+    def fit(self, limits: Limits) -> dict[str, Any] | str:
+        columns = self.render(limits.renderer)
+        prompt, chosen, rejected = (columns[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
+        if not columns["chosen"].strip() or not columns["rejected"].strip():
+            return "empty_completion"
+        if chosen == rejected:
+            return "identical_pair"
+        room = limits.room(len(prompt), max(len(chosen), len(rejected)))
+        if isinstance(room, str):
+            return room
+        limits.cut(columns, "prompt", limits.cut_prompt(prompt, room[0]))
+        limits.cut(columns, "chosen", chosen[: room[1]])
+        limits.cut(columns, "rejected", rejected[: room[1]])
+        return "identical_after_truncation" if columns["chosen_ids"] == columns["rejected_ids"] else columns
 
 
 def _of_columns(row: Fields) -> Preference:

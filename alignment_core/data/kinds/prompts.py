@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.data.fields import Fields
-from alignment_core.data.kinds import KEPT, Format, Kind
+from alignment_core.data.kinds import KEPT, Format, Kind, PromptExample
 from alignment_core.data.kinds.preferences import formats_by_pair
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages
-from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
-from alignment_core.data.template import Tools
 
 BESIDE = ("label", "task", "tools")
 """Columns that prompts may have beside their words."""
 
 
 @dataclass(frozen=True)
-class Prompt:
+class Prompt(PromptExample):
     """A prompt, with its label and the built-in task that can verify it."""
 
-    prompt: str | Messages
     label: str | None = None
     task: str | None = None
-    tools: Tools | None = field(default=None, kw_only=True)
-    """Tools that the assistant can call."""
 
-    def prompts(self) -> tuple[str, ...]:
-        return (digest_of_prompt(self.prompt),)
-
-    def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
-        return [self._fit(limits)]
-
-    def _fit(self, limits: Limits) -> dict[str, Any] | str:
+    def fit(self, limits: Limits) -> dict[str, Any] | str:
         """At least one token is left for the answer."""
         ids, text = limits.renderer.prompt(self.prompt, self.tools)
         columns = {"prompt_ids": ids, "prompt": text, "label": self.label, "task": self.task}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.data.fields import Fields, kind_of, short
-from alignment_core.data.kinds import Format, Kind
+from alignment_core.data.kinds import Format, Kind, PromptExample
 from alignment_core.data.limits import SHORTENED, Limits
-from alignment_core.data.messages import Messages
-from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.steps import StepLayout
 from alignment_core.data.tasks import Problem
-from alignment_core.data.template import Tools
 
 _WORDS = {"+": 1.0, "-": 0.0, "true": 1.0, "false": 0.0}
 _MARK = "ки"
@@ -21,23 +18,14 @@ _MARK = "ки"
 
 
 @dataclass(frozen=True)
-class Stepwise:
+class Stepwise(PromptExample):
     """A prompt, the steps of an answer, and how likely each is right, in [0, 1]."""
 
-    prompt: str | Messages
     completions: list[str]
     labels: list[float]
-    tools: Tools | None = field(default=None, kw_only=True)
-    """Tools that the assistant could call."""
 
-    def prompts(self) -> tuple[str, ...]:
-        return (digest_of_prompt(self.prompt),)
-
-    def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
-        return [self._fit(limits)]
-
-    def _fit(self, limits: Limits) -> dict[str, Any] | str:
-        """The columns of its row, or the reason why it is dropped. Steps beyond ``max_length`` are cut off whole."""
+    def fit(self, limits: Limits) -> dict[str, Any] | str:
+        """Steps beyond ``max_length`` are cut off whole."""
         layout = StepLayout(**limits.settings)
         _, prompt = limits.renderer.prompt(self.prompt, self.tools)
         prompt_ids, ids, places = layout.lay_out(limits.renderer, prompt, self.completions)

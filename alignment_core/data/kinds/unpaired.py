@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.data.fields import Fields
-from alignment_core.data.kinds import Format, Kind
+from alignment_core.data.kinds import Format, Kind, PromptExample
 from alignment_core.data.kinds.preferences import Preference, answer_of, formats_by_pair
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages, as_messages
-from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
-from alignment_core.data.template import Tools
 
 _LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 """By lower-case text: CSV files have no booleans, and columns of numbers with gaps are fractions."""
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labelled(PromptExample):
     """A prompt and one answer to it: both are strings, or both are messages (then the answer is one assistant message)."""
 
-    prompt: str | Messages
     completion: str | Messages
     label: bool
     """Whether the answer is desirable."""
-    tools: Tools | None = field(default=None, kw_only=True)
-    """Tools that the assistant could call."""
-
-    def prompts(self) -> tuple[str, ...]:
-        return (digest_of_prompt(self.prompt),)
-
-    def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
-        return [self.fit(limits)]
 
     def fit(self, limits: Limits) -> dict[str, Any] | str:
-        """The columns of its row, or the reason why it is dropped. The answer's text lacks the end of its turn."""
+        """The answer's text lacks the end of its turn."""
         answer = limits.renderer.answered(self.prompt, self.completion, self.tools)
         if not answer.text.strip():
             return "empty_completion"
