@@ -108,19 +108,17 @@ def _context(recipe: Any) -> int | None:
     """The context of the model in tokens; None if its config.json has none."""
     from alignment_core.checks.shapes import model_shape
     from alignment_core.data.context import longest_sampled
-    from alignment_core.data.hub import commit_of
-    from alignment_core.recipes.paths import is_address, is_written_as_path
+    from alignment_core.recipes.paths import is_written_as_path
     from alignment_core.stages.base_model import BaseModelConfig, in_store, near_tags, pin_model
 
     store, model = open_store(recipe.store), recipe.model
     if known := in_store(store, model):
         file = store.fetch(known) / "config.json"
         return longest_sampled(json.loads(file.read_text())) if file.is_file() else None
-    if is_address(str(model.name)):
-        return longest_sampled(model_shape(pin_model(model)))
-    hub = model.scratch is None and not is_written_as_path(str(model.name))
-    commit = commit_of(str(model.name), model.revision, "model", near_tags(store, model)) if hub else None
-    return longest_sampled(model_shape(BaseModelConfig(model=model, commit=commit)))
+    # a folder needs no digests of its files for that
+    is_folder = model.name is not None and is_written_as_path(model.name)
+    config = BaseModelConfig(model=model) if is_folder else pin_model(model, near_tags(store, model))
+    return longest_sampled(model_shape(config))
 
 
 def _left_out(outcome: dict[str, Any]) -> dict[str, int]:
