@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ class Source:
         """Names whose values were looked up."""
         self.notes: dict[str, int] = {}
         """Sentences about parts that are not read, with their lines."""
-        self._bindings: dict[str, list[Binding]] = {}
+        self._bindings = defaultdict[str, list[Binding]](list)
         self._scopes: dict[ast.AST, ast.AST] = {}
         self._collect(tree, tree, False)
 
@@ -72,11 +73,11 @@ class Source:
             elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and scope is self.tree:
                 self.defined[child.name] = child
             elif isinstance(child, ast.arg):
-                self._bind(child.arg, Binding(scope, child.lineno, None))
+                self._bindings[child.arg].append(Binding(scope, child.lineno, None))
             elif isinstance(child, ast.Name):
                 self._scopes[child] = scope
                 if isinstance(child.ctx, ast.Store):
-                    self._bind(child.id, _binding(child, node, scope, conditional))
+                    self._bindings[child.id].append(_binding(child, node, scope, conditional))
             is_conditional = isinstance(child, _CONDITIONAL) and not is_main_guard(child)
             self._collect(child, inner, (conditional or is_conditional) and inner is scope)
 
@@ -86,9 +87,6 @@ class Source:
                 self.imported[alias.asname or alias.name] = ("." * node.level + (node.module or ""), alias.name)
             else:
                 self.imported[alias.asname or alias.name.partition(".")[0]] = (alias.name, None)
-
-    def _bind(self, name: str, binding: Binding) -> None:
-        self._bindings.setdefault(name, []).append(binding)
 
     def resolved(self, node: ast.expr) -> ast.expr:
         """The expression that a name stands for, and any other expression as it is. Raises Unreadable."""

@@ -26,10 +26,6 @@ POSITIONS = {
     **dict.fromkeys(("sft", "reward"), ("model", "args")),
 }
 """Parameters of trainers in their order, as far as scripts give them by position."""
-ORDER = (
-    *("model", "args", "reward_funcs", "train_dataset", "eval_dataset", "peft_config", "ref_model", "processing_class"),
-)
-"""Order of reading: rewards need the weights in `args`, and other models are compared with `model`."""
 ROUTINE = {
     *("train", "evaluate", "end", "print", "print_trainable_parameters", "save_model", "save_state", "save_pretrained"),
     *("push_to_hub", "create_model_card", "log_metrics", "save_metrics", "is_world_process_zero"),
@@ -65,7 +61,7 @@ def read(path: Path, folder: Path) -> CommandLine:
             "one recipe can follow each other, such as `sft` and `dpo` (docs/tutorials/from-trl.md)"
         )
     try:
-        return _Reader(source, path, folder).command(trainers[0])
+        return _Reader(source, path, folder, trainers[0]).command()
     except RecursionError:
         raise UserError(f"{path}: an expression in it is nested too deeply") from None
 
@@ -73,47 +69,42 @@ def read(path: Path, folder: Path) -> CommandLine:
 class _Reader:
     """Collects the flags of one script, with a note for each part that it cannot read."""
 
-    def __init__(self, source: Source, path: Path, folder: Path) -> None:
+    def __init__(self, source: Source, path: Path, folder: Path, trainer: ast.Call) -> None:
         self.source = source
         self.path = path
         self.folder = folder
+        self.trainer = trainer
         self.flags: dict[str, list[str]] = {}
 
-    def command(self, trainer: ast.Call) -> CommandLine:
-        program = TRAINERS[self.source.called(trainer)]
-        given = self.source.arguments(trainer, POSITIONS[program])
-        given = {"processing_class" if name == "tokenizer" else name: node for name, node in given.items()}
-        for name in [*(name for name in ORDER if name in given), *(name for name in given if name not in ORDER)]:
+    def command(self) -> CommandLine:
+        program = TRAINERS[self.source.called(self.trainer)]
+        given = self.source.arguments(self.trainer, POSITIONS[program])
+        # in this order: rewards need the weights in `args`, and other models are compared with `model`
+        readers = {
+            "model": self._model,
+            "args": self._settings,
+            "reward_funcs": self._rewards,
+            "train_dataset": self._rows,
+            "eval_dataset": self._held_out,
+            "peft_config": self._adapters,
+            "ref_model": self._same_model,
+            "processing_class": self._same_model,
+            "tokenizer": self._same_model,
+        }
+        for name, read_argument in readers.items():
             try:
-                self._argument(name, given[name], trainer)
+                if name in given:
+                    read_argument(given[name])
             except Unreadable as error:
                 self.source.note(error, f"`{name}`: {error}")
+        for name in given.keys() - readers:
+            self.source.note(given[name], f"`{argument(name, given[name])}` of the trainer is not in the recipe")
         if "args" not in given:
-            self.source.note(trainer, "the trainer has no `args`: TRL's defaults apply")
-        self._note_changes(trainer)
+            self.source.note(self.trainer, "the trainer has no `args`: TRL's defaults apply")
+        self._note_changes()
         lines = sorted((line, sentence) for sentence, line in self.source.notes.items())
         notes = [f"Line {line} of {self.path.name}: {sentence}." for line, sentence in lines]
         return CommandLine(TRL, program, self.flags, notes=notes, script=self.path.name)
-
-    def _argument(self, name: str, node: ast.expr, trainer: ast.Call) -> None:
-        """Set the flags of an argument of the trainer. Raises Unreadable."""
-        match name:
-            case "model":
-                self._model(node)
-            case "args":
-                self._settings(node)
-            case "reward_funcs":
-                self._rewards(node, trainer)
-            case "train_dataset":
-                self.flags |= rows_of(self.source, node).flags()
-            case "eval_dataset":
-                self._held_out(node)
-            case "peft_config":
-                self._adapters(node)
-            case "ref_model" | "processing_class":
-                self._same_model(node)
-            case _:
-                self.source.note(node, f"`{argument(name, node)}` of the trainer is not in the recipe")
 
     def _put(self, flag: str, node: ast.expr, name: str) -> None:
         """Set a flag to the value of an expression, or note why it cannot be read."""
@@ -181,6 +172,9 @@ class _Reader:
         if [self.source.text(name)] != self.flags.get("model_name_or_path"):
             raise Unreadable(node, f"`{shown(call)}` differs from the model's")
 
+    def _rows(self, node: ast.expr) -> None:
+        self.flags |= rows_of(self.source, node).flags()
+
     def _held_out(self, node: ast.expr) -> None:
         rows = rows_of(self.source, node)
         if not rows.paths or [*rows.paths] != self.flags.get("dataset_name") or rows.are_files:
@@ -189,14 +183,14 @@ class _Reader:
             )
         self.flags["dataset_test_split"] = [rows.split or "test"]
 
-    def _rewards(self, node: ast.expr, trainer: ast.Call) -> None:
+    def _rewards(self, node: ast.expr) -> None:
         listed = self.source.resolved(node)
         weights = self.flags.get("reward_weights", [])
         nodes = listed.elts if isinstance(listed, ast.List | ast.Tuple) else [node]
         rewards: dict[int, str] = {}
         for number, item in enumerate(nodes):
             try:
-                rewards[number] = self._reward(item, trainer)
+                rewards[number] = self._reward(item)
             except Unreadable as error:
                 self.source.note(error, f"`reward_funcs`: {error}")
         if len(weights) == len(nodes):
@@ -204,7 +198,7 @@ class _Reader:
         if rewards:
             self.flags["reward_funcs"] = [*rewards.values()]
 
-    def _reward(self, node: ast.expr, trainer: ast.Call) -> str:
+    def _reward(self, node: ast.expr) -> str:
         """A reward as a word of `--reward_funcs`. Raises Unreadable."""
         if isinstance(node, ast.Attribute) and (module := self._module(node.value)):
             return self._function(module, node.attr)
@@ -212,7 +206,7 @@ class _Reader:
             module, function = self.source.imported[node.id]
             return self._function(module, function or node.id)
         if isinstance(node, ast.Name) and node.id in self.source.defined:
-            if _runs_on_import(self.source, trainer):
+            if _runs_on_import(self.source, self.trainer):
                 raise Unreadable(
                     node,
                     f"`{node.id}` is defined in this script, which would train whenever it is loaded: move the function to a "
@@ -250,11 +244,11 @@ class _Reader:
         file = self._file_of(module)
         return f"{os.path.relpath(file, self.folder)}:{function}" if file.is_file() else f"{module}:{function}"
 
-    def _note_changes(self, trainer: ast.Call) -> None:
+    def _note_changes(self) -> None:
         """Note settings from the command line, and statements that change the trainer or its arguments."""
         source = self.source
         nodes = [*ast.walk(source.tree)]
-        assigned = [node.targets for node in nodes if isinstance(node, ast.Assign) and node.value is trainer]
+        assigned = [node.targets for node in nodes if isinstance(node, ast.Assign) and node.value is self.trainer]
         names = source.used | {target.id for targets in assigned for target in targets if isinstance(target, ast.Name)}
         for node in nodes:
             is_set = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
