@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
 from alignment_core.credentials import cut
 from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
 from alignment_core.home import align_home
-from alignment_core.processes import ProcessId, is_locked, lock
+from alignment_core.processes import ProcessId, is_locked, lock, wait_until
 
 M = TypeVar("M", bound=BaseModel)
 RUN, STAGES, PROGRESS, WAITS, LOCK = "run.json", "stages.jsonl", "progress.json", "waits.json", "lock"
@@ -199,11 +199,8 @@ class Journal:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("ab") as lock_file:
-            deadline = time.monotonic() + STOPPING_SECONDS
-            while not lock(lock_file):
-                if time.monotonic() > deadline:
-                    raise UserError(f"run {self.record.run_id} is running in another process already")
-                time.sleep(0.2)
+            if not wait_until(lambda: lock(lock_file), STOPPING_SECONDS):
+                raise UserError(f"run {self.record.run_id} is running in another process already")
             with suppress(NotFound):
                 attempt = read(self.record.run_id).attempt + 1
                 self.record = self.record.model_copy(update={"attempt": attempt})
@@ -385,9 +382,6 @@ def end_process(record: RunRecord, grace: float) -> bool:
         if process is not None:
             with suppress(psutil.NoSuchProcess):
                 signal(process)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if not is_alive(record):
-                return True
-            time.sleep(0.1)
+        if wait_until(lambda: not is_alive(record), seconds):
+            return True
     raise EnvironmentFault(f"the process {record.pid} of run {record.run_id} does not end; end it by hand")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from alignment_core import network
 
 UNSENT = ("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY")
+_POLL_SECONDS = 0.1
 _OVER = ("Z", "X")
 """States of an ended process that its parent has not waited for yet."""
 
@@ -34,7 +37,7 @@ class ProcessId(BaseModel):
     @classmethod
     def mine(cls) -> ProcessId:
         """This process."""
-        return cls(pid=os.getpid(), started=_started(os.getpid()), boot=boot())
+        return cls(pid=os.getpid(), started=_state(os.getpid())[1], boot=boot())
 
     def is_of_this_boot(self) -> bool:
         """Whether it is, or was, a process of this machine since its last boot, in whatever container."""
@@ -54,9 +57,9 @@ class ProcessId(BaseModel):
     def find(self) -> psutil.Process | None:
         """The process, if it is there and this one can see it."""
         with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-            if self.boot == boot():
-                process = psutil.Process(self.pid)
-                return process if _started(self.pid) == self.started else None
+            process = psutil.Process(self.pid)
+            if self.boot == boot() and _state(self.pid)[1] == self.started:
+                return process
         return None
 
 
@@ -107,6 +110,16 @@ def _locked(file: IO[bytes] | int, how: int) -> bool:
     return True
 
 
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition comes true within so many seconds; it is polled."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
 def _is_hidden(pid: int) -> bool:
     """Whether there is such a process, though ``/proc`` does not show it."""
     try:
@@ -116,10 +129,6 @@ def _is_hidden(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _started(pid: int) -> int:
-    return _state(pid)[1]
 
 
 def _state(pid: int) -> tuple[str, int]:

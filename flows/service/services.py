@@ -20,7 +20,7 @@ from alignment.flows.service.environment import at_home
 from alignment_core.artifacts.os_errors import check_room, explained
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.home import align_home
-from alignment_core.processes import SAFE_PATH, ProcessId, is_locked
+from alignment_core.processes import SAFE_PATH, ProcessId, is_locked, wait_until
 
 SQLITE = "sqlite"
 START_SECONDS = 180.0
@@ -218,11 +218,8 @@ def stop(state: State) -> None:
     process = state.find()
     if process is not None:
         process.terminate()
-    deadline = time.monotonic() + STOP_SECONDS
-    while running() is not None:
-        if time.monotonic() > deadline:
-            raise EnvironmentFault(f"process {state.pid} did not end within {STOP_SECONDS:g} seconds; end it by hand")
-        time.sleep(0.1)
+    if not wait_until(lambda: running() is None, STOP_SECONDS):
+        raise EnvironmentFault(f"process {state.pid} did not end within {STOP_SECONDS:g} seconds; end it by hand")
 
 
 def stop_seconds(recipe: Mapping[str, Any]) -> float:

@@ -46,7 +46,7 @@ from alignment_core.errors import AlignmentError, EnvironmentFault
 from alignment_core.files import write_whole
 from alignment_core.home import align_home
 from alignment_core.host.subprocess_tree import Supervised, fresh_folder
-from alignment_core.processes import ProcessId, lock
+from alignment_core.processes import ProcessId, lock, wait_until
 
 RUN_SECONDS = 60.0
 """Time for the worker's runs to save their progress when the services stop."""
@@ -258,9 +258,7 @@ def _end_run(record: journal.RunRecord) -> None:
         journal.end_process(record, stop_seconds(record.recipe))
     except AlignmentError as error:
         say(str(error))
-    deadline = time.monotonic() + REPORT_SECONDS
-    while record.lives() and time.monotonic() < deadline:  # it reports its state to the server
-        time.sleep(0.1)
+    wait_until(lambda: not record.lives(), REPORT_SECONDS)  # it reports its state to the server
 
 
 def _were_killed_at(url: str) -> bool:
