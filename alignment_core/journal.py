@@ -111,6 +111,11 @@ class StageProgress(BaseModel):
     total: float | None
     unit: str
 
+    @property
+    def text(self) -> str:
+        """Such as ``3 of 10 steps``."""
+        return f"{self.done:g}{f' of {self.total:g}' if self.total else ''} {self.unit}"
+
 
 class StageWait(BaseModel):
     """The wait of a stage."""

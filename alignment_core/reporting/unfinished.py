@@ -43,8 +43,7 @@ def unfinished_report(store: Store, name: str, run_id: str, labels: Sequence[str
     for label in dict.fromkeys([*lines, *labels]):
         line, far = lines.get(label), progress.get(label)
         state = "not started" if line is None else "not finished" if line.state == "running" else line.state
-        reached = "" if far is None else f"{far.done:g}{f' of {far.total:g}' if far.total else ''} {far.unit}"
-        rows.append(done.get(label, (label, state, "", "", "", reached)))
+        rows.append(done.get(label, (label, state, "", "", "", far.text if far else "")))
     report.say("## Stages", "", *table(STAGE_HEAD, rows))
     return report
 

@@ -167,10 +167,7 @@ def _doing(record: journal.RunRecord) -> dict[str, str]:
     if not journal.is_alive(record):
         return {}
     running = {label for label, line in journal.stages(record.run_id).items() if line.state == "running"}
-    doing = {
-        label: f"{progress.done:g}{f' of {progress.total:g}' if progress.total else ''} {progress.unit}"
-        for label, progress in journal.progress(record.run_id).items()
-    }
+    doing = {label: progress.text for label, progress in journal.progress(record.run_id).items()}
     for label, wait in journal.waits(record.run_id).items():
         doing[label] = f"has waited {max(time.time() - wait.since, 0):.0f} s for {wait.reason}"
     return {label: text for label, text in doing.items() if label in running}

@@ -246,5 +246,4 @@ class _Stages:
             self._progress_at = time.monotonic()
             for label, progress in journal.progress(self._run_id).items():
                 if label in lines and lines[label].state == "running":
-                    total = f" of {progress.total:g}" if progress.total else ""
-                    self._say(f"{label}: {progress.done:g}{total} {progress.unit}")
+                    self._say(f"{label}: {progress.text}")
