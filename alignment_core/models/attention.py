@@ -226,7 +226,7 @@ def over_trees() -> Iterator[None]:
         _in_use = before
 
 
-def use_trees(model: Any, head: Head, device: str, dropout: bool = False) -> bool:
+def use_trees(model: Any, head: Head, device: str, dropout: bool) -> bool:
     """Let a ``transformers`` model of this head attend over prefix trees if it supports that; whether it does.
 
     It does if all its layers use plain causal attention, if it then computes the same as for each sequence alone (probed on the
@@ -237,8 +237,8 @@ def use_trees(model: Any, head: Head, device: str, dropout: bool = False) -> boo
         return bool(model.config._attn_implementation == NAME)
     model.config._attn_implementation = NAME
     try:
-        heads: frozenset[Heads] = _cached(_heads_if_plain_in_training if dropout else _heads_if_plain, model, head)
-        can = bool(heads) and _cached(_are_as_alone_in_trees, model, head)
+        heads: frozenset[Heads] = _cached(_heads_if_plain, model, head, dropout)
+        can = bool(heads) and _cached(_are_as_alone, model, head, True)
     except Exception as error:  # custom models may not accept these arguments
         if out_of_memory(error):
             raise
@@ -269,19 +269,19 @@ def keeps_apart(model: Any, head: Head) -> bool:
 
     Layers that carry a state from token to token, as in state-space models, do not know where a sequence ends.
     """
-    return bool(_cached(_are_as_alone, model, head))
+    return bool(_cached(_are_as_alone, model, head, False))
 
 
-def _cached(probe: Callable[[Any, Head], Any], model: Any, head: Head) -> Any:
+def _cached(probe: Callable[[Any, Head, bool], Any], model: Any, head: Head, setting: bool) -> Any:
     """The result of a probe of the model. Probe results are cached per architecture, because weights do not affect them and a
     probe takes longer than loading the weights.
 
     An undecided probe (None) counts as True this time.
     """
     config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
-    kind = (probe, type(model), head, model.dtype, str(config))
+    kind = (probe, setting, type(model), head, model.dtype, str(config))
     if kind not in _probed:
-        result = probe(model, head)
+        result = probe(model, head, setting)
         if result is None:
             return True
         _probed[kind] = result
@@ -298,11 +298,7 @@ def _sequences(model: Any) -> list[np.ndarray]:
     return [np.array([*range(length - 4), *[after] * 4]) % config.vocab_size for after in (1, 2, 3)]
 
 
-def _heads_if_plain_in_training(model: Any, head: Head) -> frozenset[Heads]:
-    return _heads_if_plain(model, head, mode=True)
-
-
-def _heads_if_plain(model: Any, head: Head, mode: bool = False) -> frozenset[Heads]:
+def _heads_if_plain(model: Any, head: Head, mode: bool) -> frozenset[Heads]:
     """The heads of its layers, in training or evaluation mode, if each calls :func:`_attend` for plain causal attention;
     otherwise none."""
     global _seen
@@ -318,11 +314,7 @@ def _heads_if_plain(model: Any, head: Head, mode: bool = False) -> frozenset[Hea
         model.train(training)
 
 
-def _are_as_alone_in_trees(model: Any, head: Head) -> bool | None:
-    return _are_as_alone(model, head, share_prefixes=True)
-
-
-def _are_as_alone(model: Any, head: Head, share_prefixes: bool = False) -> bool | None:
+def _are_as_alone(model: Any, head: Head, share_prefixes: bool) -> bool | None:
     """Whether sequences that are computed together do not influence each other, and the last one's states are those of it
     alone; None if the weights are not finite, so that the probe cannot decide."""
     sequences = _sequences(model)
