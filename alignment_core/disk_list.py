@@ -17,7 +17,7 @@ class DiskList(Generic[V]):
     """Values by number, in the order in which they came. Their file has no name, so that it is gone with this process; eight
     bytes of each stay in memory. Recently read values stay in the operating system's file cache if there is memory for them."""
 
-    def __init__(self, folder: Path | None = None, values: Iterable[V] = ()) -> None:
+    def __init__(self, folder: Path | None, values: Iterable[V] = ()) -> None:
         """The file lies in ``folder``; None: where temporary files go. Raises OSError if the disk has no room."""
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it lives as long as this object)
         self._ends = array("q", [0])

@@ -38,9 +38,9 @@ def leave_report(
     run: Run,
     stages: Sequence[StageResult],
     outputs: Mapping[str, Reference],
-    promotion: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-    failed: Mapping[str, str] = {},
+    promotion: Mapping[str, Any] | None,
+    notes: Sequence[str],
+    failed: Mapping[str, str],
 ) -> str | None:
     """Write the report of a completed run, in which some stages may have ``failed``; it begins with ``notes``.
 
@@ -53,7 +53,7 @@ def leave_report(
     return None
 
 
-def leave_unfinished(name: str, run: Run, error: BaseException, cancelled: bool = False) -> str | None:
+def leave_unfinished(name: str, run: Run, error: BaseException, cancelled: bool) -> str | None:
     """Write the report of an incomplete run: results so far, why it ended, and how to continue.
 
     Requests to the server are not retried, because the process is ending.

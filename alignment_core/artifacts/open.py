@@ -55,7 +55,7 @@ def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
     return Store(backend, workspace)
 
 
-def folder_of(uri: str | Path | None = None) -> Path | None:
+def folder_of(uri: str | Path | None) -> Path | None:
     """The folder of a store, by default of the :func:`default_store`; None for a store on a server."""
     uri = uri or default_store()
     scheme, separator, _ = str(uri).partition("://")

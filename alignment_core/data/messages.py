@@ -50,7 +50,7 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return json.loads(tools) if tools else None
 
 
-def in_words(prompt: str | Messages, tools: list[dict[str, Any]] | None = None) -> str:
+def in_words(prompt: str | Messages, tools: list[dict[str, Any]] | None) -> str:
     """A prompt for a reader: a text or a single message as it is, otherwise one paragraph for each message, with its speaker
     and calls, and the tools before them."""
     if isinstance(prompt, str):

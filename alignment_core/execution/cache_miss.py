@@ -42,7 +42,7 @@ def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance], label: str
     return f"changed since {other.label}: {shown}"
 
 
-def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "") -> Provenance | None:
+def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str) -> Provenance | None:
     """The earlier run of the same stage whose key differs in the fewest entries, the latest of equals.
 
     Runs with the same label are preferred, then those of other rounds, then those with the same random stream, such as

@@ -10,7 +10,7 @@ from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.models.saving import read_json, write_json
 
 
-def set_padding(directory: Path, trust_remote_code: bool = False) -> None:
+def set_padding(directory: Path, trust_remote_code: bool) -> None:
     """Make ``AutoModelForSequenceClassification`` score a padded batch as it scores each sequence of it alone.
 
     ``transformers`` takes the score at the last token that is not ``config.pad_token_id``. So that must be the tokenizer's

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 class RopeLengths:
     """Makes the rotary embeddings of a model use the length of each token's own sequence."""
 
-    def __init__(self, model: nn.Module, context: int | None = None) -> None:
+    def __init__(self, model: nn.Module, context: int | None) -> None:
         """With ``context``, all sequences are computed as if they had this many tokens, as an engine with this
         ``max_model_len`` does; longer ones with their own length."""
         self.context = context

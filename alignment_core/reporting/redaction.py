@@ -40,16 +40,16 @@ class Redactor:
 
     def __init__(
         self,
-        secrets: Iterable[str] = (),
-        align_home: Path | None = None,
-        homes: Iterable[Path] = (),
-        users: Iterable[str] = (),
-        hosts: Iterable[str] = (),
-        rows: bool = False,
+        secrets: Iterable[str],
+        align_home: Path,
+        homes: Iterable[Path],
+        users: Iterable[str],
+        hosts: Iterable[str],
+        rows: bool,
     ) -> None:
         self.cut = Counter[str]()
         self._secrets = Cutter(secrets)
-        folders = {**dict.fromkeys(homes, HOME), **({align_home: ALIGN_HOME} if align_home else {})}
+        folders = {**dict.fromkeys(homes, HOME), align_home: ALIGN_HOME}
         spelled = {
             form: place
             for folder, place in folders.items()

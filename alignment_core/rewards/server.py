@@ -95,7 +95,7 @@ class RewardServer(ThreadingHTTPServer):
     request_queue_size = 128  # the standard library's backlog of 5 drops connections when many clients come at once
 
     def __init__(
-        self, compute: Callable[[list[str]], Rewards], name: str, host: str, port: int, token: str | None = None
+        self, compute: Callable[[list[str]], Rewards], name: str, host: str, port: int, token: str | None
     ) -> None:
         """``compute`` gives the reward of each text; ``name`` is the model's. Raises OSError for an address that is taken."""
         super().__init__((host, port), _Handler)

@@ -77,7 +77,7 @@ class AsyncSampler:
         self.schedule.restore(state)
 
     @contextmanager
-    def paused(self, version: int, empty: bool = False) -> Iterator[None]:
+    def paused(self, version: int, empty: bool) -> Iterator[None]:
         """Leave the engines to the caller; afterwards they hold the weights of this version, and sampling continues.
 
         With ``empty`` no completion is in progress meanwhile.

@@ -98,7 +98,7 @@ class SyncSampler:
         self.drawn = state["drawn"]
 
     @contextmanager
-    def paused(self, version: int, empty: bool = False) -> Iterator[None]:
+    def paused(self, version: int, empty: bool) -> Iterator[None]:
         """Leave the engines to the caller; afterwards they hold the weights of this version."""
         yield
         self.version = version

@@ -69,7 +69,7 @@ def batch_of_step(step: int, rows: int, batch_size: int, seed: int, shuffle: boo
     return list(epoch_order(rows, seed, epoch, shuffle)[index * batch_size : (index + 1) * batch_size])
 
 
-def first_rows(count: int, rows: int, seed: int, shuffle: bool = True) -> list[int]:
+def first_rows(count: int, rows: int, seed: int, shuffle: bool) -> list[int]:
     """Numbers of the first ``count`` rows of training, or of all if there are fewer; in ascending order."""
     return sorted(epoch_order(rows, seed, 0, shuffle)[:count])
 

@@ -55,7 +55,7 @@ def run(
 
 
 def run_here(
-    recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
+    recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...]
 ) -> None:
     """Run a recipe in this process, and print its outcome."""
     _print_outcomes([run_recipe_here(recipe, from_stage, resumes, as_json, overrides)], as_json)
@@ -79,7 +79,7 @@ def _print_outcomes(outcomes: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def run_recipe_here(
-    recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
+    recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...]
 ) -> dict[str, Any]:
     """Run a recipe in this process, and return its outcome. Without a Prefect server, the run starts one."""
     from alignment_core.tracking import require

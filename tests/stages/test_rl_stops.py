@@ -50,7 +50,7 @@ class _Loop(Loop):
     def _evaluates(self, step: int) -> bool:
         return step > 0
 
-    def _sync_weights(self, step: int, evaluates: bool = False) -> dict[str, float]:
+    def _sync_weights(self, step: int, evaluates: bool) -> dict[str, float]:
         if self.stops and step == 2:
             raise Stopped("stopped")
         return {"held_out_reward": 10.0 * step} if evaluates else {}

@@ -203,7 +203,7 @@ class Loop:
         """Whether the policy is evaluated after so many steps."""
         return self.best is not None and self.best.is_due(step)
 
-    def _sync_weights(self, step: int, evaluates: bool = False) -> dict[str, float]:
+    def _sync_weights(self, step: int, evaluates: bool) -> dict[str, float]:
         """Give the engines the weights after so many steps, and evaluate these if asked; metrics."""
         with self.sampler.paused(step, empty=evaluates):
             with self.watch.part("transfer"):
