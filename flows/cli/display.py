@@ -66,27 +66,24 @@ class LiveDisplay(Listener):
             self._bars[label] = self.bars.add_task(label, total=None, count="", note="")
 
     def progress(self, label: str, progress: Progress) -> None:
-        with self._lock:
-            bar = self._bars.get(label)
-        if bar is not None:
-            of_total = f"/{progress.total:,.0f}" if progress.total else ""
-            count = f"{progress.done:,.0f}{of_total} {progress.unit}"
-            note = headline(progress.shows, progress.metrics)
-            if (speed := progress.metrics.get("tokens_per_second")) is not None:
-                note += f"  {speed:,.0f} tokens/s"
-            self.bars.update(bar, completed=progress.done, total=progress.total, count=count, note=note)
+        of_total = f"/{progress.total:,.0f}" if progress.total else ""
+        count = f"{progress.done:,.0f}{of_total} {progress.unit}"
+        note = headline(progress.shows, progress.metrics)
+        if (speed := progress.metrics.get("tokens_per_second")) is not None:
+            note += f"  {speed:,.0f} tokens/s"
+        self._update(label, completed=progress.done, total=progress.total, count=count, note=note)
 
     def waits(self, label: str, reason: str | None) -> None:
-        with self._lock:
-            bar = self._bars.get(label)
-        if bar is not None:
-            self.bars.update(bar, note=f"waits for {reason}" if reason else "")
+        self._update(label, note=f"waits for {reason}" if reason else "")
 
     def starts(self, label: str, what: str | None) -> None:
+        self._update(label, note=f"starts {what}" if what else "")
+
+    def _update(self, label: str, **changes: Any) -> None:
         with self._lock:
             bar = self._bars.get(label)
         if bar is not None:
-            self.bars.update(bar, note=f"starts {what}" if what else "")
+            self.bars.update(bar, **changes)
 
     def warned(self, label: str, sentence: str) -> None:
         self.warn(f"{label}: {sentence}")

@@ -23,6 +23,7 @@ TOKEN = "ALIGN_SERVE_TOKEN"
 OURS = {"--host": "--host", "--port": "--port", "--api-key": "--token", "--uds": "--host", "--middleware": "--token"}
 """Options of vLLM's server that decide who can call it, with our option to use instead."""
 
+HostOption = Annotated[str, typer.Option(help="Address to listen at; addresses beyond loopback need a token.")]
 TokenOption = Annotated[
     str | None,
     typer.Option(
@@ -36,9 +37,7 @@ TokenVariableOption = Annotated[
 
 def serve(
     model: Annotated[str, typer.Argument(help="Reference or tag of the store, a folder, or a Hub name.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; addresses beyond loopback need a token.")
-    ] = "127.0.0.1",
+    host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
     token: TokenOption = None,
     token_variable: TokenVariableOption = None,
@@ -161,9 +160,7 @@ def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",))
 
 def serve_reward(
     model: Annotated[str, typer.Argument(help="Reference or tag of a reward model in the store, or a folder.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; addresses beyond loopback need a token.")
-    ] = "127.0.0.1",
+    host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 is any that is free.")] = 5000,
     token: TokenOption = None,
     token_variable: TokenVariableOption = None,
