@@ -24,6 +24,7 @@ from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.execution.base import StageResult
+from alignment_core.journal import short_id
 from alignment_core.reporting.results import HEAD, result_rows
 from alignment_core.reporting.run_report import RunReport, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
@@ -69,7 +70,7 @@ def leave_unfinished(name: str, run: Run, error: BaseException, cancelled: bool)
 
 def why_unfinished(run_id: str, error: BaseException, cancelled: bool, log: str) -> Unfinished:
     """Why a run is incomplete, and how to continue it."""
-    resume = f"`align resume {run_id[:8]}` continues"
+    resume = f"`align resume {short_id(run_id)}` continues"
     kept = "finished stages are kept"
     if cancelled:
         return Unfinished("was cancelled", None, f"{resume} where it stopped: {kept}.", log)

@@ -17,6 +17,7 @@ from alignment.flows.console import err, print_json, print_line
 from alignment.flows.costs import COSTS, cost_cells, run_cost, step_rows
 from alignment_core.execution.base import StageResult, load_stage
 from alignment_core.host.progress_log import headline
+from alignment_core.journal import short_id
 from alignment_core.reporting.results import HEAD, result_rows
 from alignment_core.stages.report import cell, columns_of, confidence
 from alignment_core.stages.variants import table as variants_table
@@ -59,7 +60,7 @@ class LiveDisplay(Listener):
 
     def opened(self, run_id: str, name: str, folder: str, log: str) -> None:
         """The run has an id, a folder for its journal and metrics, and a log."""
-        self.console.print(f"[dim]run {run_id[:8]}: metrics in {folder}, log {log}[/]")
+        self.console.print(f"[dim]run {short_id(run_id)}: metrics in {folder}, log {log}[/]")
 
     def started(self, label: str) -> None:
         with self._lock:

@@ -107,7 +107,8 @@ def _completions(text: str, stage: str | None, store: str | None) -> tuple[Store
     if stage is None:
         rounds = [label for label, kinds in outputs.items() if "scores" in kinds and "/evaluation/" not in label]
         if not rounds:
-            raise UserError(f"run {record.run_id[:8]} has no round with scored completions: name a stage with --stage")
+            run = journal.short_id(record.run_id)
+            raise UserError(f"run {run} has no round with scored completions: name a stage with --stage")
         stage = rounds[-1]
     of_stage = outputs.get(stage, {})
     if "scores" in of_stage:

@@ -29,7 +29,7 @@ def report(
     from alignment_core.reporting.bundle import write_bundle
 
     record = journal.find(run)
-    folder = output or Path(f"align-report-{record.run_id[:8]}")
+    folder = output or Path(f"align-report-{journal.short_id(record.run_id)}")
     token = access.read(services.token_file())
     bundle = write_bundle(record, folder, samples, (token,) if token else (), store)
     if as_json:

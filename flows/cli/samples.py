@@ -40,7 +40,8 @@ def samples(
     if not rows:
         known = ", ".join(stages_with_text(store, lines)) or "none so far"
         raise UserError(
-            f"run {record.run_id[:8]} ({record.name}) sampled no completions; --stage shows another text, of {known}"
+            f"run {journal.short_id(record.run_id)} ({record.name}) sampled no completions; --stage shows another text, of "
+            f"{known}"
         )
     if as_json:
         return print_json({"run": record.run_id, "stage": stage, "rows": rows})

@@ -9,6 +9,7 @@ from typing import Any
 
 from alignment_core.execution.base import StageResult, load_stage
 from alignment_core.host.progress_log import MOST_SECONDS, Clock, Pace, headline
+from alignment_core.journal import short_id
 from alignment_core.tracking import Listener, Progress
 
 TICK_SECONDS = 0.5
@@ -41,7 +42,7 @@ class EventStream(Listener):
 
     def opened(self, run_id: str, name: str, folder: str, log: str) -> None:
         """The run has an id, a folder for its journal and metrics, and a log."""
-        text = f"{name} (run {run_id[:8]}): metrics in {folder}, log {log}"
+        text = f"{name} (run {short_id(run_id)}): metrics in {folder}, log {log}"
         self._emit_event("run_started", text, run_id=run_id, name=name, folder=folder, log=log)
 
     def started(self, label: str) -> None:
