@@ -113,6 +113,11 @@ class RewardKind(Generic[C]):
             raise TypeError(f"{self.config.__name__} is not a RewardConfig whose KEY is one of its fields")
 
 
+def content_without_model(reward: RewardConfig, field: str) -> dict[str, Any]:
+    """The ``content`` of a reward whose model is an input of the stage, so that the stage's key has it anyway."""
+    return {**reward.model_dump(mode="json"), reward.KEY: True}
+
+
 def kind_of(reward: RewardConfig) -> RewardKind[Any]:
     """The kind of a configuration."""
     return next(kind for kind in REWARDS.loaded()[0].values() if kind.config is type(reward))

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.rewards import RewardConfig
-from alignment_core.rewards.base import Opening, RewardKind
+from alignment_core.rewards.base import RewardKind
 from alignment_core.rewards.group_function import GroupFunction
 from alignment_core.user_code.functions import function_content
 
@@ -26,13 +26,9 @@ def _content(reward: FunctionReward, field: str) -> dict[str, Any]:
     return {**reward.model_dump(mode="json"), "function": function}
 
 
-def _open(reward: FunctionReward, opening: Opening) -> GroupFunction:
-    return opening.of_function(GroupFunction, reward.function, "function")
-
-
 REWARD = RewardKind(
     FunctionReward,
-    _open,
+    lambda reward, opening: opening.of_function(GroupFunction, reward.function, "function"),
     description=lambda reward: f"the function {reward.function}",
     content=_content,
     user_code=("function",),

@@ -10,7 +10,7 @@ from alignment_core.recipes.base import unkeyed
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
-from alignment_core.rewards.base import Opening, RewardKind
+from alignment_core.rewards.base import Opening, RewardKind, content_without_model
 
 
 class ProcessReward(RewardConfig):
@@ -46,10 +46,6 @@ class ProcessReward(RewardConfig):
         return self
 
 
-def _content(reward: ProcessReward, field: str) -> dict[str, Any]:
-    return {**reward.model_dump(mode="json"), "process_reward_model": True}  # which one is an input
-
-
 def _open(reward: ProcessReward, opening: Opening) -> Any:
     from alignment_core.rewards.process_reward import StepJudge
 
@@ -60,7 +56,7 @@ REWARD = RewardKind(
     ProcessReward,
     _open,
     description=lambda reward: f"the process reward model ({reward.aggregate})",
-    content=_content,
+    content=content_without_model,
     code=lambda reward: ("alignment_core.rewards.process_reward", "alignment_core.data.steps"),
     packages=lambda reward: ("jinja2", "tokenizers", "torch", "transformers"),
     actors=True,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
-from alignment_core.rewards.base import Opening, RewardKind
+from alignment_core.rewards.base import RewardKind, content_without_model
 from alignment_core.rewards.model_reward import Judge
 
 
@@ -25,19 +25,11 @@ class ModelReward(RewardConfig):
         return self.reward_model
 
 
-def _content(reward: ModelReward, field: str) -> dict[str, Any]:
-    return {**reward.model_dump(mode="json"), "reward_model": True}  # which one is an input
-
-
-def _open(reward: ModelReward, opening: Opening) -> Judge:
-    return Judge.open(opening, reward.normalise == "model")
-
-
 REWARD = RewardKind(
     ModelReward,
-    _open,
+    lambda reward, opening: Judge.open(opening, reward.normalise == "model"),
     description=lambda reward: "the reward model",
-    content=_content,
+    content=content_without_model,
     packages=lambda reward: ("jinja2", "tokenizers", "torch", "transformers"),
     actors=True,
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from alignment_core.recipes.sections.model import ModelConfig
-from alignment_core.rewards.base import Opening, RewardKind, Rows
+from alignment_core.rewards.base import Opening, RewardKind, Rows, content_without_model
 from alignment_core.rewards.endpoint import Endpoint
 from alignment_core.rewards.kinds.judge import Judged, asking
 from alignment_core.rewards.results import Answers
@@ -45,10 +45,6 @@ class Served:
         self._server.close()
 
 
-def _content(reward: ServedJudge, field: str) -> dict[str, Any]:
-    return {**reward.model_dump(mode="json"), "served_judge": True}  # which one is an input
-
-
 def _open(reward: ServedJudge, opening: Opening) -> Served:
     from alignment_core.inference.http_server import served
 
@@ -65,7 +61,7 @@ REWARD = RewardKind(
     ServedJudge,
     _open,
     description=lambda reward: f"the judge {reward.served_judge.name or NAME}",
-    content=_content,
+    content=content_without_model,
     code=lambda reward: (
         "alignment_core.inference.http_server",
         "alignment_core.inference.options",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.rewards import RewardConfig, check_verifier
-from alignment_core.rewards.base import Opening, RewardKind
+from alignment_core.rewards.base import RewardKind
 from alignment_core.rewards.verify import Verifier, verifier_code, verifier_content, verifier_packages
 
 
@@ -30,13 +30,9 @@ def _content(reward: VerifierReward, field: str) -> dict[str, Any]:
     return {**reward.model_dump(mode="json"), "verifier": verifier}
 
 
-def _open(reward: VerifierReward, opening: Opening) -> Verifier:
-    return opening.of_function(Verifier, reward.verifier, "verifier")
-
-
 REWARD = RewardKind(
     VerifierReward,
-    _open,
+    lambda reward, opening: opening.of_function(Verifier, reward.verifier, "verifier"),
     description=lambda reward: f"the verifier {reward.verifier}",
     content=_content,
     code=lambda reward: verifier_code(reward.verifier),
