@@ -1,7 +1,8 @@
-"""Packages that count for the keys of stages that train."""
+"""Packages that count for the keys of stages that train, and the configuration of such a stage."""
 
 from __future__ import annotations
 
+from alignment_core.execution.base import StageConfig
 from alignment_core.models.quantization import check_installed
 from alignment_core.recipes import TrainingConfig
 
@@ -14,3 +15,12 @@ def packages_of(training: TrainingConfig) -> tuple[str, ...]:
         check_installed()
         return ("bitsandbytes", "peft")
     return ("peft",) if training.lora else ()
+
+
+class TrainingStageConfig(StageConfig):
+    """Configuration of a stage that trains."""
+
+    training: TrainingConfig
+
+    def packages_used(self) -> tuple[str, ...]:
+        return packages_of(self.training)

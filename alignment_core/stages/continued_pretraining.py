@@ -6,22 +6,16 @@ import math
 from typing import Any
 
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.packages import TRAINING_PACKAGES, packages_of
+from alignment_core.execution.base import Stage, StageContext
+from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import TRAINED, train
-from alignment_core.recipes import TrainingConfig
 
 LARGEST = 700.0
 """Nats per token above which the perplexity overflows a float."""
 
 
-class ContinuedPretrainingStageConfig(StageConfig):
+class ContinuedPretrainingStageConfig(TrainingStageConfig):
     """How to train."""
-
-    training: TrainingConfig
-
-    def packages_used(self) -> tuple[str, ...]:
-        return packages_of(self.training)
 
 
 def run(context: StageContext, config: ContinuedPretrainingStageConfig) -> dict[str, Any]:

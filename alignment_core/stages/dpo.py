@@ -5,20 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.packages import TRAINING_PACKAGES, packages_of
+from alignment_core.execution.base import Stage, StageContext
+from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import TRAINED, train
-from alignment_core.recipes import DpoLossConfig, TrainingConfig
+from alignment_core.recipes import DpoLossConfig
 
 
-class DpoStageConfig(StageConfig):
+class DpoStageConfig(TrainingStageConfig):
     """How to optimise."""
 
-    training: TrainingConfig
     loss: DpoLossConfig
-
-    def packages_used(self) -> tuple[str, ...]:
-        return packages_of(self.training)
 
 
 def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.packages import TRAINING_PACKAGES, packages_of
+from alignment_core.execution.base import Stage, StageContext
+from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import TRAINED, train
-from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.kto import KtoLossConfig
 
 ADVISED = (1.0, 4 / 3)
@@ -18,14 +17,10 @@ TOLERANCE = 0.05
 """Relative deviation from that range without a warning: sampled labels are never exactly balanced."""
 
 
-class KtoStageConfig(StageConfig):
+class KtoStageConfig(TrainingStageConfig):
     """How to optimise."""
 
-    training: TrainingConfig
     loss: KtoLossConfig
-
-    def packages_used(self) -> tuple[str, ...]:
-        return packages_of(self.training)
 
 
 def run(context: StageContext, config: KtoStageConfig) -> dict[str, Any]:

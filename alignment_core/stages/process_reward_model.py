@@ -7,22 +7,17 @@ from typing import Any
 
 from alignment_core.data.steps import STEPS, verdict_ids
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.packages import TRAINING_PACKAGES, packages_of
+from alignment_core.execution.base import Stage, StageContext
+from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import LAST, train
 from alignment_core.models.saving import ADAPTER
-from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 
 
-class ProcessRewardModelStageConfig(StageConfig):
+class ProcessRewardModelStageConfig(TrainingStageConfig):
     """How to train it."""
 
-    training: TrainingConfig
     steps: StepsConfig
-
-    def packages_used(self) -> tuple[str, ...]:
-        return packages_of(self.training)
 
 
 def run(context: StageContext, config: ProcessRewardModelStageConfig) -> dict[str, Any]:

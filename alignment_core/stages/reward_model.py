@@ -10,12 +10,11 @@ import numpy as np
 
 from alignment_core.evaluation.files import HELD_OUT, SPREAD
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageContext
 from alignment_core.execution.forward_passes import ForwardPasses
-from alignment_core.execution.packages import TRAINING_PACKAGES, packages_of
+from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import LAST, train
 from alignment_core.models.saving import ADAPTER
-from alignment_core.recipes import TrainingConfig
 
 MEASURED_ROWS = 512
 """Training rows whose completions give mean and deviation of the rewards."""
@@ -23,14 +22,10 @@ BLOCK = 256
 """Completions per block of one rank."""
 
 
-class RewardModelStageConfig(StageConfig):
+class RewardModelStageConfig(TrainingStageConfig):
     """How to train the reward model."""
 
-    training: TrainingConfig
     loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
-
-    def packages_used(self) -> tuple[str, ...]:
-        return packages_of(self.training)
 
 
 def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]:

@@ -7,20 +7,15 @@ from typing import Any
 from pydantic import Field
 
 from alignment_core.evaluation.metric_names import titles
-from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.packages import TRAINING_PACKAGES, packages_of
+from alignment_core.execution.base import Stage, StageContext
+from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import TRAINED, train
-from alignment_core.recipes import TrainingConfig
 
 
-class SftStageConfig(StageConfig):
+class SftStageConfig(TrainingStageConfig):
     """How to fine-tune."""
 
-    training: TrainingConfig
     disable_dropout: bool = Field(True, exclude_if=lambda disabled: disabled)
-
-    def packages_used(self) -> tuple[str, ...]:
-        return packages_of(self.training)
 
 
 def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
