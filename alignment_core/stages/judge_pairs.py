@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import ExitStack
-from functools import partial
 from itertools import groupby
+from operator import methodcaller
 from typing import Any
 
 from alignment_core.credentials import with_path
@@ -141,14 +141,10 @@ def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows)
                 endpoint = endpoint or connect(stack)
                 block = questions[start : start + BLOCK]
                 answers = json.dumps(numbers(account.settle(block, endpoint(block))))
-                write_whole(kept, partial(_write, text=answers))
+                write_whole(kept, methodcaller("write", answers.encode()))
             values += json.loads(kept.read_text())
             context.report(len(values), len(questions), "questions")
     return values
-
-
-def _write(file: Any, text: str) -> None:
-    file.write(text.encode())
 
 
 SHOWS = titles("win_rate", "position_changed")
