@@ -157,9 +157,9 @@ def is_reference(text: str) -> bool:
     return text.startswith(_BEGINS) and _REFERENCE.fullmatch(text) is not None
 
 
-def variables(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def variables(content: Any) -> Iterator[tuple[str, str]]:
     """Field and name of each variable that plain data refers to: ``env:NAME``, and ``token_variable`` of a server."""
-    for field, name, text in _texts(content, path):
+    for field, name, text in _texts(content):
         if name == "token_variable":
             yield field, text
         elif whole := _REFERENCE.fullmatch(text):
@@ -168,7 +168,7 @@ def variables(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from ((field, variable) for variable in _IN_QUERY.findall(text))
 
 
-def _texts(content: Any, path: str, name: str = "") -> Iterator[tuple[str, str, str]]:
+def _texts(content: Any, path: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:
     """Field, last name and text of all texts of plain data."""
     if isinstance(content, Mapping):
         for inner, value in content.items():

@@ -225,15 +225,15 @@ class Ledger(History):
         return self.was_working_on_rows(entry, unknown=True)
 
     @contextmanager
-    def claim(self, night: str, run: str = "", patience: float = STOPPING_SECONDS) -> Iterator[Claim]:
+    def claim(self, night: str, run: str = "") -> Iterator[Claim]:
         """Take rows for a night. They are its own for the length of the ``with``, or until this process dies.
 
         Its own rows, if it was interrupted; else those of the oldest batch whose night died, was stopped, failed or lost the
-        race; else the new rows of the inbox. Raises AlreadyRuns if another process runs the same night
-        for ``patience`` more seconds (one that stops needs some), or UserError for an inbox that does not exist.
+        race; else the new rows of the inbox. Raises AlreadyRuns if another process goes on running the same night
+        (one that stops needs some time), or UserError for an inbox that does not exist.
         """
         given_up: list[Night] = []
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + STOPPING_SECONDS
         with ExitStack() as leases:
             while True:
                 try:

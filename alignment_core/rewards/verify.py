@@ -23,17 +23,17 @@ def verify(
     rows: Rows,
     timeout: float = 60.0,
     max_failed: float = 0.0,
-    fields: tuple[str, str] = (FIELD, "evaluation.max_failed_rewards"),
     processes: int | None = 1,
     elsewhere: Elsewhere | None = None,
 ) -> list[float | None]:
     """A number in [0, 1] for each row of rollouts; None if the verifier failed or did not answer in ``timeout`` seconds.
 
-    Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed. ``fields`` are
-    where the recipe has ``name`` and ``max_failed``; ``processes`` and ``elsewhere`` as FunctionPool has them.
+    Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed; ``processes`` and
+    ``elsewhere`` as FunctionPool has them.
     """
-    with Verifier(name, timeout, fields[0], processes, elsewhere=elsewhere) as verifier:
-        return numbers(Account(f"the verifier {name}", max_failed, fields[1]).settle(rows, verifier(rows)))
+    account = Account(f"the verifier {name}", max_failed, "evaluation.max_failed_rewards")
+    with Verifier(name, timeout, FIELD, processes, elsewhere=elsewhere) as verifier:
+        return numbers(account.settle(rows, verifier(rows)))
 
 
 def verifier_content(name: str, field: str = FIELD) -> dict[str, Any]:

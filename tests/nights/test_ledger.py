@@ -14,6 +14,7 @@ from alignment_core.artifacts import collect, open_store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.lineage import Graph
+from alignment_core.nights import ledger as ledger_module
 from alignment_core.nights.ledger import LISTED, MAX_FAILED_ATTEMPTS, AlreadyRuns, Claim, Ledger, Night, summary
 from alignment_core.stages.dataset import ROWS
 from tests.nights.conftest import pair
@@ -275,10 +276,11 @@ def test_overlapping_nights_take_different_rows(ledger, drop):
             assert wednesday.night.state == "empty"
 
 
-def test_the_same_night_does_not_run_twice_at_once(ledger, drop):
+def test_the_same_night_does_not_run_twice_at_once(ledger, drop, monkeypatch):
     drop("a.jsonl", pair(1))
+    monkeypatch.setattr(ledger_module, "STOPPING_SECONDS", 0.2)
     with ledger.claim("mon"):
-        with pytest.raises(AlreadyRuns, match="is being run"), ledger.claim("mon", patience=0.2):
+        with pytest.raises(AlreadyRuns, match="is being run"), ledger.claim("mon"):
             pass
         assert len(ledger.nights()) == 1
 
@@ -303,8 +305,10 @@ def test_a_night_of_another_machine_is_taken_over_only_after_that_machine_is_gon
     child = in_child(night)
     assert wait_until(lambda: len(theirs.nights()) == 1, 30)
     ours = at("ours")
-    with pytest.raises(AlreadyRuns, match="is being run"), ours.claim("mon", patience=0.2):
-        pass
+    with monkeypatch.context() as impatient:
+        impatient.setattr(ledger_module, "STOPPING_SECONDS", 0.2)
+        with pytest.raises(AlreadyRuns, match="is being run"), ours.claim("mon"):
+            pass
     os.write(done, b"!")
     assert ended(child) == -signal.SIGKILL
     assert taken(ours, whole_night(ours, "mon").night) == ["1"]
