@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,14 +63,12 @@ class WarmMachines:
 
     # ---------------------------------------------------------------- what stages take
 
-    @contextmanager
-    def processor(self, ticket: Ticket = FIRST) -> Iterator[Callable[[], None]]:
+    def processor(self, ticket: Ticket = FIRST) -> AbstractContextManager[Callable[[], None]]:
         """The host process's own Python: two busy stages at once would only slow the first one down.
 
         Call what this yields now and then: an earlier stage that waits goes first.
         """
-        with self._processor.hold(ticket) as give_way:
-            yield give_way
+        return self._processor.hold(ticket)
 
     @contextmanager
     def trainers(self, ticket: Ticket = FIRST) -> Iterator[TrainerActors]:
