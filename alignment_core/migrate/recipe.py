@@ -21,8 +21,7 @@ from alignment_core.migrate import openrlhf, trl
 from alignment_core.migrate.command_line import OPENRLHF, TRL, CommandLine, whole_number
 from alignment_core.migrate.convert import SECRET, Flags, NoCounterpart, Words
 from alignment_core.migrate.tables import Command
-from alignment_core.recipes import parse_recipe, reference
-from alignment_core.recipes.load import value_of
+from alignment_core.recipes import parse_recipe, reference, yaml_values
 from alignment_core.recipes.paths import BEGINS, with_numbers, written
 from alignment_core.user_code.functions import function_content
 
@@ -237,7 +236,7 @@ def _typed(place: str, value: Any) -> Any:
         return value
     adapter: TypeAdapter[Any] = TypeAdapter(reference.field_at(place).annotation)  # type: ignore[arg-type]
     with suppress(ValidationError, yaml.YAMLError):
-        plain = with_numbers(value_of(value))
+        plain = with_numbers(yaml_values.load(value))
         adapter.validate_python(plain)
         return plain
     return value

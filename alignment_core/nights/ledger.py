@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -163,7 +162,7 @@ class History:
 
     def _append(self, night: Night, head: Reference | None) -> Night:
         """Make an entry if the ledger still ends with ``head``. Raises Conflict otherwise."""
-        night = night.model_copy(update={"at": _now()})
+        night = night.model_copy(update={"at": journal.now()})
         with self.store.workspace.scratch() as scratch:
             (scratch / _NIGHT).write_text(night.model_dump_json(indent=2))
             entry = self.store.publish(scratch, "night")
@@ -320,7 +319,7 @@ class Ledger(History):
 
     def _publish(self, inbox: Inbox, draft: Night) -> Reference:
         """The rows as an artifact, which is the same for the same rows."""
-        started, rows = _now(), inbox.rows
+        started, rows = journal.now(), inbox.rows
         digests = [row.digest for row in rows]
         files = Counter(row.where.rpartition(":")[0] for row in rows)
         sources = [{"path": path, "rows": count} for path, count in files.items()]
@@ -337,7 +336,7 @@ class Ledger(History):
                 label=f"{self.tag.removesuffix('/nights')}/rows",
                 config={"sources": read},
                 started_at=started,
-                finished_at=_now(),
+                finished_at=journal.now(),
                 metrics={"rows": len(rows)},
                 run_ids={"prefect": draft.run} if draft.run else {},
             )
@@ -376,7 +375,3 @@ def summary(night: Night) -> str:
     reasons = f": {'; '.join(night.reasons)}" if night.reasons else ""
     looked = f" ({'; '.join(night.inbox)})" if night.inbox else ""
     return f"night {night.night}: {text}{again}{malformed}{reasons}{looked}"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

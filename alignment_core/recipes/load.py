@@ -119,7 +119,7 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: P
         if not separator or not path.strip():
             raise UserError(f"--set {override}: write it as path=value, such as sft.training.learning_rate=1e-4")
         try:
-            value = value_of(text)
+            value = yaml_values.load(text)
         except yaml.YAMLError as error:
             raise UserError(f"--set {override}: the value is not valid YAML{_twice(error)}; quote it") from None
         content = _with(content, path.strip().split("."), written(value, folder, folder), f"--set {override}")
@@ -165,11 +165,6 @@ def _values(sweeps: Iterable[str], folder: Path) -> dict[str, list[Any]]:
             raise UserError(f"--sweep {sweep}: the values are not valid YAML{_twice(error)}; quote them") from None
         fields[path] = [written(value, folder, folder) for value in values]
     return fields
-
-
-def value_of(text: str) -> Any:
-    """The value of a text on a command line. Raises YAMLError."""
-    return yaml_values.load(text)
 
 
 def _twice(error: yaml.YAMLError) -> str:
