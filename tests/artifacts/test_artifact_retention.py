@@ -218,7 +218,7 @@ def test_concurrent_pruners_delete_nothing_that_a_publisher_returned(store, writ
     assert store.is_pruned(rollouts) or is_whole(store, rollouts)
 
 
-def test_a_user_of_rollouts_and_a_pruner_see_each_other(store, rollouts, monkeypatch):
+def test_a_user_of_rollouts_and_a_pruner_notice_each_other(store, rollouts, monkeypatch):
     # The pruner marks first and checks the time afterwards; here a run finds the artifact between these steps.
     stat, path = store.backend.stat, manifest_path(rollouts.digest)
 

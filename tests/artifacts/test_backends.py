@@ -281,7 +281,7 @@ def test_an_unfinished_upload_can_be_aborted(bucket: str, tmp_path: Path) -> Non
     assert list(backend.unfinished()) == []
 
 
-def test_a_lost_answer_is_found_out_by_reading(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_is_recognised_by_reading(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = S3Backend(bucket, f"{tmp_path.name}/")
     make_call = type(backend.requests.client)._make_api_call
     lost = []

@@ -90,7 +90,7 @@ def test_without_a_fault_all_passes_over_one_connection(echo: str) -> None:
         ]
 
 
-def test_each_fault_does_what_its_name_says(echo: str) -> None:
+def test_each_fault_has_the_effect_of_its_name(echo: str) -> None:
     faults: list[Fault | None] = []
     with Faulty(echo, lambda method, target, number: faults.pop()) as proxy:
 

@@ -81,7 +81,7 @@ def test_writers_in_many_processes_all_get_through(backend: HubBackend) -> None:
     assert len(list(backend.list(""))) == 1 + 4 * 3
 
 
-def test_a_lost_answer_is_found_out_by_reading(
+def test_a_lost_answer_is_recognised_by_reading(
     backend: HubBackend, commits: Callable[[], int], hub_server: HubServer
 ) -> None:
     version = backend.put("lease", b"0")
@@ -94,7 +94,7 @@ def test_a_lost_answer_is_found_out_by_reading(
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_lost_answer_is_found_out_when_others_have_gone_on(
+def test_a_lost_answer_is_noticed_after_later_commits_of_others(
     backend: HubBackend, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
     backend.put("first", b"0")

@@ -33,7 +33,7 @@ def repo(request: pytest.FixtureRequest, api: HfApi, tmp_path: Path) -> Iterator
     api.delete_repo(name, repo_type=request.param)
 
 
-def test_files_come_back_at_their_revision(api: HfApi, repo: tuple[str, str], tmp_path: Path) -> None:
+def test_files_are_read_at_their_revision(api: HfApi, repo: tuple[str, str], tmp_path: Path) -> None:
     kind, name = repo
     small, large = b"small text", os.urandom(2 * PART + 3)
     for path, data in (("a/small.txt", small), ("large.bin", large)):

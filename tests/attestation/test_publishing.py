@@ -31,8 +31,8 @@ model = transformers.AutoModelForCausalLM.from_pretrained(repo, revision=tag)
 tokenizer = transformers.AutoTokenizer.from_pretrained(repo, revision=tag)
 pinned = pin_model(ModelConfig(name=repo, revision=tag))
 Path(output).mkdir()
-made = run(SimpleNamespace(output=Path(output), seed=0), pinned)
-print(json.dumps({"parameters": model.num_parameters(), "made": made["parameters"], "commit": pinned.commit}))
+metrics = run(SimpleNamespace(output=Path(output), seed=0), pinned)
+print(json.dumps({"parameters": model.num_parameters(), "published": metrics["parameters"], "commit": pinned.commit}))
 """
 
 
@@ -56,7 +56,7 @@ def test_a_published_model_is_loaded_by_name_and_is_the_model_of_another_recipe(
     assert process.returncode == 0, process.stderr
     rows = json.loads(process.stdout.splitlines()[-1])
     assert rows["commit"] == done.commit
-    assert rows["parameters"] == rows["made"] > 0
+    assert rows["parameters"] == rows["published"] > 0
     ours = {entry.path: entry.sha256 for entry in store.manifest(reference).files}
     again = store.publish(tmp_path / "base", "model")
     theirs = {entry.path: entry.sha256 for entry in store.manifest(again).files}

@@ -73,8 +73,8 @@ def test_other_deaths_name_the_actor_its_process_and_the_cause_that_ray_gives() 
 KILLED_BY_THE_MONITOR = """
 import json, os, time
 import psutil
-found = psutil.virtual_memory()
-os.environ["RAY_memory_usage_threshold"] = str((found.total - found.available) / found.total / 2)
+memory = psutil.virtual_memory()
+os.environ["RAY_memory_usage_threshold"] = str((memory.total - memory.available) / memory.total / 2)
 from pathlib import Path
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Place

@@ -31,22 +31,22 @@ ray_cluster.prepare_environment()
 import ray
 ray.init(num_gpus=4, num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1], _node_ip_address="127.0.0.1",
          object_store_memory=100 << 20)
-found = {}
+environments = {}
 for case, wanted in json.loads(sys.argv[2]).items():
     device, resources = Device("cuda", ray_cluster.gpus(ray)), ResourcesConfig(**wanted)
     gpus, groups = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources)), []
-    found[case] = {}
+    environments[case] = {}
     for role, places in (
         ("trainers", [device.trainer_place(rank) for rank in range(device.trainers(resources))]),
         ("engines", [device.engine_place(index, resources) for index in range(device.engines(resources))]),
     ):
         groups.append(ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], 60, gpus))
         groups[-1].make("tests.cluster.visible:Visible", [{}] * len(places))
-        found[case][role] = groups[-1].all(Visible.look)
+        environments[case][role] = groups[-1].all(Visible.look)
     for group in groups:
         group.kill()
     ray.util.remove_placement_group(gpus)
-print(json.dumps(found))
+print(json.dumps(environments))
 ray.shutdown()
 """
 CASES: dict[str, dict[str, Any]] = {

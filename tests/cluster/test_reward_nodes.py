@@ -35,15 +35,15 @@ from alignment_core.user_code.pool import FunctionPool
 
 machines = WarmMachines(ResourcesConfig(wait_timeout_seconds=120), Path(sys.argv[1]))
 pool = FunctionPool(sys.argv[2] + ":meet", 60.0, "rl.rewards.0.function", 2, elsewhere=machines.actors.elsewhere)
-found = dict(pool.answers([[n] for n in range(40)]))
-failed = {n: [one.reason, str(one)] for n, one in found.items() if isinstance(one, Failed)}
-processes = [int(one.stem) for one in Path(sys.argv[2]).parent.glob("*.here")]
+answers = dict(pool.answers([[n] for n in range(40)]))
+failed = {n: [answer.reason, str(answer)] for n, answer in answers.items() if isinstance(answer, Failed)}
+processes = [int(file.stem) for file in Path(sys.argv[2]).parent.glob("*.here")]
 again = sorted(dict(pool.answers([[n] for n in range(100, 130)])).values())
 pool.close()
 deadline = time.monotonic() + 60
-while (left := [one for one in processes if os.path.exists(f"/proc/{one}")]) and time.monotonic() < deadline:
+while (left := [pid for pid in processes if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
     time.sleep(0.05)
-Path(sys.argv[3]).write_text(json.dumps({"right": [found[n] == n for n in found if n not in failed], "failed": failed,
+Path(sys.argv[3]).write_text(json.dumps({"right": [answers[n] == n for n in answers if n not in failed], "failed": failed,
                                          "processes": len(processes), "left": left, "again": again}))
 """
 FUNCTION = """

@@ -82,7 +82,7 @@ def test_margin_is_null_where_none_is_given(built: Build, jsonl: Write) -> None:
     assert column(built(jsonl(pairs), "preferences", shuffle=False), "margin") == [None, 0.5]
 
 
-def test_everything_follows_from_the_seed_and_files_are_equal_byte_for_byte(built: Build, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_files_byte_for_byte(built: Build, tmp_path: Path) -> None:
     recipe = {"sources": [{"task": "sort", "weight": 1}, {"task": "max", "weight": 2}], "test_rows": 20}
 
     def files(name: str, seed: int) -> dict[str, bytes]:

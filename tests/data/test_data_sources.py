@@ -171,7 +171,7 @@ def test_pin_does_not_depend_on_the_place_and_does_on_the_bytes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("change", [{"format": "messages"}, {"rows": 1}, {"weight": 2.0}, {"columns": {"prompt": "q"}}])
-def test_pin_content_follows_every_setting_that_means_something(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_pin_content_changes_with_every_effective_setting(tmp_path: Path, change: dict[str, Any]) -> None:
     path = str(write(tmp_path / "a.jsonl", ROWS))
     assert pin(DataSource(path=path)).content() != pin(DataSource(path=path, **change)).content()
 

@@ -73,7 +73,7 @@ def test_template_that_rewrites_history_gives_a_row_per_turn_as_in_inference(tok
     assert targets(tokenizer, second) == "<think>y</think>d<eos>"
 
 
-def test_template_that_rewrites_history_keeps_one_row_where_there_was_nothing_to_rewrite(tokenizer: Any) -> None:
+def test_template_that_rewrites_history_keeps_one_row_without_thoughts_to_remove(tokenizer: Any) -> None:
     chat = [message(m["role"], m["content"].split(">")[-1]) for m in TWO_TURNS]
     (text,) = Demonstration([], chat).render(Renderer(tokenizer, FORGETS_THOUGHTS))
     assert targets(tokenizer, text) == "b<eos>|d<eos>"

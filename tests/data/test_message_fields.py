@@ -217,7 +217,7 @@ def test_the_last_turn_is_the_last_with_a_nonzero_weight(built: Build, jsonl: Wr
         ([USER, {**FOUR, "weight": 0}], "`messages` has no assistant message with a weight above 0"),
     ],
 )
-def test_weights_that_mean_nothing_are_refused(built: Build, jsonl: Write, chat: Any, sentence: str) -> None:
+def test_invalid_weights_are_refused(built: Build, jsonl: Write, chat: Any, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         built(jsonl([{"messages": chat}]), "demonstrations", chat_template=CHATML)
 

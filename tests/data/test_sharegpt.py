@@ -117,7 +117,7 @@ def test_calls_and_observations_are_tool_calls_and_their_results(built: Build, j
         ({"from": "function_call", "value": "weather()"}, r"`conversations\[1\].value` is not the JSON text of a call"),
     ],
 )
-def test_a_message_that_means_nothing_is_named(built: Build, jsonl: Write, message: Any, sentence: str) -> None:
+def test_an_invalid_message_is_named(built: Build, jsonl: Write, message: Any, sentence: str) -> None:
     with pytest.raises(DataError, match=rf"train\.jsonl:1: {sentence}"):
         built(jsonl([{"conversations": [SHAREGPT[1], message]}]), "demonstrations")
 

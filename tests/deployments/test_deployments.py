@@ -219,7 +219,7 @@ def watched():
         with get_client(sync_client=True) as client:
             for _ in range(100):  # listeners are told by threads of their own
                 shown = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id={"any_": [run]}))
-                if [(one.type, one.key, one.description, one.data) for one in shown] == [("progress", None, "half", 50.0)]:
+                if [(row.type, row.key, row.description, row.data) for row in shown] == [("progress", None, "half", 50.0)]:
                     break
                 time.sleep(0.1)
             else:

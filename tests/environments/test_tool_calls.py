@@ -154,7 +154,7 @@ def test_a_call_in_a_thought_is_not_executed_and_the_turn_with_the_answer_is_sco
     assert (episode.over, episode.failure) == (True, None)
 
 
-def test_a_thought_that_the_prompt_opens_and_the_turn_does_not_close_calls_nothing(
+def test_a_thought_that_the_prompt_opens_and_the_turn_does_not_close_calls_no_tool(
     tools: Callable[..., dict[str, Any]],
 ) -> None:
     """Generation prompts of Qwen3.5 and DeepSeek-R1 end with `<think>` and a line break."""

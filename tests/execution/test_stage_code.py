@@ -240,14 +240,14 @@ from alignment_core.execution import key
 from alignment_core.recipes import load_recipe
 from alignment.flows.planning import plan
 assert key.__file__.startswith({folder!r})
-found = {{}}
+code = {{}}
 for path in sorted(Path('alignment/recipes').glob('*.yaml')):
     with tempfile.TemporaryDirectory() as store:
-        for one in plan(load_recipe(path), open_store(store)).stages:
-            stage = load_stage(one.stage)
-            parts = key._computed_by(stage, one.config)
-            found[path.stem + ' ' + one.label] = [stage.version, one.config.content(), parts]
-print(json.dumps(found))
+        for planned in plan(load_recipe(path), open_store(store)).stages:
+            stage = load_stage(planned.stage)
+            parts = key._computed_by(stage, planned.config)
+            code[path.stem + ' ' + planned.label] = [stage.version, planned.config.content(), parts]
+print(json.dumps(code))
 """
 PLUGINS = (
     "methods/sft.py",

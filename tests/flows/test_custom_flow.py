@@ -50,7 +50,7 @@ def test_every_name_of_the_facade_is_there_and_known_to_type_checkers() -> None:
 
 
 def test_the_facade_imports_nothing_until_a_name_is_used() -> None:
-    code = "import sys, alignment; print([one for one in ('prefect', 'torch', 'pydantic') if one in sys.modules])"
+    code = "import sys, alignment; print([name for name in ('prefect', 'torch', 'pydantic') if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 

@@ -62,7 +62,7 @@ def test_a_run_killed_after_its_promotion_counts_as_promoted(store, model):
     assert [move.to for move in store.tags.history(SECTION.tag)] == [first, second]
 
 
-def test_a_candidate_that_is_production_moves_nothing(store, model):
+def test_a_candidate_that_is_production_moves_no_tag(store, model):
     first = model("first")
     promote.fn(SECTION, first, *BETTER, expected=None)
     assert promote.fn(SECTION, first, *BETTER, expected=first)["state"] == "unchanged"

@@ -44,7 +44,7 @@ def test_a_run_that_is_complete_computes_nothing_again(resumed: dict[str, Any], 
     assert references(resumed) == references(first)
 
 
-def test_explain_has_for_each_stage_why_it_ran_or_was_cached(
+def test_explain_gives_the_reason_why_each_stage_ran_or_was_cached(
     align: Align, home: Path, first: dict[str, Any], resumed: dict[str, Any]
 ) -> None:
     ran = {stage["label"]: stage for stage in align(home, "explain", first["run_id"])["stages"]}

@@ -54,7 +54,7 @@ def test_a_negligible_start_up_is_not_shown() -> None:
     assert times({"seconds": 2.0, "startup_seconds": 0.01}) == "2.0 s"
 
 
-def test_a_silent_stage_reports_every_ten_seconds_what_is_starting() -> None:
+def test_a_silent_stage_names_the_starting_part_every_ten_seconds() -> None:
     clock, lines = Clock(), list[str]()
     stream = EventStream(lambda event: lines.append(event["text"]), clock)
     stream.started("sft")

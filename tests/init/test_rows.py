@@ -91,9 +91,7 @@ def test_a_file_without_rows_is_refused_with_the_reason(content: bytes, sentence
         ("*.nope", "file that fits it"),
     ],
 )
-def test_a_name_that_means_nothing_is_refused_without_a_word_about_recipes(
-    name: str, sentence: str, tmp_path: Path
-) -> None:
+def test_an_unknown_name_is_refused_without_mention_of_recipes(name: str, sentence: str, tmp_path: Path) -> None:
     jsonl(tmp_path / "rows.jsonl", CONTENT)
     jsonl(tmp_path / "rows.tsv", CONTENT)
     with pytest.raises(UserError) as error:

@@ -67,7 +67,7 @@ def test_environment_variables_are_kept_by_name_without_values():
     assert "s3cret" not in repr(line)
 
 
-def test_values_may_be_quoted_joined_negative_several_or_nothing():
+def test_values_may_be_quoted_joined_negative_several_or_absent():
     line = read(
         """trl dpo --loss_type sigmoid sft --run_name='a b' --eval_steps -1 --bf16 --adam_betas 0.9 0.95 \\
         --chat "it's" """

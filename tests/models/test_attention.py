@@ -149,7 +149,7 @@ def test_a_model_that_counts_tokens_from_the_line_start_has_a_line_per_sequence(
     check_that_packed_is_alone(model, share_prefixes=False)
 
 
-def test_a_pack_of_nothing_has_one_token_in_a_line_of_its_own() -> None:
+def test_an_empty_pack_has_one_token_in_a_line_of_its_own() -> None:
     module = PackedModel(model_of("llama"), "lm", share_prefixes=False)
     module.alone = True
     assert run_packed(module, pack([], share_prefixes=False)).shape == (0,)

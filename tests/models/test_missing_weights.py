@@ -49,7 +49,7 @@ def test_a_reward_model_may_lack_its_score_head_alone(folder: Path) -> None:
         load_model(str(folder), "score", torch.float32, head_seed=0)
 
 
-def test_a_tied_head_lacks_nothing(folder: Path) -> None:
+def test_a_tied_head_needs_no_weight_of_its_own(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     without(folder, "lm_head.weight")
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))

@@ -266,7 +266,7 @@ def test_a_path_that_cannot_be_looked_at_is_refused_with_its_field(load, path):
         load(sft={"data": path})
 
 
-def test_nothing_of_a_recipe_remembers_its_folder(load):
+def test_no_part_of_a_recipe_remembers_its_folder(load):
     options: dict[str, Any] = {"correct": 0.5, "deep": [{"text": "one"}]}
     recipe = load(sft={"data": {"task": "reverse", "options": options}})
     assert yaml.safe_load(yaml.safe_dump(recipe.model_dump()["sft"]["data"]["sources"][0]["options"])) == options

@@ -103,7 +103,7 @@ def test_rows_are_left_out_of_the_report_unless_requested(home: Path, tmp_path: 
     assert "my secret prompt" in (tmp_path / "with/report/report.md").read_text()
 
 
-def test_a_row_that_looks_like_a_title_ends_nothing() -> None:
+def test_a_row_that_looks_like_a_title_ends_no_section() -> None:
     row: dict[str, str | float] = {"prompt": "my\n## Stages\nsecret\n```\n## More\nsecret"}
     shown = ["# Run", "", "## Completions of generate", "", *fenced(row), "", "## Stages", "", "| sft |", ""]
     assert bundle.without_samples("\n".join(shown)) == "# Run\n\n## Stages\n\n| sft |\n"
@@ -139,7 +139,7 @@ def test_a_long_log_is_reduced_to_its_beginning_and_end(
     assert len(text) < 1200
 
 
-def test_a_folder_that_holds_something_is_left_alone(home: Path, tmp_path: Path) -> None:
+def test_a_folder_with_files_is_refused_and_an_empty_folder_is_filled(home: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="is there already; choose another folder with --output"):
@@ -150,7 +150,7 @@ def test_a_folder_that_holds_something_is_left_alone(home: Path, tmp_path: Path)
     assert (tmp_path / "empty" / "README.md").is_file()
 
 
-def test_a_full_disk_leaves_nothing_half_done(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_bundle(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, writes = run_of(home), []
 
     def write_text(path: Path, text: str) -> int:

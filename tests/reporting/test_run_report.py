@@ -147,7 +147,7 @@ def test_a_table_names_the_opponent_of_each_win_rate() -> None:
     assert sentence in markdown(content, list(content["policies"]))
 
 
-def test_the_page_needs_nothing_else_and_runs_nothing(store: Store, tmp_path: Path) -> None:
+def test_the_page_embeds_its_images_and_loads_nothing_else(store: Store, tmp_path: Path) -> None:
     stage = finished(store, tmp_path, "sft", NOW, loss=0.3)
     page = run_report(store, "small", NOW, [stage], {"policy": stage.reference}).html
     assert page.count('src="data:image/svg+xml;base64,') == 2

@@ -120,7 +120,7 @@ def test_programs_are_refused_without_the_required_kernel_features(
         CodeTests("evaluation.verifier")
 
 
-def test_code_is_the_last_fenced_block_or_everything() -> None:
+def test_code_is_the_last_fenced_block_or_the_whole_text() -> None:
     assert code_of("a = 1") == "a = 1"
     assert code_of("```python\na\n```\n```\nb\n```") == "a\n"
     assert code_of("```py\na\n```\nand\n```Python\nb\n```") == "b\n"

@@ -32,13 +32,13 @@ def test_rewards_are_clipped_then_normalised_then_weighted_and_summed() -> None:
     assert total.tolist() == pytest.approx([2 + half, -half, 2 - whole, 2 + whole], rel=1e-12)
 
 
-def test_equal_rewards_of_a_group_are_worth_nothing_and_do_not_divide_by_zero() -> None:
+def test_equal_rewards_of_a_group_are_normalised_to_zero_without_division_by_zero() -> None:
     total = total_rewards(np.ones((4, 1)), GROUPS, [reward(normalise="group")], [RunningMean()])
     assert total.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("normalise", ["group", "batch", "running"])
-def test_rewards_that_differ_by_rounding_alone_stay_almost_nothing(normalise: str) -> None:
+def test_rewards_that_differ_by_rounding_alone_stay_almost_zero(normalise: str) -> None:
     # deviation of (0, 0, 0, 5e-7): 5e-7 √3 / 4 = 2.17e-7; the last one is (3/4) 5e-7 / (2.17e-7 + 1e-4) = 0.00374
     raw = np.array([[1.0], [1.0], [1.0], [1.0 + 5e-7]])
     total = total_rewards(raw, np.zeros(4, int), [reward(normalise=normalise)], [RunningMean()])
@@ -198,7 +198,7 @@ def test_the_baseline_of_steps_is_that_of_all_steps_of_the_group() -> None:
     assert each(data, "advantages")[0] == pytest.approx([0.25 / deviation, 0.5 / deviation, 0.5 / deviation])
 
 
-def test_a_completion_of_which_nothing_is_trained_costs_the_others_nothing() -> None:
+def test_a_completion_without_trained_tokens_does_not_change_the_others() -> None:
     data = StepData.of([[1]] * 3, [[2, 2], [3], [4]], [[True, True], [False], [True]])
     add_advantages(data, [1.0, 5.0, 2.0], AdvantageConfig(estimator="returns"), KlConfig(), 0.0)
     assert data.numbers["advantages"].tolist() == [1.0, 1.0, 2.0]

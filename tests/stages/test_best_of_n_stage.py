@@ -30,7 +30,7 @@ def measured(folder: Path, *scores: tuple[int, float | None, list[float] | None]
     return run(context, BestOfNConfig(rewards=("process", "outcome"))), (folder / SECTION).read_text()
 
 
-def test_completions_without_a_verdict_or_a_reward_count_for_nothing(tmp_path: Path) -> None:
+def test_completions_without_a_verdict_or_a_reward_are_not_counted(tmp_path: Path) -> None:
     """By hand: of prompt 0 the right one has the higher first and the lower second reward; prompt 1 has no verdicts."""
     metrics, _ = measured(tmp_path, (0, 1.0, [2.0, 1.0]), (0, 0.0, [1.0, 2.0]), (0, 1.0, None), (1, None, [1.0, 1.0]))
     assert metrics == {"prompts": 1, "n": 2, "best_0": 1.0, "best_1": 0.0}

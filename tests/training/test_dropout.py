@@ -112,14 +112,14 @@ device = Device.detect("cpu")
 join(0, 1, f"file://{folder}/meet", resources, device)
 with open(f"{folder}/job", "rb") as file:
     trainer = pickle.load(file).open(resources, device, 0, 1)
-calls, found = [], []
+calls, passes = [], []
 trainer.learner.packed.model.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
 for _ in range(2):
     calls.clear()
     trainer.train(1, 3600.0)
-    found.append(len(calls))
+    passes.append(len(calls))
     trainer.evaluate()
-print(json.dumps(found))
+print(json.dumps(passes))
 """
 """How often the first layer is computed in each of two steps of one micro-batch, with an evaluation between them."""
 

@@ -48,7 +48,7 @@ folder = sys.argv[1]
 resources = ResourcesConfig(device="cpu", trainers=1, threads=1, zero_stage=0)
 device = Device.detect("cpu")
 join(0, 1, f"file://{folder}/meet", resources, device)
-found = {}
+reads = {}
 for tokens in (16, 4096):
     with open(f"{folder}/job", "rb") as file:
         cut = resources.model_copy(update={"max_tokens_per_microbatch": tokens})
@@ -57,8 +57,8 @@ for tokens in (16, 4096):
         Reads.count = 0
         with Reads():
             take()
-        found.setdefault(name, []).append(Reads.count)
-print(json.dumps(found))
+        reads.setdefault(name, []).append(Reads.count)
+print(json.dumps(reads))
 """
 
 

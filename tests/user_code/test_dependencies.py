@@ -145,7 +145,7 @@ with Path(__file__).with_suffix(".ran").open("a") as file:
 """Says which processes execute a file."""
 
 
-def test_a_key_executes_nothing_of_the_users(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_executes_no_code_of_the_user(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     write("marked_7/__init__.py", MARK)
     write("marked_7/inner/__init__.py", MARK)

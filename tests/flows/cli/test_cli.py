@@ -404,9 +404,7 @@ def test_the_exit_code_of_a_run_is_kept_if_its_output_is_not_read(tmp_path, stre
 
 
 @pytest.mark.parametrize(("stream", "code"), [("full", 3), ("gone", 0)])
-def test_a_command_that_only_shows_something_fails_on_a_full_disk_and_not_for_a_reader_that_has_gone(
-    tmp_path, stream, code
-):
+def test_a_command_that_only_prints_fails_on_a_full_disk_and_not_for_a_reader_that_has_gone(tmp_path, stream, code):
     assert ending(stream, [*COMMAND, "fields"], tmp_path) == code
 
 

@@ -77,7 +77,7 @@ def test_a_stage_that_failed_while_the_run_continues_runs_no_longer(clock):
     assert display.bars.tasks == []
 
 
-def test_a_reader_that_has_gone_costs_the_run_nothing(clock):
+def test_a_reader_that_has_gone_does_not_affect_the_run(clock):
     def nobody_reads(event):
         events.append(event)
         raise BrokenPipeError
