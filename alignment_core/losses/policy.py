@@ -59,11 +59,12 @@ def policy_objective(
         )
     sums = {
         "ratio": ratio(log_ratio_K).sum(),
-        "clipped": ((log_ratio_K.exp() > 1 + config.clip_high) | (log_ratio_K.exp() < 1 - config.clip_low)).sum(),
         "entropy_estimate": -logps_K.sum(),
         "mismatch": kl_estimate(rollout_K, old_K, "k3").sum(),
         "trained_tokens": logps_K.new_tensor(float(len(logps_K))),
     }
+    if config.loss_type != "sapo":  # which has a gate instead of bounds
+        sums["clipped"] = clipped_tokens(config, log_ratio_K, sequence_K, count)
     if "reference_logps" in numbers:
         reference_K = numbers["reference_logps"]
         sums["kl"] = kl_estimate(logps_K.detach(), reference_K, kl.estimator).sum()
@@ -119,6 +120,17 @@ def policy_loss(
     if config.loss_type == "gspo":
         log_ratio_K = sequence_log_ratio(log_ratio_K, sequence_K, count)
     return clipped_ratio_loss(log_ratio_K, advantages_K, low, high, config.dual_clip)
+
+
+def clipped_tokens(config: PolicyLossConfig, log_ratio_K: Tensor, sequence_K: Tensor, count: int) -> Tensor:
+    """The number of tokens whose ratio, or with GSPO that of their sequence, is outside the clip bounds.
+
+    Args: ``log_ratio_K`` and ``sequence_K`` [K]; ``count`` sequences. Returns a scalar.
+    """
+    if config.loss_type == "gspo":
+        log_ratio_K = sequence_log_ratio(log_ratio_K, sequence_K, count)
+    ratio_K = log_ratio_K.exp()
+    return ((ratio_K > 1 + config.clip_high) | (ratio_K < 1 - config.clip_low)).sum()
 
 
 def clipped_ratio_loss(

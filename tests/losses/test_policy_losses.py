@@ -13,10 +13,13 @@ from alignment_core.losses.policy import (
     aggregation_weights,
     cispo_loss,
     clipped_ratio_loss,
+    clipped_tokens,
+    policy_objective,
     sapo_loss,
     sequence_log_ratio,
     value_loss,
 )
+from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 
 
 def of(*values: float) -> torch.Tensor:
@@ -62,6 +65,29 @@ def test_a_sequence_ratio_is_the_geometric_mean_with_the_gradient_of_each_token(
 
 def test_a_ratio_that_would_overflow_stays_finite() -> None:
     assert torch.isfinite(clipped_ratio_loss(of(1000.0, -1000.0), of(-1.0, 1.0), 0.2, 0.2)).all()
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    # bounds 0.8 and 1.3; sequence 0: ratios 2 and 0.5, geometric mean 1; sequence 1: ratios 1.2 and 1.6, mean 1.386;
+    # by token 2, 0.5 and 1.6 are outside, by sequence both tokens of the second
+    [("clip", 3), ("cispo", 3), ("gspo", 2)],
+)
+def test_the_clip_fraction_counts_the_ratio_that_the_loss_clips(loss_type: str, expected: int) -> None:
+    config = PolicyLossConfig.model_validate({"loss_type": loss_type, "clip_low": 0.2, "clip_high": 0.3})
+    count = clipped_tokens(config, logs(2.0, 0.5, 1.2, 1.6), torch.tensor([0, 0, 1, 1]), 2)
+    assert int(count) == expected
+
+
+@pytest.mark.parametrize(("loss_type", "expected"), [("gspo", 2.0), ("sapo", None)])
+def test_a_loss_without_bounds_has_no_clip_fraction(loss_type: str, expected: float | None) -> None:
+    content = {"prompts": "prompts.jsonl", "rewards": [{"verifier": "math"}], "loss": {"loss_type": loss_type}}
+    section = RlConfig.model_validate(content)
+    old_K = of(0.1, 0.1)
+    numbers = {"advantages": of(1.0, 1.0), "rollout_logps": old_K.log(), "old_logps": old_K.log()}
+    _, sums = policy_objective(section, 0.0, of(0.2, 0.2).log(), numbers, torch.tensor([0, 1]), 2)
+    assert sums["ratio"] == pytest.approx(4.0)
+    assert sums.get("clipped") == expected
 
 
 def test_cispo_weighs_the_log_probability_by_a_ratio_without_gradient() -> None:
