@@ -155,7 +155,7 @@ LOSSES: dict[str, PreferenceLoss] = {
     "apo_down": PreferenceLoss(lambda w, r, c: apo_down_loss(w, r, c.beta)),
     "sigmoid_norm": PreferenceLoss(lambda w, r, c: dpo_loss(w, r, c.beta), means=True),
     "simpo": PreferenceLoss(
-        lambda w, r, c: simpo_loss(w, r, c.beta, c.simpo_gamma, c.label_smoothing), means=True, reference=False
+        lambda w, r, c: simpo_loss(w, r, c.beta, c.target_margin, c.label_smoothing), means=True, reference=False
     ),
     "cpo": PreferenceLoss(lambda w, r, c: dpo_loss(w, r, c.beta, c.label_smoothing), reference=False),
     "orpo": PreferenceLoss(lambda w, r, c: orpo_loss(w, r, c.beta), means=True, reference=False),

@@ -140,9 +140,15 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
         _put(migration.recipe, "resources.trainers", line.processes)
         migration.mapped.append(Mapped("launcher", "resources.trainers", line.processes, "processes that it starts"))
     spelled = {canonical: f"--{flag}" for flag, canonical in names.items()}
+    usual: list[Mapped] = []
     for flag in command.rules:
         if flag in flags.given or flag in flags.defaults:
-            _apply(migration, command, flag, spelled.get(flag, f"--{flag}"), flags)
+            _apply(migration, command, flag, spelled.get(flag, f"--{flag}"), flags, usual)
+    for default in usual:
+        place, value = default.field, default.value
+        if not _is_set(migration.recipe, place) and value != _chosen_default(migration.recipe, place):
+            migration.defaults.append(default)
+            _put(migration.recipe, place, value)
     for name, value in command.fixed.items():
         _put(migration.recipe, command.place(name), value)
     known = [*command.rules, *(dotted for dotted, name in framework.names.items() if name in command.rules)]
@@ -164,8 +170,9 @@ def _shown(flag: str, words: Words) -> Words:
     return [repr(word) if any(letter in word for letter in " \n'\"{}") else word for word in words]
 
 
-def _apply(migration: Migration, command: Command, flag: str, spelled: str, flags: Flags) -> None:
-    """Set the fields of a flag, or note why it has none. Of a default of the framework, set fields whose default differs."""
+def _apply(migration: Migration, command: Command, flag: str, spelled: str, flags: Flags, usual: list[Mapped]) -> None:
+    """Set the fields of a flag, or note why it has none. Of a default of the framework, set fields whose default differs;
+    ``usual`` gets those whose default depends on a flag that may come later."""
     rule = command.rules[flag]
     is_given = flag in flags.given
     try:
@@ -181,7 +188,10 @@ def _apply(migration: Migration, command: Command, flag: str, spelled: str, flag
         value = _typed(place, value)
         if is_given:
             migration.mapped.append(Mapped(spelled, place, value, rule.note))
-        elif value == _default(place) or _lacks_list(migration.recipe, place):
+        elif _depends(place):
+            usual.append(Mapped(spelled, place, value, f"{migration.framework}'s default"))
+            continue
+        elif value == reference.default_at(place) or _lacks_list(migration.recipe, place):
             continue
         else:
             migration.defaults.append(Mapped(spelled, place, value, f"{migration.framework}'s default"))
@@ -191,10 +201,33 @@ def _apply(migration: Migration, command: Command, flag: str, spelled: str, flag
         migration.mapped.append(Mapped(spelled, place, None, rule.note or "nothing to set: this is the default"))
 
 
-def _default(place: str) -> Any:
-    """The default of a field; None if it is required."""
-    info = reference.field_at(place)
-    return None if info.is_required() else info.get_default(call_default_factory=True)
+def _depends(place: str) -> bool:
+    """Whether the default of a field depends on another field of its section."""
+    above, _, name = place.rpartition(".")
+    choices = getattr(reference.at(above)[0], "DEFAULTS_BY", {}).values()
+    return any(name in fields for defaults in choices for fields in defaults.values())
+
+
+def _chosen_default(recipe: Mapping[str, Any], place: str) -> Any:
+    """The default of such a field in ``recipe``."""
+    above, _, name = place.rpartition(".")
+    section: Any = recipe
+    for step in above.split("."):
+        section = section.get(step) or {}
+    chosen = (
+        defaults.get(section.get(field), {})
+        for field, defaults in reference.at(above)[0].DEFAULTS_BY.items()  # type: ignore[attr-defined]
+    )
+    return next((fields[name] for fields in chosen if name in fields), reference.default_at(place))
+
+
+def _is_set(recipe: Mapping[str, Any], place: str) -> bool:
+    node: Any = recipe
+    for step in place.split("."):
+        if not isinstance(node, Mapping) or step not in node:
+            return False
+        node = node[step]
+    return True
 
 
 def _lacks_list(recipe: Mapping[str, Any], place: str) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -67,6 +68,10 @@ class Config(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
+    DEFAULTS_BY: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
+    """Defaults that depend on the value of another field: field → value → name → default. Only for fields that are always in
+    dumps, because a default that a dump leaves out would change when it is read again."""
+
     def refuse_unused(self, info: ValidationInfo, names: Iterable[str], why: str, cure: str = "leave it out") -> None:
         """Raise ValueError for the first of these fields that is set although it has no effect.
 
@@ -95,6 +100,33 @@ class Config(BaseModel):
         described = handler(schema)
         others = cls.shorthands(handler.resolve_ref_schema(described), handler)
         return {"anyOf": [described, *others]} if others else described
+
+    @classmethod
+    @functools.cache
+    def section_defaults(cls) -> dict[str, dict[str, Any]]:
+        """Defaults of sections that differ from those of the section's class, such as the learning rate of `dpo.training`."""
+        defaults = {name: field.get_default() for name, field in cls.model_fields.items()}
+        sections = {name: default for name, default in defaults.items() if isinstance(default, Config)}
+        own = {name: section.model_dump(exclude_unset=True) for name, section in sections.items()}
+        return {name: fields for name, fields in own.items() if fields}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, content: Any) -> Any:
+        """Fill fields whose default depends on the place of the section or on another field.
+
+        Pydantic takes the default of a section only where all of it is left out: without this, `training: {max_steps: 9}` in
+        DPO would train with the learning rate of SFT.
+        """
+        if not isinstance(content, dict):
+            return content
+        usual = cls.section_defaults()
+        sections = {name: {**usual[name], **content[name]} for name in usual if isinstance(content.get(name), dict)}
+        chosen: dict[str, Any] = {}
+        for field, defaults in cls.DEFAULTS_BY.items():
+            value = content.get(field)
+            chosen |= defaults.get(value, {}) if isinstance(value, str) else {}
+        return {**chosen, **content, **sections}
 
     @model_validator(mode="before")
     @classmethod

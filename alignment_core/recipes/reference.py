@@ -61,8 +61,24 @@ def at(path: str) -> tuple[type[BaseModel], list[Field]]:
     steps = [step for step in path.split(".") if not step.isdigit()] if path else []
     if not steps:
         return BaseRecipe, fields_of(BaseRecipe)
+    return _walk(path, steps)[:2]
+
+
+def default_at(path: str) -> Any:
+    """The default of the field at a dotted ``path``, as its section has it there; None if it is required."""
+    above, _, name = path.rpartition(".")
+    section = _walk(above, [step for step in above.split(".") if not step.isdigit()])[2] if above else None
+    if isinstance(section, BaseModel) and hasattr(section, name):
+        return getattr(section, name)
+    info = field_at(path)
+    return None if info.is_required() else info.get_default(call_default_factory=True)
+
+
+def _walk(path: str, steps: list[str]) -> tuple[type[BaseModel], list[Field], Any]:
+    """As :func:`at`, with the default of the section."""
     config: type[BaseModel] = BaseRecipe
     fields: list[Field] = []
+    given: Any = None
     roots: list[tuple[type[BaseModel], Any]] = [(method.recipe, None) for method in methods.loaded()[0]]
     for number, step in enumerate(steps):
         owner, defaults = next((root for root in roots if step in known_fields(root[0])), (None, None))
@@ -74,12 +90,12 @@ def at(path: str) -> tuple[type[BaseModel], list[Field]]:
         if inner is None:
             if steps[number + 1 :]:
                 raise UserError(f"{path}: `{step}` is not a section, so it has no fields")
-            return owner, [field for field in _all_fields(owner, defaults) if field.name == step]
+            return owner, [field for field in _all_fields(owner, defaults) if field.name == step], defaults
         given = getattr(defaults, step, None) if isinstance(defaults, BaseModel) else info.default
         roots = [(inner, given)]
         config = inner
         fields = _all_fields(inner, given)
-    return config, fields
+    return config, fields, given
 
 
 def field_at(path: str) -> FieldInfo:

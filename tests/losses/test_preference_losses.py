@@ -77,7 +77,7 @@ def test_a_recipe_can_name_every_loss_and_no_other() -> None:
     [
         ({"loss_type": "robust"}, "`robust` needs `label_smoothing`: the assumed fraction of flipped labels"),
         ({"loss_type": "exo_pair"}, "`exo_pair` needs `label_smoothing`"),
-        ({"loss_type": "orpo"}, "`orpo` adds the chosen completions' likelihood: set `nll_weight`"),
+        ({"loss_type": "orpo", "nll_weight": 0}, "`orpo` adds the chosen completions' likelihood: set `nll_weight`"),
         ({"loss_weights": {"hinge": 1.0, "cpo": 1.0}}, "`cpo` adds the chosen completions' likelihood"),
         ({"loss_weights": {}}, "`loss_weights` is empty"),
         ({"loss_weights": {"hinge": 0.0}}, "greater than 0"),

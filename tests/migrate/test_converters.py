@@ -249,6 +249,13 @@ TRL_ROWS = [
     (f"trl grpo {TRL} --loss_type dr_grpo", "rl.loss.aggregation", "fixed-length"),
     (f"trl grpo {TRL} --epsilon 0.1 --epsilon_high 0.28", "rl.loss", {"clip_low": 0.1, "clip_high": 0.28}),
     (f"trl grpo {TRL} --importance_sampling_level sequence", "rl.loss.loss_type", "gspo"),
+    (
+        f"trl grpo {TRL} --importance_sampling_level sequence",
+        "rl.loss.clip_high",
+        0.2,
+    ),  # TRL's own, whose GSPO has no other
+    (f"trl grpo {TRL} --importance_sampling_level sequence --epsilon 3e-4", "rl.loss.clip_low", 3e-4),
+    (f"trl grpo {TRL} --loss_type cispo --epsilon_high 5", "rl.loss", {"clip_high": 4.0, "loss_type": "cispo"}),
     (f"trl grpo {TRL} --use_vllm", "rl.mismatch", {"correction": "mask", "level": "sequence", "high": 3.0}),
     (f"trl grpo {TRL}", "rl.mismatch", {}),
     (f"trl grpo {TRL} --sapo_temperature_neg 1.2", "rl.loss.sapo_temperatures", [1.0, 1.2]),

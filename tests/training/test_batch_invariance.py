@@ -124,7 +124,7 @@ def pair_loss(name: str, config: DpoLossConfig, logps: list[torch.Tensor], ratio
     if name == "sigmoid_norm":
         return -logsigmoid(config.beta * mean_gap)
     if name == "simpo":
-        return -logsigmoid(config.beta * (means[0] - means[1]) - config.simpo_gamma)
+        return -logsigmoid(config.beta * (means[0] - means[1]) - config.target_margin)
     if name == "orpo":
         odds = [mean.exp() / (1 - mean.exp()) for mean in means]
         return -config.beta * logsigmoid((odds[0] / odds[1]).log())

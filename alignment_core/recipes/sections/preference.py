@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -31,6 +31,8 @@ NEED_SMOOTHING = {
     "exo_pair": "the probability of the rejected completion under the target, such as 0.001",
 }
 NEED_NLL = ("cpo", "orpo")
+LEARNING_RATES = {"orpo": 8e-6}
+"""Default learning rates of losses for which DPO's is far too low: that of Hong et al. 2024 (ORPO), as in TRL's example."""
 
 
 class ReferenceSyncConfig(Config):
@@ -45,6 +47,14 @@ class ReferenceSyncConfig(Config):
 class DpoLossConfig(Config):
     """The preference loss."""
 
+    DEFAULTS_BY: ClassVar = {
+        "loss_type": {
+            "simpo": {"beta": 2.0},  # Meng et al. 2024 (SimPO), table 7: 2.0 to 2.5
+            "cpo": {"nll_weight": 1.0},
+            "orpo": {"nll_weight": 1.0},
+        }
+    }
+
     loss_type: LossType = "sigmoid"
     """`sigmoid` is DPO, `ipo` identity preference optimisation, `hinge` SLiC, `robust` robust DPO, `exo_pair` EXO, `nca_pair`
     NCA, `sppo_hard` SPPO, `apo_zero` and `apo_down` are anchored (APO), `sigmoid_norm` is length-normalised DPO. `simpo`, `cpo`
@@ -53,8 +63,8 @@ class DpoLossConfig(Config):
     """Weighted sum of several losses instead of `loss_type`: `{sigmoid: 0.8, apo_zero: 0.2}`. They share the fields below. Not
     part of the stage's key while unset."""
     beta: float = Field(0.1, gt=0)
-    """β: strength of the KL penalty to the reference policy. For losses without a reference: scale of the rewards (SimPO: 2 to
-    2.5), or weight of the odds ratio (`orpo`)."""
+    """β: strength of the KL penalty to the reference policy. For losses without a reference: scale of the rewards (default
+    with `simpo`: 2, and 2 to 2.5 in its paper), or weight of the odds ratio (`orpo`)."""
     final_beta: float | None = unkeyed(None, gt=0)
     """β of the last step; β changes linearly from `beta`. Default: β is constant. Not part of the stage's key while unset."""
     beta_alpha: float = unkeyed(0.0, ge=0)
@@ -69,16 +79,22 @@ class DpoLossConfig(Config):
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """ε: assumed fraction of flipped labels (`sigmoid`: conservative DPO; `robust`, which needs it; `simpo`, `cpo`), or the
     target's probability of the rejected completion (`exo_pair`, which needs it)."""
-    simpo_gamma: float = unkeyed(0.5, ge=0)
-    """γ: target reward margin; only with `simpo`. Not part of the stage's key while 0.5."""
+    simpo_gamma: float | None = unkeyed(None, ge=0)
+    """γ: target reward margin; only with `simpo`. Default: half of `beta` (γ/β is 0.1 to 0.8 in the paper). Not part of the
+    stage's key while unset."""
     nll_weight: float = Field(0.0, ge=0)
-    """Weight of the chosen completion's mean negative log-likelihood per token, which is added to the loss. `cpo` and `orpo`
-    need it; it is 1 in their papers."""
+    """Weight of the chosen completion's mean negative log-likelihood per token, which is added to the loss. Default with `cpo`
+    and `orpo`, which need it: 1, as in their papers."""
 
     @property
     def weights(self) -> dict[str, float]:
         """The losses, by name, and their weights."""
         return {str(name): weight for name, weight in (self.loss_weights or {self.loss_type: 1.0}).items()}
+
+    @property
+    def target_margin(self) -> float:
+        """SimPO's γ."""
+        return self.beta / 2 if self.simpo_gamma is None else self.simpo_gamma
 
     @property
     def needs_reference(self) -> bool:
@@ -121,3 +137,14 @@ class DpoLossConfig(Config):
             raise ValueError(
                 "`loss.sync_reference` mixes whole weights, and `training.lora` trains none: remove one of them"
             )
+
+
+def with_learning_rate(content: Any) -> Any:
+    """A section with `loss` and `training`, whose learning rate is that of the loss unless it is set."""
+    loss, training = (
+        (content.get(name, {}) for name in ("loss", "training")) if isinstance(content, dict) else (None, None)
+    )
+    rate = LEARNING_RATES.get(loss.get("loss_type", "")) if isinstance(loss, dict) else None
+    if rate is None or not isinstance(training, dict):
+        return content
+    return {**content, "training": {"learning_rate": rate, **training}}

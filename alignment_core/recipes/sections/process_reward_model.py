@@ -34,8 +34,8 @@ class ProcessRewardModelConfig(Config):
     """Prompts, steps and a label for each step (true, false or a number from 0 to 1), in TRL's form or Math-Shepherd's."""
     steps: StepsConfig = StepsConfig()
     """Separator, placeholder and verdicts. They are stored with the model."""
-    training: TrainingConfig = TrainingConfig()
-    """Optimiser and schedule."""
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
+    """Optimiser and schedule. OpenRLHF's script for Math-Shepherd trains a model of 7B with the same learning rate."""
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> ProcessRewardModelConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -122,12 +122,24 @@ class AdvantageConfig(Config):
 class PolicyLossConfig(Config):
     """Policy loss."""
 
+    DEFAULTS_BY: ClassVar = {
+        "loss_type": {
+            "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},  # Zheng et al. 2025, section 5.1
+            "cispo": {
+                "clip_low": 1.0,
+                "clip_high": 4.0,
+            },  # a weight of at most 5: ScaleRL (Khatri et al. 2025), TRL's docs
+        }
+    }
+
     loss_type: Literal["clip", "gspo", "cispo", "sapo"] = "clip"
     """Clipped ratio (`clip`, PPO), clipped ratio of the sequence (`gspo`), CISPO, or SAPO."""
     clip_low: float = Field(0.2, ge=0, le=1)
-    """Lower clip bound ε: the ratio is clipped below 1 − ε."""
+    """Lower clip bound ε: the ratio is clipped below 1 − ε. Default with `gspo`: 3e-4, because the ratio of a sequence is the
+    geometric mean of its tokens' ratios; with `cispo`: 1, no lower bound."""
     clip_high: float = Field(0.2, ge=0)
-    """Upper clip bound ε: the ratio is clipped above 1 + ε (clip-higher: larger than `clip_low`)."""
+    """Upper clip bound ε: the ratio is clipped above 1 + ε (clip-higher: larger than `clip_low`). Default with `gspo`: 4e-4;
+    with `cispo`: 4, so that the weight of a token is at most 5."""
     dual_clip: float | None = Field(None, gt=1)
     """Dual clip: upper bound of the ratio if the advantage is negative. Default: no dual clipping."""
     sapo_temperatures: tuple[float, float] = (1.0, 1.05)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
-from alignment_core.recipes.sections.preference import DpoLossConfig
+from alignment_core.recipes.sections.preference import DpoLossConfig, with_learning_rate
 from alignment_core.recipes.sections.rewards import Reward, RewardConfig, check_rewards
 from alignment_core.recipes.sections.training import EVALUATION_FIELDS, TrainingConfig
 
@@ -98,6 +98,11 @@ class IterativeDpoConfig(Config):
     """Optimiser and schedule of one round."""
     reference: Literal["previous", "initial"] = "previous"
     """Reference policy of a round: the policy at the start of the round (`previous`), or before the first round (`initial`)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _learning_rate_of_its_loss(cls, content: Any) -> Any:
+        return with_learning_rate(content)
 
     @model_validator(mode="after")
     def _ranks_by_one_thing(self, info: ValidationInfo) -> IterativeDpoConfig:

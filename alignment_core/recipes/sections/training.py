@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
-from alignment_core.recipes.sections.preference import DpoLossConfig
+from alignment_core.recipes.sections.preference import DpoLossConfig, with_learning_rate
 
 EVALUATION_FIELDS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
 """Fields of :class:`TrainingConfig` that need held-out rows."""
@@ -202,6 +202,11 @@ class DpoConfig(Config):
     """The preference loss."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
     """Optimiser and schedule."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _learning_rate_of_its_loss(cls, content: Any) -> Any:
+        return with_learning_rate(content)
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> DpoConfig:

@@ -1,0 +1,104 @@
+"""Defaults that depend on the place of a section, or on another field: also where other fields of the section are set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignment_core.recipes import parse_recipe
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.reference import default_at, sections
+
+PROMPTS = {"task": "first", "rows": 8}
+PAIRS = {"dpo": {"data": "pairs.jsonl"}}
+RL = {"rl": {"prompts": PROMPTS, "rewards": [{"verifier": "task"}]}}
+
+
+def parsed(method: str, content: dict[str, Any], *changes: tuple[str, Any]) -> Any:
+    """A recipe of ``method`` whose fields at dotted paths are set."""
+    recipe: dict[str, Any] = {"method": method, "name": "a", "model": "some/model", **content}
+    for path, value in changes:
+        *above, name = path.split(".")
+        node = recipe
+        for step in above:
+            node[step] = dict(node.get(step, {}))
+            node = node[step]
+        node[name] = value
+    return parse_recipe(recipe)
+
+
+def test_a_section_that_is_partly_set_keeps_the_defaults_of_its_place() -> None:
+    """DPO: 1e-6, as TRL's DPOConfig; SFT's is 1e-5. RL: 256 completions and 1e-6, as in OpenRLHF's scripts."""
+    assert parsed("dpo", PAIRS, ("dpo.training.max_steps", 9)).dpo.training.learning_rate == 1e-6
+    assert parsed("dpo", PAIRS, ("dpo.training", {})).dpo.training.learning_rate == 1e-6
+    rl = parsed("rl", RL, ("rl.training.warmup_ratio", 0.1)).rl.training
+    assert (rl.learning_rate, rl.batch_size, rl.warmup_ratio) == (1e-6, 256, 0.1)
+    batch = {"generate": {"prompts": "p.jsonl"}}
+    assert parsed("generate", batch, ("generate.generation.temperature", 0.5)).generate.generation.num_generations == 1
+    assert parsed("dpo", PAIRS, ("dpo.training.learning_rate", 1e-5)).dpo.training.learning_rate == 1e-5
+
+
+def test_defaults_of_a_place_are_fields_that_dumps_always_have() -> None:
+    """A field that a dump leaves out would have the default of the place when the dump is read."""
+    for config in sections():
+        assert issubclass(config, Config)
+        for name, fields in config.section_defaults().items():
+            section = type(config.model_fields[name].get_default())
+            assert not any(section.model_fields[field].exclude_if for field in fields), f"{config.__name__}.{name}"
+        for choices in config.DEFAULTS_BY.values():
+            for defaults in choices.values():
+                assert not any(config.model_fields[field].exclude_if for field in defaults), config.__name__
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ({"loss_type": "clip"}, (0.2, 0.2)),
+        ({"loss_type": "gspo"}, (3e-4, 4e-4)),
+        ({"loss_type": "gspo", "clip_high": 5e-4}, (3e-4, 5e-4)),
+        ({"loss_type": "cispo"}, (1.0, 4.0)),
+    ],
+)
+def test_the_clip_bounds_are_those_of_the_policy_loss(loss: dict[str, Any], expected: tuple[float, float]) -> None:
+    """GSPO (Zheng et al. 2025): 3e-4 and 4e-4. CISPO in ScaleRL (Khatri et al. 2025): a weight of at most 5."""
+    section = parsed("rl", RL, ("rl.loss", loss)).rl.loss
+    assert (section.clip_low, section.clip_high) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "beta", "margin", "nll", "rate"),
+    [
+        ({}, 0.1, None, 0.0, 1e-6),
+        ({"loss_type": "simpo"}, 2.0, 1.0, 0.0, 1e-6),
+        ({"loss_type": "simpo", "beta": 10}, 10.0, 5.0, 0.0, 1e-6),
+        ({"loss_type": "simpo", "simpo_gamma": 0.5}, 2.0, 0.5, 0.0, 1e-6),
+        ({"loss_type": "cpo"}, 0.1, None, 1.0, 1e-6),
+        ({"loss_type": "orpo"}, 0.1, None, 1.0, 8e-6),
+    ],
+)
+def test_a_preference_loss_has_the_constants_of_its_paper(
+    loss: dict[str, Any], beta: float, margin: float | None, nll: float, rate: float
+) -> None:
+    for recipe in (
+        parsed("dpo", PAIRS, ("dpo.loss", loss)),
+        parsed("dpo", PAIRS, ("dpo.loss", loss), ("dpo.training.max_steps", 9)),
+    ):
+        section = recipe.dpo
+        assert (section.loss.beta, section.loss.nll_weight, section.training.learning_rate) == (beta, nll, rate)
+        assert margin is None or section.loss.target_margin == margin
+        again = parse_recipe(recipe.model_dump(mode="json"))
+        assert again == recipe, "a stored recipe is read as it was"
+
+
+def test_a_learning_rate_that_is_set_holds_with_every_loss() -> None:
+    orpo = parsed("dpo", PAIRS, ("dpo.loss.loss_type", "orpo"), ("dpo.training.learning_rate", 5e-6))
+    assert orpo.dpo.training.learning_rate == 5e-6
+
+
+def test_the_default_of_a_field_is_that_of_its_place() -> None:
+    assert default_at("sft.training.learning_rate") == 1e-5
+    assert default_at("dpo.training.learning_rate") == 1e-6
+    assert default_at("process_reward_model.training.learning_rate") == 1e-6
+    assert default_at("rl.training.batch_size") == 256
+    assert default_at("dpo.loss.beta") == 0.1
