@@ -107,10 +107,11 @@ class Labels:
 def imported(path: Path, known: Path | None = None) -> Labels:
     """Read labels. ``known`` is the file of pairs that was exported, without which each row has to hold its own pair.
 
-    Several labels of a pair count by majority. Raises UserError for a file that cannot be read.
+    Several labels of a pair count by majority. Raises UserError for a file that cannot be read, and for a row of ``known``
+    that is no pair.
     """
     labels = Labels()
-    pairs_of = {row["id"]: row for _, row in _read(known)} if known else None
+    pairs_of = _pairs_by_id(known) if known else None
     votes: dict[str, list[tuple[str, str]]] = defaultdict(list)
     content: dict[str, Row] = {}
     seen: set[tuple[str, str, str]] = set()
@@ -136,6 +137,17 @@ def imported(path: Path, known: Path | None = None) -> Labels:
         _settle(labels, content[identity], given)
     labels.counts["pairs"] = len(votes)
     return labels
+
+
+def _pairs_by_id(path: Path) -> dict[str, Row]:
+    """The exported pairs. Raises UserError for a row that is none."""
+    pairs_of: dict[str, Row] = {}
+    for where, row in _read(path):
+        problem = row if isinstance(row, str) else _not_a_pair(row)
+        if problem is not None:
+            raise UserError(f"{where}: {problem}; give the exported file with --pairs")
+        pairs_of[row["id"]] = row
+    return pairs_of
 
 
 def _settle(labels: Labels, pair: Row, given: list[tuple[str, str]]) -> None:
@@ -175,11 +187,17 @@ def _problem(row: Row, known: Mapping[str, Row] | None) -> str | None:
         ):
             return f"unknown pair: the texts of {row['id']} were changed"
         return None
-    if missing := [name for name in ("prompt", "a", "b") if name not in row]:
-        return f"there is no `{missing[0]}`; give the exported file with --pairs, or keep its fields"
+    if problem := _not_a_pair(row):
+        return f"{problem}; give the exported file with --pairs, or keep its fields"
     if row["id"] != id_of(row):
         return f"unknown id {row['id']!r}: it is not that of this pair; the texts were changed, or the id"
     return None
+
+
+def _not_a_pair(row: Row) -> str | None:
+    """The first field that a pair lacks, in a sentence."""
+    missing = next((name for name in ("prompt", "a", "b") if name not in row), None)
+    return f"there is no `{missing}`" if missing else None
 
 
 def _read(path: Path) -> Iterator[tuple[str, Any]]:
@@ -196,7 +214,8 @@ def _read(path: Path) -> Iterator[tuple[str, Any]]:
         for number, record in enumerate(records, start=1):
             yield f"{path.name}: record {number}", _of_argilla(record)
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    # splitlines() would also split at U+2028, U+2029 and U+0085, which texts in JSON may contain.
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield f"{path.name}:{number}", _of_line(line)
 
@@ -208,6 +227,8 @@ def _of_line(line: str) -> Row | str:
         return "is not JSON"
     if not isinstance(row, dict) or not isinstance(row.get("id"), str):
         return "there is no `id`"
+    if problem := _not_texts(row):
+        return problem
     answer = row.pop(QUESTION, None)
     return {**row, "answers": [] if answer is None else [(str(row.get("annotator", "")), _answer(answer))]}
 
@@ -223,8 +244,13 @@ def _of_argilla(record: Any) -> Row | str:
 
 def _row_of_argilla(record: Row) -> Row | str:
     """Raises ValueError and RecursionError for texts of ``metadata`` that are not JSON."""
+    for name in ("fields", "metadata", "responses"):
+        if not isinstance(record.get(name) or {}, dict):
+            return f"`{name}` is no object"
     fields, metadata = record.get("fields") or {}, record.get("metadata") or {}
     row: Row = {"id": record["id"], **{name: fields[name] for name in ("a", "b") if name in fields}}
+    if problem := _not_texts(row):
+        return problem
     if isinstance(metadata.get("prompt"), str):
         row["prompt"] = json.loads(metadata["prompt"])
     elif "prompt" in fields:
@@ -236,6 +262,12 @@ def _row_of_argilla(record: Row) -> Row | str:
         return f"`responses.{QUESTION}` is no list of responses"
     row["answers"] = [(str(response.get("user_id", "")), _answer(response.get("value"))) for response in responses]
     return row
+
+
+def _not_texts(row: Row) -> str | None:
+    """The first of a pair's completions that is not a text, in a sentence."""
+    wrong = next((name for name in ("a", "b") if name in row and not isinstance(row[name], str)), None)
+    return f"`{wrong}` is no text" if wrong else None
 
 
 def _answer(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
@@ -135,7 +135,7 @@ class Voice:
                     raise EnvironmentFault(
                         f"{self.url} answered {response.status_code}{because(response)}{_hint(response)}"
                     )
-                for event in response.iter_lines():
+                for event in _events(response.iter_text()):
                     if event.startswith("data: ") and event != "data: [DONE]":
                         choices = json.loads(event.removeprefix("data: ")).get("choices") or [{}]
                         if piece := choices[0].get("delta", {}).get("content"):
@@ -145,6 +145,15 @@ class Voice:
             raise EnvironmentFault(f"{self.url}: {error or type(error).__name__}") from None
         finally:
             self.messages.append({"role": "assistant", "content": "".join(received)})
+
+
+def _events(pieces: Iterable[str]) -> Iterator[str]:
+    """The lines of a response. httpx's `iter_lines` would also split at U+2028 and the like, which JSON may contain."""
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield from (line.removesuffix("\r") for line in lines)
+    yield rest
 
 
 def _first_model(url: str, headers: dict[str, str]) -> str:

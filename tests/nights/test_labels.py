@@ -80,6 +80,7 @@ def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
         {"id": "none"},
         {"preferred": "a"},
         "{",
+        {**drawn[5], "a": ["changed"], "preferred": "a"},
     ]
     labels = imported(labelled(tmp_path / "l.jsonl", rows))
     assert labels.rows == [
@@ -93,7 +94,7 @@ def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
         "ties": 1,
         "conflicts": 1,
         "unlabelled": 1,
-        "malformed": 4,
+        "malformed": 5,
         "unknown": 1,
     }
     problems = "\n".join(labels.problems)
@@ -103,6 +104,7 @@ def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
         "l.jsonl:10: there is no `prompt`",
         "l.jsonl:11: there is no `id`",
         "l.jsonl:12: is not JSON",
+        "l.jsonl:13: `a` is no text",
         f"l.jsonl:2, l.jsonl:3: {drawn[1]['id']} is labelled several times, alike",
         f"l.jsonl:5, l.jsonl:6: {drawn[3]['id']} has labels that contradict each other; left out",
     ):
@@ -119,6 +121,44 @@ def test_ids_alone_are_enough_beside_the_exported_file(tmp_path: Path) -> None:
     assert labels.counts["unknown"] == 2
     with pytest.raises(UserError, match=r"none\.jsonl: cannot be read"):
         imported(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "there is no `id`"),
+        ({"preferred": "a"}, "there is no `id`"),
+        ({"id": "0", "prompt": "?", "a": "yes"}, "there is no `b`"),
+        ({"id": "0", "prompt": "?", "a": "yes", "b": None}, "`b` is no text"),
+    ],
+)
+def test_a_malformed_line_of_the_exported_file_is_named(tmp_path: Path, row: Any, problem: str) -> None:
+    drawn = pairs(*rollouts(1), seed=0)
+    exported_file = labelled(tmp_path / "pairs.jsonl", [*drawn, row])
+    given = labelled(tmp_path / "l.jsonl", [{"id": drawn[0]["id"], "preferred": "b"}])
+    with pytest.raises(UserError) as refused:
+        imported(given, exported_file)
+    assert str(refused.value) == f"pairs.jsonl:2: {problem}; give the exported file with --pairs"
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_a_line_ends_at_no_other_character_than_a_newline(tmp_path: Path, separator: str) -> None:
+    drawn = pairs(*rollouts(1, [(f"two{separator}lines", 1.0), ("worse", 0.0)]), seed=0)
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(exported([*drawn], "jsonl").replace('"preferred": null', '"preferred": "a"'))
+    for known in (None, file):
+        labels = imported(file, known)
+        assert labels.problems == []
+        assert labels.rows == [{"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"]}]
+
+
+@pytest.mark.parametrize("part", ["fields", "metadata", "responses"])
+def test_a_record_of_argilla_in_another_form_is_named(tmp_path: Path, part: str) -> None:
+    records = json.loads(exported(pairs(*rollouts(1), seed=0), "argilla"))
+    (tmp_path / "records.json").write_text(json.dumps([{**records[0], part: [{"value": "a"}]}]))
+    labels = imported(tmp_path / "records.json")
+    assert labels.problems == [f"records.json: record 1: `{part}` is no object"]
 
 
 def test_records_of_argilla_count_the_majority_of_their_responses(tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ class Echo(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b"too bad")
             return
-        words = [f"{len(content['messages'])}:", *content["messages"][-1]["content"].split()]
+        words = [f"{len(content['messages'])}:", *content["messages"][-1]["content"].split(" ")]
         events = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
         events += [{"choices": [{"delta": {"content": f"{word} "}}]} for word in words]
-        lines = [f"data: {json.dumps(event)}\n\n" for event in events] + ["data: [DONE]\n\n"]
+        lines = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events] + ["data: [DONE]\n\n"]
         self._send("".join(lines).encode())
 
     def _is_refused(self) -> bool:
@@ -108,6 +108,13 @@ def test_two_models_get_the_same_prompts_and_keep_their_own_history(server: Any,
     shown = says("one\n", server.url, other).stdout
     assert f"[{server.url}]" in shown
     assert shown.count("1: one") == 2
+
+
+def test_answers_may_contain_unicode_line_separators(server: Any, says: Any) -> None:
+    text = "two\u2028lines\u2029and\u0085more"
+    done = says(f"{text}\n", server.url, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"prompt": text, "answers": {server.url: f"1: {text} "}}
 
 
 def test_a_server_gets_the_token_of_the_variable(server: Any, says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
