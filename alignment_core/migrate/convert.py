@@ -61,14 +61,19 @@ class Flags:
         """Whether a switch is on."""
         return (flag in self.given or flag in self.defaults) and is_on(self.words(flag))
 
+    @property
+    def dataset_name(self) -> str:
+        """The data set of TRL's `--dataset_name`; empty if there is none, or if `datasets` replaces it."""
+        return "" if self.words("datasets") else self.text("dataset_name")
+
     def are_files(self, flag: str) -> bool:
         """Whether the rows of a flag are a file or folder, which has no splits."""
         return bool(self.text(flag)) and (self.folder / Path(self.text(flag)).expanduser()).exists()
 
     def hold_out(self) -> bool:
         """Whether rows are held out for evaluation during training: TRL takes them from a split, OpenRLHF names them."""
-        by_split = self.text("eval_strategy") not in ("", "no") and not self.are_files("dataset_name")
-        return by_split or "eval_dataset" in self.given
+        by_split = self.text("eval_strategy") not in ("", "no") and self.dataset_name != ""
+        return (by_split and not self.are_files("dataset_name")) or "eval_dataset" in self.given
 
     def unmet(self, conditions: str) -> str:
         """Why a flag has no effect: the first of the conditions that does not hold, in a sentence; empty if all hold."""
@@ -274,7 +279,9 @@ def _is_none(words: Words) -> bool:
 
 
 def moved(text: str, flags: Flags, kind: Any) -> str:
-    """A path of the command relative to the recipe's folder; a name stays as it is."""
+    """A path of the command relative to the recipe's folder; a name stays as it is. Raises NoCounterpart for an empty text."""
+    if not text:
+        raise NoCounterpart("a path or name is needed.")
     resolved = str(TypeAdapter(kind).validate_python(Written(text, flags.folder, flags.folder)))
     if resolved == text or text.startswith("~") or flags.folder.resolve() == flags.target.resolve():
         return text

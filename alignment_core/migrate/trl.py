@@ -23,6 +23,15 @@ OWN = "trl.rewards"
 MODEL_REWARD = "model:"
 """Prefix of a reward model among the words of `--reward_funcs`, as scripts may have it."""
 
+ACCELERATE_CONFIGS: dict[str, list[Any]] = {
+    "zero1": [1, 8],
+    "zero2": [2, 8],
+    "zero3": [3, 8],
+    "single_gpu": ["", 1],
+    "multi_gpu": ["", 8],
+}
+"""ZeRO stage and number of processes of TRL's own files for `--accelerate_config`; ``""`` where there is no stage."""
+
 
 def with_file(given: Mapping[str, Words], folder: Path) -> dict[str, Words]:
     """The flags with those of the file that `--config` names, and with `--no_x` as `--x false`. Raises UserError."""
@@ -34,7 +43,7 @@ def with_file(given: Mapping[str, Words], folder: Path) -> dict[str, Words]:
             raise UserError(f"--config {words[0]}: cannot be read as YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, dict):
             raise UserError(f"--config {words[0]}: a mapping of flags is needed")
-        flags = {str(flag): _as_words(value) for flag, value in content.items() if value is not None}
+        flags = {str(flag): _as_words(value) for flag, value in content.items() if value not in (None, [])}
     for flag, words in given.items():
         if flag != "config":
             flags[flag.removeprefix("no_")] = ["false"] if flag.startswith("no_") else words
@@ -49,11 +58,24 @@ def _as_words(value: Any) -> list[str]:
 
 def batch_size(words: Words, flags: Flags, rounds: str = "gradient_accumulation_steps") -> int:
     """Rows per optimizer step: per device × accumulation × processes, which are one if their number is unknown."""
-    if flags.processes is None:
+    processes = flags.processes or _processes_of_config(flags)
+    if processes is None:
         flags.remarks.append(
             "Batches are counted for one GPU, because the command does not say how many there are: multiply `batch_size` by it."
         )
-    return convert.product(words, flags, "per_device_train_batch_size=8", f"{rounds}=1") * (flags.processes or 1)
+    return convert.product(words, flags, "per_device_train_batch_size=8", f"{rounds}=1") * (processes or 1)
+
+
+def _processes_of_config(flags: Flags) -> int | None:
+    """The number of processes of `--accelerate_config`; None if it is not one of TRL's own files."""
+    words = flags.words("accelerate_config")
+    return ACCELERATE_CONFIGS[words[0].lower()][1] if words and words[0].lower() in ACCELERATE_CONFIGS else None
+
+
+def accelerate_config(words: Words, flags: Flags) -> Any:
+    """ZeRO stage and processes of `--accelerate_config`. An explicit number of processes overrides the file's."""
+    zero_stage, processes = convert.chosen(words, flags, ACCELERATE_CONFIGS)
+    return zero_stage, None if flags.processes else processes
 
 
 def _completions(flags: Flags) -> int:
@@ -76,7 +98,7 @@ def rl_steps(words: Words, flags: Flags) -> int | None:
     limit = flags.number("max_steps")
     if limit > 0:
         return convert.steps_of_rows(limit, updates, 1, flags)
-    count = count_rows(flags.text("dataset_name"), flags)
+    count = count_rows(flags.dataset_name, flags)
     return convert.steps_of_rows(count, prompts_per_step(words, flags), flags.number("num_train_epochs", 3), flags)
 
 
@@ -86,14 +108,13 @@ def sources(words: Words, flags: Flags) -> list[dict[str, Any]]:
 
 
 def mixture(words: Words, flags: Flags) -> list[dict[str, Any]]:
-    """`datasets` of a configuration file. Raises NoCounterpart unless they are a list of mappings."""
+    """`datasets` of a configuration file. Raises NoCounterpart unless each of them names its rows."""
     datasets = yaml.safe_load(" ".join(words))
-    if not isinstance(datasets, list) or not all(isinstance(dataset, dict) for dataset in datasets):
+    if not isinstance(datasets, list) or not all(_names_rows(dataset) for dataset in datasets):
         raise NoCounterpart("a list of mappings is needed, each with `path`.")
     described: list[dict[str, Any]] = []
     for dataset in datasets:
-        files = dataset.get("data_files") or dataset.get("path")
-        files = [*files.values()] if isinstance(files, dict) else files if isinstance(files, list) else [files]
+        files = _files(dataset)
         fields = {"subset": dataset.get("name"), "split": dataset.get("split"), "weight": dataset.get("fraction")}
         described += [source(str(path), flags, **fields) for path in files]
         if unread := dataset.keys() - {"path", "data_files", "name", "split", "fraction"}:
@@ -101,17 +122,33 @@ def mixture(words: Words, flags: Flags) -> list[dict[str, Any]]:
     return described
 
 
+def _files(dataset: Mapping[str, Any]) -> list[Any]:
+    """The files of one of the `datasets`, or its path. Raises NoCounterpart if it has no files of its split."""
+    files = dataset.get("data_files") or dataset["path"]
+    if isinstance(files, dict):
+        split = str(dataset.get("split") or "train").partition("[")[0]
+        if split not in files:
+            raise NoCounterpart(f"`data_files` has no split {split}.")
+        files = files[split]
+    return files if isinstance(files, list) else [files]
+
+
+def _names_rows(dataset: Any) -> bool:
+    return isinstance(dataset, dict) and bool(dataset.get("data_files") or dataset.get("path"))
+
+
 def held_out(words: Words, flags: Flags) -> list[dict[str, Any]]:
     """The split for evaluation during training. Raises NoCounterpart if there is none."""
     if words and words[0] == "no":
         raise NoCounterpart("it is the default.")
+    instead = "add held-out rows as a source with `held_out: true`, or set `test_rows`."
+    if not flags.dataset_name:
+        raise NoCounterpart(f"there is no `dataset_name` with a split for it: {instead}")
     if flags.are_files("dataset_name"):
-        raise NoCounterpart(
-            "the rows are files: add held-out ones as a source with `held_out: true`, or set `test_rows`."
-        )
+        raise NoCounterpart(f"the rows are files: {instead}")
     split = flags.text("dataset_test_split") or "test"
-    name, subset = flags.text("dataset_name"), flags.text("dataset_config")
-    return [source(name, flags, subset=subset, split=split, held_out=True)]
+    subset = flags.text("dataset_config")
+    return [source(flags.dataset_name, flags, subset=subset, split=split, held_out=True)]
 
 
 def metric(words: Words, flags: Flags) -> str:

@@ -176,6 +176,7 @@ def test_openrlhf(command: str, path: str, value: Any, migrated: Migrate):
     assert at(migrated(f"python -m openrlhf.cli.{command}"), path) == value
 
 
+TWO_OF_ZERO2 = f"trl sft {TRL} --num_processes 2 --accelerate_config zero2"
 TRL_ROWS = [
     # 4 per device, 8 steps of accumulation, 2 processes
     (
@@ -280,6 +281,13 @@ TRL_ROWS = [
     (f"trl grpo {TRL}", "rl.kl", {}),
     (f"torchrun --nnodes 2 --nproc_per_node 8 trl/scripts/sft.py {TRL}", "resources.trainers", 16),
     (f"trl sft {TRL} --accelerate_config zero2", "resources.trainers", 8),
+    # 4 per device, 8 processes of TRL's file; an explicit number of processes overrides that of the file
+    (f"trl sft {TRL} --accelerate_config zero2 --per_device_train_batch_size 4", "sft.training.batch_size", 32),
+    (f"trl sft {TRL} --accelerate_config single_gpu --per_device_train_batch_size 4", "sft.training.batch_size", 4),
+    (f"{TWO_OF_ZERO2} --per_device_train_batch_size 4", "sft.training.batch_size", 8),
+    (TWO_OF_ZERO2, "resources", {"zero_stage": 2, "trainers": 2}),
+    # 8 processes × 8 completions ÷ 8 for each prompt
+    (f"trl grpo {TRL} --accelerate_config multi_gpu", "rl.prompts_per_step", 8),
     (f"trl rloo {TRL} --normalize_advantages", "rl.advantage.whiten", "mean-and-deviation"),
 ]
 
@@ -316,6 +324,11 @@ REFUSED = [
     (f"python -m openrlhf.cli.{DPO} --max_epochs inf", "--max_epochs", "not a valid value"),
     (f"python -m openrlhf.cli.{DPO} --adam_betas 0.9", "--adam_betas", "not a valid value"),
     (f"trl grpo {TRL} --top_k", "--top_k", "not a valid value"),
+    (f"trl sft {TRL} --accelerate_config fsdp1", "--accelerate_config", "not one of zero1"),
+    ("trl sft --model_name_or_path acme/base --eval_strategy steps", "--eval_strategy", "`test_rows`"),
+    ("trl sft --model_name_or_path acme/base --dataset_name ''", "--dataset_name", "a path or name is needed"),
+    ("trl sft --model_name_or_path '' --dataset_name acme/rows", "--model_name_or_path", "a path or name is needed"),
+    ("python -m openrlhf.cli.train_sft --dataset a/b,", "--dataset", "a path or name is needed"),
     (f"trl grpo {TRL} --reward_funcs mine.right --reward_weights a", "--reward_funcs", "not a valid value"),
 ]
 
@@ -391,6 +404,49 @@ def test_a_script_of_many_lines(text: str, expected: dict[str, Any], migrated: M
 def test_unset_shell_variables_are_reported(migrated: Migrate):
     migration = migrated(f"python -m openrlhf.cli.{DPO} --beta 0.5 --gradient_checkpointing $EXTRA")
     assert any("replaced $EXTRA" in item for item in migration.to_do)
+
+
+@pytest.mark.parametrize("test_split", ["", "test_split_size: 0.1\n"])
+@pytest.mark.parametrize("named", ["", "dataset_name: acme/ignored\ndataset_config: hard\n"])
+def test_a_mixture_of_trl_has_no_split_to_evaluate_on(test_split: str, named: str, migrated: Migrate, tmp_path: Path):
+    """TRL ignores `dataset_name` and its configuration beside `datasets`."""
+    (tmp_path / "c.yaml").write_text(
+        f"model_name_or_path: acme/base\ndatasets:\n  - path: acme/rows\n{test_split}{named}"
+        "eval_strategy: steps\neval_steps: 50\ndataset_test_split: dev\n"
+    )
+    migration = migrated("trl sft --config c.yaml")
+    assert migration.loads, migration.to_do
+    assert at(migration, "sft.data.sources") == [{"path": "acme/rows"}]
+    assert at(migration, "sft.training.eval_steps") == {}
+    reasons = {item.flag: item.why for item in migration.without}
+    for flag in ("--eval_strategy", "--eval_steps", *(["--test_split_size"] if test_split else [])):
+        assert "`test_rows`" in reasons[flag]
+    assert not named or reasons["--dataset_name"] == reasons["--dataset_config"] == "it has no effect with --datasets."
+
+
+def test_an_empty_mixture_of_trl_leaves_the_named_data_set(migrated: Migrate, tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("datasets: []\neval_strategy: steps\n")
+    sources = at(migrated(f"trl sft {TRL} --config c.yaml"), "sft.data.sources")
+    assert [source["path"] for source in sources] == ["acme/rows", "acme/rows"]
+
+
+def test_files_of_a_mixture_are_those_of_its_split(migrated: Migrate, tmp_path: Path):
+    (tmp_path / "c.yaml").write_text(
+        "datasets:\n  - {path: json, data_files: {train: [a.jsonl, b.jsonl], test: t.jsonl}}\n"
+        "  - {path: json, data_files: {train: c.jsonl, extra: d.jsonl}, split: 'extra[:10%]'}\n"
+    )
+    sources = at(migrated("trl sft --config c.yaml"), "sft.data.sources")
+    assert [source["path"] for source in sources] == ["a.jsonl", "b.jsonl", "d.jsonl"]
+    (tmp_path / "c.yaml").write_text("datasets: [{path: json, data_files: {test: t.jsonl}}]\n")
+    without = {item.flag: item.why for item in migrated("trl sft --config c.yaml").without}
+    assert without["--datasets"] == "`data_files` has no split train."
+
+
+@pytest.mark.parametrize("dataset", ["{name: main}", "{path: ''}", "{path: null, data_files: []}"])
+def test_a_data_set_of_a_mixture_needs_a_path(dataset: str, migrated: Migrate, tmp_path: Path):
+    (tmp_path / "c.yaml").write_text(f"datasets: [{dataset}]\n")
+    without = {item.flag: item.why for item in migrated("trl sft --config c.yaml").without}
+    assert without["--datasets"] == "a list of mappings is needed, each with `path`."
 
 
 def test_nulls_and_odd_values_of_a_configuration_file(migrated: Migrate, tmp_path: Path):
