@@ -183,6 +183,16 @@ def start(port: int, database: str | None) -> State:
             cwd="/",
             env=environment(port),
         )
+    try:
+        return _when_ready(process, settings, log)
+    except BaseException:  # Ctrl-C and SIGTERM, too: they do not reach the process, which has a session of its own
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        raise
+
+
+def _when_ready(process: subprocess.Popen[bytes], settings: Mapping[str, str], log: Path) -> State:
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin:  # it has ended, and its state has the reason
         process.stdin.write(json.dumps(settings).encode())
@@ -196,7 +206,6 @@ def start(port: int, database: str | None) -> State:
             reason = state.error if state and state.pid == process.pid and state.error else "it ended at once"
             raise EnvironmentFault(f"the services did not start: {reason}; see {log}")
         time.sleep(0.1)
-    process.terminate()
     raise EnvironmentFault(f"the services did not start within {START_SECONDS:g} seconds; see {log}")
 
 

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -183,7 +182,7 @@ class Services:
         server.begin()
         self._write("starting")
         if wait_until_healthy(self.url, START_SECONDS, lambda: server.failed or self.stopping.is_set()):
-            self.max_runs, self.problems = _register()
+            self._register()
         elif not self.stopping.is_set():
             raise EnvironmentFault(f"the Prefect server did not start; see {log_of('server')}")
         if self.stopping.is_set():
@@ -211,6 +210,25 @@ class Services:
             token_file().unlink(missing_ok=True)
         self._write("failed" if error else "stopped", error)
 
+    def _register(self) -> None:
+        """Register the installed deployments, unless ``stopping`` is set meanwhile. Raises EnvironmentFault."""
+        log = log_of("registration")
+        log.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "alignment.flows.deployments", POOL]
+        registration = Supervised(command, os.environ, log, fresh_folder(align_home() / "tmp", "s-"))
+        try:
+            while registration.process.poll() is None:
+                if self.stopping.wait(0.1):
+                    return
+        finally:
+            registration.close()
+        output = log.read_text()
+        if registration.process.returncode:
+            raise EnvironmentFault(f"the deployments were not registered: {output[-500:]}")
+        self.max_runs, self.problems = _answer_of(output)
+        for name, problem in self.problems.items():
+            say(f"the deployment {name} cannot run: {problem}")
+
     def _write(self, phase: str, error: str | None = None) -> None:
         state = State(
             **ProcessId.mine().model_dump(),
@@ -229,17 +247,10 @@ class Services:
                 self._written = state
 
 
-def _register() -> tuple[int, dict[str, str]]:
-    """Register the installed deployments. Returns the pool's concurrency limit, and why deployments cannot run, by name."""
-    command = [sys.executable, "-m", "alignment.flows.deployments", POOL]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise EnvironmentFault(f"the deployments were not registered: {(done.stderr or done.stdout)[-500:]}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    problems: dict[str, str] = answer["problems"]
-    for name, problem in problems.items():
-        say(f"the deployment {name} cannot run: {problem}")
-    return answer["max_runs"], problems
+def _answer_of(output: str) -> tuple[int, dict[str, str]]:
+    """The pool's concurrency limit, and why deployments cannot run, by name: printed by the registration among its logs."""
+    answer = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith('{"max_runs"')))
+    return answer["max_runs"], answer["problems"]
 
 
 def _end_runs(url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from prefect.states import Running
 from alignment.flows.recipe_flow import alignment
 from alignment.flows.service.prefect_worker import TEMPORARY
 from alignment.flows.service.reconcile import SILENCE_SECONDS, Reconciler
+from alignment.flows.service.services import State
 from alignment.flows.service.supervisor import trim
 from alignment.flows.shipped_recipes import shipped
 from alignment_core import journal
 from tests.deployments.endings import OVERRIDES, check_that_it_goes_on, steps, times_started, training
-from tests.deployments.up import PASSWORD, Services
+from tests.deployments.up import ALIGN, PASSWORD, Services
 from tests.processes import processes_of, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -92,6 +94,38 @@ def test_the_default_database_is_sqlite_below_the_home(tmp_path: Path, migrated:
     finally:
         services.align("down")
     assert wait_until(lambda: not processes_of(tmp_path), 30), processes_of(tmp_path)
+
+
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM", "SIGTERM of the foreground", "down"])
+def test_services_that_register_deployments_stop_promptly(tmp_path: Path, migrated: Path, stop: str) -> None:
+    (tmp_path / "prefect").mkdir()
+    shutil.copyfile(migrated, tmp_path / "prefect" / "prefect.db")
+    services = Services(tmp_path)
+    foreground = ["--foreground"] if "foreground" in stop else []
+    command = [*ALIGN, "up", "--port", str(services.port), *foreground]
+    up = subprocess.Popen(command, cwd="/", env=services.settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    registrations: list[int] = []
+
+    def registers() -> bool:
+        lines = processes_of(tmp_path)
+        registrations.extend(
+            pid for pid, line in lines.items() if "-m alignment.flows.deployments" in line and "supervisor" not in line
+        )
+        return bool(registrations)
+
+    assert wait_until(registers, 60)
+    os.kill(registrations[0], signal.SIGSTOP)  # it would register for ever
+    if stop == "down":
+        assert services.align("down") == {"stopped": True}
+    else:
+        up.send_signal(getattr(signal, stop.split()[0]))
+    up.wait(30)
+    assert wait_until(lambda: not processes_of(tmp_path), 5), processes_of(tmp_path)
+    state = State.model_validate_json((tmp_path / "services" / "state.json").read_text())
+    assert (state.phase, state.error) == ("stopped", None)
+    assert services.align("status", expect=3)["services"] is None
+    assert not (tmp_path / "services" / "token").exists()
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_a_long_log_is_truncated_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
