@@ -28,6 +28,8 @@ PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds before each retry."""
 UNAVAILABLE = 503
 LOG_AGAIN_SECONDS = 10.0
+LOGS_OF_OUTAGES = ("uvicorn.error", "docket.worker", "docket.dependencies")
+"""Starlette raises again what it has answered; docket runs Prefect's background tasks and repeats them after errors."""
 
 
 class Retry503:
@@ -116,7 +118,9 @@ def answer_503(application: FastAPI) -> None:
     server.is_client_retryable_exception = retryable
     # Prefect installs its handler for the routes of the API. Its middleware around them (CSRF) uses the database, too.
     application.add_exception_handler(Exception, server.custom_internal_exception_handler)
-    logging.getLogger("uvicorn.error").addFilter(OutageFilter())  # Starlette raises again what it has answered
+    outage_filter = OutageFilter()
+    for name in LOGS_OF_OUTAGES:
+        logging.getLogger(name).addFilter(outage_filter)
 
 
 def create_app() -> ASGIApp:

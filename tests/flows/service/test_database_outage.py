@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ import httpx
 import psutil
 import pytest
 import sqlalchemy.exc
+from docket import Docket, Perpetual, Retry, Worker
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prefect.states import Running
@@ -47,7 +49,8 @@ def prefect_server(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     from prefect.server.api import server
 
     monkeypatch.setattr(server, "is_client_retryable_exception", server.is_client_retryable_exception)
-    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "filters", [])
+    for name in retry_503.LOGS_OF_OUTAGES:
+        monkeypatch.setattr(logging.getLogger(name), "filters", [])
     return server
 
 
@@ -112,6 +115,37 @@ def test_an_outage_is_a_single_line_in_the_log_without_tracebacks(
     assert line.endswith(
         "the database does not answer: ConnectionRefusedError: [Errno 111] Connection refused; clients retry"
     )
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_an_outage_is_a_single_line_for_requests_and_background_tasks_together(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real perpetual task of docket, the library of Prefect's background tasks, with and without retries."""
+    errors: list[Exception] = []
+
+    async def monitor(perpetual: Perpetual = Perpetual(every=timedelta(milliseconds=5))) -> None:  # noqa: B008 (docket reads it)
+        if len(errors) == len(AWAY) + 1:
+            perpetual.cancel()
+            return
+        errors.append([*AWAY, KeyError("a bug")][len(errors)])
+        raise errors[-1]
+
+    async def cleanup(retry: Retry = Retry(attempts=2, delay=timedelta(0))) -> None:  # noqa: B008
+        raise AWAY[0]
+
+    async def work() -> None:
+        async with Docket(name="outage", url="memory://") as docket, Worker(docket) as worker:
+            await docket.add(cleanup)()
+            await docket.add(monitor)()
+            await worker.run_until_finished()
+
+    retry_503.answer_503(FastAPI())
+    logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=AWAY[0])
+    asyncio.run(work())
+    assert errors[-1].args == ("a bug",)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError]
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 RUN = "import sys, time; from pathlib import Path; Path(sys.argv[1]).touch(); time.sleep(600)"
