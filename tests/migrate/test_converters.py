@@ -466,6 +466,22 @@ def test_nulls_and_odd_values_of_a_configuration_file(migrated: Migrate, tmp_pat
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "remarked"),
+    [
+        ("", True),
+        ("--param_dtype", False),
+        ("--param_dtype fp32", False),
+        ("--param_dtype bf16", False),
+        ("--bf16", False),
+    ],
+)
+def test_the_default_precision_is_remarked_only_without_a_flag_for_it(flags: str, remarked: bool, migrated: Migrate):
+    migration = migrated(f"{DPO} {flags}")
+    assert any("bfloat16 by default" in sentence for sentence in migration.to_do) == remarked
+    assert (at(migration, "dpo.training.bf16") is True) == ("bf16" in flags)
+
+
 @pytest.mark.parametrize("flag", ["--hf_token hf_abc", "--use_wandb abc", "--wandb_key abc", "--hub_token abc"])
 def test_no_secret_is_written(flag: str, migrated: Migrate):
     assert "abc" not in migrated(f"trl sft {TRL} {flag}").text()
