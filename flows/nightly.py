@@ -38,7 +38,7 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
             _warn(note)
         if entry.state == "claimed":
             composed = partial(
-                compose_night, production=entry.production, rows=entry.batch, number=current.claim.number
+                compose_night, production=entry.production, rows=entry.batch, number=current.claim.batches_before
             )
             lost = partial(current.stop, "another attempt owns the run")
             outcome = run_recipe(recipe, composed, from_stage, lost=lost, notes=notes)

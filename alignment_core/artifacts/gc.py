@@ -42,8 +42,8 @@ class Garbage(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     what: str = Field(
-        description="blob, manifest, suspicion, mark, use, attachment, upload, snapshot, cache, progress, temporary, or a "
-        "pruned kind"
+        description="blob, manifest, suspicion (the note of a corrupt blob), mark (of a pruned artifact), use (the note of an "
+        "artifact's last use), attachment, upload, snapshot, cache, progress, temporary, or a pruned kind"
     )
     path: str = Field(description="path inside the store or its workspace; the reference of a pruned artifact")
     size: int = Field(description="bytes that deleting it frees")
@@ -79,6 +79,7 @@ def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> G
     are not finished, and leases of publications, which protect objects of any age. Publishers may continue, but one that
     begins during a deletion waits for its end. The next collection finishes an interrupted one. Raises Corrupt, and
     deletes nothing, when a root or the manifest of a root cannot be read: the objects that it protects are then unknown.
+    A snapshot that cannot be read protects nothing, because no stage can resume from it.
     """
     if not delete or store.backend.stat(FORMAT) is None:  # a missing store is not created for a collection
         return _Collection(store, None, older_than).run(delete)

@@ -11,8 +11,10 @@ of the command's method. After the fields there may be conditions under which th
 
 and after a single field ``@FLAG``, if it is set only together with that flag. The conversion is a function by name, with its
 arguments, or a table of words and their values: a list for several fields, ``""`` to set nothing, ``{refused: …}`` with the
-reason. Without a conversion the word is the value. A remark is a sentence for the user if the flag sets a field, by its
-conditions.
+reason. Without a conversion the word is the value; with ``nothing`` the flag sets no field, because the conversion of another
+flag reads it. A remark is a sentence for the user if the flag sets a field, by its conditions.
+
+``tables`` of a command are applied in their order; ``own`` among them stands for the command's own ``flags``.
 """
 
 from __future__ import annotations
@@ -145,7 +147,7 @@ def load(framework: str, functions: Mapping[str, Callable[..., Any]]) -> Framewo
 def _command(lines: Any, content: Any, tables: Any, functions: Mapping[str, Callable[..., Any]]) -> Command:
     own = _rules(lines.get("flags", {}), functions)
     rules: dict[str, Rule | str] = {}
-    for name in lines["tables"].split():  # `own` is where the command's own lines come in the order
+    for name in lines["tables"].split():
         rules |= own if name == "own" else tables[name]
     defaults, remarks = (
         {flag: item for group in lines["inherits"].split() for flag, item in content[key].get(group, {}).items()}

@@ -95,8 +95,8 @@ class Claim:
 
     night: Night
     """``claimed``: train on its batch. In any other state the night is over, and this is the entry that says so."""
-    number: int = 0
-    """Number of batches before this one."""
+    batches_before: int = 0
+    """Number of batches of rows that were claimed before this one."""
     given_up: tuple[Night, ...] = ()
     """Entries of rows that this claim gave up, because the processes of their nights died too often."""
 
@@ -264,10 +264,10 @@ class Ledger(History):
             # The lease was free because its night ended after the ledger was read: its outcome may be in the ledger by now.
             if self.store.tags.get(self.tag) != head:
                 raise Conflict("its night has ended since")
-            number = list(last).index(batch)
+            batches_before = list(last).index(batch)
             production = self._production(batch, entry)
             if entry is own_entry and entry.state == "claimed" and production == entry.production:
-                return Claim(entry, number, tuple(given_up))
+                return Claim(entry, batches_before, tuple(given_up))
             died = entry.state == "claimed" and self._rows_may_have_killed(entry)
             failed = entry.failed_attempts + died
             if failed >= MAX_FAILED_ATTEMPTS:
@@ -276,7 +276,7 @@ class Ledger(History):
                 raise Conflict("the ledger has changed")
             update = {"batch": batch, "attempt": entry.attempt + 1, "failed_attempts": failed}
             update |= {"rows": entry.rows, "production": production}
-            return Claim(self._append(draft.model_copy(update=update), head), number, tuple(given_up))
+            return Claim(self._append(draft.model_copy(update=update), head), batches_before, tuple(given_up))
         return self._claim_new_rows(draft, head, set(last), leases, tuple(given_up))
 
     def _claim_new_rows(

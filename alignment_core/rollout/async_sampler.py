@@ -111,7 +111,7 @@ class AsyncSampler:
             return rollouts
 
     def release(self) -> None:
-        """Engines of an asynchronous sampler keep their devices."""
+        """Does nothing: engines keep their devices."""
 
     def close(self) -> None:
         """End the threads. Samples in progress are dropped; their prompts are drawn again when the run resumes."""

@@ -115,4 +115,4 @@ class SyncSampler:
             self.sampling.engines.all(Engine.sleep)
 
     def close(self) -> None:
-        """Nothing runs in the background."""
+        """Does nothing: there are no threads to end."""

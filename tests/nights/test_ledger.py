@@ -190,7 +190,7 @@ def test_the_next_night_adopts_the_rows_of_a_dead_night_and_new_rows_wait(ledger
     tuesday, wednesday = whole_night(ledger, "tue"), whole_night(ledger, "wed")
     assert taken(ledger, tuesday.night) == ["1"]
     assert tuesday.night.batch == ledger.nights()[0].batch  # the very artifact: finished stages are found again
-    assert (tuesday.night.attempt, tuesday.number, wednesday.number) == (2, 0, 1)
+    assert (tuesday.night.attempt, tuesday.batches_before, wednesday.batches_before) == (2, 0, 1)
     assert taken(ledger, wednesday.night) == ["2"]
 
 
