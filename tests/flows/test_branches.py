@@ -12,7 +12,7 @@ from alignment.flows.planning import plan
 from alignment_core.artifacts import open_store
 from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.recipes import parse_recipe
-from tests.align import Align, states
+from tests.align import Align
 
 SCRATCH = {"scratch": {"hidden_size": 64, "num_attention_heads": 2}}
 TASK = {"task": "first", "rows": 40}
@@ -104,8 +104,8 @@ def test_policies_share_a_table_with_lengths_and_only_a_changed_branch_runs_agai
     table = (Path(outcome["report"]).read_text()).split("| policy |")[1].splitlines()
     assert all(column in table[0] for column in ("verifier accuracy", "win rate", "mean tokens"))
     assert {"sft", "dpo", "kto"} <= {line.split("|")[1].strip() for line in table[2:] if line.startswith("|")}
-    again = align(tmp_path / "home", "run", str(path), "--set", "branches.kto.kto.loss.beta=0.5")
-    assert {label for label, state in states(again).items() if state == "run"} == {
+    again = align(tmp_path / "home", "check", str(path), "--set", "branches.kto.kto.loss.beta=0.5")
+    assert {stage["stage"] for stage in again["stages"] if stage["state"] != "cached"} == {
         "kto/kto",
         "kto/evaluation/generate",
         "kto/evaluation/score",
