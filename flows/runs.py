@@ -31,12 +31,12 @@ from alignment.flows.stale_runs import clear_page, close_not_begun, log_no_task_
 from alignment.flows.state_watcher import Watch
 from alignment.tasks.stage import Run
 from alignment_core.artifacts import open_store, prune
+from alignment_core.checks import traps
 from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.graph import BranchFailed, Input, composing
 from alignment_core.composition.results import Outputs
 from alignment_core.credentials import refuse_literals, remember_variables
 from alignment_core.errors import AlignmentError, Stopped
-from alignment_core.evaluation.gates import warnings
 from alignment_core.execution.key import packages_named
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
@@ -128,7 +128,7 @@ def open_run(
     opened = OpenRun()
     log_no_task_that_did_not_begin()
     caller = COMMAND_LINE.get()
-    for warning in warnings(recipe):
+    for warning in traps.warnings(recipe):
         (caller.display.warn if caller else get_run_logger().warning)(warning)
         notes = (*notes, warning)
     with _running(recipe, from_stage, called, caller) as run:

@@ -198,6 +198,9 @@ def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None 
 
 
 def _rows(value: Any) -> Any:
+    if value == "":
+        raise ValueError("is empty: name a file, a folder or a data set on the Hub")
+
     def is_path(text: str, place: Path) -> bool:
         # `data/tran` beside an existing folder `data` is a slip of the pen, not a user called "data".
         is_there = place.exists() or ("/" in text and place.parent.is_dir())

@@ -25,8 +25,8 @@ def check(
     """
     from alignment.flows.planning import plan
     from alignment.flows.shipped_recipes import file_of
+    from alignment_core.checks import traps
     from alignment_core.checks.report import check as look
-    from alignment_core.evaluation.gates import warnings as warnings_of_gates
     from alignment_core.recipes import load_recipe
     from alignment_core.tracking import require
 
@@ -39,7 +39,7 @@ def check(
         {"stage": stage.label, "state": stage.state, "waits_for": stage.waits_for() if stage.state == "depends" else []}
         for stage in planned.stages
     ]
-    warnings = [*findings.warnings, *warnings_of_gates(chosen)]
+    warnings = [*findings.warnings, *traps.warnings(chosen)]
     if as_json:
         data = [answer.model_dump(mode="json", exclude=NOT_SHOWN) for answer in findings.seen]
         caches = [need.model_dump() for need in findings.caches]

@@ -1,0 +1,99 @@
+"""Known traps: which recipes are warned about, and that the shipped ones are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignment.flows.shipped_recipes import FOLDER
+from alignment_core.checks import traps
+from alignment_core.recipes import load_recipe, parse_recipe
+from tests.recipes.test_section_defaults import PAIRS, RL, parsed
+
+JUDGE = {"reward_model": {"model": {"name": "some/judge"}}}
+GSM8K = {"prompts": {"path": "p.jsonl"}, "selection": {"score": "verifier"}}
+
+
+def warned(recipe: Any) -> list[str]:
+    return [sentence.split(":")[0] for sentence in traps.warnings(recipe)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "lora", "fields"),
+    [
+        (1e-6, None, []),
+        (1e-5, None, []),
+        (5e-5, None, ["dpo.training.learning_rate"]),
+        (1e-6, {}, ["dpo.training.learning_rate"]),
+        (1e-5, {}, []),
+    ],
+)
+def test_a_learning_rate_far_from_the_methods_is_warned_about(rate: float, lora: Any, fields: list[str]) -> None:
+    changes = [("dpo.training.learning_rate", rate), *([("dpo.training.lora", lora)] if lora is not None else [])]
+    assert warned(parsed("dpo", PAIRS, *changes)) == fields
+
+
+def test_adapters_at_the_default_rate_of_full_training_are_warned_about_in_every_method() -> None:
+    sft = {"sft": {"data": "rows.jsonl", "training": {"lora": {"r": 8}}}}
+    (sentence,) = traps.warnings(parsed("sft", sft))
+    assert sentence == (
+        "sft.training.learning_rate: 1e-05 is a rate for training all weights; adapters need about ten times as much, such as "
+        "0.0001 (Schulman et al. 2025, LoRA Without Regret)"
+    )
+
+
+def test_models_from_scratch_may_have_any_learning_rate() -> None:
+    scratch = {"scratch": {"hidden_size": 16, "num_attention_heads": 2}}
+    assert warned(parsed("dpo", PAIRS, ("model", scratch), ("dpo.training.learning_rate", 1e-3))) == []
+
+
+def test_simpo_with_the_beta_of_dpo_is_warned_about() -> None:
+    assert warned(parsed("dpo", PAIRS, ("dpo.loss", {"loss_type": "simpo", "beta": 0.1}))) == ["dpo.loss.beta"]
+    assert warned(parsed("dpo", PAIRS, ("dpo.loss", {"loss_type": "simpo"}))) == []
+
+
+def test_a_learned_reward_without_a_kl_penalty_is_warned_about() -> None:
+    learned = {"rl": {**RL["rl"], "rewards": [{"reward_model": {"name": "some/judge"}}]}}
+    assert warned(parsed("rl", learned)) == ["rl.kl.coefficient"]
+    assert warned(parsed("rl", learned, ("rl.kl.coefficient", 0.01))) == []
+    assert warned(parsed("rl", RL)) == [], "a verifier is not learned"
+
+
+def test_the_best_of_wrong_answers_is_warned_about() -> None:
+    content = {"rejection_sampling": GSM8K, "evaluation": {"prompts": {"path": "q.jsonl"}, "verifier": "math"}}
+    assert warned(parsed("rejection-sampling", content)) == ["rejection_sampling.selection.min_score"]
+    assert warned(parsed("rejection-sampling", content, ("rejection_sampling.selection.min_score", 1))) == []
+
+
+def test_gates_by_the_optimised_reward_alone_are_warned_about() -> None:
+    rounds = {
+        **JUDGE,
+        "iterative_dpo": {"prompts": {"path": "p.jsonl"}},
+        "evaluation": {"prompts": {"path": "q.jsonl"}},
+    }
+    gates = [{"metric": "reward", "min_gain": 0}]
+    promoted = ("promotion", {"tag": "policy/production", "gates": gates})
+    assert warned(parsed("iterative-dpo", rounds, promoted)) == ["promotion.gates"]
+    second = ("evaluation.rewards", [{"reward_model": {"name": "another/judge"}}])
+    assert warned(parsed("iterative-dpo", rounds, promoted, second)) == []
+
+
+def test_branches_of_a_comparison_are_warned_about_by_name() -> None:
+    recipe = parse_recipe(
+        {
+            "method": "comparison",
+            "name": "a",
+            "model": "some/model",
+            "branches": {
+                "simpo": {"method": "dpo", "dpo": {**PAIRS["dpo"], "loss": {"loss_type": "simpo", "beta": 0.1}}}
+            },
+            "evaluation": {"prompts": {"path": "q.jsonl"}, "rewards": [{"reward_model": {"name": "a/judge"}}]},
+        }
+    )
+    assert warned(recipe) == ["branches.simpo.dpo.loss.beta"]
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_recipes_have_none_of_the_traps(file: Any) -> None:
+    assert traps.warnings(load_recipe(file)) == []
