@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from alignment_core.artifacts.os_errors import check_room, explained
 from alignment_core.credentials import resolved
 from alignment_core.data.hub import commit_of
 from alignment_core.errors import (
@@ -170,30 +171,42 @@ def _without_commit(address: str) -> str:
 def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
     """Write files below a folder, by relative path, several at a time. Files that are already complete stay.
 
-    Raises UserError for a path that leads out of the folder.
+    Raises UserError for a path that leads out of the folder, and EnvironmentFault if the files do not fit on the disk.
     """
     for name, file in files.items():
         if not _is_place(name):
             raise UserError(f"{file.address}: {name!r} is no path below a folder")
 
+    def is_complete(name: str) -> bool:
+        path = folder / name
+        return path.is_file() and files[name].size in (None, path.stat().st_size)
+
     def fetch(name: str) -> None:
         path, file = folder / name, files[name]
-        if path.is_file() and file.size in (None, path.stat().st_size):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
-        with file.open() as source, partial.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-            target.flush()
-            os.fsync(target.fileno())
-        file.check()
-        if file.size not in (None, written := partial.stat().st_size):
-            raise Unavailable(f"{file.address}: the server sent {written} of {file.size} bytes")
-        partial.replace(path)
-        sync(path.parent)
+        try:
+            with explained("write", path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with file.open() as source, partial.open("wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+                    target.flush()
+                    os.fsync(target.fileno())
+            file.check()
+            if file.size not in (None, written := partial.stat().st_size):
+                raise Unavailable(f"{file.address}: the server sent {written} of {file.size} bytes")
+            partial.replace(path)
+            sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)  # it would take up the room that another attempt needs
 
+    missing = [name for name in files if not is_complete(name)]
+    if not missing:
+        return
+    with explained("create", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    check_room(folder, sum(files[name].size or 0 for name in missing), files[missing[0]].address.rpartition("/")[0])
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
-        list(pool.map(fetch, files))
+        list(pool.map(fetch, missing))
 
 
 class _Reader(io.RawIOBase):

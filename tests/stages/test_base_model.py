@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,10 +17,11 @@ from safetensors.numpy import save_file
 
 from alignment_core.checks.shapes import without_weights
 from alignment_core.data.addresses import RemoteFile, download
-from alignment_core.errors import DataError, Unavailable, UserError
+from alignment_core.errors import DataError, EnvironmentFault, Unavailable, UserError
 from alignment_core.lineage.sources import Source, sources_of
 from alignment_core.recipes import ModelConfig
 from alignment_core.stages.base_model import BaseModelConfig, pin_model, run
+from alignment_core.stages.merge_adapter import pin_adapter
 
 
 @pytest.fixture
@@ -153,6 +155,69 @@ def test_files_that_were_complete_before_a_restart_are_not_sent_again(in_bucket,
     monkeypatch.setattr(RemoteFile, "open", None)
     download(config.remote, tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {*config.remote}
+
+
+def test_model_in_a_bucket_that_does_not_fit_on_the_disk_is_refused_before_anything_is_written(
+    in_bucket, tiny_model, small_disk
+):
+    config = pin_model(ModelConfig(name="s3://bucket/models/tiny"))
+    output = small_disk / "out"
+    output.mkdir()
+    (small_disk / "others").write_bytes(bytes(960 << 10))  # of 1 MiB
+    progress = f"{small_disk}/out-progress/model"
+    with pytest.raises(
+        EnvironmentFault,
+        match=rf"^s3://bucket/models/tiny needs 0\.\d MiB in {progress}, which has 0\.1 MiB left: the disk is full; .+$",
+    ):
+        copied(config, output)
+    assert [path for path in small_disk.rglob("*") if path.is_file()] == [small_disk / "others"]
+    (small_disk / "others").unlink()
+    assert copied(config, output)["parameters"] > 0
+    assert bytes_of(output) == bytes_of(tiny_model())
+
+
+@pytest.mark.parametrize("kind", ["model", "adapter"])
+def test_disk_that_fills_up_during_a_download_leaves_no_partial_file(kind, in_bucket, tiny_model, small_disk):
+    """The disk has room, but too few names, which is known only when files are created."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        in_bucket.put_object(Bucket="bucket", Key=f"adapters/tiny/{name}", Body=name.encode())
+    pins: dict[str, Any] = {
+        "model": lambda: pin_model(ModelConfig(name="s3://bucket/models/tiny")),
+        "adapter": lambda: pin_adapter("s3://bucket/adapters/tiny"),
+    }
+    files = pins[kind]().remote
+    folder = small_disk / kind
+    folder.mkdir()
+    names = take_names(small_disk)
+    names.pop().unlink()  # room for one file
+    with pytest.raises(
+        EnvironmentFault, match=rf"^cannot write {folder}/\S+\.(json|jinja|safetensors): the disk is full; free space"
+    ):
+        download(files, folder)
+    whole = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert whole == {name: files[name].size for name in whole}, "no partial file"
+    assert len(whole) < len(files)
+    for path in names:
+        path.unlink()
+    download(files, folder)
+    assert {path.name: path.stat().st_size for path in folder.iterdir()} == {
+        name: file.size for name, file in files.items()
+    }
+
+
+def take_names(disk: Path) -> list[Path]:
+    """Create empty files until the file system has no names left."""
+    taken = []
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            path = disk / f"taken-{number}"
+            path.touch()
+            taken.append(path)
+    return taken
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_object_whose_key_leads_out_of_the_folder_is_not_written(in_bucket, tmp_path):
