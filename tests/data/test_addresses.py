@@ -174,6 +174,70 @@ def test_two_machines_pin_the_same_content(put: Put, tmp_path: Path) -> None:
     assert json.loads(other.stdout) == at("s3://bucket/machines/rows.jsonl").content()
 
 
+PIN_AND_READ = """
+import json, sys
+from alignment_core.data import addresses, kinds
+from alignment_core.data.pin import pin
+from alignment_core.errors import DataError
+from alignment_core.recipes import DataSource
+
+addresses.BLOCK = 1 << 16
+print("imported", flush=True)
+for order in sys.stdin:
+    rows, refusal = [], ""
+    try:
+        pinned = pin(DataSource(path="s3://bucket/raced/rows.jsonl"))
+        rows = list(pinned.read(0, 0, kinds.load("demonstrations")))
+    except DataError as error:
+        refusal = str(error)
+    versions = sorted({row["completion"] for _, row in rows})
+    print(json.dumps([pinned.remote[0].version, len(rows), versions, refusal]), flush=True)
+"""
+
+
+def test_object_that_changes_while_two_processes_pin_it_is_read_in_one_version_or_refused(bucket: str) -> None:
+    """Each process pins and reads an object of several blocks while it is replaced again and again."""
+    client = botocore.session.get_session().create_client("s3")
+    rounds, count = 8, 3000
+    contents = {name: lines([{"prompt": "a" * 40, "completion": name}] * count) for name in ("old", "new")}
+
+    def put_version(name: str) -> str:
+        etag: str = client.put_object(Bucket=bucket, Key="raced/rows.jsonl", Body=contents[name])["ETag"]
+        return etag
+
+    versions = {put_version(name): name for name in contents}
+    command = [sys.executable, "-c", PIN_AND_READ]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second,
+    ):
+        both = (first, second)
+
+        def send() -> None:
+            for process in both:
+                assert process.stdin is not None
+                process.stdin.write("pin\n")
+                process.stdin.flush()
+
+        def receive() -> list[str]:
+            return [process.stdout.readline() for process in both if process.stdout is not None]
+
+        assert receive() == ["imported\n"] * 2
+        for number in range(rounds):
+            send()
+            for name in ("old", "new") * (1 + number):
+                put_version(name)
+            for line in receive():
+                version, read_rows, completions, refusal = json.loads(line)
+                whole = (read_rows, completions) == (count, [versions[version]])
+                assert whole or refusal == "s3://bucket/raced/rows.jsonl: is gone or has changed since this run started"
+        send()
+        assert [json.loads(line)[1:] for line in receive()] == [[count, ["new"], ""]] * 2
+        for process in both:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
 def test_a_version_of_an_object_can_be_named(put: Put) -> None:
     client = botocore.session.get_session().create_client("s3")
     client.create_bucket(Bucket="versioned")
