@@ -83,8 +83,8 @@ class NightlyRecipe(BaseRecipe):
 def _check_inbox(data: DataConfig, min_rows: int) -> None:
     """Raise ValueError if rows cannot keep arriving in ``data``, or would leave nothing to train on."""
     for number, source in enumerate(data.sources):
-        given = DataSource(path=source.path or "", format=source.format, columns=source.columns)
-        if source.path is None or is_address(source.path) or source != given:
+        has_path = source.path is not None and not is_address(source.path)
+        if not has_path or source != DataSource(path=source.path, format=source.format, columns=source.columns):
             raise ValueError(
                 f"`dpo.data.sources.{number}`: rows arrive in a file, folder, glob or `store:` prefix; give `path` and, "
                 "if necessary, `format` and `columns`, and nothing else"
