@@ -47,7 +47,8 @@ def run_any(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, **
     """
     named = os.environ.get(PATHS_BEGIN)
     folder = Path(named or Path.cwd())
-    content = written(recipe.model_dump(mode="json"), folder, decided=bool(named))
+    given = recipe.model_dump(mode="json", exclude_unset=True)  # overrides change also the defaults that depend on them
+    content = written(given, folder, decided=bool(named))
     content = apply_overrides(content, overrides, folder)
     return _run(parse_recipe(content, refuse_unused=True), from_stage, **more)
 

@@ -181,9 +181,12 @@ def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
         path = folder / name
         return path.is_file() and files[name].size in (None, path.stat().st_size)
 
+    def partial_of(name: str) -> Path:
+        path = folder / name
+        return path.with_name(f".{path.name}.partial")
+
     def fetch(name: str) -> None:
-        path, file = folder / name, files[name]
-        partial = path.with_name(f".{path.name}.partial")
+        path, file, partial = folder / name, files[name], partial_of(name)
         try:
             with explained("write", path):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,6 +207,8 @@ def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
         return
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for name in missing:
+            partial_of(name).unlink(missing_ok=True)  # of an attempt that was killed; it takes up room
     check_room(folder, sum(files[name].size or 0 for name in missing), files[missing[0]].address.rpartition("/")[0])
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
         list(pool.map(fetch, missing))

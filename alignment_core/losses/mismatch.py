@@ -74,7 +74,7 @@ def _largest_scale(inside: Callable[[Tensor], Tensor], ones_M: Tensor, good_M: T
         middle_M = (low_M + high_M) / 2
         fits_M = inside(middle_M)
         low_M, high_M = torch.where(fits_M, middle_M, low_M), torch.where(fits_M, high_M, middle_M)
-    return torch.where(good_M, ones_M, low_M)  # the lower end has always been inside
+    return torch.where(good_M, ones_M, low_M)  # scale 0 is a ratio of 1, inside if low ≤ 1 ≤ high
 
 
 def _divergence(log_ratio_K: Tensor, sampled_K: Tensor, measure: Measure) -> Tensor:

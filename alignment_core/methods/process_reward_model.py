@@ -74,7 +74,7 @@ def compose(recipe: ProcessRewardModelRecipe) -> Outputs:
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from answers with a label for each step."""
     return {
-        "process_reward_model": {"data": sections.data(profile), "training": sections.training(profile, 1e-5, 1e-3)}
+        "process_reward_model": {"data": sections.data(profile), "training": sections.training(profile, 1e-6, 1e-3)}
     }
 
 

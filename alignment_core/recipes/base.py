@@ -6,7 +6,7 @@ import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     ValidationInfo,
     model_validator,
 )
@@ -72,6 +73,10 @@ class Config(BaseModel):
     """Defaults that depend on the value of another field: field → value → name → default. Only for fields that are always in
     dumps, because a default that a dump leaves out would change when it is read again."""
 
+    FILLED_BY_PLACE: ClassVar[bool] = False
+    """Whether fields that are left out of this section have the defaults of the field that holds it. Not for sections in
+    which some fields exclude others."""
+
     def refuse_unused(self, info: ValidationInfo, names: Iterable[str], why: str, cure: str = "leave it out") -> None:
         """Raise ValueError for the first of these fields that is set although it has no effect.
 
@@ -103,30 +108,55 @@ class Config(BaseModel):
 
     @classmethod
     @functools.cache
-    def section_defaults(cls) -> dict[str, dict[str, Any]]:
-        """Defaults of sections that differ from those of the section's class, such as the learning rate of `dpo.training`."""
+    def _own_sections(cls) -> Mapping[str, dict[str, Any]]:
         defaults = {name: field.get_default() for name, field in cls.model_fields.items()}
         sections = {name: default for name, default in defaults.items() if isinstance(default, Config)}
-        own = {name: section.model_dump(exclude_unset=True) for name, section in sections.items()}
+        kept = {name: section for name, section in sections.items() if section.FILLED_BY_PLACE}
+        own = {
+            name: {field: getattr(section, field) for field in section.model_fields_set}
+            for name, section in kept.items()
+        }
         return {name: fields for name, fields in own.items() if fields}
 
-    @model_validator(mode="before")
     @classmethod
-    def _fill_defaults(cls, content: Any) -> Any:
-        """Fill fields whose default depends on the place of the section or on another field.
+    def section_defaults(cls, content: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+        """Defaults of sections in ``content`` that differ from those of the section's class, such as the learning rate of
+        `dpo.training`."""
+        return cls._own_sections()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill_defaults(cls, content: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fill fields whose default depends on the place of the section or on another field; they do not count as set.
 
         Pydantic takes the default of a section only where all of it is left out: without this, `training: {max_steps: 9}` in
         DPO would train with the learning rate of SFT.
         """
         if not isinstance(content, dict):
-            return content
-        usual = cls.section_defaults()
-        sections = {name: {**usual[name], **content[name]} for name in usual if isinstance(content.get(name), dict)}
-        chosen: dict[str, Any] = {}
+            return handler(content)
+        filled: dict[str, Any] = {}
         for field, defaults in cls.DEFAULTS_BY.items():
             value = content.get(field)
-            chosen |= defaults.get(value, {}) if isinstance(value, str) else {}
-        return {**chosen, **content, **sections}
+            filled |= defaults.get(value, {}) if isinstance(value, str) else {}
+        filled = {name: value for name, value in filled.items() if name not in content}
+        sections: dict[str, Any] = {}
+        below: dict[str, Iterable[str]] = {}
+        for name, usual in cls.section_defaults(content).items():
+            section = content.get(name, {})
+            if isinstance(section, Config):
+                missing = {field: value for field, value in usual.items() if field not in section.model_fields_set}
+                sections[name] = section.model_copy(update=missing)
+            elif isinstance(section, dict):
+                missing = {field: value for field, value in usual.items() if field not in section}
+                sections[name] = {**section, **missing}
+            else:
+                continue
+            below[name] = missing.keys()
+        model = handler({**content, **filled, **sections})
+        model.model_fields_set.difference_update(filled, sections.keys() - content.keys())
+        for name, fields in below.items():
+            getattr(model, name).model_fields_set.difference_update(fields)
+        return model
 
     @model_validator(mode="before")
     @classmethod

@@ -181,6 +181,8 @@ def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None 
     if not isinstance(value, Written):
         return value
     text = str(value) if text is None else text
+    if not text.strip():
+        raise ValueError("is empty: name a file, a folder or a repository on the Hub")
     try:
         place, other = (folder / Path(text).expanduser() for folder in (value.folder, value.elsewhere))
         is_path_here = is_path(text, place)
@@ -198,9 +200,6 @@ def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None 
 
 
 def _rows(value: Any) -> Any:
-    if value == "":
-        raise ValueError("is empty: name a file, a folder or a data set on the Hub")
-
     def is_path(text: str, place: Path) -> bool:
         # `data/tran` beside an existing folder `data` is a slip of the pen, not a user called "data".
         is_there = place.exists() or ("/" in text and place.parent.is_dir())

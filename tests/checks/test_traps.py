@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.custom_flow import Settings
 from alignment.flows.shipped_recipes import FOLDER
 from alignment_core.checks import traps
-from alignment_core.recipes import load_recipe, parse_recipe
+from alignment_core.recipes import TrainingConfig, load_recipe, parse_recipe
 from tests.recipes.test_section_defaults import PAIRS, RL, parsed
 
 JUDGE = {"reward_model": {"model": {"name": "some/judge"}}}
@@ -75,6 +76,12 @@ def test_gates_by_the_optimised_reward_alone_are_warned_about() -> None:
     gates = [{"metric": "reward", "min_gain": 0}]
     promoted = ("promotion", {"tag": "policy/production", "gates": gates})
     assert warned(parsed("iterative-dpo", rounds, promoted)) == ["promotion.gates"]
+    ends = ("promotion", {"tag": "policy/production", "gates": [{"metric": "win_rate.low", "min": 0.5}]})
+    assert warned(parsed("iterative-dpo", rounds, ends)) == ["promotion.gates"]
+    ours = ("evaluation.rewards", [{"reward_model": "ours"}])
+    assert warned(parsed("iterative-dpo", rounds, promoted, ours)) == ["promotion.gates"]
+    served = ("iterative_dpo.rewards", [{"urls": ["http://127.0.0.1:9/score"]}])
+    assert warned(parsed("iterative-dpo", rounds, promoted, served)) == [], "the reward model only evaluates"
     second = ("evaluation.rewards", [{"reward_model": {"name": "another/judge"}}])
     assert warned(parsed("iterative-dpo", rounds, promoted, second)) == []
 
@@ -92,6 +99,39 @@ def test_branches_of_a_comparison_are_warned_about_by_name() -> None:
         }
     )
     assert warned(recipe) == ["branches.simpo.dpo.loss.beta"]
+
+
+def test_what_branches_share_is_warned_about_once() -> None:
+    slow = {"data": "rows.jsonl", "training": {"lora": {}}}
+    branches = {name: {"method": "dpo", "dpo": PAIRS["dpo"]} for name in ("a", "b")}
+    judged = {"prompts": {"path": "q.jsonl"}, "rewards": [{"reward_model": {"name": "a/judge"}}]}
+    content = {"method": "comparison", "name": "a", "model": "some/model", "sft": slow}
+    assert warned(parse_recipe({**content, "branches": branches, "evaluation": judged})) == [
+        "sft.training.learning_rate"
+    ]
+
+
+def test_variants_of_a_sweep_are_warned_about_by_name() -> None:
+    base = {"method": "dpo", "dpo": {**PAIRS["dpo"], "loss": {"loss_type": "simpo"}}}
+    evaluation = {"prompts": {"path": "q.jsonl"}, "verifier": "math"}
+    content = {"method": "sweep", "name": "a", "model": "some/model", "base": base, "evaluation": evaluation}
+    swept = parse_recipe({**content, "sweep": {"dpo.loss.beta": [0.1, 2.0]}})
+    (sentence,) = traps.warnings(swept)
+    assert sentence.startswith("beta=0.1: dpo.loss.beta: 0.1 is DPO's")
+
+
+def test_orpo_is_judged_by_its_own_learning_rate() -> None:
+    orpo = ("dpo.loss.loss_type", "orpo")
+    assert warned(parsed("dpo", PAIRS, orpo, ("dpo.training.learning_rate", 2e-5))) == []
+    assert warned(parsed("dpo", PAIRS, orpo, ("dpo.training.lora", {}))) == ["dpo.training.learning_rate"]
+
+
+def test_sections_of_a_users_flow_have_the_defaults_of_their_class() -> None:
+    class Mine(Settings):
+        training: TrainingConfig = TrainingConfig()
+
+    mine = Mine(name="mine", model={"name": "some/model"}, training={"lora": {}})  # type: ignore[arg-type]
+    assert warned(mine) == ["training.learning_rate"]
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)

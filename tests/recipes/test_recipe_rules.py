@@ -198,7 +198,7 @@ def test_the_section_nightly_is_optional(load):
         (["rl.generation.temperature=0"], "`rl.generation` must sample from the unmodified policy"),
         (
             ["rl.prompts={path: ''}"],
-            "rl.prompts.sources.0.path: is empty: name a file, a folder or a data set on the Hub",
+            "rl.prompts.sources.0.path: is empty: name a file, a folder or a repository on the Hub",
         ),
         (["rl.generation.top_p=0.9"], "leave out `top_p`, `top_k` and `min_p`"),
         (["rl.environment={name: 'e.py:E'}"], "`rl.environment` and a reward with `environment: true` need each other"),

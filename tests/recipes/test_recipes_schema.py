@@ -87,7 +87,6 @@ def test_a_reward_in_a_list_is_of_one_kind(content: dict[str, Any], taken: bool)
 
 NOT_OF_RECIPES = (
     "_fill_defaults",
-    "_learning_rate_of_its_loss",
     "_truth_is_no_number",
     "_numbers_with_exponents",
     "_rows_arrive_in_paths",

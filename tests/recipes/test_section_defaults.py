@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from alignment_core.recipes import parse_recipe
+from alignment_core.errors import UserError
+from alignment_core.recipes import DataConfig, DpoConfig, DpoLossConfig, TrainingConfig, parse_recipe
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.reference import default_at, sections
 
@@ -43,7 +44,7 @@ def test_defaults_of_a_place_are_fields_that_dumps_always_have() -> None:
     """A field that a dump leaves out would have the default of the place when the dump is read."""
     for config in sections():
         assert issubclass(config, Config)
-        for name, fields in config.section_defaults().items():
+        for name, fields in config._own_sections().items():
             section = type(config.model_fields[name].get_default())
             assert not any(section.model_fields[field].exclude_if for field in fields), f"{config.__name__}.{name}"
         for choices in config.DEFAULTS_BY.values():
@@ -89,6 +90,40 @@ def test_a_preference_loss_has_the_constants_of_its_paper(
         assert margin is None or section.loss.target_margin == margin
         again = parse_recipe(recipe.model_dump(mode="json"))
         assert again == recipe, "a stored recipe is read as it was"
+
+
+def test_filled_defaults_do_not_count_as_set() -> None:
+    """So they change with the field on which they depend, where a recipe is written down and read with another value."""
+    gspo = parsed("rl", RL, ("rl.loss.loss_type", "gspo"), ("rl.training", {"warmup_ratio": 0.1}))
+    written = gspo.model_dump(exclude_unset=True)
+    assert (written["rl"]["loss"], written["rl"]["training"]) == ({"loss_type": "gspo"}, {"warmup_ratio": 0.1})
+    orpo = parsed("dpo", PAIRS, ("dpo.loss.loss_type", "orpo")).model_dump(exclude_unset=True)["dpo"]
+    assert (orpo["loss"], orpo.get("training")) == ({"loss_type": "orpo"}, None)
+
+
+def test_variants_of_a_stored_sweep_have_the_defaults_of_their_losses() -> None:
+    base = {"method": "rl", **RL, "rl": {**RL["rl"], "loss": {"loss_type": "gspo"}}}
+    evaluation = {"prompts": PROMPTS, "verifier": "task"}
+    content = {"method": "sweep", "name": "a", "model": "some/model", "base": base, "evaluation": evaluation}
+    first: Any = parse_recipe({**content, "sweep": {"rl.loss.loss_type": ["gspo", "cispo", "clip"]}})
+    again: Any = parse_recipe(first.model_dump(mode="json", exclude_unset=True), refuse_unused=True)
+    for sweep in (first, again):
+        clips = [(one.rl.loss.clip_low, one.rl.loss.clip_high) for one in sweep.variants.values()]
+        assert clips == [(3e-4, 4e-4), (1.0, 4.0), (0.2, 0.2)]
+
+
+def test_sections_that_are_made_in_python_are_filled_too() -> None:
+    data = DataConfig.model_validate("pairs.jsonl")
+    assert DpoConfig(data=data, training=TrainingConfig(max_steps=9)).training.learning_rate == 1e-6
+    assert DpoConfig(data=data, loss=DpoLossConfig(loss_type="orpo")).training.learning_rate == 8e-6
+    assert DpoConfig(data=data, training=TrainingConfig(learning_rate=1e-5)).training.learning_rate == 1e-5
+
+
+@pytest.mark.parametrize("value", [["simpo"], {"a": 1}, None])
+def test_a_loss_that_is_no_name_gets_a_sentence(value: Any) -> None:
+    for method, content, field in (("dpo", PAIRS, "dpo.loss.loss_type"), ("rl", RL, "rl.loss.loss_type")):
+        with pytest.raises(UserError, match=field):
+            parsed(method, content, (field, value))
 
 
 def test_a_learning_rate_that_is_set_holds_with_every_loss() -> None:

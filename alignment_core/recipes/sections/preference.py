@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
@@ -139,12 +140,16 @@ class DpoLossConfig(Config):
             )
 
 
-def with_learning_rate(content: Any) -> Any:
-    """A section with `loss` and `training`, whose learning rate is that of the loss unless it is set."""
-    loss, training = (
-        (content.get(name, {}) for name in ("loss", "training")) if isinstance(content, dict) else (None, None)
-    )
-    rate = LEARNING_RATES.get(loss.get("loss_type", "")) if isinstance(loss, dict) else None
-    if rate is None or not isinstance(training, dict):
-        return content
-    return {**content, "training": {"learning_rate": rate, **training}}
+def learning_rate(loss: Any, usual: float) -> float:
+    """The default learning rate with a loss, as in a recipe or as a section, where that of others is ``usual``."""
+    name = loss.get("loss_type") if isinstance(loss, Mapping) else getattr(loss, "loss_type", None)
+    return LEARNING_RATES.get(name, usual) if isinstance(name, str) else usual
+
+
+def with_learning_rate(
+    defaults: Mapping[str, dict[str, Any]], content: Mapping[str, Any]
+) -> Mapping[str, dict[str, Any]]:
+    """The defaults of a section with `loss` and `training`, with the learning rate of the loss."""
+    training = defaults["training"]
+    rate = learning_rate(content.get("loss"), training["learning_rate"])
+    return {**defaults, "training": {**training, "learning_rate": rate}}

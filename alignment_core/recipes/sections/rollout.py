@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -19,6 +19,8 @@ LOWEST_TEMPERATURE = 0.01
 
 class GenerationConfig(Config):
     """Sampling parameters, named as in vLLM and TRL."""
+
+    FILLED_BY_PLACE: ClassVar = True
 
     num_generations: int = Field(4, ge=1)
     """Number of completions per prompt."""
@@ -99,10 +101,10 @@ class IterativeDpoConfig(Config):
     reference: Literal["previous", "initial"] = "previous"
     """Reference policy of a round: the policy at the start of the round (`previous`), or before the first round (`initial`)."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _learning_rate_of_its_loss(cls, content: Any) -> Any:
-        return with_learning_rate(content)
+    def section_defaults(cls, content: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+        """With the learning rate of the loss."""
+        return with_learning_rate(super().section_defaults(content), content)
 
     @model_validator(mode="after")
     def _ranks_by_one_thing(self, info: ValidationInfo) -> IterativeDpoConfig:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -46,6 +47,8 @@ class LoraConfig(Config):
 
 class TrainingConfig(Config):
     """The optimiser and its schedule; nothing here depends on the number of devices."""
+
+    FILLED_BY_PLACE: ClassVar = True
 
     num_train_epochs: int = Field(1, ge=1)
     """Passes over the training rows."""
@@ -203,10 +206,10 @@ class DpoConfig(Config):
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
     """Optimiser and schedule."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _learning_rate_of_its_loss(cls, content: Any) -> Any:
-        return with_learning_rate(content)
+    def section_defaults(cls, content: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+        """With the learning rate of the loss."""
+        return with_learning_rate(super().section_defaults(content), content)
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> DpoConfig:
