@@ -244,9 +244,16 @@ def reward_model(words: Words, flags: Flags) -> list[dict[str, Any]]:
 
 
 def epsilon(words: Words, flags: Flags) -> Any:
-    """`--epsilon`: both bounds, unless `--epsilon_high` sets the upper one. CISPO has no lower one."""
+    """`--epsilon`: both bounds, unless `--epsilon_high` sets the upper one. CISPO has no lower one, and SAPO none."""
     value = number(words, flags)
+    if flags.text("loss_type") == "sapo":
+        raise NoCounterpart("SAPO has no clip bounds.")
     if flags.text("loss_type") == "cispo":
+        if "epsilon_high" not in flags.given:
+            flags.remarks.append(
+                f"Without --epsilon_high TRL's CISPO cuts the weight of a token at ε = {value:g}, here it is cut at 5: set "
+                "`rl.loss.clip_high` to the greatest weight less 1."
+            )
         return 1.0, None
     return value, None if "epsilon_high" in flags.given else value
 

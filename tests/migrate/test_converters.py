@@ -330,6 +330,7 @@ REFUSED = [
     ("trl sft --model_name_or_path '' --dataset_name acme/rows", "--model_name_or_path", "a path or name is needed"),
     ("python -m openrlhf.cli.train_sft --dataset a/b,", "--dataset", "a path or name is needed"),
     (f"trl grpo {TRL} --reward_funcs mine.right --reward_weights a", "--reward_funcs", "not a valid value"),
+    (f"trl grpo {TRL} --loss_type sapo --epsilon 0.1", "--epsilon", "SAPO has no clip bounds"),
 ]
 
 
@@ -338,6 +339,14 @@ def test_flags_without_a_counterpart_have_a_reason(command: str, flag: str, why:
     report = {item.flag: item.why for item in migrated(command).without}
     assert why in report[flag]
     assert report[flag].endswith(".")
+
+
+def test_cispo_without_an_upper_bound_has_a_remark_with_the_bound_that_trl_takes(migrated: Migrate):
+    """`torch.clamp(ratio, max=epsilon_high)` in TRL 1.16's GRPOTrainer, where `epsilon_high` is `epsilon` unless it is set."""
+    remarks = migrated(f"trl grpo {TRL} --loss_type cispo").to_do
+    assert any("cuts the weight of a token at ε = 0.2" in remark for remark in remarks)
+    remarks = migrated(f"trl grpo {TRL} --loss_type cispo --epsilon_high 5").to_do
+    assert not any("cuts the weight" in remark for remark in remarks)
 
 
 def test_local_prompts_are_counted(migrated: Migrate, tmp_path: Path):
