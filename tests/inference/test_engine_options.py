@@ -18,8 +18,8 @@ from alignment_core.recipes import ResourcesConfig
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"max_num_batched_token": 1}, "does not take max_num_batched_token: .*unexpected keyword"),
-        ({"max_num_batched_tokens": "many"}, "does not take max_num_batched_tokens: .*valid integer"),
+        ({"max_num_batched_token": 1}, "does not accept max_num_batched_token: .*unexpected keyword"),
+        ({"max_num_batched_tokens": "many"}, "does not accept max_num_batched_tokens: .*valid integer"),
     ],
 )
 def test_options_that_vllm_refuses_are_the_users_error(options: dict[str, Any], says: str, tiny_model: Any) -> None:

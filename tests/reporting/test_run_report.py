@@ -21,6 +21,7 @@ from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.journal import Journal, folder_of, new_record, read
 from alignment_core.lineage.samples import Row
+from alignment_core.recipes import parse_recipe
 from alignment_core.reporting.head import head
 from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
@@ -276,7 +277,7 @@ def test_the_journal_has_the_outcome_of_a_run_before_its_report_is_written(
     monkeypatch.setattr(runs, "Watch", lambda *_: nullcontext(watch))
     monkeypatch.setattr(runs, "_leave_unfinished", lambda *_: seen.append(read(NOW).status))
     monkeypatch.setattr(runs, "_prune", lambda *_: None)
-    recipe: Any = SimpleNamespace(name="small", promotion=None)
+    recipe = parse_recipe({"method": "sft", "name": "small", "model": "some/model", "sft": {"data": "rows.jsonl"}})
     with nullcontext() if cancelled else pytest.raises(type(error)), runs.open_run(recipe):
         raise error
     assert seen == [status]
