@@ -1,9 +1,11 @@
-"""Known traps: settings that are valid, and fail with real models, most of them silently. Each warning names its source."""
+"""Known traps: settings that are valid, and fail with real models, most of them silently.
+
+A warning names the paper that shows it, if there is one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from alignment_core.evaluation import gates
 from alignment_core.recipes import TrainingConfig
@@ -12,6 +14,7 @@ from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.preference import DpoLossConfig, learning_rate
 from alignment_core.recipes.sections.rejection_sampling import RejectionSamplingConfig
 from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.recipes.sections.rollout import IterativeDpoConfig
 
 FAR = 10
 """A learning rate of more than this many times the method's default is a warning."""
@@ -21,23 +24,32 @@ OPTIMISED = ("reward", "win_rate")
 
 def warnings(recipe: BaseRecipe) -> list[str]:
     """Warnings about a recipe before it runs, its variants and branches included: about gates, and traps in sections."""
-    found = [*gates.warnings(recipe), *_judged_by_what_it_optimises(recipe)]
+    sentences = [*gates.warnings(recipe), *_gated_by_the_optimised_reward(recipe)]
     for path, section, owner in _sections(recipe):
         if isinstance(section, TrainingConfig) and recipe.model.scratch is None:
-            found += _learning_rate(path, section, owner)
+            sentences += _learning_rate(path, section, owner)
         if isinstance(section, DpoLossConfig):
-            found += _simpo(path, section)
+            sentences += _simpo(path, section)
         if isinstance(section, RlConfig):
-            found += _without_kl(path, section)
+            sentences += _without_kl(path, section)
         if isinstance(section, RejectionSamplingConfig):
-            found += _wrong_answers(path, section)
-    for group in ("recipes", "variants"):
-        parts: Mapping[str, BaseRecipe] = getattr(recipe, group, {})
-        for name, part in parts.items():
-            own = warnings(part.model_copy(update={"promotion": None}))  # the whole is promoted
-            where = f"branches.{name}." if group == "recipes" else f"{name}: "
-            found += [f"{where}{sentence}" for sentence in own if sentence not in found]  # not of what they share
-    return found
+            sentences += _without_minimum(path, section)
+    for place, part in _parts(recipe):
+        own = warnings(part.model_copy(update={"promotion": None}))  # the whole is promoted
+        sentences += [place + sentence for sentence in own if sentence not in sentences]  # of shared sections only once
+    return sentences
+
+
+def _parts(recipe: BaseRecipe) -> Iterator[tuple[str, BaseRecipe]]:
+    """The recipes of a comparison's branches and of a sweep's variants, after the beginning of sentences about them.
+
+    Compositions are above this module, and a plug-in may have other fields of these names.
+    """
+    for group, place in (("recipes", "branches.{}."), ("variants", "{}: ")):
+        parts = getattr(recipe, group, None)
+        for name, part in parts.items() if isinstance(parts, Mapping) else ():
+            if isinstance(part, BaseRecipe):
+                yield place.format(name), part
 
 
 def _sections(section: Config, path: str = "") -> Iterator[tuple[str, Config, Config]]:
@@ -45,15 +57,16 @@ def _sections(section: Config, path: str = "") -> Iterator[tuple[str, Config, Co
     for name in type(section).model_fields:
         value = getattr(section, name)
         inner = f"{path}.{name}" if path else name
-        numbered = enumerate(value) if isinstance(value, tuple) else ()
-        for place, item in [(inner, value), *((f"{inner}.{number}", item) for number, item in numbered)]:
+        items = [(f"{inner}.{number}", item) for number, item in enumerate(value)] if isinstance(value, tuple) else []
+        for place, item in items or [(inner, value)]:
             if isinstance(item, Config):
                 yield place, item, section
                 yield from _sections(item, place)
 
 
 def _learning_rate(path: str, training: TrainingConfig, owner: Config) -> Iterator[str]:
-    default = type(owner).model_fields[path.rpartition(".")[2]].get_default()
+    field = type(owner).model_fields.get(path.rpartition(".")[2])  # none for an item of a list
+    default = field.get_default() if field else None
     usual = (default if isinstance(default, TrainingConfig) else TrainingConfig()).learning_rate
     usual = learning_rate(getattr(owner, "loss", None), usual)
     if training.lora is not None and training.learning_rate <= usual:
@@ -61,10 +74,11 @@ def _learning_rate(path: str, training: TrainingConfig, owner: Config) -> Iterat
             f"{path}.learning_rate: {training.learning_rate:g} is a rate for training all weights; adapters need about ten "
             f"times as much, such as {10 * usual:g} (Schulman et al. 2025, LoRA Without Regret)"
         )
+    # SFT and reward models, with a default of 1e-5, are also trained at rates of 1e-4.
     if training.lora is None and round(training.learning_rate / usual) > FAR and usual < 1e-5:
         yield (
             f"{path}.learning_rate: {training.learning_rate:g} is {training.learning_rate / usual:.0f} times the default of "
-            f"{usual:g}; published recipes for pretrained models have 5e-7 to 1e-5 (docs/fields.md)"
+            f"{usual:g}; recipes for pretrained models in TRL and OpenRLHF have 5e-7 to 1e-5"
         )
 
 
@@ -85,7 +99,7 @@ def _without_kl(path: str, rl: RlConfig) -> Iterator[str]:
         )
 
 
-def _wrong_answers(path: str, section: RejectionSamplingConfig) -> Iterator[str]:
+def _without_minimum(path: str, section: RejectionSamplingConfig) -> Iterator[str]:
     selection = section.selection
     if selection.score == "verifier" and selection.strategy != "threshold" and selection.min_score is None:
         yield (
@@ -94,26 +108,24 @@ def _wrong_answers(path: str, section: RejectionSamplingConfig) -> Iterator[str]
         )
 
 
-def _judged_by_what_it_optimises(recipe: BaseRecipe) -> Iterator[str]:
-    """A promotion that only the reward model decides that the policy was trained against."""
+def _gated_by_the_optimised_reward(recipe: BaseRecipe) -> Iterator[str]:
     chosen = recipe.promotion.gates if recipe.promotion else ()
     judges = recipe.evaluation.rewards if recipe.evaluation else ()
-    optimises = any(
-        _by_our_reward_model(section)
-        for name in ("rl", "iterative_dpo", "rejection_sampling")
-        if (section := getattr(recipe, name, None)) is not None
-    )
-    if chosen and optimises and all(map(_is_ours, judges)) and all(gate.measures in OPTIMISED for gate in chosen):
+    optimised = any(_optimises_our_reward_model(section) for _, section, _ in _sections(recipe))
+    if chosen and optimised and all(map(_is_ours, judges)) and all(gate.measures in OPTIMISED for gate in chosen):
         yield (
             "promotion.gates: all are judged by the reward model that the policy was trained against, and which also rises "
             "when the policy gets worse (Gao et al. 2023): add a verifier, or another reward model in `evaluation.rewards`"
         )
 
 
-def _by_our_reward_model(section: Any) -> bool:
-    """Whether a section trains on the recipe's own reward model."""
-    by_default = not section.rewards and getattr(getattr(section, "selection", None), "score", None) == "reward"
-    return by_default or any(map(_is_ours, section.rewards))
+def _optimises_our_reward_model(section: Config) -> bool:
+    """Whether a section trains a policy on the recipe's own reward model, which the section `rl` has to name."""
+    if isinstance(section, IterativeDpoConfig | RejectionSamplingConfig) and not section.rewards:
+        return section.selection.score == "reward"
+    return isinstance(section, IterativeDpoConfig | RejectionSamplingConfig | RlConfig) and any(
+        map(_is_ours, section.rewards)
+    )
 
 
 def _is_ours(reward: Config) -> bool:

@@ -126,6 +126,17 @@ def test_orpo_is_judged_by_its_own_learning_rate() -> None:
     assert warned(parsed("dpo", PAIRS, orpo, ("dpo.training.lora", {}))) == ["dpo.training.learning_rate"]
 
 
+def test_fields_of_a_plug_in_may_be_named_as_ours_and_hold_lists_of_sections() -> None:
+    class Mine(Settings):
+        recipes: int = 3
+        variants: tuple[str, ...] = ("a",)
+        rl: str = "none"
+        trainings: tuple[TrainingConfig, ...] = ()
+
+    mine = Mine(name="mine", model={"name": "some/model"}, trainings=[{"lora": {}}])  # type: ignore[arg-type]
+    assert warned(mine) == ["trainings.0.learning_rate"]
+
+
 def test_sections_of_a_users_flow_have_the_defaults_of_their_class() -> None:
     class Mine(Settings):
         training: TrainingConfig = TrainingConfig()

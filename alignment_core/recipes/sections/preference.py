@@ -50,7 +50,7 @@ class DpoLossConfig(Config):
 
     DEFAULTS_BY: ClassVar = {
         "loss_type": {
-            "simpo": {"beta": 2.0},  # Meng et al. 2024 (SimPO), table 7: 2.0 to 2.5
+            "simpo": {"beta": 2.0},  # 2.0 to 2.5 for the models of Meng et al. 2024 (README of princeton-nlp/SimPO)
             "cpo": {"nll_weight": 1.0},
             "orpo": {"nll_weight": 1.0},
         }
@@ -81,8 +81,8 @@ class DpoLossConfig(Config):
     """ε: assumed fraction of flipped labels (`sigmoid`: conservative DPO; `robust`, which needs it; `simpo`, `cpo`), or the
     target's probability of the rejected completion (`exo_pair`, which needs it)."""
     simpo_gamma: float | None = unkeyed(None, ge=0)
-    """γ: target reward margin; only with `simpo`. Default: half of `beta` (γ/β is 0.1 to 0.8 in the paper). Not part of the
-    stage's key while unset."""
+    """γ: target reward margin; only with `simpo`. Default: half of `beta`, where the authors of SimPO advise to start. Not
+    part of the stage's key while unset."""
     nll_weight: float = Field(0.0, ge=0)
     """Weight of the chosen completion's mean negative log-likelihood per token, which is added to the loss. Default with `cpo`
     and `orpo`, which need it: 1, as in their papers."""
