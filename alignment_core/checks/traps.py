@@ -28,6 +28,8 @@ def warnings(recipe: BaseRecipe) -> list[str]:
     for path, section, owner in _sections(recipe):
         if isinstance(section, TrainingConfig) and recipe.model.scratch is None:
             sentences += _learning_rate(path, section, owner)
+        if isinstance(section, TrainingConfig):
+            sentences += _warmup(path, section, owner)
         if isinstance(section, DpoLossConfig):
             sentences += _simpo(path, section)
         if isinstance(section, RlConfig):
@@ -79,6 +81,15 @@ def _learning_rate(path: str, training: TrainingConfig, owner: Config) -> Iterat
         yield (
             f"{path}.learning_rate: {training.learning_rate:g} is {training.learning_rate / usual:.0f} times the default of "
             f"{usual:g}; recipes for pretrained models in TRL and OpenRLHF have 5e-7 to 1e-5"
+        )
+
+
+def _warmup(path: str, training: TrainingConfig, owner: Config) -> Iterator[str]:
+    steps = owner.steps if isinstance(owner, RlConfig) else training.max_steps
+    if steps is not None and training.warmup_steps >= steps:
+        yield (
+            f"{path}.warmup_steps: training ends after {steps} steps, before the {training.warmup_steps} of the warm-up, so "
+            "that the learning rate never reaches its peak"
         )
 
 

@@ -165,10 +165,14 @@ def whole(words: Words, flags: Flags) -> int:
     """A whole number, which may be written as 3.0 or 1e3. Raises NoCounterpart for another."""
     value = number(words, flags)
     if value != int(value):
-        raise NoCounterpart(
-            f"{value:g} is not a whole number, which is required here; `max_steps` ends training earlier."
-        )
+        raise NoCounterpart(f"{value:g} is not a whole number, which is required here.")
     return int(value)
+
+
+def whole_or_fraction(words: Words, flags: Flags) -> float:
+    """A number, without a fraction if it is whole. Raises NoCounterpart for another word."""
+    value = number(words, flags)
+    return int(value) if value == int(value) else value
 
 
 def positive(words: Words, flags: Flags) -> int | None:
@@ -241,18 +245,13 @@ def target_modules(words: Words, flags: Flags) -> Any:
     return "all-linear" if [*words] == ["all-linear"] else [*words]
 
 
-def warmup(words: Words, flags: Flags) -> float:
-    """Steps of warm-up: below 1 a fraction of all steps, else a number of them. Raises NoCounterpart."""
+def warmup(words: Words, flags: Flags, per_step: int = 1) -> tuple[float | None, int | None]:
+    """Warm-up: below 1 a fraction of all steps, else optimiser steps, of which a step has ``per_step``. Raises
+    NoCounterpart."""
     value = number(words, flags)
     if "constant" in (flags.text("lr_scheduler"), flags.text("lr_scheduler_type")):
         raise NoCounterpart("the schedule constant has no warm-up.")
-    if value < 1:
-        return value
-    if (total := flags.number("max_steps")) > 0:
-        return round(value / total, 6)
-    raise NoCounterpart(
-        "a number of steps: give it as a fraction of all steps, `warmup_ratio` of the training section."
-    )
+    return (value, None) if value < 1 else (None, math.ceil(int(value) / per_step))
 
 
 def steps_of_rows(count: float | None, per_step: float, epochs: float, flags: Flags) -> int | None:

@@ -91,10 +91,20 @@ def prompts_per_step(words: Words, flags: Flags) -> int:
     return max(1, _completions(flags) // int(flags.number("num_generations", 8)))
 
 
+def _updates(flags: Flags) -> int:
+    """Optimizer steps per step of sampling."""
+    iterations = max(1, int(flags.number("num_iterations", 1)))
+    return max(1, _completions(flags) // max(1, batch_size((), flags))) * iterations
+
+
+def rl_warmup(words: Words, flags: Flags) -> tuple[float | None, int | None]:
+    """`--warmup_steps`, in steps of sampling."""
+    return convert.warmup(words, flags, _updates(flags))
+
+
 def rl_steps(words: Words, flags: Flags) -> int | None:
     """Steps of sampling: from the optimizer steps of `--max_steps`, or from the epochs if the rows can be counted."""
-    iterations = max(1, int(flags.number("num_iterations", 1)))
-    updates = max(1, _completions(flags) // max(1, batch_size(words, flags))) * iterations
+    updates = _updates(flags)
     limit = flags.number("max_steps")
     if limit > 0:
         return convert.steps_of_rows(limit, updates, 1, flags)

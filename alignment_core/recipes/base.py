@@ -74,8 +74,10 @@ class Config(BaseModel):
     dumps, because a default that a dump leaves out would change when it is read again."""
 
     FILLED_BY_PLACE: ClassVar[bool] = False
-    """Whether fields that are left out of this section have the defaults of the field that holds it. Not for sections in
-    which some fields exclude others."""
+    """Whether fields that are left out of this section have the defaults of the field that holds it."""
+
+    ALTERNATIVES: ClassVar[Mapping[str, str]] = {}
+    """Field → the field that it replaces, whose default by place is then left out."""
 
     def refuse_unused(self, info: ValidationInfo, names: Iterable[str], why: str, cure: str = "leave it out") -> None:
         """Raise ValueError for the first of these fields that is set although it has no effect.
@@ -143,14 +145,16 @@ class Config(BaseModel):
         below: dict[str, Iterable[str]] = {}
         for name, usual in cls.section_defaults(content).items():
             section = content.get(name, {})
-            if isinstance(section, Config):
-                missing = {field: value for field, value in usual.items() if field not in section.model_fields_set}
-                sections[name] = section.model_copy(update=missing)
-            elif isinstance(section, dict):
-                missing = {field: value for field, value in usual.items() if field not in section}
-                sections[name] = {**section, **missing}
-            else:
+            if not isinstance(section, (Config, dict)):
                 continue
+            given = section.model_fields_set if isinstance(section, Config) else section
+            default = cls.model_fields[name].get_default()
+            replaced = {default.ALTERNATIVES.get(field) for field in given}
+            missing = {field: value for field, value in usual.items() if field not in {*given, *replaced}}
+            if isinstance(section, Config):
+                sections[name] = section.model_copy(update=missing)
+            else:
+                sections[name] = {**section, **missing}
             below[name] = missing.keys()
         model = handler({**content, **filled, **sections})
         model.model_fields_set.difference_update(filled, sections.keys() - content.keys())

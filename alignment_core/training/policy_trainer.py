@@ -187,7 +187,7 @@ class PolicyTrainer:
             reports["pretraining"] = StepReport()
         rate = learning_rate(learner.training, self.step, self.section.steps, self._first_step(name))
         loss = partial(self._loss, name)
-        for epoch in range(training.num_train_epochs):
+        for epoch in range(int(training.num_train_epochs)):
             seed = derive_seed(self.job.seed, "step", self.step)
             for numbers in self.batch.batches(seed, epoch, training.batch_size):
                 batch = [rows[number] for number in numbers]

@@ -49,6 +49,14 @@ def test_models_from_scratch_may_have_any_learning_rate() -> None:
     assert warned(parsed("dpo", PAIRS, ("model", scratch), ("dpo.training.learning_rate", 1e-3))) == []
 
 
+def test_a_warm_up_that_training_does_not_outlast_is_warned_about() -> None:
+    short = [("dpo.training.max_steps", 5), ("dpo.training.warmup_steps", 5)]
+    assert warned(parsed("dpo", PAIRS, *short)) == ["dpo.training.warmup_steps"]
+    assert warned(parsed("dpo", PAIRS, *short[1:])) == []
+    assert warned(parsed("rl", RL, ("rl.training.warmup_steps", 100))) == ["rl.training.warmup_steps"]
+    assert warned(parsed("rl", RL, ("rl.training.warmup_steps", 99))) == []
+
+
 def test_simpo_with_the_beta_of_dpo_is_warned_about() -> None:
     assert warned(parsed("dpo", PAIRS, ("dpo.loss", {"loss_type": "simpo", "beta": 0.1}))) == ["dpo.loss.beta"]
     assert warned(parsed("dpo", PAIRS, ("dpo.loss", {"loss_type": "simpo"}))) == []

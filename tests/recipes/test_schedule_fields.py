@@ -22,6 +22,13 @@ from tests.recipes.contents import SFT, refusal
             "`warmup_ratio` 0.6 and `decay_ratio` 0.5 must not exceed 1 in sum",
         ),
         ("{lr_scheduler_type: wsd, decay_ratio: 0}", "sft.training.decay_ratio: "),
+        (
+            "{warmup_ratio: 0.1, warmup_steps: 5}",
+            "`warmup_steps` 5 and `warmup_ratio` 0.1 are two lengths of one warm-up: set one of them to 0",
+        ),
+        ("{warmup_steps: 1.5}", "sft.training.warmup_steps: "),
+        ("{num_train_epochs: 0}", "sft.training.num_train_epochs: "),
+        ("{num_train_epochs: true}", "sft.training.num_train_epochs: "),
     ],
 )
 def test_phases_that_do_not_fit_get_a_sentence(load: Any, training: str, sentence: str) -> None:

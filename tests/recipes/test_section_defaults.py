@@ -40,6 +40,24 @@ def test_a_section_that_is_partly_set_keeps_the_defaults_of_its_place() -> None:
     assert parsed("dpo", PAIRS, ("dpo.training.learning_rate", 1e-5)).dpo.training.learning_rate == 1e-5
 
 
+def test_a_field_leaves_out_the_default_of_the_field_that_it_replaces() -> None:
+    class Place(Config):
+        training: TrainingConfig = TrainingConfig(warmup_ratio=0.03, learning_rate=1e-6)
+
+    place = Place.model_validate({"training": {"warmup_steps": 5}}).training
+    assert (place.warmup_steps, place.warmup_ratio, place.learning_rate) == (5, 0.0, 1e-6)
+    assert Place.model_validate({"training": TrainingConfig(warmup_steps=5)}).training.warmup_ratio == 0.0
+    assert Place.model_validate({"training": {"max_steps": 9}}).training.warmup_ratio == 0.03
+
+
+def test_passes_over_the_completions_of_a_step_are_whole() -> None:
+    with pytest.raises(
+        UserError, match=r"`rl.training.num_train_epochs` 1.5 counts passes over the completions of a step"
+    ):
+        parsed("rl", RL, ("rl.training.num_train_epochs", 1.5))
+    assert parsed("rl", RL, ("rl.training.num_train_epochs", 2.0)).rl.training.num_train_epochs == 2
+
+
 def test_defaults_of_a_place_are_fields_that_dumps_always_have() -> None:
     """A field that a dump leaves out would have the default of the place when the dump is read."""
     for config in sections():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alignment_core.recipes import TrainingConfig
-from alignment_core.training.schedule import learning_rate
+from alignment_core.training.schedule import learning_rate, steps_of_epochs
 
 
 def rates(steps: int, **fields: Any) -> list[float]:
@@ -76,3 +76,37 @@ def test_unset_fields_of_the_schedule_are_not_in_keys() -> None:
     chosen = TrainingConfig(lr_scheduler_type="wsd", decay_ratio=0.2, decay_type="1-sqrt").model_dump(mode="json")
     assert (chosen["decay_ratio"], chosen["decay_type"]) == (0.2, "1-sqrt")
     assert TrainingConfig.model_validate(chosen).decay_ratio == 0.2
+
+
+def test_a_warm_up_in_steps_by_hand() -> None:
+    """3 steps of warm-up reach the peak in the fourth: 1/4, 2/4, 3/4; then 7 steps of linear decay."""
+    config = TrainingConfig(learning_rate=1.0, lr_scheduler_type="linear", warmup_steps=3)
+    learning_rates = [learning_rate(config, step, 10) for step in range(10)]
+    assert learning_rates == pytest.approx([1 / 4, 2 / 4, 3 / 4, *(1 - done / 7 for done in range(7))])
+
+
+@pytest.mark.parametrize("epochs", [0.01, 0.5, 1, 1.5, 2, 2.75])
+def test_fractional_epochs_have_the_steps_of_transformers(epochs: float) -> None:
+    """101 rows in batches of 4: 26 steps per epoch."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(num_train_epochs=epochs, per_device_train_batch_size=4, use_cpu=True)
+    trainer = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=[{"x": 0}] * 101)
+    *_, steps = trainer.set_initial_training_values(arguments, trainer.get_train_dataloader())
+    assert steps_of_epochs(epochs, 26) == steps
+
+
+def test_steps_of_epochs_do_not_depend_on_rounding() -> None:
+    """1.1 × 10 is 11.000000000000002 in floating point."""
+    assert steps_of_epochs(1.1, 10) == 11
+
+
+def test_whole_epochs_are_integers_in_keys_and_warm_up_steps_are_in_none() -> None:
+    for epochs in (1, 1.0):
+        dump = TrainingConfig(num_train_epochs=epochs).model_dump(mode="json")
+        assert repr(dump["num_train_epochs"]) == "1"
+        assert "warmup_steps" not in dump
+    fraction = TrainingConfig(num_train_epochs=0.5, warmup_steps=3).model_dump(mode="json")
+    assert (fraction["num_train_epochs"], fraction["warmup_steps"]) == (0.5, 3)
+    assert TrainingConfig.model_validate(fraction).num_train_epochs == 0.5

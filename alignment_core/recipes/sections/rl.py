@@ -347,6 +347,11 @@ class RlConfig(Config):
             info, ("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps"
         )
         self.training.refuse_unused(info, EVALUATION_FIELDS, "in `rl.training`", "use `rl.best`")
+        if self.training.num_train_epochs % 1:
+            raise ValueError(
+                f"`rl.training.num_train_epochs` {self.training.num_train_epochs:g} counts passes over the completions of a "
+                "step, which are whole: use a whole number (`rl.steps` sets the length of the training)"
+            )
         if self.kl.place == "reward":
             self.kl.refuse_unused(info, ("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
         if self.kl.coefficient == 0:

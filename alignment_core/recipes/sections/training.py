@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, PlainSerializer, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig, with_learning_rate
 
+Epochs = Annotated[float, PlainSerializer(lambda epochs: int(epochs) if epochs == int(epochs) else epochs)]
+"""A number of epochs. Whole ones are integers in dumps, and so in keys."""
 EVALUATION_FIELDS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
 """Fields of :class:`TrainingConfig` that need held-out rows."""
 
@@ -49,9 +51,10 @@ class TrainingConfig(Config):
     """The optimiser and its schedule; nothing here depends on the number of devices."""
 
     FILLED_BY_PLACE: ClassVar = True
+    ALTERNATIVES: ClassVar = {"warmup_steps": "warmup_ratio"}
 
-    num_train_epochs: int = Field(1, ge=1)
-    """Passes over the training rows."""
+    num_train_epochs: Epochs = Field(1, gt=0)
+    """Passes over the training rows. With a fraction the last pass ends early: 1.5 epochs of 101 steps are 152 steps."""
     max_steps: int | None = Field(None, ge=1)
     """Maximum number of optimiser steps; training stops there even within an epoch."""
     batch_size: int = Field(32, ge=1)
@@ -73,6 +76,8 @@ class TrainingConfig(Config):
     stage's key while `linear`."""
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     """Fraction of the steps over which the learning rate rises linearly from zero."""
+    warmup_steps: int = unkeyed(0, ge=0)
+    """Number of these steps, instead of `warmup_ratio`. Not part of the stage's key while 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Final learning rate, as a fraction of the peak."""
     weight_decay: float = Field(0.0, ge=0)
@@ -123,6 +128,11 @@ class TrainingConfig(Config):
             raise ValueError("`metric_for_best_model` needs `eval_steps`")
         if self.early_stopping_patience is not None and self.metric_for_best_model is None:
             raise ValueError("`early_stopping_patience` needs `metric_for_best_model`")
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError(
+                f"`warmup_steps` {self.warmup_steps} and `warmup_ratio` {self.warmup_ratio} are two lengths of one warm-up: "
+                "set one of them to 0"
+            )
         if self.lr_scheduler_type != "wsd":
             self.refuse_unused(info, ("decay_ratio", "decay_type"), "without `lr_scheduler_type: wsd`")
         elif self.warmup_ratio + self.decay_ratio > 1:
