@@ -243,16 +243,19 @@ def _judge(ledger: statistics.Ledger, data: DataConfig) -> None:
 
 
 def _first(pinned: PinnedSource, rows: int) -> PinnedSource:
-    """The source, limited to its first rows."""
+    """The source, limited to its first rows; ``rows`` of the recipe are then chosen among these."""
     source = pinned.source
     most = rows if source.path else MADE
+    if origin_of(source).samples_rows:
+        return pinned.model_copy(update={"first": most})
     return pinned.model_copy(update={"source": source.model_copy(update={"rows": min(source.rows or most, most)})})
 
 
 def _to_its_end(source: PinnedSource, cut: PinnedSource, read: int) -> bool:
     """Whether the ``read`` rows of a source are all that the data set will have of it."""
-    most = cut.source.rows
-    return most is None or read < most or source.source.rows == most
+    if cut.first is None:
+        return read < (cut.source.rows or 0) or source.source.rows == cut.source.rows
+    return read < min(cut.first, source.source.rows or cut.first)
 
 
 def samples_of(dataset: Path) -> list[dict[str, Any]]:

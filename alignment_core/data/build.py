@@ -88,7 +88,7 @@ def build(
     renderer = Renderer(tokenizer, config.chat_template)
     limits = Limits(config, renderer, tokenizer.bos_token_id, settings or {})
     rows, kept = DiskList[dict[str, Any]](scratch), []
-    for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress):
+    for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress, scratch):
         rows.append(columns)
         kept.append(row)
     ledger.check_bad_rows()
@@ -162,13 +162,14 @@ def kept_rows(
     kind: Kind,
     seed: int,
     on_progress: OnProgress | None,
+    scratch: Path | None = None,
 ) -> Iterator[tuple[RowMeta, dict[str, Any]]]:
     """Rows of the table from all sources, with their columns; dropped rows are counted in the ``ledger``."""
     total = _expected_rows(pinned)
     number_of_row = 0
     for number, source in enumerate(pinned):
         names_tasks = origin_of(source.source).names_tasks
-        read_rows = examples(source, number, ledger, kind, seed, limits.config.prompt_template)
+        read_rows = examples(source, number, ledger, kind, seed, limits.config.prompt_template, scratch)
         for example_number, (where, example, shown, kept) in enumerate(read_rows):
             read = ledger.read.total()
             if on_progress and read % PROGRESS_EVERY == 0:
@@ -196,7 +197,13 @@ def kept_rows(
 
 
 def examples(
-    pinned: PinnedSource, number: int, ledger: statistics.Ledger, kind: Kind, seed: int, template: str | None = None
+    pinned: PinnedSource,
+    number: int,
+    ledger: statistics.Ledger,
+    kind: Kind,
+    seed: int,
+    template: str | None = None,
+    scratch: Path | None = None,
 ) -> Iterator[tuple[str, Example, Example, str | None]]:
     """The well-formed rows of a source: its place, the example, the example with its prompt in the ``template``, and its
     ``keep_columns`` as JSON text. The first row decides the format."""
@@ -207,7 +214,7 @@ def examples(
             raise UserError(f"keep_columns: {kind.gives} cannot keep further columns; only prompts can")
     except UserError as error:
         raise UserError(f"{pinned.name}: {error}") from None
-    for where, row in pinned.read(number, seed, kind):
+    for where, row in pinned.read(number, seed, kind, scratch):
         ledger.read[number] += 1
         if isinstance(row, str):
             ledger.bad(number, where, row)

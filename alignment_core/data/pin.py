@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +14,7 @@ from alignment_core.data import formats
 from alignment_core.data.addresses import RemoteFile
 from alignment_core.data.kinds import Kind
 from alignment_core.data.origins import LocatedRow, origin_of
+from alignment_core.data.sample_rows import sample_rows
 from alignment_core.recipes.sections.data import DataSource
 
 
@@ -38,6 +40,8 @@ class PinnedSource(BaseModel):
     hub_commit: str | None = None
     notes: tuple[str, ...] = Field((), exclude_if=lambda notes: not notes)
     """Sentences about files of the folder that are left out; they do not decide the rows."""
+    first: int | None = Field(None, exclude=True)
+    """Read only this many rows, from the beginning: for checks."""
 
     def content(self) -> dict[str, Any]:
         """The part of a stage key that identifies the rows of this source."""
@@ -55,14 +59,18 @@ class PinnedSource(BaseModel):
         """Name of this source in rows and statistics; the same on every machine."""
         return origin_of(self.source).name(self)
 
-    def read(self, index: int, seed: int, kind: Kind) -> Iterator[LocatedRow]:
-        """The rows of this source, number ``index`` of its data set: at most ``rows``, in the order of the source.
+    def read(self, index: int, seed: int, kind: Kind, scratch: Path | None = None) -> Iterator[LocatedRow]:
+        """The rows of this source, number ``index`` of its data set: at most ``rows``, in the order of the source. ``scratch``
+        is a folder for a temporary file.
 
         Raises DataError if a whole file cannot be read or has changed since it was pinned, UserError if the source has no rows
         of this kind.
         """
-        rows = origin_of(self.source).read(self, derive_seed(seed, index), kind)
-        return islice(rows, self.source.rows)
+        origin, count = origin_of(self.source), self.source.rows
+        rows = islice(origin.read(self, derive_seed(seed, index), kind), self.first)
+        if count is not None and origin.samples_rows:
+            return sample_rows(rows, count, seed, scratch)
+        return islice(rows, count)
 
 
 _MEANING = {"format", "columns", "split", "subset", "rows", "weight", "options"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ import pytest
 from alignment_core.data import files, kinds
 from alignment_core.data.origins import LocatedRow
 from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.data.sample_rows import sample_rows
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataSource
 
 ROWS = [{"prompt": "a", "completion": "1"}, {"prompt": "b", "completion": "2"}]
+KIND = kinds.load("demonstrations")
 
 
 def read(path: Path, **fields: Any) -> list[LocatedRow]:
@@ -157,8 +161,81 @@ def test_empty_text_file_has_no_rows(tmp_path: Path, name: str) -> None:
     assert read(tmp_path / name) == []
 
 
-def test_rows_caps_the_number_of_rows_read(tmp_path: Path) -> None:
-    assert len(read(write(tmp_path / "a.jsonl", ROWS), rows=1)) == 1
+NUMBERED = [{"prompt": str(number), "completion": "x"} for number in range(200)]
+
+
+def chosen(rows: list[LocatedRow]) -> list[str]:
+    return [row["prompt"] for _, row in rows if isinstance(row, dict)]
+
+
+def test_rows_are_those_with_the_smallest_digests_in_the_order_of_the_file(tmp_path: Path) -> None:
+    def digest(row: dict[str, Any]) -> str:
+        return hashlib.sha256(json.dumps([0, row], sort_keys=True).encode()).hexdigest()
+
+    rows = read(write(tmp_path / "a.jsonl", NUMBERED), rows=20)
+    smallest = sorted(NUMBERED, key=digest)[:20]
+    assert chosen(rows) == [row["prompt"] for row in NUMBERED if row in smallest]
+    assert [where for where, _ in rows] == [f"a.jsonl:{int(number) + 1}" for number in chosen(rows)]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".arrow"])
+def test_rows_chosen_do_not_depend_on_the_format_of_the_file(tmp_path: Path, suffix: str) -> None:
+    expected = chosen(read(write(tmp_path / "a.jsonl", NUMBERED), rows=20))
+    assert chosen(read(write(tmp_path / f"b{suffix}", NUMBERED), rows=20)) == expected
+
+
+def test_other_rows_replace_few_of_the_chosen_ones(tmp_path: Path) -> None:
+    before = chosen(read(write(tmp_path / "a.jsonl", NUMBERED), rows=50))
+    assert set(chosen(read(write(tmp_path / "a.jsonl", NUMBERED), rows=20))) < set(before)
+    more = [{"prompt": f"new {number}", "completion": "x"} for number in range(20)]
+    after = chosen(read(write(tmp_path / "b.jsonl", [*more, *NUMBERED]), rows=50))
+    assert set(after) - set(before) == {prompt for prompt in after if prompt.startswith("new")}
+    assert len(set(before) - set(after)) < 15  # 50 · 20/220 = 4.5 are expected
+    assert chosen(list(pin(DataSource(path=str(tmp_path / "a.jsonl"), rows=50)).read(0, 1, KIND))) != before
+
+
+def test_rows_at_the_end_of_a_sorted_file_are_chosen_too(tmp_path: Path) -> None:
+    kinds_of_rows = [{"prompt": f"{number}", "completion": "ab"[number >= 100]} for number in range(200)]
+    rows = read(write(tmp_path / "a.jsonl", kinds_of_rows), rows=100)
+    of_the_first_kind = sum(row["completion"] == "a" for _, row in rows if isinstance(row, dict))
+    assert 32 <= of_the_first_kind <= 68  # 5 standard deviations of a hypergeometric draw, 3.5 rows, around 50
+
+
+def test_of_equal_rows_the_first_are_chosen_and_malformed_rows_count(tmp_path: Path) -> None:
+    rows = read(write(tmp_path / "a.jsonl", [ROWS[0]] * 10), rows=3)
+    assert [where for where, _ in rows] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
+    (tmp_path / "b.jsonl").write_text("no JSON\n" * 3)
+    assert len(read(tmp_path / "b.jsonl", rows=2)) == 2
+    assert read(write(tmp_path / "c.jsonl", ROWS), rows=5) == read(tmp_path / "c.jsonl")
+
+
+def test_values_that_json_cannot_hold_do_not_decide_the_chosen_rows(tmp_path: Path) -> None:
+    table = pa.table(
+        {"prompt": [str(number) for number in range(40)], "picture": [bytes([number]) for number in range(40)]}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table.set_column(1, "picture", pa.array([b""] * 40)), tmp_path / "b.parquet")
+    assert chosen(read(tmp_path / "a.parquet", rows=9)) == chosen(read(tmp_path / "b.parquet", rows=9))
+
+
+def test_rows_too_deep_for_a_digest_are_still_refused_by_their_line(tmp_path: Path) -> None:
+    deep = {"prompt": "a", "completion": "b", "more": "[" * 900 + "]" * 900}
+    text = json.dumps(deep).replace('"[', "[").replace(']"', "]")
+    (tmp_path / "a.jsonl").write_text(f"{text}\n" * 3)
+    assert read(tmp_path / "a.jsonl", rows=2) == [
+        ("a.jsonl:1", "is nested too deeply"),
+        ("a.jsonl:2", "is nested too deeply"),
+    ]
+
+
+def test_choosing_rows_holds_few_in_memory(tmp_path: Path) -> None:
+    large = ({"prompt": f"{number}" + "x" * 100_000} for number in range(600))
+    rows = ((f"a:{number}", row) for number, row in enumerate(large))
+    tracemalloc.start()
+    count = sum(1 for _ in sample_rows(rows, 500, 0, tmp_path))
+    assert count == 500
+    assert tracemalloc.get_traced_memory()[1] < 5 * 2**20  # 50 MiB are chosen
+    tracemalloc.stop()
 
 
 def test_pin_does_not_depend_on_the_place_and_does_on_the_bytes(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class Origin(ABC):
     """Whether it reads the ``options`` of a source. Only files and the Hub do not."""
     names_tasks: ClassVar[bool] = False
     """Whether ``task`` of a row names the built-in task that made it."""
+    samples_rows: ClassVar[bool] = False
+    """Whether ``rows: N`` chooses N of all rows by their digests. Otherwise it takes the first N, as of rows without an end."""
 
     def pin(self, source: DataSource) -> dict[str, Any]:
         """Decide which exact content the source stands for: fields of :class:`Pinned`, nothing if its settings say it.
@@ -74,8 +76,8 @@ class Origin(ABC):
 
     @abstractmethod
     def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[LocatedRow]:
-        """The rows in their order. ``rows`` may be ignored, but must not change the first rows. Raises UserError if there are
-        none for this kind."""
+        """The rows in their order. ``rows`` may be ignored, but must not change the first rows. An origin that
+        ``samples_rows`` gives all that it has. Raises UserError if there are none for this kind."""
 
     def expected(self, source: DataSource) -> int | None:
         """The number of rows, if it is known without reading them."""

@@ -65,11 +65,11 @@ def check(name: str, split: str, options: dict[str, Any]) -> None:
 
 
 def rows(name: str, count: int | None, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each of the first ``count`` tasks, by default all (of an endless taskset ``DEFAULT_ROWS``): the text of its
+    """A row for each task (of an endless taskset for the first ``count``, by default ``DEFAULT_ROWS``): the text of its
     prompt, and as the label its number in the taskset, from 0. Raises UserError for a task that cannot be made.
     """
     taskset = load(name, options)
-    limit = count or (None if taskset.bounded else DEFAULT_ROWS)
+    limit = None if taskset.bounded else count or DEFAULT_ROWS
     for number, task in enumerate(islice(_tasks(name, taskset), limit)):
         yield {"prompt": task.data.prompt_text or f"{name}: task {number}", "label": str(number)}
 
@@ -99,6 +99,8 @@ def problem(field: str, name: str, error: Exception) -> UserError:
 
 class Tasksets(Library):
     """Labels are the numbers of the tasks, by which environments find them."""
+
+    samples_rows = True
 
     description = (
         "Name of a taskset of verifiers (extra `environments`), for prompts; its environments give the reward."

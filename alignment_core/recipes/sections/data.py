@@ -101,7 +101,10 @@ class DataSource(_WithLibraries):
     revision: str | None = None
     """Branch, tag or commit on the Hub, pinned when the run starts."""
     rows: int | None = Field(None, ge=1)
-    """Use at most this many rows; for a procedural task, the number of rows to generate (default 1000)."""
+    """Use at most this many rows. They are chosen by the digests of their content and the seed, because the first rows of a
+    file are often all of one kind, and stay in the order of the source; all rows of the source are read for it. For the first
+    rows of a Hub data set instead: `split: "train[:1000]"`. For a procedural task or a library of tasks without an end, the
+    number of rows to generate (default 1000)."""
     weight: float | None = Field(None, gt=0)
     """Probability of this source in the mixture; give it for every source or for none."""
     held_out: bool = unkeyed(False)
