@@ -24,6 +24,7 @@ from alignment_core.credentials import cut
 from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
 from alignment_core.home import align_home
 from alignment_core.processes import ProcessId, is_locked, lock, wait_until
+from alignment_core.stop_time import extended
 
 M = TypeVar("M", bound=BaseModel)
 RUN, STAGES, PROGRESS, WAITS, LOCK = "run.json", "stages.jsonl", "progress.json", "waits.json", "lock"
@@ -31,7 +32,7 @@ PROGRESS_SECONDS = 0.5
 LAST = "last"
 """Name of the run that started last."""
 STOPPING_SECONDS = 60.0
-"""Longest wait of a new attempt of a run for the process of the previous one."""
+"""Longest wait of a new attempt of a run for the process of the previous one, unless saving takes long."""
 END_SECONDS = 15.0
 """Time between SIGTERM and SIGKILL, in addition to the grace of the run's stages to save their work."""
 
@@ -204,7 +205,7 @@ class Journal:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("ab") as lock_file:
-            if not wait_until(lambda: lock(lock_file), STOPPING_SECONDS):
+            if not wait_until(lambda: lock(lock_file), extended(STOPPING_SECONDS, self.folder)):
                 raise UserError(f"run {self.record.run_id} is running in another process already")
             with suppress(NotFound):
                 attempt = read(self.record.run_id).attempt + 1
@@ -367,6 +368,11 @@ def is_alive(record: RunRecord) -> bool:
     with suppress(FileNotFoundError):
         return is_locked(folder_of(record.run_id) / LOCK)
     return False
+
+
+def stop_seconds(record: RunRecord) -> float:
+    """Seconds that the run's stages have to save their progress."""
+    return extended(float(record.recipe["resources"]["stop_seconds"]), folder_of(record.run_id))
 
 
 def end_process(record: RunRecord, grace: float) -> bool:

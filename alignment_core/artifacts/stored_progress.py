@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,11 +112,15 @@ class StoredProgress:
         return True
 
     @contextmanager
-    def mirrored(self, folder: Path, seconds: float) -> Iterator[None]:
+    def mirrored(
+        self, folder: Path, seconds: float, pushed: Callable[[float], None] = lambda _: None
+    ) -> Iterator[None]:
         """Push each checkpoint of ``folder`` once it is complete, other files every ``seconds`` seconds, and the rest when the
-        block ends with an error. Errors of the store are logged and do not end the block."""
+        block ends with an error. Errors of the store are logged and do not end the block. ``pushed`` is called with the seconds
+        that each push took."""
         stopping = threading.Event()
-        thread = threading.Thread(target=self._follow, args=(folder, seconds, stopping), name="progress", daemon=True)
+        arguments = (folder, seconds, stopping, pushed)
+        thread = threading.Thread(target=self._follow, args=arguments, name="progress", daemon=True)
         thread.start()
         try:
             yield
@@ -134,12 +138,14 @@ class StoredProgress:
         if self._exists:
             self.store.backend.delete(self.path)
 
-    def _follow(self, folder: Path, seconds: float, stopping: threading.Event) -> None:
+    def _follow(self, folder: Path, seconds: float, stopping: threading.Event, pushed: Callable[[float], None]) -> None:
         last, checkpoint = time.monotonic(), ""
         while not stopping.wait(min(_POLL_SECONDS, seconds)):
             newest = max((path.parent.name for path in folder.glob(f"{_CHECKPOINT}*/{_COMPLETE}")), default="")
-            if (newest != checkpoint or time.monotonic() - last > seconds) and self._try(folder):
+            started = time.monotonic()
+            if (newest != checkpoint or started - last > seconds) and self._try(folder):
                 last, checkpoint = time.monotonic(), newest
+                pushed(last - started)
 
     def _try(self, folder: Path) -> bool:
         try:

@@ -240,6 +240,8 @@ class StageContext:
     reporter: Reporter
     resumed: Callable[[list[Line]], None] = lambda _: None
     """Called with the lines of the curve in the checkpoint from which the stage resumes."""
+    saved: Callable[[str, float], None] = lambda part, seconds: None
+    """Called with the seconds that a part of saving progress took, such as ``save``: a run that is stopped needs them again."""
     curve: Curve = field(default_factory=Curve)
     """All metrics reported so far, including those before the checkpoint from which the stage resumed."""
     ticket: Ticket = FIRST

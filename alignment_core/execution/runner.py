@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from alignment_core.execution.cost import Meter
 from alignment_core.execution.curve import CURVE, Line
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
 from alignment_core.execution.restarts import with_restarts
+from alignment_core.execution.save_schedule import LEAST_SECONDS
 from alignment_core.execution.scheduling import FIRST, Ticket
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.user_code.dependencies import counting
@@ -45,6 +47,8 @@ class StageRequest:
     reporter: Reporter
     resumed: Callable[[list[Line]], None] = lambda _: None
     """Called with the lines of the curve in the checkpoint from which the stage resumes."""
+    saved: Callable[[str, float], None] = lambda part, seconds: None
+    """Called with the seconds that saving progress took: of the part ``save`` or ``push``, to the store."""
     run_ids: Mapping[str, str] = field(default_factory=dict)
     """Ids of the run, for provenance."""
     ticket: Ticket = FIRST
@@ -121,7 +125,9 @@ def run_stage(request: StageRequest) -> StageResult:
         def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
             return _run(replace(request, resources=given, ticket=meter.ticket), key, progress, meter, cost)
 
-        with stored.mirrored(progress, request.resources.progress_seconds) if stored else nullcontext():
+        pushed = partial(request.saved, "push")
+        seconds = request.resources.progress_seconds or LEAST_SECONDS
+        with stored.mirrored(progress, seconds, pushed) if stored else nullcontext():
             result = with_restarts(
                 call.label, request.resources, request.stopping, attempt, request.warn, meter.ticket.waits
             )
@@ -188,6 +194,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             machines=request.machines,
             reporter=request.reporter,
             resumed=request.resumed,
+            saved=request.saved,
             ticket=request.ticket,
             stopping=request.stopping,
             trust_remote_code=call.trust_remote_code,

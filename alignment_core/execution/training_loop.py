@@ -16,6 +16,7 @@ from alignment_core.execution.base import StageContext
 from alignment_core.execution.curve import Curve
 from alignment_core.execution.evaluation_checkpoints import EvaluationCheckpoints
 from alignment_core.execution.metric_window import MetricWindow
+from alignment_core.execution.save_schedule import SaveSchedule
 from alignment_core.models.saving import ADAPTER
 from alignment_core.training.checkpoints import curve_of, drop_incomplete, drop_older, newest_progress
 from alignment_core.training.rank_folders import write
@@ -80,7 +81,8 @@ def _loop(
     if step:
         _resume_curve(context, evaluations, step)
     context.report(step, total, "steps")
-    saved = started = time.monotonic()
+    schedule = SaveSchedule(context)
+    started = time.monotonic()
     window = MetricWindow(context.progress, step, total)
     tokens = 0
     while True:
@@ -93,7 +95,7 @@ def _loop(
         before = step
         step += reports[0].steps
         tokens += sum(report.tokens for report in reports)
-        due = step < total and time.monotonic() - saved > context.resources.progress_seconds
+        due = step < total and schedule.is_due
         speed = tokens / (time.monotonic() - started)
         measured: dict[int, dict[str, float]] = {}
         for number, of_step in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
@@ -105,11 +107,10 @@ def _loop(
             context.curve.add(number, "steps", measured[number])  # before the checkpoint, which holds the curve
         stops = context.stopping.is_set()
         if due or stops:
-            _save(context, ranks, step, evaluations)
-            saved = time.monotonic()
+            _save(context, ranks, step, evaluations, schedule)
         for number, metrics in measured.items():
             if context.stopping.is_set() and not stops:  # set since the check above: the report ends the stage
-                _save(context, ranks, step, evaluations)
+                _save(context, ranks, step, evaluations, schedule)
                 stops = True
             tested = _evaluate(ranks, evaluations, step) if number == step else {}
             context.report(number, total, "steps", **metrics, **tested)
@@ -167,8 +168,15 @@ def _export(ranks: ActorGroup[Trainer], folder: Path) -> None:
     write(ranks, [folder], Trainer.export, folder)
 
 
-def _save(context: StageContext, ranks: ActorGroup[Trainer], step: int, evaluations: EvaluationCheckpoints) -> None:
+def _save(
+    context: StageContext,
+    ranks: ActorGroup[Trainer],
+    step: int,
+    evaluations: EvaluationCheckpoints,
+    schedule: SaveSchedule,
+) -> None:
     """Write a checkpoint, and remove older ones once it is complete."""
-    save_progress(ranks, context.progress, context.curve.to_bytes())
-    drop_older(context.progress, step)
-    evaluations.checkpointed()
+    with schedule.saving():
+        save_progress(ranks, context.progress, context.curve.to_bytes())
+        drop_older(context.progress, step)
+        evaluations.checkpointed()

@@ -12,10 +12,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from socket import SHUT_RD, socket
 from typing import Any
 
+from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.cluster import ray_cluster
 from alignment_core.errors import AlignmentError, InfrastructureError, Stopped
@@ -30,6 +32,7 @@ from alignment_core.host.progress_log import Pace, Progress
 from alignment_core.host.protocol import RAY_DIED, Channel, describe
 from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.stop_time import extended, note, supervisors
 
 PROGRESS_SECONDS = 0.2
 OUTPUT_SECONDS = 1.0
@@ -43,6 +46,7 @@ class Server:
         self, channel: Channel, store: str, resources: ResourcesConfig, temporary: Path, samples: bool
     ) -> None:
         self.channel = channel
+        self.temporary = temporary
         self.samples = samples
         self.store = open_store(store)
         self.resources = resources
@@ -51,6 +55,8 @@ class Server:
         self._working = 0
         """Number of stages that run and do not wait."""
         self._idle = threading.Condition()
+        self._save_seconds: dict[str, float] = {}
+        """The longest time that each part of saving progress took, of all stages."""
 
     def serve(self) -> None:
         """Execute calls until the flow closes the channel."""
@@ -77,11 +83,20 @@ class Server:
             self.channel.end.shutdown(SHUT_RD)
 
     def wind_down(self) -> None:
-        """Wait until running stages have saved their progress, at most the recipe's ``stop_seconds``, then end all actors."""
+        """Wait until running stages have saved their progress, at most the recipe's ``stop_seconds`` or three times what saving
+        took, then end all actors."""
         self.stopping.set()
         with self._idle:
-            self._idle.wait_for(lambda: self._working == 0, self.resources.stop_seconds)
+            self._idle.wait_for(lambda: self._working == 0, extended(self.resources.stop_seconds, self.temporary))
         self.machines.close()
+
+    def _note_save(self, run_id: str, part: str, seconds: float) -> None:
+        """Let the processes that stop this one know how long saving takes."""
+        with self._idle:
+            self._save_seconds[part] = max(seconds, self._save_seconds.get(part, 0.0))
+            needed = sum(self._save_seconds.values())
+        for folder in [*supervisors(), *([journal.folder_of(run_id)] if run_id else [])]:
+            note(folder, needed)
 
     def _count_working(self, change: int) -> None:
         with self._idle:
@@ -122,6 +137,7 @@ class Server:
                 self.resources,
                 self._reporter(number, call),
                 resumed=lambda lines: self._send({"id": number, "event": "resumed", "lines": lines}),
+                saved=partial(self._note_save, message["run_ids"].get("prefect", "")),
                 run_ids=message["run_ids"],
                 ticket=ticket,
                 stopping=self.stopping,

@@ -14,6 +14,7 @@ from pathlib import Path
 from alignment_core.home import align_home
 from alignment_core.host.supervisor import IN_USE, RESTART, RESTARTS, discard
 from alignment_core.processes import SAFE_PATH, is_locked
+from alignment_core.stop_time import SUPERVISORS, extended, supervisors
 
 YOUNG_SECONDS = 60.0
 LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
@@ -44,7 +45,8 @@ class Supervised:
     imports no modules from the working folder.
 
     On ``close`` the command has ``grace`` seconds before its children are ended, and surviving children have ``orphan_grace``
-    seconds. With ``restart``, a command that exits is started again after a pause, and its children keep running.
+    seconds; both are longer if the command noted that it needs longer (``stop_time.py``). With ``restart``, a command that
+    exits is started again after a pause, and its children keep running.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Supervised:
         restart: bool = False,
     ) -> None:
         self.temporary = temporary
-        self._close_timeout = grace + orphan_grace + CLOSE_SECONDS
+        self._graces = (grace, orphan_grace)
         read_end, self._lifeline = os.pipe()
         fds = ",".join(map(str, inherited))
         supervisor = [sys.executable, "-m", "alignment_core.host.supervisor"]
@@ -81,7 +83,11 @@ class Supervised:
                     stderr=subprocess.STDOUT,
                     pass_fds=(read_end, *inherited),
                     start_new_session=True,  # a terminal's Ctrl-C reaches only this process, which then ends the tree in order
-                    env={**environment, **SAFE_PATH},
+                    env={
+                        **environment,
+                        **SAFE_PATH,
+                        SUPERVISORS: os.pathsep.join(map(str, (*supervisors(), temporary))),
+                    },
                 )
         except BaseException:
             os.close(self._lifeline)
@@ -103,7 +109,7 @@ class Supervised:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            self.process.wait(self._close_timeout)
+            self.process.wait(sum(extended(grace, self.temporary) for grace in self._graces) + CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

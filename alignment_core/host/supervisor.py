@@ -4,7 +4,8 @@
 FOLDER contains the command's temporary files and is removed at the end; FDS are the file descriptors that the command inherits,
 separated by commas. The parent holds the write end of the lifeline pipe; when it dies in any way, the read end here reports
 end-of-file. Then the command gets SIGTERM and has GRACE seconds to save its work, during which its children keep running; its
-surviving children, such as a worker's runs, get SIGTERM and have ORPHAN_GRACE seconds. All remaining descendants are killed.
+surviving children, such as a worker's runs, get SIGTERM and have ORPHAN_GRACE seconds. Both are longer if the command noted in
+FOLDER that it needs longer (``stop_time.py``). All remaining descendants are killed.
 This process is a sub-reaper, so that daemons that detach themselves, such as Ray's, become its children.
 
 With ``--restart``, a command that exits is started again after a pause, and its children keep running: the exit of a worker
@@ -27,6 +28,8 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
+
+from alignment_core.stop_time import extended
 
 IN_USE = "in-use"
 """Name of the file in FOLDER that this process locks while it runs."""
@@ -58,7 +61,7 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(lifeline, False)
     with open(os.path.join(folder, IN_USE), "wb") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
-        code = _supervise(command, inherited, lifeline, grace, orphan_grace, restarts)
+        code = _supervise(command, inherited, lifeline, Path(folder), grace, orphan_grace, restarts)
     discard(folder)
     return 143 if code is None else code if code >= 0 else 128 - code
 
@@ -77,7 +80,13 @@ def discard(folder: str | Path) -> None:
 
 
 def _supervise(
-    command: list[str], inherited: list[int], lifeline: int, grace: float, orphan_grace: float, restarts: Path | None
+    command: list[str],
+    inherited: list[int],
+    lifeline: int,
+    folder: Path,
+    grace: float,
+    orphan_grace: float,
+    restarts: Path | None,
 ) -> int | None:
     """The command's exit code, negative for a signal; None if it was ended from outside. No descendant is left.
 
@@ -102,9 +111,9 @@ def _supervise(
             child = restart.when_due(child)
     code = child.poll()
     if code is None:
-        _terminate_children(grace)
+        _terminate_children(extended(grace, folder))
     if child.poll() is not None:  # a command that ignores SIGTERM still owns its children
-        _terminate_children(orphan_grace)
+        _terminate_children(extended(orphan_grace, folder))
     _end_descendants()
     return code
 

@@ -25,7 +25,7 @@ def resume(
     record = journal.find(run)
     if from_stage is not None and not record.flow:  # the stages of a user's own flow are known only when it runs
         _check_from_stage(record, from_stage)
-    ended = journal.end_process(record, services.stop_seconds(record.recipe))
+    ended = journal.end_process(record, journal.stop_seconds(record))
     services.use_if_running()
     if record.deployed:
         return _resume_deployed(record, from_stage, ended, as_json)

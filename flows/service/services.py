@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment.flows import access
 from alignment.flows.service.environment import at_home
+from alignment_core import journal
 from alignment_core.artifacts.os_errors import check_room, explained
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.home import align_home
@@ -25,6 +26,7 @@ from alignment_core.processes import SAFE_PATH, ProcessId, is_locked, wait_until
 SQLITE = "sqlite"
 START_SECONDS = 180.0
 STOP_SECONDS = 120.0
+"""Time for the services to stop, beside the time for the runs to save their progress."""
 LEAST_FREE_BYTES = 8 << 20
 """Free disk space that a start needs, for the database and the logs."""
 
@@ -225,12 +227,9 @@ def become(port: int, database: str | None) -> NoReturn:
 def stop(state: State) -> None:
     """Stop the background process and wait for its end. Raises EnvironmentFault if it does not end."""
     process = state.find()
+    runs = [journal.stop_seconds(record) for record in journal.runs() if journal.is_alive(record)]
+    seconds = STOP_SECONDS + max(runs, default=0.0)
     if process is not None:
         process.terminate()
-    if not wait_until(lambda: running() is None, STOP_SECONDS):
-        raise EnvironmentFault(f"process {state.pid} did not end within {STOP_SECONDS:g} seconds; end it by hand")
-
-
-def stop_seconds(recipe: Mapping[str, Any]) -> float:
-    """Seconds that a run's stages have to save their progress."""
-    return float(recipe["resources"]["stop_seconds"])
+    if not wait_until(lambda: running() is None, seconds):
+        raise EnvironmentFault(f"process {state.pid} did not end within {seconds:g} seconds; end it by hand")

@@ -37,7 +37,6 @@ from alignment.flows.service.services import (
     log_of,
     new_token,
     password_file,
-    stop_seconds,
     token_file,
 )
 from alignment_core import journal
@@ -266,7 +265,7 @@ def _end_runs(url: str) -> None:
 
 def _end_run(record: journal.RunRecord) -> None:
     try:
-        journal.end_process(record, stop_seconds(record.recipe))
+        journal.end_process(record, journal.stop_seconds(record))
     except AlignmentError as error:
         say(str(error))
     wait_until(lambda: not record.lives(), REPORT_SECONDS)  # it reports its state to the server

@@ -12,6 +12,7 @@ import pytest
 from alignment_core.host import supervisor
 from alignment_core.host.subprocess_tree import fresh_folder
 from alignment_core.host.supervisor import IN_USE, discard
+from alignment_core.stop_time import note
 from tests.processes import wait_until
 
 
@@ -75,15 +76,24 @@ supervisor.main(sys.argv[1:])
 """
 
 
-def test_children_that_outlive_a_terminated_command_have_time_to_save(tmp_path: Path) -> None:
-    """As a worker's runs: Prefect's worker does not wait for them."""
+@pytest.mark.parametrize(
+    ("given", "noted", "left"),
+    [("60", 0.0, "saved"), ("0.1", 20.0, "saved"), ("0.1", 0.0, "works"), ("0", 20.0, "works")],
+)
+def test_children_that_outlive_a_terminated_command_have_time_to_save(
+    given: str, noted: float, left: str, tmp_path: Path
+) -> None:
+    """As a worker's runs: Prefect's worker does not wait for them. They have the time given or, if they noted that saving takes
+    long, three times that; given 0, they have none."""
     read_end, lifeline = os.pipe()
     folder, work = fresh_folder(tmp_path, "s-"), tmp_path / "work"
     command = [sys.executable, "-c", WORKER, RUN, str(work)]
-    settings = [str(read_end), str(folder), "", "60", "60"]
+    settings = [str(read_end), str(folder), "", "60", given]
     supervised = subprocess.Popen([sys.executable, "-c", IMPATIENT, *settings, *command], pass_fds=[read_end])
     os.close(read_end)
     assert wait_until(lambda: work.exists() and work.read_text() == "works", 30)
+    if noted:
+        note(folder, noted)
     os.close(lifeline)
     supervised.wait(60)
-    assert work.read_text() == "saved"
+    assert work.read_text() == left

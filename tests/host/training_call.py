@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -37,14 +38,16 @@ def training_call(host: Host, model_folder: Path, steps: int) -> StageCall:
     return StageCall(stage="sft", label="sft", config=config.model_dump(mode="json"), inputs=inputs)
 
 
-def main(store: str, model: str, steps: int) -> None:
-    """Print the step that training begins with once it is under way."""
-    host = Host(store, ResourcesConfig(trainers=1, zero_stage=0), Path(store + ".log"))
+def main(store: str, model: str, steps: int, resources: str = "{}") -> None:
+    """Print the step that training begins with once it is under way; the last reported one is in a file beside the store."""
+    given = {"trainers": 1, "zero_stage": 0, **json.loads(resources)}
+    host = Host(store, ResourcesConfig.model_validate(given), Path(store + ".log"))
     done: list[float] = []
 
     def on_progress(message: dict[str, float]) -> None:
         before, now = (done or [0.0])[-1], message["done"]
         done.append(now)
+        Path(store + ".step").write_text(f"{now:g}")
         if now >= done[0] + STEPS_BEFORE_READY > before:
             print(int(done[0]), flush=True)
 
@@ -52,4 +55,4 @@ def main(store: str, model: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

@@ -99,8 +99,10 @@ class ResourcesConfig(Config):
     engine_options: dict[str, Anything] = unkeyed({})
     """Further arguments of `vllm.LLM` for all engines, such as `{max_num_batched_tokens: 8192}`. vLLM checks them; they are
     part of the keys of stages that sample. `env:NAME` stands for the value of an environment variable."""
-    progress_seconds: float = Field(60.0, gt=0)
-    """Seconds between in-stage checkpoints."""
+    progress_seconds: float | None = Field(None, gt=0)
+    """Seconds between saves of a training stage's progress. Default: 19 times what the last save took, so that saving takes
+    5 % of the time; at least 60, because shorter intervals save little work, and at most 900, because more than 15 minutes of
+    work are too much to lose. (TRL 1.16 and OpenRLHF 0.11 save every so many steps, however long that takes.)"""
     progress: Literal["local", "store"] = "local"
     """Location of in-stage checkpoints: only this machine, or also the store (whole weights in safetensors). From the
     store, a run resumes on another machine, with any number of trainers and any ZeRO stage."""
@@ -109,7 +111,8 @@ class ResourcesConfig(Config):
     wait_timeout_seconds: float = Field(1800.0, gt=0)
     """Deadline of a single wait for an actor, an engine or a collective."""
     stop_seconds: float = Field(20.0, ge=0)
-    """Seconds that stages have to save their progress when the run is stopped."""
+    """Least number of seconds that stages have to save their progress when the run is stopped. If saving takes long, they have
+    three times what it took last. 0 ends them at once."""
     reward_timeout_seconds: float = Field(60.0, gt=0)
     """Deadline of a call of a verifier, reward function or endpoint, and of loading a function."""
     actor_restarts: int = Field(3, ge=0)

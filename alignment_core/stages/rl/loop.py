@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.metric_window import MetricWindow, unmoved
+from alignment_core.execution.save_schedule import SaveSchedule
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.losses.kl import adapted_coefficient
 from alignment_core.models.saving import ADAPTER
@@ -54,6 +54,7 @@ class Loop:
     """The stage's key metrics."""
     kl_coefficient: float = field(init=False)
     values: ValueScale = field(init=False)
+    schedule: SaveSchedule = field(init=False)
 
     def __post_init__(self) -> None:
         section = self.section
@@ -66,7 +67,7 @@ class Loop:
         section = self.section
         state = resume(self.ranks, context.progress)
         step = state["step"]
-        saved = time.monotonic()
+        self.schedule = SaveSchedule(context)
         metrics: dict[str, Any] = {}
         if step > 0:
             self._restore(state["driver"])
@@ -92,10 +93,8 @@ class Loop:
                 with self._saved_if_stopped(step):
                     metrics |= self._sync_weights(step, evaluates)
             context.curve.add(step, "steps", metrics)
-            is_due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
-            if is_due or context.stopping.is_set():
+            if (step < section.steps and self.schedule.is_due) or context.stopping.is_set():
                 self._save(step, self._state())
-                saved = time.monotonic()
             context.report(step, section.steps, "steps", **metrics)
         self.sampler.close()
         self._export()
@@ -250,11 +249,12 @@ class Loop:
 
     def _save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint, then delete the older ones."""
-        self.trajectories.settle()
-        save_progress(self.ranks, self.context.progress, self.context.curve.to_bytes(), driver=state)
-        drop_older(self.context.progress, step)
-        if self.best:
-            self.best.checkpointed()
+        with self.schedule.saving():
+            self.trajectories.settle()
+            save_progress(self.ranks, self.context.progress, self.context.curve.to_bytes(), driver=state)
+            drop_older(self.context.progress, step)
+            if self.best:
+                self.best.checkpointed()
 
     def _export(self) -> None:
         """Write the models that the recipe asks for."""

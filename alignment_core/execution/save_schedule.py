@@ -1,0 +1,54 @@
+"""When a training loop saves its progress, and how long that takes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from alignment_core.execution.base import StageContext
+from alignment_core.files import write_whole
+
+LEAST_SECONDS = 60.0
+MOST_SECONDS = 900.0
+"""Longest time between two saves, and so the most work that a crash can cost."""
+SHARE = 0.05
+"""Largest share of the time that is spent saving, unless ``MOST_SECONDS`` demands more."""
+
+
+def pause_after(save_seconds: float) -> float:
+    """Seconds from the end of a save that took ``save_seconds`` to the begin of the next one."""
+    return min(max(LEAST_SECONDS, save_seconds * (1 - SHARE) / SHARE), MOST_SECONDS)
+
+
+class SaveSchedule:
+    """Measures the saves of a stage. The progress folder keeps the duration of the last one, for attempts that resume."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._file = context.progress / "save-seconds.json"
+        self._seconds = 0.0
+        with suppress(OSError, ValueError, TypeError):
+            self._seconds = float(json.loads(self._file.read_text()))
+            context.saved("save", self._seconds)
+        self._ended = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to save now."""
+        given = self._context.resources.progress_seconds
+        return time.monotonic() - self._ended > (pause_after(self._seconds) if given is None else given)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measure the save in the block."""
+        started = time.monotonic()
+        yield
+        self._ended = time.monotonic()
+        self._seconds = self._ended - started
+        cost = self._context.cost
+        cost["save_seconds"] = round(cost.get("save_seconds", 0.0) + self._seconds, 3)
+        with suppress(OSError):  # a full disk: the checkpoint counts without it
+            write_whole(self._file, lambda file: file.write(json.dumps(round(self._seconds, 3)).encode()))
+        self._context.saved("save", self._seconds)
