@@ -33,12 +33,19 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
         raise DataError(f"these scores have no {selection.score!r}; selection.score needs it")
     pairs: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
-    joined = zip(rollouts, scores, strict=True)
+    joined = list(zip(rollouts, scores, strict=True))
+    truncated = [row["finish_reason"] == "length" for row in rollouts]
     for prompt, group in itertools.groupby(joined, key=lambda both: both[0]["prompt"]):
         scored = [(row, score[selection.score]) for row, score in group if score[selection.score] is not None]
         if not scored:
             dropped["failed_reward"] += 1
             continue
+        if selection.truncated == "drop":
+            whole = [(row, score) for row, score in scored if row["finish_reason"] != "length"]
+            if len(whole) < min(2, len(scored)):
+                dropped["truncated"] += 1
+                continue
+            scored = whole
         rows, values = zip(*scored, strict=True)
         tokens = [row["completion_ids"].tobytes() for row in rows]
         chosen_pairs, reason = select_pairs(values, tokens, selection, random.Random(context.derive("pair", prompt)))
@@ -46,15 +53,32 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
             dropped[reason] += 1
         pairs += [_pair(rows[chosen], rows[rejected]) for chosen, rejected in chosen_pairs]
     if not pairs:
-        raise DataError(
-            f"no prompt gave a pair ({dict(dropped)}): the scores of the completions do not differ enough; raise the "
-            "temperature or num_generations, or lower selection.min_margin"
-        )
+        raise DataError(_no_pairs(dropped))
     pass_chat_template_on(context.inputs["rollouts"], context.output)
     write_table(pairs, schema(KIND.columns), context.output / "train.parquet")
     statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}
     (context.output / "statistics.json").write_text(json.dumps(statistics, indent=2, sort_keys=True) + "\n")
-    return {"pairs": len(pairs), **{f"dropped_{reason}": count for reason, count in sorted(dropped.items())}}
+    return {
+        "pairs": len(pairs),
+        "truncated": sum(truncated) / len(truncated),
+        **{f"dropped_{reason}": count for reason, count in sorted(dropped.items())},
+    }
+
+
+def _no_pairs(dropped: Counter[str]) -> str:
+    """The error if there is no pair, with the cure for the most frequent reason."""
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+    cures = {
+        "truncated": "fewer than two of their completions are complete; raise generation.max_completion_length, or set "
+        "selection.truncated: keep",
+        "failed_reward": "look at the rewards, which gave no score",
+    }
+    cure = cures.get(
+        max(dropped, key=lambda reason: dropped[reason]),
+        "the scores of the completions do not differ enough; raise the temperature or num_generations, or lower "
+        "selection.min_margin",
+    )
+    return f"no prompt gave a pair ({counts}): {cure}"
 
 
 def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ QUICKSTART = {
     "iterative_dpo.generation.shard_size": 8,
     "iterative_dpo.training.max_steps": 10,
     "iterative_dpo.selection.min_margin": 0,
+    "iterative_dpo.selection.truncated": "keep",
     **{f"sft.data.sources.{i}.rows": 1500 for i in range(3)},
     **{f"reward_model.data.sources.{i}.rows": 500 for i in range(3)},
     **{f"iterative_dpo.prompts.sources.{i}.rows": 40 for i in range(3)},

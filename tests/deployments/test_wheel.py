@@ -30,6 +30,7 @@ FEW_STEPS = (
     "iterative_dpo.training.max_steps=2",
     "iterative_dpo.rounds=1",
     "iterative_dpo.prompts_per_round=300",
+    "iterative_dpo.selection.truncated=keep",
     "promotion=null",
     "resources={trainers: 1, engines: 1}",
 )

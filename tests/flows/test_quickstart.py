@@ -24,6 +24,7 @@ SMALL = [
     "iterative_dpo.prompts_per_round=64",
     "iterative_dpo.training.max_steps=4",
     "iterative_dpo.selection.min_margin=0",
+    "iterative_dpo.selection.truncated=keep",
     *(f"sft.data.sources.{i}.rows=300" for i in range(3)),
     *(f"reward_model.data.sources.{i}.rows=300" for i in range(3)),
     *(f"iterative_dpo.prompts.sources.{i}.rows=80" for i in range(3)),

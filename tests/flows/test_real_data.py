@@ -58,6 +58,7 @@ RECIPE: dict[str, Any] = {
                 "prompts": HH_PROMPTS,
                 "prompts_per_round": 16,
                 "generation": {"num_generations": 2, "max_completion_length": 24},
+                "selection": {"truncated": "keep"},
                 "training": SLOWLY,
             },
         },

@@ -39,7 +39,7 @@ ROUNDS = IterativeDpoConfig.model_validate(
         "prompts": str(HOME / "rounds.jsonl"),
         "prompts_per_round": 12,
         "generation": {"num_generations": 4, "max_completion_length": 6},
-        "selection": {"score": "verifier"},
+        "selection": {"score": "verifier", "truncated": "keep"},
         "loss": {"nll_weight": 0.2},
         "training": {"batch_size": 6, "learning_rate": 1e-3},
     }

@@ -154,7 +154,12 @@ def test_later_stages_leave_out_and_count_completions_without_a_reward(tmp_path:
     context: Any = SimpleNamespace(inputs=folders, output=folders["output"], derive=lambda *_: 0)
 
     config = select_pairs.SelectPairsConfig(selection=SelectionConfig(score="verifier"))
-    assert select_pairs.run(context, config) == {"pairs": 1, "dropped_failed_reward": 1, "dropped_identical": 1}
+    assert select_pairs.run(context, config) == {
+        "pairs": 1,
+        "truncated": 0.0,
+        "dropped_failed_reward": 1,
+        "dropped_identical": 1,
+    }
 
     metrics = evaluate.run(context, evaluate.EvaluateConfig(resamples=100))
     assert metrics["failed_rewards"] == 6

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig, with_learning_rate
 from alignment_core.recipes.sections.rewards import Reward, RewardConfig, check_rewards
@@ -68,6 +68,9 @@ class SelectionConfig(Config):
     """Minimum difference in score; completions with equal scores are never paired."""
     max_pairs_per_prompt: int = Field(1, ge=1)
     """With `all_pairs`: keep the pairs with the largest margins, at most this many per prompt."""
+    truncated: Literal["drop", "keep"] = unkeyed("drop")
+    """Drop or keep completions that were truncated at `max_completion_length`, before pairs are made. A truncated completion
+    as the chosen one teaches the policy not to stop; as the rejected one it is often a good answer that was cut off."""
 
     @model_validator(mode="after")
     def _has_pairs_to_keep(self, info: ValidationInfo) -> SelectionConfig:
@@ -86,7 +89,8 @@ class IterativeDpoConfig(Config):
     prompts: DataConfig
     """Prompts to sample from. Every round takes the next slice; no prompt is repeated before all have been used."""
     prompts_per_round: int = Field(1024, ge=1)
-    """Number of prompts in each round."""
+    """Number of prompts in each round. The default suits a first look: for pretrained models take 10,000 or more (RLHFlow's
+    rounds have 20,000), with a `generation.max_completion_length` that whole answers fit into (1,024 or more)."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling parameters."""
     rewards: tuple[Reward, ...] = ()
