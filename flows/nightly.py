@@ -72,7 +72,16 @@ def _ended(night: Night, outcome: dict[str, Any]) -> Night:
     state, reasons = outcome["promotion"]["state"], outcome["promotion"]["reasons"]
     if state == "unchanged":
         state, reasons = "refused", ["the training did not change production"]
-    results = {"candidate": Reference.parse(outcome["outputs"]["policy"]), "metrics": outcome["metrics"]["policies"]}
+    changed = {
+        stage["label"]: stage["metrics"]["changed_weights"]
+        for stage in outcome["stages"]
+        if stage["stage"] == "dpo" and "changed_weights" in stage["metrics"]  # not in results of earlier versions
+    }
+    results = {
+        "candidate": Reference.parse(outcome["outputs"]["policy"]),
+        "metrics": outcome["metrics"]["policies"],
+        "changed_weights": changed,
+    }
     return night.model_copy(update={"state": state, "reasons": tuple(reasons), **results})
 
 

@@ -5,7 +5,9 @@ A warning names the paper that shows it, if there is one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from alignment_core.evaluation import gates
 from alignment_core.recipes import TrainingConfig
@@ -18,6 +20,8 @@ from alignment_core.recipes.sections.rollout import IterativeDpoConfig
 
 FAR = 10
 """A learning rate of more than this many times the method's default is a warning."""
+FEW_STEPS = 30
+"""Optimiser steps of a round or a night below which a warning says so."""
 OPTIMISED = ("reward", "win_rate")
 """Metrics of an evaluation by the reward model."""
 
@@ -25,6 +29,9 @@ OPTIMISED = ("reward", "win_rate")
 def warnings(recipe: BaseRecipe) -> list[str]:
     """Warnings about a recipe before it runs, its variants and branches included: about gates, and traps in sections."""
     sentences = [*gates.warnings(recipe), *_gated_by_the_optimised_reward(recipe)]
+    if recipe.method == "nightly" and recipe.model.scratch is None:
+        night: Any = recipe  # its class is above this module
+        sentences += _few_steps("nightly.min_rows", night.nightly.min_rows, night.dpo.training)
     for path, section, owner in _sections(recipe):
         if isinstance(section, TrainingConfig) and recipe.model.scratch is None:
             sentences += _learning_rate(path, section, owner)
@@ -32,6 +39,10 @@ def warnings(recipe: BaseRecipe) -> list[str]:
             sentences += _warmup(path, section, owner)
         if isinstance(section, DpoLossConfig):
             sentences += _simpo(path, section)
+        if isinstance(section, IterativeDpoConfig) and recipe.model.scratch is None:
+            selection = section.selection
+            pairs = selection.max_pairs_per_prompt if selection.strategy == "all_pairs" else 1
+            sentences += _few_steps(f"{path}.prompts_per_round", section.prompts_per_round, section.training, pairs)
         if isinstance(section, RlConfig):
             sentences += _without_kl(path, section)
         if isinstance(section, RejectionSamplingConfig):
@@ -98,6 +109,17 @@ def _simpo(path: str, loss: DpoLossConfig) -> Iterator[str]:
         yield (
             f"{path}.beta: {loss.beta:g} is DPO's; SimPO's rewards are means per token and need 2 to 2.5, or up to 10 (Meng et "
             "al. 2024)"
+        )
+
+
+def _few_steps(field: str, value: int, training: TrainingConfig, rows: int = 1) -> Iterator[str]:
+    """Of training that starts again and again, on ``value`` times ``rows`` rows each time."""
+    steps = math.ceil(math.ceil(value * rows / training.batch_size) * training.num_train_epochs)
+    steps = min(steps, training.max_steps or steps)
+    if steps < FEW_STEPS:
+        yield (
+            f"{field}: {value:,} with a batch_size of {training.batch_size} are {steps} optimiser steps, each of which moves a "
+            f"weight by no more than about the learning rate: {FEW_STEPS} steps or more show in an evaluation"
         )
 
 

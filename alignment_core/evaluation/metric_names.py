@@ -72,6 +72,7 @@ METRICS: dict[str, Metric] = {
     "nll": Metric("negative log-likelihood", TRAINING, PER_TOKEN),
     "label": Metric("good steps", TRAINING, SHARE),
     "beta": Metric("beta", TRAINING),
+    "changed_weights": Metric("changed weights", TRAINING, SHARE),
     "aux_loss": Metric("router load-balancing loss", TRAINING),
     # Updates of a policy by reinforcement learning, and divergences
     "kl": Metric("KL", POLICY, NATS, curve=True),
@@ -160,7 +161,7 @@ _NEUTRAL = frozenset(
     (
         *("best_step", "reward_deviation", "prompts_used", "baseline", "desirable", "label", "beta"),
         *("kl_coefficient", "entropy", "entropy_estimate", "clipped", "ratio", "staleness", "mismatch"),
-        *("grad_norm", "learning_rate", "reward/missing_share"),
+        *("grad_norm", "learning_rate", "reward/missing_share", "changed_weights"),
     )
 )
 """Metrics without a direction."""

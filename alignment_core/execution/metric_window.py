@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from alignment_core.files import write_whole
-from alignment_core.models.saving import same_weights
+from alignment_core.models.saving import changed_weights, checkpoint_dtype
 
 FIRST = "first.json"
 """File in the progress folder: an attempt that resumes after a crash has not seen the first steps."""
+LEAST_CHANGED = 0.01
+"""Share of changed weights below which training in half precision is warned about."""
 
 
 class MetricWindow:
@@ -44,11 +46,21 @@ class MetricWindow:
         return last | {f"{name}.first": first[name] for name in last if name in first}
 
 
-def unmoved(start: Path, result: Path) -> list[str]:
-    """A warning if a stage's result has the weights of its input."""
-    if not same_weights(start, result):
-        return []
-    return ["the policy is identical to the initial one: no step changed any weight"]
+def movement(start: Path, result: Path) -> tuple[dict[str, float], list[str]]:
+    """The metric ``changed_weights`` of a policy in the folder ``result``, trained from that in ``start``, and warnings: if no
+    weight changed, or so few that rounding hides the training."""
+    share = changed_weights(start, result)
+    if share is None:
+        return {}, []
+    warnings = []
+    if share == 0:
+        warnings.append("the policy is identical to the initial one: no step changed any weight")
+    elif share < LEAST_CHANGED and (dtype := checkpoint_dtype(result)) != "float32":
+        warnings.append(
+            f"{share:.2%} of the weights differ from the initial ones: changes below the precision of {dtype} "
+            "are lost when another stage continues from this policy: take more steps, raise the learning rate, or train in fp32"
+        )
+    return {"changed_weights": share}, warnings
 
 
 def _means(parts: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
-from alignment_core.execution.metric_window import unmoved
+from alignment_core.execution.metric_window import movement
 from alignment_core.models.saving import ADAPTER
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def train(
     if training.eval_steps and job.test_data is None:
         raise UserError("training.eval_steps: the data holds out no rows; set its `test_rows`, or leave the field out")
     metrics = run_job(context, job, test_before, context.outputs.get(LAST))
-    if warnings := unmoved(context.inputs[model], context.output):
+    moved, warnings = movement(context.inputs[model], context.output)
+    if warnings:
         metrics["warnings"] = warnings
-    return metrics
+    return metrics | moved

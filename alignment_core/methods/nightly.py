@@ -32,8 +32,10 @@ class NightlyConfig(Config):
     inbox: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Name of the ledger; its nights are the history of the tag `nightly/<inbox>/nights`. Default: the recipe's name.
     Recipes with the same ledger share the rows: each row goes to one of them."""
-    min_rows: int = Field(1, ge=1)
-    """Minimum number of new rows; with fewer the night is empty, and they wait for the next one."""
+    min_rows: int = Field(100, ge=1)
+    """Minimum number of new rows; with fewer the night is empty, and they wait for the next one. The default is a
+    few optimiser steps; raise it until `min_rows` / `dpo.training.batch_size` is 30 or more, or `align check` warns: fewer
+    steps at the usual learning rates hardly change a pretrained model."""
 
 
 class NightlyRecipe(BaseRecipe):

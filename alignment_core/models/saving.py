@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import filecmp
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,8 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 """Patterns of a tokenizer's files."""
+_AT_ONCE = 1 << 24
+"""Weights that are compared at a time."""
 
 
 def save_checkpoint(
@@ -144,10 +145,29 @@ def why_no_weights(directory: Path) -> str:
     return NO_SAFETENSORS
 
 
-def same_weights(a: Path, b: Path) -> bool:
-    """Whether two checkpoints hold the same weights, byte for byte; False if they are sharded differently."""
-    names = [[path.name for path in weight_files(folder)] for folder in (a, b)]
-    return bool(names[0]) and names[0] == names[1] == filecmp.cmpfiles(a, b, names[0], shallow=False)[0]
+def changed_weights(start: Path, result: Path) -> float | None:
+    """Fraction of the weights in ``result`` that differ from those in ``start``, in the type in which ``result`` is stored.
+
+    Weights that only one of them has, such as a new head, do not count. None if they have no weight in common. The files may be
+    sharded differently; only a part of one weight is in memory at a time.
+    """
+    import torch
+    from safetensors import safe_open
+
+    with ExitStack() as opened:
+        files = [opened.enter_context(safe_open(file, framework="pt")) for file in weight_files(start)]
+        before = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (no mapping)
+        total = changed = 0
+        for file in (opened.enter_context(safe_open(file, framework="pt")) for file in weight_files(result)):
+            for name in file.keys() & before.keys():
+                new = file.get_tensor(name).view(-1)
+                old = before[name].get_tensor(name).view(-1)
+                if old.shape != new.shape:
+                    continue
+                total += new.numel()
+                for old_part, new_part in zip(old.split(_AT_ONCE), new.split(_AT_ONCE), strict=True):
+                    changed += int(torch.count_nonzero(old_part.to(new.dtype) != new_part))
+    return changed / total if total else None
 
 
 def checkpoint_dtype(directory: Path) -> str:

@@ -87,6 +87,8 @@ class Night(BaseModel):
     """Why nothing was promoted."""
     metrics: dict[str, dict[str, float]] = {}
     """Of ``candidate`` and ``production``, or ``start`` where there was none yet."""
+    changed_weights: dict[str, float] = {}
+    """Share of the weights that each training of the policy changed, by the label of its stage."""
 
 
 @dataclass(frozen=True)
@@ -372,6 +374,8 @@ def summary(night: Night) -> str:
     again = f", attempt {night.attempt}" if night.attempt > 1 else ""
     again += f" ({night.failed_attempts} of {MAX_FAILED_ATTEMPTS} failed)" if night.failed_attempts else ""
     malformed = f", {night.malformed_rows} malformed" if night.malformed_rows else ""
+    shares = ", ".join(f"{share:.2g} by {label}" for label, share in night.changed_weights.items())
+    changed = f", share of changed weights {shares}" if shares else ""
     reasons = f": {'; '.join(night.reasons)}" if night.reasons else ""
     looked = f" ({'; '.join(night.inbox)})" if night.inbox else ""
-    return f"night {night.night}: {text}{again}{malformed}{reasons}{looked}"
+    return f"night {night.night}: {text}{again}{malformed}{changed}{reasons}{looked}"

@@ -103,6 +103,7 @@ class World:
                 "name": "owl",
                 "model": {"scratch": {}},
                 "dpo": {"data": {"path": str(self.inbox)}},
+                "nightly": {"min_rows": 1},
                 "evaluation": {"prompts": "prompts.jsonl", "verifier": "judge.py:score"},
                 "promotion": {"tag": PRODUCTION, "gates": [{"metric": "accuracy", "min_gain": 0}]},
             }

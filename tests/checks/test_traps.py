@@ -10,6 +10,7 @@ from alignment.flows.custom_flow import Settings
 from alignment.flows.shipped_recipes import FOLDER
 from alignment_core.checks import traps
 from alignment_core.recipes import TrainingConfig, load_recipe, parse_recipe
+from tests.recipes.contents import NIGHT
 from tests.recipes.test_section_defaults import PAIRS, RL, parsed
 
 JUDGE = {"reward_model": {"model": {"name": "some/judge"}}}
@@ -132,6 +133,28 @@ def test_orpo_is_judged_by_its_own_learning_rate() -> None:
     orpo = ("dpo.loss.loss_type", "orpo")
     assert warned(parsed("dpo", PAIRS, orpo, ("dpo.training.learning_rate", 2e-5))) == []
     assert warned(parsed("dpo", PAIRS, orpo, ("dpo.training.lora", {}))) == ["dpo.training.learning_rate"]
+
+
+def test_rounds_of_few_steps_are_warned_about() -> None:
+    """64 prompts give 64 pairs, which are 2 batches of 32; of all pairs up to 16 per prompt are kept, which are 32 batches."""
+    rounds = {**JUDGE, "iterative_dpo": {"prompts": {"path": "p.jsonl"}, "prompts_per_round": 64}}
+    recipe = parsed("iterative-dpo", rounds)
+    (sentence,) = traps.warnings(recipe)
+    assert sentence.startswith("iterative_dpo.prompts_per_round: 64 with a batch_size of 32 are 2 optimiser steps")
+    assert warned(parsed("iterative-dpo", rounds, ("iterative_dpo.training.num_train_epochs", 15))) == []
+    assert warned(parsed("iterative-dpo", rounds, ("iterative_dpo.prompts_per_round", 1024))) == []
+    limited = [("iterative_dpo.prompts_per_round", 1024), ("iterative_dpo.training.max_steps", 29)]
+    assert warned(parsed("iterative-dpo", rounds, *limited)) == ["iterative_dpo.prompts_per_round"]
+    pairs = {"strategy": "all_pairs", "max_pairs_per_prompt": 16}
+    assert warned(parsed("iterative-dpo", rounds, ("iterative_dpo.selection", pairs))) == []
+    assert warned(parsed("iterative-dpo", rounds, ("model", {"scratch": {"hidden_size": 16}}))) == []
+
+
+@pytest.mark.parametrize(("min_rows", "fields"), [(None, ["nightly.min_rows"]), (928, ["nightly.min_rows"]), (929, [])])
+def test_nights_of_few_steps_are_warned_about(min_rows: int | None, fields: list[str]) -> None:
+    """928 rows are 29 batches of 32."""
+    nightly = {} if min_rows is None else {"nightly": {"min_rows": min_rows}}
+    assert warned(parse_recipe(NIGHT | nightly)) == fields
 
 
 def test_fields_of_a_plug_in_may_be_named_as_ours_and_hold_lists_of_sections() -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from functools import partial
+from pathlib import Path
 
-from alignment_core.execution.metric_window import MetricWindow
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from alignment_core.execution.metric_window import MetricWindow, movement
+from alignment_core.models.saving import changed_weights
 
 
 def go(window: MetricWindow, step: int, stop: int) -> None:
@@ -54,3 +61,54 @@ def test_few_steps(tmp_path, steps):
     window = MetricWindow(tmp_path, 0, steps)
     go(window, 0, steps)
     assert window.metrics() == ({"loss": 1.0} if steps == 1 else {"loss": float(steps), "loss.first": 1.0})
+
+
+def weights(folder: Path, dtype: str, **tensors: torch.Tensor) -> Path:
+    """A folder of a model with these weights, in one file for each."""
+    folder.mkdir()
+    names = {name: f"{name}.safetensors" for name in tensors}
+    for name, tensor in tensors.items():
+        save_file({name: tensor}, folder / names[name])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder / "config.json").write_text(json.dumps({"dtype": dtype}))
+    return folder
+
+
+def test_the_share_of_changed_weights_is_measured_as_they_are_saved(tmp_path: Path) -> None:
+    """Beside 1 the next numbers of bf16 are 1 + 2⁻⁷ and 1 - 2⁻⁸: 1 + 2⁻⁹ is saved as 1, and 1 + 2⁻⁷ as itself."""
+    bf16 = torch.bfloat16
+    start = weights(tmp_path / "start", "float32", a=torch.full((2, 2), 1 + 2**-9), b=torch.ones(4))
+    moved = torch.tensor([[1, 1], [1, 1 + 2**-7]])
+    of = partial(weights, b=torch.ones(4, dtype=bf16), head=torch.ones(3, dtype=bf16))
+    assert changed_weights(start, of(tmp_path / "bf16", "bfloat16", a=moved.to(bf16))) == 1 / 8
+    assert changed_weights(start, weights(tmp_path / "fp32", "float32", a=moved, b=torch.ones(4))) == 4 / 8
+    assert changed_weights(start, weights(tmp_path / "other", "float32", c=moved)) is None
+
+
+def test_weights_are_compared_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignment_core.models.saving._AT_ONCE", 3)
+    changed = torch.zeros(10)
+    changed[[2, 3, 9]] = 1
+    start = weights(tmp_path / "start", "float32", a=torch.zeros(10))
+    assert changed_weights(start, weights(tmp_path / "result", "float32", a=changed)) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changed", "sentences"),
+    [
+        (torch.bfloat16, 0, ["the policy is identical to the initial one: no step changed any weight"]),
+        (torch.bfloat16, 1, ["0.50% of the weights differ from the initial ones"]),
+        (torch.bfloat16, 2, []),
+        (torch.float32, 1, []),
+    ],
+)
+def test_a_policy_that_hardly_moved_is_warned_about(
+    tmp_path: Path, dtype: torch.dtype, changed: int, sentences: list[str]
+) -> None:
+    start, result = torch.ones(200, dtype=dtype), torch.ones(200, dtype=dtype)
+    result[:changed] = 2
+    name = str(dtype).removeprefix("torch.")
+    folders = [weights(tmp_path / which, name, a=tensor) for which, tensor in (("start", start), ("result", result))]
+    metrics, warnings = movement(*folders)
+    assert metrics == {"changed_weights": changed / 200}
+    assert [warning.split(": changes")[0] for warning in warnings] == sentences

@@ -33,6 +33,7 @@ dpo:
   data: {home}/inbox
   loss: {{beta: 0.1, nll_weight: 0.2}}
   training: {{batch_size: 8, num_train_epochs: 3, learning_rate: 2.5e-3, lr_scheduler_type: constant}}
+nightly: {{min_rows: 1}}
 evaluation:
   prompts: {home}/prompts.jsonl
   generation: {{num_generations: 8, max_completion_length: 6}}

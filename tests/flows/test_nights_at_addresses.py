@@ -23,6 +23,7 @@ name: owl
 store: {home}/store
 model: {{scratch: {{hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}}}
 dpo: {{data: {home}/inbox}}
+nightly: {{min_rows: 1}}
 evaluation: {{prompts: "s3://bucket/nights/prompts.jsonl", verifier: "{home}/judge.py:share_of_a"}}
 promotion: {{gates: [{{metric: accuracy, min_gain: 0}}]}}
 resources: {{trainers: 1, engines: 1, kv_cache_mib: 16}}

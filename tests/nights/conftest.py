@@ -49,7 +49,7 @@ def recipe(inbox: Path) -> Callable[..., NightlyRecipe]:
                 "name": "owl",
                 "model": {"scratch": {}},
                 "dpo": {"data": {"path": path or str(inbox)}},
-                "nightly": nightly,
+                "nightly": {"min_rows": 1, **nightly},
                 "evaluation": {"prompts": "prompts.jsonl", "verifier": "judge.py:score"},
                 "promotion": {"gates": [{"metric": "accuracy", "min_gain": 0}]},
             }

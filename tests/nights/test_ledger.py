@@ -61,6 +61,12 @@ def check_linear(ledger: Ledger) -> None:
 # ------------------------------------------------------------------ night after night
 
 
+def test_the_summary_of_a_night_has_the_share_of_weights_that_it_changed():
+    night = Night(night="mon", state="promoted", rows=200, changed_weights={"dpo": 0.4, "round-1/dpo": 0.0312})
+    assert summary(night) == "night mon: promoted, 200 rows, share of changed weights 0.4 by dpo, 0.031 by round-1/dpo"
+    assert Night.model_validate(night.model_dump(exclude={"changed_weights"})).changed_weights == {}
+
+
 def test_each_night_takes_the_rows_since_the_last_night_and_empty_nights_are_recorded(ledger, drop):
     drop("a.jsonl", pair(1), pair(2))
     assert taken(ledger, whole_night(ledger, "mon").night) == ["1", "2"]

@@ -126,7 +126,10 @@ def test_one_list_of_rewards_may_stand_wherever_completions_are_rewarded(load):
             "rows arrive in a file, folder, glob or `store:` prefix; give",
         ),
         ("dpo.data={path: inbox, rows: 5}", "give `path` and, if necessary, `format` and `columns`, and nothing else"),
-        ("dpo.data={path: inbox, test_rows: 9}", "`dpo.data.test_rows` (9) must be less than `nightly.min_rows` (1)"),
+        (
+            "dpo.data={path: inbox, test_rows: 100}",
+            "`dpo.data.test_rows` (100) must be less than `nightly.min_rows` (100)",
+        ),
         ("promotion.gates=[]", "`promotion.gates` needs at least one gate"),
         ("promotion=null", "promotion"),
         ("evaluation=null", "evaluation"),
@@ -143,7 +146,7 @@ def test_a_night_that_could_not_run_unattended_is_refused(load, override, senten
 
 
 def test_the_section_nightly_is_optional(load):
-    assert load(NIGHT).nightly.min_rows == 1
+    assert load(NIGHT).nightly.min_rows == 100
     assert load(NIGHT, "iterative_dpo={prompts: p.jsonl, selection: {score: verifier}}").iterative_dpo.rounds == 2
 
 

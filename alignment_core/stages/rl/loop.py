@@ -15,7 +15,7 @@ from typing import Any
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
-from alignment_core.execution.metric_window import MetricWindow, unmoved
+from alignment_core.execution.metric_window import MetricWindow, movement
 from alignment_core.execution.save_schedule import SaveSchedule
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.losses.kl import adapted_coefficient
@@ -99,9 +99,10 @@ class Loop:
         self.sampler.close()
         self._export()
         self.trajectories.settle()
-        if warnings := self._warnings(rewards_differ):
+        moved, warnings = movement(context.inputs["policy"], context.outputs["policy"])
+        if warnings := [*warnings, *self._warnings(rewards_differ)]:
             metrics["warnings"] = warnings
-        return {**metrics, **window.metrics(), "steps": section.steps, "parameters": state["parameters"]}
+        return {**metrics, **window.metrics(), **moved, "steps": section.steps, "parameters": state["parameters"]}
 
     def _step(self, step: int) -> dict[str, float]:
         """One step, including the update of the policy; metrics."""
@@ -270,7 +271,5 @@ class Loop:
 
     def _warnings(self, rewards_differ: bool) -> list[str]:
         """Sentences for the run's report. ``rewards_differ``: whether the rewards of any step did."""
-        warnings = unmoved(self.context.inputs["policy"], self.context.outputs["policy"])
-        if not rewards_differ:
-            warnings.append("in every step all completions had equal rewards: nothing can be learnt from rl.rewards")
-        return [*warnings, *self.rewards.warnings()]
+        equal = "in every step all completions had equal rewards: nothing can be learnt from rl.rewards"
+        return [*([] if rewards_differ else [equal]), *self.rewards.warnings()]
