@@ -14,8 +14,10 @@ from alignment_core.recipes import ResourcesConfig, TrainingConfig
 
 HOST_BYTES, TRAINER_BYTES, ENGINE_BYTES = int(0.4 * GIB), int(0.3 * GIB), int(0.5 * GIB)
 """Least memory of processes before they load a model."""
-GRADIENT_AND_MOMENTS, SAMPLING_BYTES = 12, 2
-"""Bytes for a parameter: its gradient and Adam's two moments in fp32, once for all trainers; in bf16 on each engine."""
+GRADIENT_AND_MOMENTS = {"adamw": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
+"""Bytes for a parameter, once for all trainers: its gradient in fp32 and Adam's two moments in fp32 or 8 bits."""
+SAMPLING_BYTES = 2
+"""Bytes for a parameter on each engine, in bf16."""
 
 
 def parameters(shape: dict[str, Any]) -> int:
@@ -55,7 +57,7 @@ def _of_stage(config: Any, count: int, trainers: int, engines: int) -> tuple[int
     needed = 0
     if isinstance(training, TrainingConfig):
         weights = 0.5 if training.in_4bit else 2 if training.bf16 else 4
-        state = 0 if training.lora or training.optimizer != "adamw" else GRADIENT_AND_MOMENTS * count
+        state = 0 if training.lora else GRADIENT_AND_MOMENTS.get(training.optimizer, 0) * count
         needed += trainers * (TRAINER_BYTES + int(weights * count)) + state
     if samples:
         needed += engines * (ENGINE_BYTES + SAMPLING_BYTES * count)

@@ -13,8 +13,10 @@ def packages_of(training: TrainingConfig) -> tuple[str, ...]:
     """Further packages that a training with these settings depends on. Raises UserError if one is not installed."""
     if training.in_4bit:
         check_installed()
-        return ("bitsandbytes", "peft")
-    return ("peft",) if training.lora else ()
+    if training.has_8bit_moments:
+        check_installed("training.optimizer")
+    bitsandbytes = ("bitsandbytes",) if training.in_4bit or training.has_8bit_moments else ()
+    return (*bitsandbytes, "peft") if training.lora else bitsandbytes
 
 
 class TrainingStageConfig(StageConfig):

@@ -27,7 +27,7 @@ def quantise(model: Any, head: nn.Module) -> None:
 
     Raises UserError if ``bitsandbytes`` does not load, or the model has no such layer.
     """
-    bitsandbytes = _library().nn
+    bitsandbytes = library().nn
     for name in _layers(model, head):
         layer = model.get_submodule(name)
         options = {"compute_dtype": layer.weight.dtype, "quant_type": "nf4", "device": "meta"}
@@ -43,7 +43,7 @@ def quantise(model: Any, head: nn.Module) -> None:
 def round_to_4_bits(model: Any, head: nn.Module, dtype: torch.dtype) -> None:
     """Round the weights that :func:`quantise` would quantize, converted to ``dtype`` first, to 4 bits; they stay plain
     tensors."""
-    functional = _library().functional
+    functional = library().functional
     for name in _layers(model, head):
         weight = model.get_submodule(name).weight.data
         weight.copy_(
@@ -62,21 +62,22 @@ def _layers(model: nn.Module, head: nn.Module) -> list[str]:
     return layers
 
 
-def check_installed() -> None:
-    """Raise UserError if ``bitsandbytes`` is not installed."""
+def check_installed(field: str = FIELD) -> None:
+    """Raise UserError if ``bitsandbytes``, which ``field`` needs, is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
-            f"{FIELD}: the package bitsandbytes is not installed; install the extra: pip install 'alignment[qlora]'"
+            f"{field}: the package bitsandbytes is not installed; install the extra: pip install 'alignment[qlora]'"
         )
 
 
-def _library() -> Any:
-    check_installed()
+def library(field: str = FIELD) -> Any:
+    """The package ``bitsandbytes``, which ``field`` needs. Raises UserError if it does not load."""
+    check_installed(field)
     import bitsandbytes
 
     if isinstance(bitsandbytes.cextension.lib, bitsandbytes.cextension.ErrorHandlerMockBNBNativeLibrary):
         raise UserError(
-            f"{FIELD}: bitsandbytes has no library for this machine, see `python -m bitsandbytes`; leave the field out"
+            f"{field}: bitsandbytes has no library for this machine, see `python -m bitsandbytes`; leave the field out"
         )
     return bitsandbytes
 

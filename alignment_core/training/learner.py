@@ -131,7 +131,7 @@ class Learner:
             self.packed.balance_routers()
         if problem := from_rank_0(self._why_not_saved(), device.torch_device):
             raise UserError(problem)
-        optimizer = make_optimizer(self.packed, training, self.zero_stage, resources.offload_optimizer)
+        optimizer = make_optimizer(self.packed, training, self.zero_stage, resources)
         # Without ZeRO and in fp32, DeepSpeed clips but does not report the norm, so gradients are clipped here.
         clips = self.zero_stage == 0 and not training.bf16
         if clips:

@@ -7,24 +7,29 @@ from typing import Any
 import torch
 
 from alignment_core.errors import UserError
-from alignment_core.recipes import TrainingConfig
+from alignment_core.models.quantization import library
+from alignment_core.recipes import ResourcesConfig, TrainingConfig
 
-LEAST_BYTES = {"adamw": 12, "muon": 8, "adafactor": 4}
+LEAST_BYTES = {"adamw": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6, "muon": 8, "adafactor": 4}
 """Least bytes of a progress checkpoint per trained parameter: fp32 (master) weights and the optimiser's state: two moments, one
 for matrices, or only sums over rows and columns."""
+FIELD = "training.optimizer"
 
 
-def make_optimizer(model: torch.nn.Module, config: TrainingConfig, zero_stage: int, offloaded: bool) -> Any:
+def make_optimizer(model: torch.nn.Module, config: TrainingConfig, zero_stage: int, resources: ResourcesConfig) -> Any:
     """The optimiser of the trained parameters of ``model``.
 
-    AdamW (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization"); Muon (Jordan et al. 2024, "Muon: An optimizer for
-    hidden layers in neural networks") for hidden matrices with the step size of Liu et al. 2025, "Muon is Scalable for LLM
-    Training", so that AdamW's learning rate suits both, and AdamW for the others; Adafactor (Shazeer & Stern 2018, "Adafactor:
-    Adaptive Learning Rates with Sublinear Memory Cost"). Raises UserError if ZeRO would split matrices.
+    AdamW (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization"), also with moments in 8 bits (Dettmers et al.
+    2022, "8-bit Optimizers via Block-wise Quantization"); Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in
+    neural networks") for hidden matrices with the step size of Liu et al. 2025, "Muon is Scalable for LLM Training", so that
+    AdamW's learning rate suits both, and AdamW for the others; Adafactor (Shazeer & Stern 2018, "Adafactor: Adaptive Learning
+    Rates with Sublinear Memory Cost"). Raises UserError for resources that the optimiser does not support.
     """
+    if config.has_8bit_moments:
+        return _adamw_8bit(model, config, resources)
     if config.optimizer != "adamw" and zero_stage:
         raise UserError(
-            f"training.optimizer: {config.optimizer!r} needs whole matrices, which ZeRO stage {zero_stage} splits: "
+            f"{FIELD}: {config.optimizer!r} needs whole matrices, which ZeRO stage {zero_stage} splits: "
             "set resources.zero_stage to 0 (and no offload_optimizer), or use `adamw`"
         )
     groups = parameter_groups(model, config.weight_decay)
@@ -35,7 +40,50 @@ def make_optimizer(model: torch.nn.Module, config: TrainingConfig, zero_stage: i
         return MuonAndAdamW(*_split(model, groups), config.learning_rate, adam)
     # Offloaded, the fused kernel steps on the CPU. DeepSpeed's own optimiser is not exact after a resume: it multiplies its
     # powers of beta step by step, but computes them from the step's number when it is restored.
-    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=offloaded or None, **adam)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=resources.offload_optimizer or None, **adam)
+
+
+def _adamw_8bit(model: torch.nn.Module, config: TrainingConfig, resources: ResourcesConfig) -> Any:
+    """AdamW of ``bitsandbytes`` with moments in 8 bits, in blocks of 256 of one scale. Those of embeddings, whose gradients
+    differ by orders of magnitude between tokens, stay in fp32 (section 2.3 of the paper; the ``Trainer`` of ``transformers``
+    does so, too), and those of tensors with fewer than 4,096 elements."""
+    if resources.offload_optimizer:
+        raise UserError(
+            f"{FIELD}: {config.optimizer!r} steps on the GPU: leave out resources.offload_optimizer, or use `adamw`"
+        )
+    if resources.progress == "store":
+        raise UserError(
+            f"{FIELD}: {config.optimizer!r} has moments in blocks that depend on the number of trainers, which "
+            "resources.progress: store does not write: use `progress: local`, or `adamw`"
+        )
+    bitsandbytes = library(FIELD)
+
+    class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # type: ignore[name-defined]
+        """With the number of bits of each group."""
+
+        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+            return {**super().get_config(gindex, pindex, group), "optim_bits": group["optim_bits"]}
+
+        def load_state_dict(self, state_dict: Any, move_to_device: bool = True) -> None:
+            super().load_state_dict(state_dict, move_to_device)
+            for parameter, state in self.state.items():
+                # bitsandbytes loads paged moments as usual ones
+                for name in ("state1", "state2") if self.is_paged and parameter.device.type == "cuda" else ():
+                    moments = state[name]
+                    state[name] = self.get_state_buffer(parameter, dtype=moments.dtype)
+                    torch.cuda.synchronize()  # it is filled by the GPU and copied by the CPU
+                    state[name].copy_(moments)
+
+    groups = []
+    embedded = _embeddings(model)
+    for group in parameter_groups(model, config.weight_decay):
+        for bits in (8, 32):
+            params = [parameter for parameter in group["params"] if (parameter in embedded) is (bits == 32)]
+            if params:
+                groups.append({**group, "params": params, "optim_bits": bits})
+    betas = (config.adam_beta1, config.adam_beta2)
+    is_paged = config.optimizer == "paged_adamw_8bit"
+    return AdamW8bit(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, is_paged=is_paged)
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -79,8 +127,7 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
     Norms, biases and embeddings do not decay, nor does a head that is tied to an embedding. An untied head and adapters are
     linear layers and do. Empty groups are left out.
     """
-    embeddings = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
-    embedded = {parameter for module in embeddings for parameter in module.parameters(recurse=False)}
+    embedded = _embeddings(model)
     decayed: list[torch.nn.Parameter] = []
     plain: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -92,12 +139,16 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
     return [group for group in groups if group["params"]]
 
 
+def _embeddings(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """The weights of embeddings, also of those that are tied to a head."""
+    modules = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    return {parameter for module in modules for parameter in module.parameters(recurse=False)}
+
+
 def _split(model: torch.nn.Module, groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The groups of hidden matrices, for Muon, and of all other parameters: embeddings, heads, vectors, experts in one
     tensor."""
-    embeddings = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
-    outer = {parameter for module in embeddings for parameter in module.parameters()}
-    outer |= {
+    outer = _embeddings(model) | {
         parameter for name, parameter in model.named_parameters() if name.split(".")[-2:-1] in (["lm_head"], ["score"])
     }
     matrices: list[dict[str, Any]] = []

@@ -54,6 +54,7 @@ def test_training_needs_weights_on_each_trainer_and_gradients_and_moments_once()
     assert needed() == 20 * 10**9 + processes
     assert needed(lora={"r": 8}) == 8 * 10**9 + processes
     assert needed(bf16=True) == 16 * 10**9 + processes
+    assert needed(optimizer="adamw_8bit") == 14 * 10**9 + processes  # 2 bytes of moments instead of 8
 
 
 def test_stages_on_gpus_or_a_cluster_are_not_compared_with_this_machines_memory(

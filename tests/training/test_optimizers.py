@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
-from alignment_core.recipes import TrainingConfig, parse_recipe
+from alignment_core.execution.packages import packages_of
+from alignment_core.recipes import ResourcesConfig, TrainingConfig, parse_recipe
 from alignment_core.recipes.base import REFUSE_UNUSED
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.optimizers import MuonAndAdamW, make_optimizer
@@ -31,7 +34,7 @@ def model_and_optimizer(name: str, **training: Any) -> tuple[Small, Any]:
     torch.manual_seed(0)
     model = Small()
     config = TrainingConfig(optimizer=name, learning_rate=0.1, **training)  # type: ignore[arg-type]
-    return model, make_optimizer(model, config, 0, False)
+    return model, make_optimizer(model, config, 0, ResourcesConfig())
 
 
 def step(model: Small, optimizer: Any, seed: int) -> None:
@@ -66,7 +69,8 @@ def test_a_step_of_muon_is_orthogonal_with_the_size_of_an_adamw_step() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit", "muon", "adafactor"])
+@pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_the_state_dict_of_an_optimiser_is_complete(name: str) -> None:
     model, optimizer = model_and_optimizer(name)
     for seed in range(3):
@@ -114,5 +118,79 @@ def test_unsupported_settings_of_an_optimiser_are_refused_in_the_recipe() -> Non
         TrainingConfig.model_validate({"optimizer": "adafactor", "adam_beta2": 0.9}, context=REFUSE_UNUSED)
     assert "optimizer" not in TrainingConfig().model_dump()
     content = {"method": "sft", "name": "a", "model": "m", "sft": {"data": "d.jsonl", "training": {"optimizer": "sgd"}}}
-    with pytest.raises(UserError, match=r"sft\.training\.optimizer: input should be 'adamw', 'muon' or 'adafactor'"):
+    with pytest.raises(UserError, match=r"sft\.training\.optimizer: input should be 'adamw', 'adamw_8bit', "):
         parse_recipe(content)
+
+
+class Wide(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(64, 100)
+        self.inner = torch.nn.Linear(100, 64)
+
+
+def wide(make: Any) -> tuple[Wide, Any]:
+    torch.manual_seed(0)
+    model = Wide()
+    return model, make(model)
+
+
+def test_moments_in_8_bits_are_those_of_bitsandbytes_and_embeddings_those_of_adamw() -> None:
+    """3 steps with gradients that differ by token, by 1e-3 to 1e3. The bias has fewer than 4,096 elements."""
+    import bitsandbytes
+
+    config = TrainingConfig(optimizer="adamw_8bit", learning_rate=0.1, weight_decay=0.3, adam_beta2=0.99)
+    ours, our_optimizer = wide(lambda model: make_optimizer(model, config, 0, ResourcesConfig()))
+    rate: dict[str, Any] = {"lr": 0.1, "betas": (0.9, 0.99)}
+    exact, adamw = wide(lambda model: torch.optim.AdamW(model.parameters(), weight_decay=0.0, **rate))
+    theirs, eight = wide(lambda model: bitsandbytes.optim.AdamW8bit([model.inner.weight], weight_decay=0.3, **rate))
+    scales = torch.logspace(-3, 3, 64)[:, None]
+    for seed in range(3):
+        for model, optimizer in ((ours, our_optimizer), (exact, adamw), (theirs, eight)):
+            torch.manual_seed(seed)
+            model.embed.weight.grad = torch.randn(64, 100) * scales
+            model.inner.weight.grad = torch.randn(64, 100)
+            model.inner.bias.grad = torch.randn(64)
+            optimizer.step()
+    assert torch.equal(ours.inner.weight, theirs.inner.weight)
+    assert torch.allclose(ours.embed.weight, exact.embed.weight, atol=1e-6)
+    assert torch.allclose(ours.inner.bias, exact.inner.bias, atol=1e-6)
+    kinds = [our_optimizer.state[parameter]["state1"].dtype for parameter in ours.parameters()]
+    assert kinds == [torch.float32, torch.uint8, torch.float32]  # embedding, weight, bias
+
+
+@pytest.mark.parametrize(("zero_stage", "bf16"), list(itertools.product((0, 1, 2, 3), (False, True))))
+def test_a_job_with_moments_in_8_bits_learns_as_with_adamw_and_resumes_to_the_same_bytes(
+    zero_stage: int, bf16: bool, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job, progress = make_job(Sft(), optimizer="adamw_8bit", bf16=bf16), tmp_path / "progress"
+    with machines(2).trainers() as group:
+        ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
+        train(ranks, 3)
+        save_progress(ranks, progress)
+        train(ranks, 3)
+        whole = export(ranks, tmp_path / "whole")
+        ranks, state = opened(group, machines(2), job, progress, zero_stage=zero_stage)
+        assert state["step"] == 3
+        train(ranks, 3)
+        assert export(ranks, tmp_path / "resumed").read_bytes() == whole.read_bytes()
+    exact = trained(machines(1), make_job(Sft(), bf16=bf16), tmp_path / "exact", steps=6, zero_stage=0)
+    before = load_file(job.model.path / "model.safetensors")
+    after = {name: tensor.float() for name, tensor in load_file(whole).items()}
+    change = torch.cat([(exact[name].float() - before[name].float()).flatten() for name in after])
+    off = torch.cat([(after[name] - exact[name].float()).flatten() for name in after])
+    # Quantized moments change an update by some percent.
+    assert off.norm() < 0.1 * change.norm()
+    assert bf16 or off.norm() > 1e-4 * change.norm(), "the moments are in 8 bits"
+
+
+def test_settings_that_moments_in_8_bits_do_not_support_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainingConfig(optimizer="paged_adamw_8bit", bf16=True)
+    for field, value in (("offload_optimizer", True), ("progress", "store")):
+        with pytest.raises(UserError, match=rf"^training\.optimizer: 'paged_adamw_8bit' .*resources\.{field}"):
+            make_optimizer(Small(), config, 2, ResourcesConfig.model_validate({field: value}))
+    assert packages_of(config) == ("bitsandbytes",)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
+    with pytest.raises(UserError, match=r"^training\.optimizer: .*not installed; .*'alignment\[qlora\]'$"):
+        packages_of(config)

@@ -61,8 +61,10 @@ class TrainingConfig(Config):
     """Rows (or pairs) per optimiser step, in total over all devices and accumulation steps."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
-    optimizer: Literal["adamw", "muon", "adafactor"] = unkeyed("adamw")
-    """`adamw`; `muon`, with orthogonalised updates of hidden matrices (AdamW for embeddings, heads and vectors), at AdamW's
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "muon", "adafactor"] = unkeyed("adamw")
+    """`adamw`; `adamw_8bit`, with moments in 8 bits (2 bytes per parameter instead of 8) except those of embeddings, by
+    `bitsandbytes` (the extra `qlora`); `paged_adamw_8bit`, whose moments move to CPU memory when a GPU's is full; `muon`,
+    with orthogonalised updates of hidden matrices (AdamW for embeddings, heads and vectors), at AdamW's
     learning rates; `adafactor`, with row and column sums instead of moments. The last two need whole matrices: fp32, and
     `resources.zero_stage: 0` with several trainers. Not part of the stage's key while `adamw`."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
@@ -117,7 +119,7 @@ class TrainingConfig(Config):
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> TrainingConfig:
-        if self.optimizer != "adamw" and self.bf16:
+        if self.optimizer in ("muon", "adafactor") and self.bf16:
             raise ValueError(
                 f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` partitions the fp32 weights: use `adamw`, "
                 "or leave out `bf16`"
@@ -140,6 +142,11 @@ class TrainingConfig(Config):
                 f"`warmup_ratio` {self.warmup_ratio} and `decay_ratio` {self.decay_ratio} must not exceed 1 in sum"
             )
         return self
+
+    @property
+    def has_8bit_moments(self) -> bool:
+        """Whether the optimiser is one of `bitsandbytes`, with moments in 8 bits."""
+        return self.optimizer in ("adamw_8bit", "paged_adamw_8bit")
 
     @property
     def in_4bit(self) -> bool:
