@@ -147,15 +147,15 @@ def _other_references(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
     """References that take over the policy's weights but have another architecture."""
     for stage in todo:
         config: Any = stage.config
-        if stage.stage != "rl" or config.section.kl.refresh_every is None or "reference" not in stage.inputs:
+        if stage.stage != "rl" or config.section.kl.sync_ref_model is None or "reference" not in stage.inputs:
             continue
         for prompts in list(_prompts_of(stage))[:1]:
             policy = _shape(plan.store, prompts.inputs["tokenizer"])
             reference = _shape(plan.store, stage.inputs["reference"])
             if (field := shapes.difference(policy, reference)) is not None:
                 yield (
-                    f"{stage.label}: with rl.kl.refresh_every the reference takes over the policy's weights, but the model of "
-                    f"rl.kl.reference has another {field}: give one of the policy's architecture, or leave refresh_every out"
+                    f"{stage.label}: with rl.kl.sync_ref_model the reference takes over the policy's weights, but the model of "
+                    f"rl.kl.reference has another {field}: give one of the policy's architecture, or leave sync_ref_model out"
                 )
 
 

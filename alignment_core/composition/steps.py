@@ -145,7 +145,7 @@ def dpo(
 ) -> Step:
     """Train ``policy`` on pairs. Default reference, if the loss needs one: the policy before this training."""
     config = DpoStageConfig(training=training, loss=loss)
-    if loss.sync_reference:
+    if loss.sync_ref_model:
         return submit("dpo", label, config, {"model": policy, "data": data, "reference": reference}, stream)
     logps = None
     if loss.needs_reference:

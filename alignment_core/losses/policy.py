@@ -38,21 +38,21 @@ def policy_objective(
     """
     config = section.loss
     kl = section.kl
-    correction = section.mismatch
+    correction = section.importance_sampling_correction
     logps_K, entropy_K = output if output.dim() == 2 else (output, None)
     rollout_K = numbers["rollout_logps"]
     # Without old log-probabilities this is the batch's first update: the ratio is 1, and its gradient that of log π.
     old_K = numbers["old_logps"] if "old_logps" in numbers else logps_K.detach()
     log_ratio_K = logps_K - old_K
     loss_K = policy_loss(config, log_ratio_K, logps_K, numbers["advantages"], sequence_K, count)
-    if correction.correction != "none":
+    if correction.mode != "none":
         loss_K = loss_K * correction_weights(
             old_K - rollout_K,
             rollout_K,
             sequence_K,
             count,
             level=correction.level,
-            action=correction.correction,
+            action=correction.mode,
             measure=correction.measure,
             low=correction.low,
             high=correction.high,
@@ -76,7 +76,7 @@ def policy_objective(
             loss_K = loss_K + kl_coefficient * kl_K
     if entropy_K is not None:
         sums["entropy"] = entropy_K.sum()
-        loss_K = loss_K - config.entropy_bonus * entropy_K
+        loss_K = loss_K - config.entropy_coef * entropy_K
     return _weighted(loss_K, section, sums, sequence_K, count)
 
 
@@ -87,7 +87,7 @@ def value_objective(
     [K] each."""
     assert section.critic is not None
     returns_K = numbers["returns"]
-    loss_K = value_loss(values_K.float(), numbers["old_values"], returns_K, section.critic.clip)
+    loss_K = value_loss(values_K.float(), numbers["old_values"], returns_K, section.critic.value_clip)
     sums = {
         "error": (values_K.float() - returns_K).abs().sum(),
         "trained_tokens": values_K.new_tensor(float(len(values_K))),
@@ -112,14 +112,14 @@ def policy_loss(
     count: int,
 ) -> Tensor:
     """The policy loss of each trained token. [K] each."""
-    low, high = config.clip_low, config.clip_high
+    low, high = config.bounds
     if config.loss_type == "cispo":
         return cispo_loss(log_ratio_K, logps_K, advantages_K, low, high)
     if config.loss_type == "sapo":
         return sapo_loss(log_ratio_K, advantages_K, *config.sapo_temperatures)
     if config.loss_type == "gspo":
         log_ratio_K = sequence_log_ratio(log_ratio_K, sequence_K, count)
-    return clipped_ratio_loss(log_ratio_K, advantages_K, low, high, config.dual_clip)
+    return clipped_ratio_loss(log_ratio_K, advantages_K, low, high, config.delta)
 
 
 def clipped_tokens(config: PolicyLossConfig, log_ratio_K: Tensor, sequence_K: Tensor, count: int) -> Tensor:
@@ -130,25 +130,26 @@ def clipped_tokens(config: PolicyLossConfig, log_ratio_K: Tensor, sequence_K: Te
     if config.loss_type == "gspo":
         log_ratio_K = sequence_log_ratio(log_ratio_K, sequence_K, count)
     ratio_K = log_ratio_K.exp()
-    return ((ratio_K > 1 + config.clip_high) | (ratio_K < 1 - config.clip_low)).sum()
+    low, high = config.bounds
+    return ((ratio_K > high) | (ratio_K < low)).sum()
 
 
 def clipped_ratio_loss(
-    log_ratio_K: Tensor, advantages_K: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+    log_ratio_K: Tensor, advantages_K: Tensor, low: float, high: float, delta: float | None = None
 ) -> Tensor:
-    """``L = -min(r A, clip(r, 1 - ε_low, 1 + ε_high) A)``.
+    """``L = -min(r A, clip(r, low, high) A)``, with ``low`` 1 - ε and ``high`` 1 + ε.
 
     Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7; two bounds: Yu et al. 2025, "DAPO".
-    With ``dual_clip`` c, where A < 0: ``-max(min(…), c A)``: Ye et al. 2020, "Mastering Complex Control in
+    With ``delta`` δ, where A < 0: ``-max(min(…), δ A)``: Ye et al. 2020, "Mastering Complex Control in
     MOBA Games with Deep Reinforcement Learning".
 
     Args: log-ratios and advantages [K]. Returns [K].
     """
     ratio_K = ratio(log_ratio_K)
-    clipped_K = ratio_K.clamp(1 - clip_low, 1 + clip_high)
+    clipped_K = ratio_K.clamp(low, high)
     objective_K = torch.minimum(ratio_K * advantages_K, clipped_K * advantages_K)
-    if dual_clip is not None:
-        floor_K = torch.maximum(objective_K, dual_clip * advantages_K)
+    if delta is not None:
+        floor_K = torch.maximum(objective_K, delta * advantages_K)
         objective_K = torch.where(advantages_K < 0, floor_K, objective_K)
     return -objective_K
 
@@ -166,14 +167,14 @@ def sequence_log_ratio(log_ratio_K: Tensor, sequence_K: Tensor, count: int) -> T
     return (sums_S / tokens_S)[sequence_K] + log_ratio_K - log_ratio_K.detach()
 
 
-def cispo_loss(log_ratio_K: Tensor, logps_K: Tensor, advantages_K: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """``L = -sg[clip(r, 1 - ε_low, 1 + ε_high)] A log π``: no token loses its gradient.
+def cispo_loss(log_ratio_K: Tensor, logps_K: Tensor, advantages_K: Tensor, low: float, high: float) -> Tensor:
+    """``L = -sg[clip(r, low, high)] A log π``: no token loses its gradient.
 
-    MiniMax 2025, "MiniMax-M1". ``clip_low`` of 1 leaves the ratio free below.
+    MiniMax 2025, "MiniMax-M1". A ``low`` of 0 leaves the ratio free below.
 
     Args: log-ratios, log-probabilities with gradient, and advantages [K]. Returns [K].
     """
-    weight_K = ratio(log_ratio_K).clamp(1 - clip_low, 1 + clip_high).detach()
+    weight_K = ratio(log_ratio_K).clamp(low, high).detach()
     return -weight_K * advantages_K * logps_K
 
 

@@ -112,7 +112,7 @@ def init_sections(profile: Profile) -> dict[str, Any]:
         "prompts_per_step": per_step,
         "generation": sections.generation(GENERATIONS, room),
         "rewards": reward_list,
-        "advantage": Commented({"estimator": "group", "divide_by_deviation": True}, "GRPO"),
+        "advantage": Commented({"estimator": "group", "scale_rewards": "group"}, "GRPO"),
         "training": {**train, "lr_scheduler_type": "constant"},
     }
     evaluation = sections.evaluation(profile)

@@ -5,7 +5,7 @@ or a list of fields, conversion, note and remark. ``training``, ``data`` and ``l
 of the command's method. After the fields there may be conditions under which the flag has an effect::
 
     [training.lora.lora_alpha if lora_rank|use_peft, whole]           one of these flags is given
-    [rl.critic.clip if advantage_estimator=gae|vtrace, number]        a flag has one of these words
+    [rl.critic.value_clip if advantage_estimator=gae|vtrace, number]        a flag has one of these words
     [rl.rewards unless remote_rm_url, reward_models]                  a flag is not given
     [training.eval_steps if held-out-rows, positive]                  rows are held out
 

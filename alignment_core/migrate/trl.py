@@ -254,7 +254,7 @@ def reward_model(words: Words, flags: Flags) -> list[dict[str, Any]]:
 
 
 def epsilon(words: Words, flags: Flags) -> Any:
-    """`--epsilon`: both bounds, unless `--epsilon_high` sets the upper one. CISPO has no lower one, and SAPO none."""
+    """`--epsilon`: both bounds, unless `--epsilon_high` sets the upper one. CISPO has no lower one here, and SAPO none."""
     value = number(words, flags)
     if flags.text("loss_type") == "sapo":
         raise NoCounterpart("SAPO has no clip bounds.")
@@ -262,16 +262,11 @@ def epsilon(words: Words, flags: Flags) -> Any:
         if "epsilon_high" not in flags.given:
             flags.remarks.append(
                 f"Without --epsilon_high TRL's CISPO cuts the weight of a token at ε = {value:g}, here it is cut at 5: set "
-                "`rl.loss.clip_high` to the greatest weight less 1."
+                "`rl.loss.epsilon_high` to that weight."
             )
         return 1.0, None
-    return value, None if "epsilon_high" in flags.given else value
-
-
-def epsilon_high(words: Words, flags: Flags) -> float | None:
-    """`--epsilon_high`, which for CISPO is the bound itself and not its distance from 1."""
-    value = convert.positive_number(words, flags)
-    return value if value is None or flags.text("loss_type") != "cispo" else max(0.0, value - 1)
+    has_own_default = flags.text("importance_sampling_level") == "sequence"  # of the upper bound
+    return value, value if has_own_default and "epsilon_high" not in flags.given else None
 
 
 def sapo_temperatures(words: Words, flags: Flags) -> list[float]:
@@ -282,13 +277,6 @@ def sapo_temperatures(words: Words, flags: Flags) -> list[float]:
 def unbiased_gradient(words: Words, flags: Flags) -> bool | None:
     """`--use_bias_correction_kl`, which has an effect only with a KL penalty."""
     return True if is_on(words) and flags.number("beta") else None
-
-
-def refresh_every(words: Words, flags: Flags) -> int:
-    """`--ref_model_sync_steps` of reinforcement learning, where the policy replaces the reference. Raises NoCounterpart."""
-    if flags.number("ref_model_mixup_alpha", 0.6) != 1:
-        raise NoCounterpart("a mixture is not supported: `rl.kl.refresh_every` replaces the reference by the policy.")
-    return convert.whole(words, flags)
 
 
 FRAMEWORK = tables.load("trl", {**vars(convert), **globals()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, c
 
 from alignment_core.recipes.paths import is_number, number_of
 
+log = logging.getLogger(__name__)
+
 TRUTH_FOR_NUMBER = "truth_for_number"
 REFUSE_UNUSED: Mapping[str, Any] = {"refuse_unused": True}
 """Context of a pydantic validation that refuses fields without effect: of recipes that users write, but not of stored ones."""
@@ -36,6 +39,14 @@ def unkeyed(default: Any, **constraints: Any) -> Any:
     """A field that is left out of dumps, and so of stage keys, while it has its default: a version of this project that adds
     such a field finds the cached results of earlier versions. ``constraints`` are those of pydantic's ``Field``."""
     return Field(default, exclude_if=lambda value: value == default, **constraints)
+
+
+@functools.cache
+def _warn_of_old_name(old: str, new: str) -> None:
+    """Once in a process, because several checks read the same recipe."""
+    log.warning(
+        "`%s` of a recipe is now called `%s`: rename it, because the next release refuses the old name", old, new
+    )
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,9 @@ class Config(BaseModel):
     """Defaults that depend on the value of another field: field → value → name → default. Only for fields that are always in
     dumps, because a default that a dump leaves out would change when it is read again."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """Old names of fields → present ones. Recipes with old names are valid for one release, stored ones always."""
+
     FILLED_BY_PLACE: ClassVar[bool] = False
     """Whether fields that are left out of this section have the defaults of the field that holds it."""
 
@@ -87,6 +101,28 @@ class Config(BaseModel):
         for name in names if refuses_unused(info.context) else ():
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"`{name}` has no effect {why}: {cure}")
+
+    @classmethod
+    def of_old_names(cls, old: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields by present names for fields by old ones; for those whose values have another form now, too.
+
+        ``section`` is the whole content.
+        """
+        return {cls.RENAMED[name]: value for name, value in old.items()}
+
+    @classmethod
+    def _renamed(cls, content: dict[Any, Any], info: ValidationInfo) -> dict[Any, Any]:
+        """The content with present names. Raises ValueError if a field is set by both of its names."""
+        old = {name: content[name] for name in cls.RENAMED if name in content}
+        for name in old:
+            if cls.RENAMED[name] in content:
+                raise ValueError(
+                    f"`{name}` is the old name of `{cls.RENAMED[name]}`, and both are set: remove `{name}`"
+                )
+            if refuses_unused(info.context):
+                _warn_of_old_name(name, cls.RENAMED[name])
+        others = {name: value for name, value in content.items() if name not in old}
+        return {**others, **cls.of_old_names(old, content)} if old else content
 
     @classmethod
     def alternatives(cls) -> tuple[type[Config], ...]:
@@ -128,7 +164,7 @@ class Config(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _fill_defaults(cls, content: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _fill_defaults(cls, content: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Fill fields whose default depends on the place of the section or on another field; they do not count as set.
 
         Pydantic takes the default of a section only where all of it is left out: without this, `training: {max_steps: 9}` in
@@ -136,6 +172,7 @@ class Config(BaseModel):
         """
         if not isinstance(content, dict):
             return handler(content)
+        content = cls._renamed(content, info)
         filled: dict[str, Any] = {}
         for field, defaults in cls.DEFAULTS_BY.items():
             value = content.get(field)

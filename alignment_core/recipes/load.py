@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError, ValidationInfo
 from alignment_core.credentials import refuse_literals
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods, yaml_values
-from alignment_core.recipes.base import REFUSE_UNUSED, TRUTH_FOR_NUMBER, refuses_unused
+from alignment_core.recipes.base import REFUSE_UNUSED, TRUTH_FOR_NUMBER, Config, refuses_unused
 from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.reference import known_fields, section_of
@@ -132,8 +132,12 @@ def set_field(content: dict[str, Any], path: str, value: Any, option: str) -> di
     return changed
 
 
-def _with(node: Any, steps: list[str], value: Any, option: str) -> Any:
-    """``node`` with ``value`` at the end of the path ``steps``. Parts beside the path are shared, not copied."""
+def _with(node: Any, steps: list[str], value: Any, option: str, owner: type[BaseModel] | None = None) -> Any:
+    """``node`` with ``value`` at the end of the path ``steps``. Parts beside the path are shared, not copied.
+
+    ``owner`` is the section that ``node`` is the content of, if that is known: a renamed field that ``node`` has by its other
+    name is replaced.
+    """
     step, rest = steps[0], steps[1:]
     if isinstance(node, list):
         if not step.isdigit() or int(step) >= len(node):
@@ -141,13 +145,22 @@ def _with(node: Any, steps: list[str], value: Any, option: str) -> Any:
         index = int(step)
         return [
             *node[:index],
-            _with(node[index], rest, value, option) if rest else value,
+            _with(node[index], rest, value, option, owner) if rest else value,
             *node[index + 1 :],
         ]
     if node is not None and not isinstance(node, dict):
         raise UserError(f"{option}: there is nothing inside {node!r}, so {step!r} cannot be set")
     node = node or {}
-    return {**node, step: _with(node.get(step), rest, value, option) if rest else value}
+    if node.get("method") in methods.METHODS.names():
+        owner = methods.method(node["method"]).recipe
+    renamed = owner.RENAMED if owner and issubclass(owner, Config) else {}
+    name = renamed.get(step, step)
+    names = {name, *(old for old, new in renamed.items() if new == name)}
+    if rest:
+        before = next((node[name] for name in (step, *names) if name in node), None)
+        field = known_fields(owner).get(name) if owner else None
+        value = _with(before, rest, value, option, section_of(field.annotation) if field else None)
+    return {**{name: item for name, item in node.items() if name not in names - {step}}, step: value}
 
 
 def _values(sweeps: Iterable[str], folder: Path) -> dict[str, list[Any]]:

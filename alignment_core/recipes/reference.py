@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from pydantic import BaseModel
@@ -81,6 +81,7 @@ def _walk(path: str, steps: list[str]) -> tuple[type[BaseModel], list[Field], An
     given: Any = None
     roots: list[tuple[type[BaseModel], Any]] = [(method.recipe, None) for method in methods.loaded()[0]]
     for number, step in enumerate(steps):
+        step = _present(step, [root for root, _ in roots])
         owner, defaults = next((root for root in roots if step in known_fields(root[0])), (None, None))
         if owner is None:
             known = sorted({name for root, _ in roots for name in known_fields(root)})
@@ -98,11 +99,18 @@ def _walk(path: str, steps: list[str]) -> tuple[type[BaseModel], list[Field], An
     return config, fields, given
 
 
+def _present(name: str, sections: Sequence[type[BaseModel]]) -> str:
+    """The present name of a field of one of the sections."""
+    renamed = (section.RENAMED for section in sections if issubclass(section, Config))
+    return next((names[name] for names in renamed if name in names), name)
+
+
 def field_at(path: str) -> FieldInfo:
     """The field at a dotted ``path``. Raises UserError with similar names."""
     above, _, name = path.rpartition(".")
     at(path)
     roots = [at(above)[0]] if above else [method.recipe for method in methods.loaded()[0]]
+    name = _present(name, roots)
     return next(known_fields(root)[name] for root in roots if name in known_fields(root))
 
 

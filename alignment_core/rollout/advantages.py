@@ -36,6 +36,7 @@ EPSILON = 1e-4
 """Added to deviations before division, as in TRL, so that rewards that differ by rounding alone are worth almost nothing."""
 
 Baseline = Literal["none", "group", "leave-one-out", "batch"]
+Scale = Literal["none", "group", "batch"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def add_advantages(
     group_S = torch.unique(torch.from_numpy(batch.groups_S), return_inverse=True)[1]
 
     baseline = config.estimator if config.estimator in ("group", "leave-one-out", "batch") else "none"
-    credited = partial(credit, baseline=baseline, divide_by_deviation=config.divide_by_deviation)
+    credited = partial(credit, baseline=baseline, scale=config.scale_rewards)
     at_end_S = reward_S if reasoning_steps is None else reward_S - torch.from_numpy(reasoning_steps.counted_S)
     credit_S = credited(at_end_S, group_S)
     rewards_K = torch.zeros(int(lengths_S.sum()), dtype=torch.float64)
@@ -124,15 +125,18 @@ def add_advantages(
     return metrics
 
 
-def credit(rewards_S: Tensor, group_S: Tensor, baseline: Baseline, divide_by_deviation: bool) -> Tensor:
-    """The credit of a sequence's tokens for its reward: the reward less a baseline, over the deviation of its group.
+def credit(rewards_S: Tensor, group_S: Tensor, baseline: Baseline, scale: Scale) -> Tensor:
+    """The credit of a sequence's tokens for its reward: the reward less a baseline, over the deviation of its group or batch.
 
-    With ``group`` and the division it is GRPO's ``(r - mean) / (std + EPSILON)`` (Shao et al. 2024, "DeepSeekMath", section
-    4.1.2), without the division that of Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO). For process
+    With baseline and scale ``group`` it is GRPO's ``(r - mean) / (std + EPSILON)`` (Shao et al. 2024, "DeepSeekMath",
+    section 4.1.2), without the division that of Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO). For process
     supervision (section 4.1.3) give the reasoning steps of all sequences in place of sequences. Args: [S]. Returns [S].
     """
     credit_S = baselined(rewards_S, group_S, baseline)
-    return credit_S / (group_deviation(rewards_S, group_S) + EPSILON) if divide_by_deviation else credit_S
+    if scale == "none":
+        return credit_S
+    of_S = group_S if scale == "group" else torch.zeros_like(group_S)
+    return credit_S / (group_deviation(rewards_S, of_S) + EPSILON)
 
 
 def baselined(rewards_S: Tensor, group_S: Tensor, baseline: Baseline) -> Tensor:

@@ -22,7 +22,7 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.dpo_beta import DynamicDpo
 
     method = (DynamicDpo if config.loss.beta_changes else Dpo)(config.loss, config.training.bf16)
-    return train(context, method, config.training, sync=config.loss.sync_reference)
+    return train(context, method, config.training, sync=config.loss.sync_ref_model)
 
 
 SHOWS = titles("accuracy", "test_accuracy", "margin", "loss")

@@ -70,7 +70,7 @@ class PolicyTrainer:
         self.rank = rank
         self.world = world
         training = job.section.training
-        bonus = job.section.loss.entropy_bonus > 0
+        bonus = job.section.loss.entropy_coef > 0
         adapters = derive_seed(job.seed, "adapters")
         template = job.section.prompts.chat_template
         policy = ModelSource(job.policy, "lm", None, adapters, bonus, context=job.context, chat_template=template)
@@ -97,8 +97,10 @@ class PolicyTrainer:
             start = job.reference or replace(job.policy, in_4bit=training.in_4bit)
             self.frozen = load_frozen(start, "lm", dtype, device.torch_device, share, job.context)
             self.reference = self.frozen
-        every = job.section.kl.refresh_every
-        self.moving = MovingReference(self.frozen, self.policy, every) if self.frozen and every else None
+        sync = job.section.kl.sync_ref_model
+        self.moving: MovingReference | None = None
+        if self.frozen and sync:
+            self.moving = MovingReference(self.frozen, self.policy, sync.sync_steps, sync.mixup_alpha)
         self.step = 0
         self.kl_coefficient = job.section.kl.coefficient
         self.batch: StepData
@@ -176,7 +178,7 @@ class PolicyTrainer:
 
     def _first_step(self, name: str) -> int:
         """The first step that trains this model: the policy may start after the critic."""
-        return self.section.critic.steps_ahead if name == "policy" and self.section.critic else 0
+        return self.section.critic.freezing_steps if name == "policy" and self.section.critic else 0
 
     def _update(self, name: str, learner: Learner) -> dict[str, StepReport]:
         reports = {name: StepReport()}

@@ -12,7 +12,7 @@ from alignment.flows.console import JsonOption, err, out, print_json
 
 def fields(
     path: Annotated[
-        str, typer.Argument(help="A section or field, such as sft.data or rl.loss.clip_low. Default: all.")
+        str, typer.Argument(help="A section or field, such as sft.data or rl.loss.epsilon. Default: all.")
     ] = "",
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the complete reference as a Markdown page.")

@@ -79,7 +79,7 @@ def our_rl(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) -> 
         "prompts_per_step": PROMPTS,
         "generation": {"num_generations": COMPLETIONS, "max_completion_length": COMPLETION},
         "rewards": [{"function": f"{folder / 'reward.py'}:distinct"}],
-        "advantage": {"estimator": "group", "divide_by_deviation": True},
+        "advantage": {"estimator": "group", "scale_rewards": "group"},
         "training": {"batch_size": PROMPTS * COMPLETIONS, "lr_scheduler_type": "constant", "learning_rate": 1e-6},
     }
     Loop._update = laps.timed("training", Loop._update)  # type: ignore[method-assign]

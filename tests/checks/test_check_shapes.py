@@ -111,10 +111,10 @@ def test_a_reference_that_takes_over_the_policy_s_weights_has_its_architecture(s
     recipe = rl(rows, {"verifier": "math"}) | {"model": {"name": str(tiny_model(seed=2))}}
     recipe["rl"]["kl"] = {"coefficient": 0.1, "reference": {"name": str(tiny_model(architecture, seed=1))}}
     assert look(store, recipe).problems == [], "a reference that stays may be any model with the policy's tokens"
-    recipe["rl"]["kl"]["refresh_every"] = 2
+    recipe["rl"]["kl"]["sync_ref_model"] = {"sync_steps": 2}
     sentence = (
-        "rl: with rl.kl.refresh_every the reference takes over the policy's weights, but the model of rl.kl.reference has "
-        "another model_type: give one of the policy's architecture, or leave refresh_every out"
+        "rl: with rl.kl.sync_ref_model the reference takes over the policy's weights, but the model of rl.kl.reference has "
+        "another model_type: give one of the policy's architecture, or leave sync_ref_model out"
     )
     assert look(store, recipe).problems == ([sentence] if architecture == "qwen2" else [])
 

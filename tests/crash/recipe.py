@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "training": {"batch_size": 16, "learning_rate": 1e-3, "max_steps": 10},
         },
         "rl.advantage": {"estimator": "gae", "whiten": "mean-and-deviation"},
-        "rl.critic": {"learning_rate": 1e-3, "steps_ahead": 1},
+        "rl.critic": {"learning_rate": 1e-3, "freezing_steps": 1},
         "rl.kl": {"coefficient": 0.1, "place": "reward"},
         "rl.ema": {"decay": 0.9},
         "rl.filter": None,

@@ -30,15 +30,15 @@ MARGIN, MOST_SECONDS = 0.2, 180.0
 STEPS_SHOWN = 3
 """First and last steps that the two-turn environment is judged by."""
 
-OFF_POLICY = "rl.mismatch={correction: clip, stop_above: 1}"
+OFF_POLICY = "rl.importance_sampling_correction={mode: clip, stop_above: 1}"
 """In one of these recipes' large steps a policy moves further than the usual bound."""
-PLAIN = ["rl.advantage.divide_by_deviation=false"]
+PLAIN = ["rl.advantage.scale_rewards=none"]
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "GAE with a critic (PPO)": (
         "grpo",
         [
             "rl.advantage={estimator: gae, whiten: mean-and-deviation}",
-            "rl.critic={learning_rate: 1.0e-3, steps_ahead: 2}",
+            "rl.critic={learning_rate: 1.0e-3, freezing_steps: 2}",
             "rl.loss={aggregation: token-mean}",
         ],
     ),

@@ -22,7 +22,7 @@ FEW = {
     "rounds": 1,
     "prompts_per_step": 4,
     "prompts_per_round": 8,
-    "steps_ahead": 1,
+    "freezing_steps": 1,
     "max_steps": 2,
     "rows": 64,
     "test_rows": 8,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignment_core.rollout.advantages import (
+    Scale,
     baselined,
     credit,
     discounted_returns,
@@ -44,14 +45,14 @@ def test_the_deviation_of_a_group_has_one_less_than_its_size_as_divisor() -> Non
     assert group_deviation(REWARDS, GROUPS).tolist() == pytest.approx([3**-0.5] * 3 + [8**0.5] * 2)
 
 
-@pytest.mark.parametrize(("divides", "divisors"), [(False, [1.0, 1.0]), (True, [3**-0.5 + 1e-4, 8**0.5 + 1e-4])])
+@pytest.mark.parametrize(("scale", "divisors"), [("none", [1.0, 1.0]), ("group", [3**-0.5 + 1e-4, 8**0.5 + 1e-4])])
 def test_credit_is_the_reward_less_the_baseline_over_the_deviation_of_the_group(
-    divides: bool, divisors: list[float]
+    scale: Scale, divisors: list[float]
 ) -> None:
     """The advantage of GRPO with the division, that of Dr. GRPO without it."""
     first, second = divisors
     expected = [2 / 3 / first, -1 / 3 / first, -1 / 3 / first, -2 / second, 2 / second]
-    assert credit(REWARDS, GROUPS, "group", divides).tolist() == pytest.approx(expected, rel=1e-12)
+    assert credit(REWARDS, GROUPS, "group", scale).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_returns_end_with_their_sequence() -> None:

@@ -39,19 +39,19 @@ def gradient(function: object, at: torch.Tensor) -> list[float]:
 
 def test_the_clip_counts_only_against_the_move_that_the_advantage_asks_for() -> None:
     # ε_low 0.2, ε_high 0.3. A = 2: r 1.5 counts as 1.3, r 0.5 as itself; A = -2: r 1.5 as itself, r 0.5 as 0.8
-    losses = clipped_ratio_loss(logs(1.5, 0.5, 1.5, 0.5), of(2.0, 2.0, -2.0, -2.0), 0.2, 0.3)
+    losses = clipped_ratio_loss(logs(1.5, 0.5, 1.5, 0.5), of(2.0, 2.0, -2.0, -2.0), 0.8, 1.3)
     assert losses.tolist() == pytest.approx([-2.6, -1.0, 3.0, 1.6])
 
 
 def test_a_clipped_token_has_no_gradient_and_another_that_of_ratio_times_advantage() -> None:
     # d(-r A)/d log r = -r A: at r = 1.1, A = 2 that is -2.2; r = 1.5 is clipped
-    slope = gradient(lambda x: clipped_ratio_loss(x, of(2.0, 2.0), 0.2, 0.3), logs(1.1, 1.5))
+    slope = gradient(lambda x: clipped_ratio_loss(x, of(2.0, 2.0), 0.8, 1.3), logs(1.1, 1.5))
     assert slope == pytest.approx([-2.2, 0.0])
 
 
 def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
     # A = -1, r = 5: without it L = 5, with c = 3 L = 3; positive advantages are untouched
-    assert clipped_ratio_loss(logs(5.0, 5.0), of(-1.0, 1.0), 0.2, 0.2, 3.0).tolist() == pytest.approx([3.0, -1.2])
+    assert clipped_ratio_loss(logs(5.0, 5.0), of(-1.0, 1.0), 0.8, 1.2, 3.0).tolist() == pytest.approx([3.0, -1.2])
 
 
 def test_a_sequence_ratio_is_the_geometric_mean_with_the_gradient_of_each_token() -> None:
@@ -64,7 +64,7 @@ def test_a_sequence_ratio_is_the_geometric_mean_with_the_gradient_of_each_token(
 
 
 def test_a_ratio_that_would_overflow_stays_finite() -> None:
-    assert torch.isfinite(clipped_ratio_loss(of(1000.0, -1000.0), of(-1.0, 1.0), 0.2, 0.2)).all()
+    assert torch.isfinite(clipped_ratio_loss(of(1000.0, -1000.0), of(-1.0, 1.0), 0.8, 1.2)).all()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,8 @@ def test_a_ratio_that_would_overflow_stays_finite() -> None:
     [("clip", 3), ("cispo", 3), ("gspo", 2)],
 )
 def test_the_clip_fraction_counts_the_ratio_that_the_loss_clips(loss_type: str, expected: int) -> None:
-    config = PolicyLossConfig.model_validate({"loss_type": loss_type, "clip_low": 0.2, "clip_high": 0.3})
+    high = 1.3 if loss_type == "cispo" else 0.3
+    config = PolicyLossConfig.model_validate({"loss_type": loss_type, "epsilon": 0.2, "epsilon_high": high})
     count = clipped_tokens(config, logs(2.0, 0.5, 1.2, 1.6), torch.tensor([0, 0, 1, 1]), 2)
     assert int(count) == expected
 
@@ -93,9 +94,9 @@ def test_a_loss_without_bounds_has_no_clip_fraction(loss_type: str, expected: fl
 def test_cispo_weighs_the_log_probability_by_a_ratio_without_gradient() -> None:
     # r = 1.5 counts as 1.3: L = -1.3 · 2 · log 0.5 = 1.802183, gradient -2.6; r = 0.5 counts as 0.8
     logps = of(0.5, 0.5).log()
-    losses = cispo_loss(logs(1.5, 0.5), logps, of(2.0, 2.0), 0.2, 0.3)
+    losses = cispo_loss(logs(1.5, 0.5), logps, of(2.0, 2.0), 0.8, 1.3)
     assert losses.tolist() == pytest.approx([-2.6 * math.log(0.5), -1.6 * math.log(0.5)])
-    assert gradient(lambda x: cispo_loss(logs(1.5, 0.5), x, of(2.0, 2.0), 0.2, 0.3), logps) == pytest.approx(
+    assert gradient(lambda x: cispo_loss(logs(1.5, 0.5), x, of(2.0, 2.0), 0.8, 1.3), logps) == pytest.approx(
         [-2.6, -1.6]
     )
 

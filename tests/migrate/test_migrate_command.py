@@ -245,9 +245,9 @@ def test_a_script_of_train_ppo_ray_becomes_a_recipe(align: Align, tmp_path: Path
     assert (rl.steps, rl.prompts_per_step, rl.generation.num_generations) == (196, 512, 4)  # 100,000 ÷ 512, rounded up
     assert (rl.prompts.max_prompt_length, rl.generation.max_completion_length) == (1024, 1536)
     assert (rl.advantage.estimator, rl.advantage.gae_lambda, rl.advantage.whiten) == ("gae", 0.95, "mean-and-deviation")
-    assert (rl.critic.learning_rate, rl.critic.clip, rl.critic.steps_ahead) == (9e-6, 0.2, 5)
+    assert (rl.critic.learning_rate, rl.critic.value_clip, rl.critic.freezing_steps) == (9e-6, 0.2, 5)
     assert (rl.kl.coefficient, rl.kl.place, rl.kl.estimator) == (0.01, "reward", "k1")
-    assert (rl.loss.clip_low, rl.loss.clip_high, rl.training.batch_size) == (0.2, 0.27, 256)
+    assert (rl.loss.epsilon, rl.loss.epsilon_high, rl.training.batch_size) == (0.2, 0.27, 256)
     assert (rl.rewards[0].reward_model.name, rl.rewards[0].normalise) == ("acme/support-7b-rm", "model")
     assert rl.prompts.sources[0].columns == {"prompt": "question", "label": "reference"}
     assert recipe.evaluation is not None

@@ -206,13 +206,18 @@ def test_dr_grpo_is_the_same_in_all_peers() -> None:
 
 
 def test_grpo_is_trls() -> None:
-    mine_K = ours({"estimator": "group", "divide_by_deviation": True})
+    mine_K = ours({"estimator": "group", "scale_rewards": "group"})
     same(mine_K, spread(trl.scored(GRPOTrainer, REWARD_S, GROUP_SIZE)["advantages"]))
+
+
+def test_scaling_by_the_deviation_of_the_batch_is_trls() -> None:
+    mine_K = ours({"estimator": "group", "scale_rewards": "batch"})
+    same(mine_K, spread(trl.scored(GRPOTrainer, REWARD_S, GROUP_SIZE, scale="batch")["advantages"]))
 
 
 def test_grpo_is_openrlhfs_and_verls_except_for_the_epsilon_of_the_deviation() -> None:
     # we and TRL add 1e-4, verl 1e-6, OpenRLHF 1e-9
-    mine_K = ours({"estimator": "group", "divide_by_deviation": True})
+    mine_K = ours({"estimator": "group", "scale_rewards": "group"})
     deviation_K = spread(group_deviation(REWARD_S, GROUP_S))
     advantages_ST, _ = verl.core_algos.compute_grpo_outcome_advantage(rewards_ST(), MASK_ST.double(), INDEX_S)
     same(mine_K * (deviation_K + 1e-4) / (deviation_K + 1e-6), packed(advantages_ST))
@@ -223,7 +228,7 @@ def test_grpo_is_openrlhfs_and_verls_except_for_the_epsilon_of_the_deviation() -
 def test_a_group_of_equal_rewards_has_no_advantage_anywhere() -> None:
     equal_S = torch.full_like(REWARD_S, 0.7)
     nothing_K = torch.zeros(int(MASK_ST.sum()))
-    same(ours({"estimator": "group", "divide_by_deviation": True}, reward_S=equal_S), nothing_K)
+    same(ours({"estimator": "group", "scale_rewards": "group"}, reward_S=equal_S), nothing_K)
     same(spread(trl.scored(GRPOTrainer, equal_S, GROUP_SIZE)["advantages"]), nothing_K)
     same(
         packed(verl.core_algos.compute_grpo_outcome_advantage(rewards_ST(reward_S=equal_S), MASK_ST, INDEX_S)[0]),

@@ -58,7 +58,7 @@ def ours(logps_ST: Tensor, advantages_ST: Tensor = ADVANTAGES_ST, **fields: obje
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_clipped_ratio_with_two_bounds_is_trls(aggregation: str) -> None:
     same_with_gradient(
-        lambda x: ours(x, clip_low=0.1, clip_high=0.3, aggregation=aggregation),
+        lambda x: ours(x, epsilon=0.1, epsilon_high=0.3, aggregation=aggregation),
         lambda x: trl.grpo_loss(
             x, OLD_ST, ADVANTAGES_ST, MASK_ST, TRL_LOSS[aggregation], clip=(0.1, 0.3), longest=BUDGET
         ),
@@ -69,7 +69,7 @@ def test_clipped_ratio_with_two_bounds_is_trls(aggregation: str) -> None:
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_clipped_ratio_with_two_bounds_is_verls(aggregation: str) -> None:
     same_with_gradient(
-        lambda x: ours(x, clip_low=0.1, clip_high=0.3, aggregation=aggregation),
+        lambda x: ours(x, epsilon=0.1, epsilon_high=0.3, aggregation=aggregation),
         lambda x: verl.policy_loss(
             "vanilla",
             x,
@@ -88,7 +88,7 @@ def test_clipped_ratio_with_two_bounds_is_verls(aggregation: str) -> None:
 def test_clipped_ratio_with_two_bounds_is_openrlhfs_which_has_no_fixed_length(aggregation: str) -> None:
     theirs = openrlhf.PolicyLoss(0.1, 0.3, token_level_loss=aggregation == "token-mean")
     same_with_gradient(
-        lambda x: ours(x, clip_low=0.1, clip_high=0.3, aggregation=aggregation),
+        lambda x: ours(x, epsilon=0.1, epsilon_high=0.3, aggregation=aggregation),
         lambda x: theirs(x, OLD_ST, ADVANTAGES_ST, MASK_ST)[0],
         LOGPS_ST,
     )
@@ -97,19 +97,19 @@ def test_clipped_ratio_with_two_bounds_is_openrlhfs_which_has_no_fixed_length(ag
 def test_the_dual_clip_is_openrlhfs_and_verls() -> None:
     far_ST = OLD_ST + draw(20, scale=2.0)
     theirs = openrlhf.PolicyLoss(dual_clip=3.0)
-    same_with_gradient(lambda x: ours(x, dual_clip=3.0), lambda x: theirs(x, OLD_ST, ADVANTAGES_ST, MASK_ST)[0], far_ST)
+    same_with_gradient(lambda x: ours(x, delta=3.0), lambda x: theirs(x, OLD_ST, ADVANTAGES_ST, MASK_ST)[0], far_ST)
     same_with_gradient(
-        lambda x: ours(x, dual_clip=3.0),
+        lambda x: ours(x, delta=3.0),
         lambda x: verl.policy_loss("vanilla", x, OLD_ST, ADVANTAGES_ST, MASK_ST, dual_clip=3.0),
         far_ST,
     )
-    assert not torch.isclose(ours(far_ST), ours(far_ST, dual_clip=3.0)), "the second clip is felt here"
+    assert not torch.isclose(ours(far_ST), ours(far_ST, delta=3.0)), "the second clip is felt here"
 
 
 def test_trls_delta_above_the_upper_bound_is_the_dual_clip() -> None:
     far_ST = OLD_ST + draw(20, scale=2.0)
     same_with_gradient(
-        lambda x: ours(x, dual_clip=3.0),
+        lambda x: ours(x, delta=3.0),
         lambda x: trl.grpo_loss(x, OLD_ST, ADVANTAGES_ST, MASK_ST, "bnpo", delta=3.0),
         far_ST,
     )
@@ -118,7 +118,7 @@ def test_trls_delta_above_the_upper_bound_is_the_dual_clip() -> None:
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_gspo_is_verls_with_advantages_of_each_token_too(aggregation: str) -> None:
     same_with_gradient(
-        lambda x: ours(x, loss_type="gspo", clip_low=0.05, clip_high=0.1, aggregation=aggregation),
+        lambda x: ours(x, loss_type="gspo", epsilon=0.05, epsilon_high=0.1, aggregation=aggregation),
         lambda x: verl.policy_loss(
             "gspo",
             x,
@@ -141,8 +141,8 @@ def test_gspo_is_trls_and_openrlhfs_for_one_advantage_per_sequence_and_the_mean_
             x,
             PER_SEQUENCE_ST,
             loss_type="gspo",
-            clip_low=0.05,
-            clip_high=0.1,
+            epsilon=0.05,
+            epsilon_high=0.1,
             aggregation="sequence-mean-token-mean",
         )
 
@@ -157,16 +157,16 @@ def test_gspo_is_trls_and_openrlhfs_for_one_advantage_per_sequence_and_the_mean_
 
 def test_cispo_is_verls() -> None:
     same_with_gradient(
-        lambda x: ours(x, loss_type="cispo", clip_low=0.2, clip_high=0.3),
+        lambda x: ours(x, loss_type="cispo", epsilon=0.2, epsilon_high=1.3),
         lambda x: verl.policy_loss("cispo", x, OLD_ST, ADVANTAGES_ST, MASK_ST, clip=(0.2, 0.3)),
         LOGPS_ST,
     )
 
 
 def test_cispo_is_trls_with_epsilon_high_as_the_bound() -> None:
-    # TRL's epsilon_high 1.3 is our clip_high 0.3; our clip_low 1 leaves the ratio free below
+    # epsilon 1, the default, leaves the ratio free below
     same_with_gradient(
-        lambda x: ours(x, loss_type="cispo", clip_low=1.0, clip_high=0.3),
+        lambda x: ours(x, loss_type="cispo", epsilon_high=1.3),
         lambda x: trl.grpo_loss(x, OLD_ST, ADVANTAGES_ST, MASK_ST, "cispo", clip=(0.0, 1.3)),
         LOGPS_ST,
     )

@@ -171,10 +171,10 @@ def test_the_section_nightly_is_optional(load):
             ["evaluation.rewards=[{process_reward_model: judge, per_step: min}]", "evaluation.prompts=p.jsonl"],
             "`rewards.0.per_step` is for `rl.rewards`, where tokens are rewarded: remove it",
         ),
-        (["rl.kl.refresh_every=2"], "`refresh_every` has no effect with `rl.kl.coefficient: 0`"),
+        (["rl.kl.sync_ref_model={sync_steps: 2}"], "`sync_ref_model` has no effect with `rl.kl.coefficient: 0`"),
         (
-            ["rl.kl={coefficient: 0.1, refresh_every: 2}", "rl.training.lora={r: 2}"],
-            "`rl.kl.refresh_every` copies whole weights",
+            ["rl.kl={coefficient: 0.1, sync_ref_model: {}}", "rl.training.lora={r: 2}"],
+            "`rl.kl.sync_ref_model` mixes whole weights",
         ),
         (
             ["rl.training.lora={r: 16}", "resources.max_lora_rank=8"],
@@ -227,10 +227,10 @@ def test_the_section_nightly_is_optional(load):
             "`max_steps` has no effect in `rl.training`, because `rl.steps` sets the number of steps",
         ),
         (
-            ["rl.loss={loss_type: sapo, clip_high: 0.3}"],
-            "`clip_high` has no effect with `loss_type: sapo`: leave it out",
+            ["rl.loss={loss_type: sapo, epsilon_high: 0.3}"],
+            "`epsilon_high` has no effect with `loss_type: sapo`: leave it out",
         ),
-        (["rl.loss={loss_type: cispo, dual_clip: 3}"], "`dual_clip` has no effect with `loss_type: cispo`"),
+        (["rl.loss={loss_type: cispo, delta: 3}"], "`delta` has no effect with `loss_type: cispo`"),
         (["rl.loss.sapo_temperatures=[1, 2]"], "`sapo_temperatures` has no effect with `loss_type: clip`"),
         (["rl.advantage.gae_lambda=0.9"], "`gae_lambda` has no effect with `estimator: group`"),
         (["rl.kl={coefficient: 0.1, place: reward, unbiased_gradient: true}"], "which has no gradient"),
@@ -259,10 +259,10 @@ def test_a_plain_section_rl_is_enough(load):
     ("overrides", "says"),
     [
         (
-            ["iterative_dpo.loss.sync_reference={}", "iterative_dpo.training.lora={r: 2}"],
-            "`loss.sync_reference` mixes whole weights",
+            ["iterative_dpo.loss.sync_ref_model={}", "iterative_dpo.training.lora={r: 2}"],
+            "`loss.sync_ref_model` mixes whole weights",
         ),
-        (["iterative_dpo.loss={loss_type: simpo, sync_reference: {}}"], "is for losses with a reference"),
+        (["iterative_dpo.loss={loss_type: simpo, sync_ref_model: {}}"], "is for losses with a reference"),
         (
             ["evaluation.prompts=p.jsonl", "promotion.gates=[{metric: lm_eval/gsm8k/acc, min: 0.5}]"],
             "nothing measures 'lm_eval/gsm8k/acc': add `evaluation.lm_eval`",

@@ -73,16 +73,17 @@ def test_defaults_of_a_place_are_fields_that_dumps_always_have() -> None:
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
-        ({"loss_type": "clip"}, (0.2, 0.2)),
-        ({"loss_type": "gspo"}, (3e-4, 4e-4)),
-        ({"loss_type": "gspo", "clip_high": 5e-4}, (3e-4, 5e-4)),
-        ({"loss_type": "cispo"}, (1.0, 4.0)),
+        ({"loss_type": "clip"}, (0.8, 1.2)),
+        ({"loss_type": "clip", "epsilon": 0.1}, (0.9, 1.1)),
+        ({"loss_type": "gspo"}, (1 - 3e-4, 1 + 4e-4)),
+        ({"loss_type": "gspo", "epsilon_high": 5e-4}, (1 - 3e-4, 1 + 5e-4)),
+        ({"loss_type": "cispo"}, (0.0, 5.0)),
     ],
 )
 def test_the_clip_bounds_are_those_of_the_policy_loss(loss: dict[str, Any], expected: tuple[float, float]) -> None:
     """GSPO (Zheng et al. 2025): 3e-4 and 4e-4. CISPO in ScaleRL (Khatri et al. 2025): a weight of at most 5."""
     section = parsed("rl", RL, ("rl.loss", loss)).rl.loss
-    assert (section.clip_low, section.clip_high) == expected
+    assert section.bounds == expected
 
 
 @pytest.mark.parametrize(
@@ -126,8 +127,8 @@ def test_variants_of_a_stored_sweep_have_the_defaults_of_their_losses() -> None:
     first: Any = parse_recipe({**content, "sweep": {"rl.loss.loss_type": ["gspo", "cispo", "clip"]}})
     again: Any = parse_recipe(first.model_dump(mode="json", exclude_unset=True), refuse_unused=True)
     for sweep in (first, again):
-        clips = [(one.rl.loss.clip_low, one.rl.loss.clip_high) for one in sweep.variants.values()]
-        assert clips == [(3e-4, 4e-4), (1.0, 4.0), (0.2, 0.2)]
+        clips = [one.rl.loss.bounds for one in sweep.variants.values()]
+        assert clips == [(1 - 3e-4, 1 + 4e-4), (0.0, 5.0), (0.8, 1.2)]
 
 
 def test_sections_that_are_made_in_python_are_filled_too() -> None:

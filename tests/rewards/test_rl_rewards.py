@@ -186,13 +186,22 @@ def test_rewards_of_steps_are_those_of_their_own_tokens() -> None:
     assert metrics["reward"] == pytest.approx(2 / 3), "as if each answer had one number"
 
 
+def test_rewards_are_scaled_by_the_deviation_of_the_group_or_of_the_batch() -> None:
+    """Groups (0, 2) and (4, 4): means 1 and 4. Deviations with n - 1: √2 and 0; of all four, mean 2.5, √(11/3)."""
+    data = StepData.of([[0]] * 4, [[1]] * 4, [[True]] * 4, [0, 0, 1, 1])
+    for scale, deviation in (("none", 1.0), ("group", 2**0.5 + 1e-4), ("batch", (11 / 3) ** 0.5 + 1e-4)):
+        config = AdvantageConfig.model_validate({"estimator": "group", "scale_rewards": scale})
+        add_advantages(data, [0.0, 2.0, 4.0, 4.0], config, KlConfig(), 0.0)
+        assert data.numbers["advantages"].tolist() == pytest.approx([-1 / deviation, 1 / deviation, 0.0, 0.0])
+
+
 def test_the_baseline_of_steps_is_that_of_all_steps_of_the_group() -> None:
     """DeepSeekMath's process supervision: steps 0.25, 1 and 0.25 have the mean 0.5, and the deviation √(0.375/2)."""
     data, steps = stepwise()
     add_advantages(data, [0.25, 0.25, 0.5], AdvantageConfig(estimator="group"), KlConfig(), 0.0, steps)
     assert each(data, "advantages") == [[0.25, 0.5, 0.5], [-0.25, -0.25], [0.0]]
     data, steps = stepwise()
-    config = AdvantageConfig(estimator="group", divide_by_deviation=True)
+    config = AdvantageConfig(estimator="group", scale_rewards="group")
     add_advantages(data, [0.25, 0.25, 0.5], config, KlConfig(), 0.0, steps)
     deviation = 0.1875**0.5 + 1e-4
     assert each(data, "advantages")[0] == pytest.approx([0.25 / deviation, 0.5 / deviation, 0.5 / deviation])

@@ -135,7 +135,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "PPO whose critic begins alone": {
         "advantage": {"estimator": "gae"},
-        "critic": {"learning_rate": 1e-3, "steps_ahead": 1, "clip": None, "normalise": True},
+        "critic": {"learning_rate": 1e-3, "freezing_steps": 1, "value_clip": None, "normalise": True},
         "kl": {"coefficient": 0.1, "target": 0.01, "place": "reward"},
     },
     "REINFORCE++": {"advantage": {"estimator": "returns", "whiten": "mean-and-deviation"}},
@@ -145,27 +145,29 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "RLOO": {"advantage": {"estimator": "leave-one-out"}},
     "GRPO": {
-        "advantage": {"estimator": "group", "divide_by_deviation": True},
+        "advantage": {"estimator": "group", "scale_rewards": "group"},
         "loss": {"aggregation": "sequence-mean-token-mean"},
         "kl": {"coefficient": 0.04},
     },
     "Dr. GRPO": {"advantage": {"estimator": "group"}, "loss": {"aggregation": "fixed-length"}},
-    "DAPO": {"advantage": {"estimator": "group", "divide_by_deviation": True}, "loss": {"clip_high": 0.28}},
+    "DAPO": {"advantage": {"estimator": "group", "scale_rewards": "group"}, "loss": {"epsilon_high": 0.28}},
     "FlashREINFORCE": {"advantage": {"estimator": "batch"}, "generation.num_generations": 1},
-    "GSPO": {"loss": {"loss_type": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, "training.batch_size": 6},
-    "CISPO": {"loss": {"loss_type": "cispo", "clip_low": 1.0}, "training.batch_size": 6},
+    "GSPO": {"loss": {"loss_type": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4}, "training.batch_size": 6},
+    "CISPO": {"loss": {"loss_type": "cispo", "epsilon": 1.0}, "training.batch_size": 6},
     "SAPO": {"loss": {"loss_type": "sapo"}, "training.batch_size": 6},
     "entropy bonus and PPO-ptx": {
-        "loss": {"entropy_bonus": 0.01},
+        "loss": {"entropy_coef": 0.01},
         "training.num_train_epochs": 2,
         "pretraining": {"data": "none.jsonl", "batch_size": 3},
     },
     "temperature": {"generation.temperature": 0.5, "kl": {"coefficient": 0.1}, "training.num_train_epochs": 2},
     "LoRA": {"training.lora": {"r": 4}, "kl": {"coefficient": 0.04}},
     "QLoRA": {"training.lora": {"r": 4, "load_in_4bit": True}, "kl": {"coefficient": 0.04}},
-    "TIS": {"mismatch": {"correction": "clip"}},
-    "IcePop": {"mismatch": {"correction": "mask", "low": 0.5, "high": 5.0}},
-    "trust region": {"mismatch": {"correction": "mask", "level": "sequence", "measure": "kl", "high": 0.01}},
+    "TIS": {"importance_sampling_correction": {"mode": "clip"}},
+    "IcePop": {"importance_sampling_correction": {"mode": "mask", "low": 0.5, "high": 5.0}},
+    "trust region": {
+        "importance_sampling_correction": {"mode": "mask", "level": "sequence", "measure": "kl", "high": 0.01}
+    },
 }
 
 
@@ -315,7 +317,7 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run_and_its_step_is_ke
         weights.engines.all(Engine.load, context.inputs["policy"], version_of(str(context.references["policy"]), step))
 
     monkeypatch.setattr(WeightSync, "_send_weights", old_weights_under_the_new_name)
-    section |= {"mismatch": {"stop_above": 1e-3}, "trajectories": {"keep": "last", "steps": 1}}
+    section |= {"importance_sampling_correction": {"stop_above": 1e-3}, "trajectories": {"keep": "last", "steps": 1}}
     section["training"]["learning_rate"] = 1e-2
     with pytest.raises(
         NumericError, match=r"step 1: the policy that sampled and the one that is trained differ by 0\.\d+"
@@ -348,7 +350,7 @@ def test_configured_trajectories_are_kept_and_an_uninformative_run_warns(
 
 def test_a_loss_that_explodes_names_learner_step_and_rows(section: Section, run: RunRl) -> None:
     section["training"]["max_loss"] = 1e-9
-    section |= {"advantage": {"estimator": "gae"}, "critic": {"steps_ahead": 1}}
+    section |= {"advantage": {"estimator": "gae"}, "critic": {"freezing_steps": 1}}
     says = r"critic: the loss is .+ above training\.max_loss 1e-09, at step 0 of 4; the rows of its batch are (\d+(, )?){12} of"
     with pytest.raises(NumericError, match=says):
         run(section)

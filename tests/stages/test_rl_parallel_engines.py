@@ -41,7 +41,7 @@ def run_in_parallel(
         {"verifier": f"{folder / 'letters.py'}:small"},
         {"max_completion_length": 6},
         {"learning_rate": 1e-2, "adam_epsilon": 1e-5},
-        mismatch={"stop_above": 1e-6},  # which another policy exceeds by far
+        importance_sampling_correction={"stop_above": 1e-6},  # which another policy exceeds by far
     )
     outputs, result = run_rl(folder / "run", model, section, lambda _: parallel, resources, reporter)
     assert [len(rows) for rows in steps_of(outputs)] == [12] * STEPS

@@ -196,7 +196,7 @@ def test_the_reference_of_a_policy_is_the_policy_without_its_adapters(
     for lora in (None, {"r": 4, "lora_alpha": 64} | whole):
         section = {
             "kl": {"coefficient": 0.1},
-            "loss": {"entropy_bonus": 0.01},
+            "loss": {"entropy_coef": 0.01},
             "training": {"bf16": bf16, "lora": lora},
         }
         with machines(2).trainers() as group:

@@ -142,7 +142,10 @@ def test_the_moving_average_follows_the_equation_and_survives_a_stop(
 def test_a_refreshed_reference_is_the_policy_of_that_step_and_survives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
-    section = {"kl": {"coefficient": 0.1, "refresh_every": 2}, "training": {"bf16": bf16}}
+    section = {
+        "kl": {"coefficient": 0.1, "sync_ref_model": {"mixup_alpha": 1.0, "sync_steps": 2}},
+        "training": {"bf16": bf16},
+    }
     with machines(2).trainers() as group:
         policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
         policy.open()
@@ -222,7 +225,7 @@ def test_a_policy_that_waits_for_its_critic_warms_up_from_its_own_first_step(
     4/5) is over, and the policy begins with 1/5 and 2/5 of its own peak of 1e-3."""
     section = {
         "steps": 20,
-        "critic": {"learning_rate": 2e-3, "steps_ahead": 5},
+        "critic": {"learning_rate": 2e-3, "freezing_steps": 5},
         "advantage": {"estimator": "gae"},
         "training": {"warmup_ratio": 0.2},
     }

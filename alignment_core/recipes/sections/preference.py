@@ -37,7 +37,7 @@ LEARNING_RATES = {"orpo": 8e-6}
 
 
 class ReferenceSyncConfig(Config):
-    """A reference that is updated during training (TR-DPO)."""
+    """A reference that is updated during training (TR-DPO), as `sync_ref_model` of TRL."""
 
     mixup_alpha: float = Field(0.6, gt=0, le=1)
     """α of the update: reference ← α · policy + (1 − α) · reference."""
@@ -47,6 +47,8 @@ class ReferenceSyncConfig(Config):
 
 class DpoLossConfig(Config):
     """The preference loss."""
+
+    RENAMED: ClassVar = {"sync_reference": "sync_ref_model"}
 
     DEFAULTS_BY: ClassVar = {
         "loss_type": {
@@ -74,7 +76,7 @@ class DpoLossConfig(Config):
     0."""
     beta_margin: float = unkeyed(0.0)
     """Margin at which β of a batch equals `beta`; only with `beta_alpha`."""
-    sync_reference: ReferenceSyncConfig | None = unkeyed(None)
+    sync_ref_model: ReferenceSyncConfig | None = unkeyed(None)
     """Update the reference during training (TR-DPO). It is then a second copy of the model with a forward pass in every step.
     Default: the reference is fixed, and its log-probabilities are computed once. Not part of the stage's key while unset."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
@@ -109,8 +111,8 @@ class DpoLossConfig(Config):
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> DpoLossConfig:
-        if self.sync_reference and not self.needs_reference:
-            raise ValueError("`sync_reference` is for losses with a reference: remove it")
+        if self.sync_ref_model and not self.needs_reference:
+            raise ValueError("`sync_ref_model` is for losses with a reference: remove it")
         if not self.beta_alpha:
             self.refuse_unused(info, ("beta_margin",), "without `beta_alpha`")
         elif REFERENCE_FREE & self.weights.keys():
@@ -134,9 +136,9 @@ class DpoLossConfig(Config):
 
     def check_trained(self, with_lora: bool) -> None:
         """Raise ValueError if the reference cannot be updated from a policy with adapters."""
-        if self.sync_reference and with_lora:
+        if self.sync_ref_model and with_lora:
             raise ValueError(
-                "`loss.sync_reference` mixes whole weights, and `training.lora` trains none: remove one of them"
+                "`loss.sync_ref_model` mixes whole weights, and `training.lora` trains none: remove one of them"
             )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.recipes.base import Config, unkeyed
-from alignment_core.recipes.paths import CodePath, code_path, plain
+from alignment_core.recipes.paths import CodePath, code_path, plain, with_numbers
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.recipes.sections.rewards import Reward
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.recipes.sections.training import EVALUATION_FIELDS, TrainingConfig
@@ -99,18 +101,28 @@ class FilterConfig(Config):
 class AdvantageConfig(Config):
     """Advantage estimation."""
 
+    RENAMED: ClassVar = {"divide_by_deviation": "scale_rewards"}
+
     estimator: Literal["gae", "returns", "group", "leave-one-out", "batch"] = "group"
     """`gae` is generalized advantage estimation and needs a critic. The others are the return of a token minus a
     baseline: none (`returns`, REINFORCE++), the mean of the prompt's completions (`group`: REINFORCE++-baseline, GRPO,
     Dr. GRPO), the mean of the other completions (`leave-one-out`, RLOO), or the mean of the batch (`batch`)."""
-    divide_by_deviation: bool = False
-    """Divide by the standard deviation of the rewards of the prompt's completions (GRPO)."""
+    scale_rewards: Literal["none", "group", "batch"] = "none"
+    """Divide by the standard deviation of rewards: of the prompt's completions (`group`, GRPO), or of all completions of the
+    step (`batch`: Liu et al. 2025, "Tricks or Traps?"). TRL's default is `group`; `none` is Dr. GRPO's, as the division gives
+    prompts with almost equal rewards a greater weight."""
     whiten: Literal["none", "mean", "mean-and-deviation"] = "none"
     """Subtract the mean of the advantages over the whole batch, and optionally divide by their standard deviation."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount factor γ, per token."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """λ of generalized advantage estimation."""
+
+    @classmethod
+    def of_old_names(cls, old: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+        """The switch as a choice."""
+        divides = old["divide_by_deviation"]
+        return {"scale_rewards": {True: "group", False: "none"}[divides] if isinstance(divides, bool) else divides}
 
     @model_validator(mode="after")
     def _has_a_lambda(self, info: ValidationInfo) -> AdvantageConfig:
@@ -122,44 +134,73 @@ class AdvantageConfig(Config):
 class PolicyLossConfig(Config):
     """Policy loss."""
 
+    RENAMED: ClassVar = {
+        "clip_low": "epsilon",
+        "clip_high": "epsilon_high",
+        "dual_clip": "delta",
+        "entropy_bonus": "entropy_coef",
+    }
     DEFAULTS_BY: ClassVar = {
         "loss_type": {
-            "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},  # Zheng et al. 2025, section 5.1
-            "cispo": {
-                "clip_low": 1.0,
-                "clip_high": 4.0,
-            },  # a weight of at most 5: ScaleRL (Khatri et al. 2025), TRL's docs
+            "gspo": {"epsilon": 3e-4, "epsilon_high": 4e-4},  # Zheng et al. 2025, section 5.1
+            "cispo": {"epsilon": 1.0, "epsilon_high": 5.0},  # ScaleRL (Khatri et al. 2025), TRL's docs
         }
     }
 
     loss_type: Literal["clip", "gspo", "cispo", "sapo"] = "clip"
     """Clipped ratio (`clip`, PPO), clipped ratio of the sequence (`gspo`), CISPO, or SAPO."""
-    clip_low: float = Field(0.2, ge=0, le=1)
-    """Lower clip bound ε: the ratio is clipped below 1 − ε. Default with `gspo`: 3e-4, because the ratio of a sequence is the
-    geometric mean of its tokens' ratios; with `cispo`: 1, no lower bound."""
-    clip_high: float = Field(0.2, ge=0)
-    """Upper clip bound ε: the ratio is clipped above 1 + ε (clip-higher: larger than `clip_low`). Default with `gspo`: 4e-4;
-    with `cispo`: 4, so that the weight of a token is at most 5."""
-    dual_clip: float | None = Field(None, gt=1)
-    """Dual clip: upper bound of the ratio if the advantage is negative. Default: no dual clipping."""
+    epsilon: float = Field(0.2, ge=0, le=1)
+    """Lower clip bound ε: the ratio is clipped below 1 − ε. 0.2 as in PPO's paper, TRL and OpenRLHF. Default with `gspo`: 3e-4,
+    because the ratio of a sequence is the geometric mean of its tokens' ratios; with `cispo`: 1, no lower bound."""
+    epsilon_high: float | None = Field(None, ge=0)
+    """Upper clip bound ε: the ratio is clipped above 1 + ε; DAPO's clip-higher is 0.28. Default: `epsilon`; with `gspo` 4e-4.
+    With `cispo` it is the maximum weight of a token itself, as in TRL, and the default is 5."""
+    delta: float | None = Field(None, gt=1)
+    """Dual clip: upper bound of the ratio if the advantage is negative, above 1 + `epsilon_high`. Default: no dual clipping."""
     sapo_temperatures: tuple[float, float] = (1.0, 1.05)
     """SAPO's temperatures τ for positive and for other advantages."""
     aggregation: Literal["token-mean", "sequence-mean-token-mean", "fixed-length"] = "token-mean"
     """Average of the token losses: over all tokens, within each completion and then over completions, or divided by the maximum
     completion length (Dr. GRPO)."""
-    entropy_bonus: float = Field(0.0, ge=0)
+    entropy_coef: float = Field(0.0, ge=0)
     """Coefficient of the entropy bonus (nats per token), which is subtracted from the loss."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lower and the upper bound of the ratio."""
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        return 1 - self.epsilon, high if self.loss_type == "cispo" else 1 + high
+
+    @classmethod
+    def of_old_names(cls, old: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+        """`clip_high` counted from 1 with `cispo`, too, and was 0.2 if only `clip_low` was set."""
+        fields = super().of_old_names(old, section)
+        loss_type = section.get("loss_type", "clip")
+        high = with_numbers(old.get("clip_high"))
+        if loss_type == "cispo" and isinstance(high, int | float):
+            fields["epsilon_high"] = 1 + high
+        elif loss_type == "clip" and "clip_low" in old and "epsilon_high" not in section:
+            fields.setdefault("epsilon_high", 0.2)
+        return fields
 
     @model_validator(mode="after")
     def _reads_its_fields(self, info: ValidationInfo) -> PolicyLossConfig:
-        unread = {"sapo": ("clip_low", "clip_high", "dual_clip"), "cispo": ("dual_clip", "sapo_temperatures")}
+        unread = {"sapo": ("epsilon", "epsilon_high", "delta"), "cispo": ("delta", "sapo_temperatures")}
         names = unread.get(self.loss_type, ("sapo_temperatures",))
         self.refuse_unused(info, names, f"with `loss_type: {self.loss_type}`")
+        low, high = self.bounds
+        if low > high:
+            raise ValueError(
+                f"`epsilon_high` {high:g} is the maximum weight of a token with `loss_type: cispo`, below the minimum "
+                f"1 − `epsilon` = {low:g}: raise it; its default is 5"
+            )
         return self
 
 
 class KlConfig(Config):
     """KL penalty to a reference, by default the initial policy. With a coefficient of 0 no reference model is loaded."""
+
+    RENAMED: ClassVar = {"refresh_every": "sync_ref_model"}
 
     coefficient: float = Field(0.0, ge=0)
     """KL coefficient, for the KL in nats per token."""
@@ -175,14 +216,22 @@ class KlConfig(Config):
     """Horizon of the adaptive KL controller, in completions."""
     reference: ModelConfig | None = unkeyed(None)
     """Reference model, with the policy's tokenizer. Default: the initial policy of this stage."""
-    refresh_every: int | None = unkeyed(None, ge=1)
-    """Replace the reference by the current policy every this many steps. Default: the reference is fixed."""
+    sync_ref_model: ReferenceSyncConfig | None = unkeyed(None)
+    """Update the reference during training. Default: the reference is fixed."""
+
+    @classmethod
+    def of_old_names(cls, old: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+        """`refresh_every` replaced the reference by the policy."""
+        every = old["refresh_every"]
+        return {"sync_ref_model": None if every is None else {"mixup_alpha": 1.0, "sync_steps": every}}
 
 
-class MismatchConfig(Config):
+class ImportanceSamplingConfig(Config):
     """Correction of the mismatch between the sampling policy (vLLM) and the trained policy."""
 
-    correction: Literal["none", "clip", "mask"] = "none"
+    RENAMED: ClassVar = {"correction": "mode"}
+
+    mode: Literal["none", "clip", "mask"] = "none"
     """Weight each token by its importance ratio; outside the bounds, clip the ratio (`clip`) or set it to 0 (`mask`)."""
     level: Literal["token", "sequence"] = "token"
     """Level at which the bounds apply: the token, or the whole completion."""
@@ -201,14 +250,16 @@ class MismatchConfig(Config):
 class CriticConfig(Config):
     """Critic for generalized advantage estimation."""
 
+    RENAMED: ClassVar = {"clip": "value_clip", "steps_ahead": "freezing_steps"}
+
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate of the critic."""
-    clip: float | None = Field(0.2, gt=0)
+    value_clip: float | None = Field(0.2, gt=0)
     """Value clipping: maximum change of a value by an update. Null disables it."""
     normalise: bool = unkeyed(False)
     """Train the critic on returns that are standardised by the running mean and standard deviation, for rewards that are large,
-    small or drifting. `clip` is then in these units."""
-    steps_ahead: int = Field(0, ge=0)
+    small or drifting. `value_clip` is then in these units."""
+    freezing_steps: int = Field(0, ge=0)
     """Number of initial steps that train only the critic. The policy's warm-up begins after them."""
 
 
@@ -265,6 +316,8 @@ class RlConfig(Config):
     """Reinforcement learning: every step samples completions, rewards them, computes advantages and updates the
     policy."""
 
+    RENAMED: ClassVar = {"mismatch": "importance_sampling_correction"}
+
     prompts: DataConfig
     """Prompts to sample from; every step takes the next ones, and each is used once per epoch."""
     steps: int = Field(100, ge=1)
@@ -288,7 +341,7 @@ class RlConfig(Config):
     """Policy loss."""
     kl: KlConfig = KlConfig()
     """KL penalty to the initial policy."""
-    mismatch: MismatchConfig = MismatchConfig()
+    importance_sampling_correction: ImportanceSamplingConfig = ImportanceSamplingConfig()
     """Correction of the mismatch between sampling and training."""
     critic: CriticConfig | None = None
     """Critic, for the estimator `gae`."""
@@ -313,7 +366,9 @@ class RlConfig(Config):
         if (self.advantage.estimator == "gae") != (self.critic is not None):
             raise ValueError("`rl.critic` and the estimator `gae` need each other: set both or neither")
         alone = self.generation.num_generations == 1
-        if alone and (self.advantage.estimator in ("group", "leave-one-out") or self.advantage.divide_by_deviation):
+        if alone and (
+            self.advantage.estimator in ("group", "leave-one-out") or self.advantage.scale_rewards == "group"
+        ):
             raise ValueError(
                 "`rl.generation.num_generations` is 1, so a prompt's completions have no mean but their own: raise it, or "
                 "use the estimator `batch`"
@@ -356,11 +411,11 @@ class RlConfig(Config):
             self.kl.refuse_unused(info, ("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
         if self.kl.coefficient == 0:
             self.kl.refuse_unused(
-                info, ("reference", "refresh_every"), "with `rl.kl.coefficient: 0`, which needs no reference"
+                info, ("reference", "sync_ref_model"), "with `rl.kl.coefficient: 0`, which needs no reference"
             )
-        if self.kl.refresh_every is not None and self.training.lora:
+        if self.kl.sync_ref_model is not None and self.training.lora:
             raise ValueError(
-                "`rl.kl.refresh_every` copies whole weights, and `rl.training.lora` trains none: remove one of them"
+                "`rl.kl.sync_ref_model` mixes whole weights, and `rl.training.lora` trains none: remove one of them"
             )
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")

@@ -179,17 +179,18 @@ class Loop:
 
     def _check_mismatch(self, step: int, difference: float) -> None:
         """Raise NumericError if the sampling policy differs from the trained one by too many nats per token."""
-        if difference <= self.section.mismatch.stop_above:
+        bound = self.section.importance_sampling_correction.stop_above
+        if difference <= bound:
             return
         ahead = self.section.execution.max_staleness
         why = f"it moves too far in {ahead} steps (rl.execution)" if ahead else "the engine does not hold the policy"
         raise NumericError(
             f"step {step}: the policy that sampled and the one that is trained differ by {difference:.3g} nats per token, "
-            f"above rl.mismatch.stop_above {self.section.mismatch.stop_above:g}: {why}"
+            f"above rl.importance_sampling_correction.stop_above {bound:g}: {why}"
         )
 
     def _trains_policy(self, step: int) -> bool:
-        return self.section.critic is None or step >= self.section.critic.steps_ahead
+        return self.section.critic is None or step >= self.section.critic.freezing_steps
 
     def _lengths(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Metrics of the completions' lengths, which are also part of the stage's cost."""
