@@ -259,7 +259,8 @@ def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> ro
         place = {"folder": str(shapes.without_weights(config.remote))}
     elif config.model.scratch is None:
         place = {"folder": str(Path(config.model.name).expanduser())}
-    return rows.TokenizerSource(**place, chat_template=config.model.chat_template, trust_remote_code=trust)
+    templates = {name: getattr(config.model, name) for name in ("chat_template", "chat_template_kwargs")}
+    return rows.TokenizerSource(**place, **templates, trust_remote_code=trust)
 
 
 def _of_adapter(store: Store, merged: PlannedStage, base: rows.TokenizerSource) -> rows.TokenizerSource:
@@ -272,6 +273,7 @@ def _of_adapter(store: Store, merged: PlannedStage, base: rows.TokenizerSource) 
         place["folder"] = str(shapes.without_weights(config.remote))
     elif config.commit is not None:
         place = {"hub": config.adapter, "folder": None, "commit": config.commit}
+    base = base.model_copy(update={"chat_template_kwargs": config.chat_template_kwargs})
     if _file_of(place, "tokenizer_config.json"):
         return base.model_copy(update={**place, "chat_template": config.chat_template})
     template = _file_of(place, "chat_template.jinja")

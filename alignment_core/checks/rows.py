@@ -52,6 +52,7 @@ class TokenizerSource(BaseModel):
     hub: str | None = None
     commit: str | None = None
     chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
     trust_remote_code: bool = False
 
 
@@ -281,7 +282,7 @@ def _tokenizer(source: TokenizerSource) -> Any:
     if source.folder is None and source.hub is None:
         from alignment_core.models.tokenizer import byte_tokenizer
 
-        return byte_tokenizer(source.chat_template)
+        return _with_kwargs(byte_tokenizer(source.chat_template), source)
     from transformers import AutoTokenizer
 
     trust = source.trust_remote_code
@@ -289,4 +290,18 @@ def _tokenizer(source: TokenizerSource) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(source.folder or source.hub, trust_remote_code=trust, **place)
     if source.chat_template is not None:
         tokenizer.chat_template = source.chat_template
+    return _with_kwargs(tokenizer, source)
+
+
+def _with_kwargs(tokenizer: Any, source: TokenizerSource) -> Any:
+    """The tokenizer with the arguments in its chat template, as the stage writes them. Raises UserError for one that no
+    template reads."""
+    from alignment_core.models.template_kwargs import check_read, with_kwargs
+
+    if kwargs := source.chat_template_kwargs:
+        own: Any = tokenizer.chat_template or {}
+        several = own if isinstance(own, dict) else {"default": own}
+        check_read([*several.values()], kwargs)
+        shown = {name: with_kwargs(template, kwargs) for name, template in several.items()}
+        tokenizer.chat_template = shown if isinstance(own, dict) else shown["default"]
     return tokenizer

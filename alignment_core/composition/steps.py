@@ -64,7 +64,9 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
     """The model that the recipe names: an artifact or tag of the store as it is, any other through a stage."""
     store = current().store
     if model.adapter is not None:
-        base = base_model(f"{label}/base", model.model_copy(update={"adapter": None}), kinds)
+        base = base_model(
+            f"{label}/base", model.model_copy(update={"adapter": None, "chat_template_kwargs": {}}), kinds
+        )
         named = ModelConfig(name=model.adapter)
         adapter = in_store(store, named, (ADAPTER,), "model.adapter")
         config = (
@@ -72,7 +74,8 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
             if adapter
             else pin_adapter(model.adapter, near_tags(store, named))
         )
-        config = config.model_copy(update={"chat_template": model.chat_template})
+        templates = {"chat_template": model.chat_template, "chat_template_kwargs": model.chat_template_kwargs}
+        config = config.model_copy(update=templates)
         return submit("merge_adapter", label, config, {"model": base, ADAPTER: adapter})
     known = in_store(store, model, kinds)
     return known or submit("base_model", label, pin_model(model, near_tags(store, model)), {})

@@ -6,6 +6,7 @@ several fields, None to set nothing. It raises NoCounterpart, or a ValueError or
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -122,6 +123,19 @@ def word(words: Words, flags: Flags) -> Any:
 def words(words: Words, flags: Flags) -> list[str]:
     """All words, as a list."""
     return [*words]
+
+
+def mapping(words: Words, flags: Flags) -> dict[str, Any] | None:
+    """A mapping as the text of a JSON object, or nothing. Raises NoCounterpart for another text."""
+    if _is_none(words):
+        return None
+    try:
+        value = json.loads(" ".join(words))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise NoCounterpart(f"{' '.join(words) or 'nothing'} is not a JSON object.")
+    return value
 
 
 def nothing(words: Words, flags: Flags) -> None:

@@ -25,6 +25,7 @@ from alignment_core.models.saving import (
     why_no_weights,
     write_chat_template,
 )
+from alignment_core.models.template_kwargs import set_template_kwargs
 from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.paths import BEGINS, is_address, is_written_as_path
 
@@ -63,6 +64,7 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
     model = config.model
     if model.scratch is not None:
         parameters = create_model(model.scratch, model.chat_template, context.seed, context.output)
+        set_template_kwargs(context.output, model.chat_template_kwargs)
         return {"parameters": parameters}
     if config.remote:
         source = context.progress / "model"  # files that were complete before a restart are not sent again
@@ -111,6 +113,7 @@ def _tidy(directory: Path, model: ModelConfig) -> None:
             )
     if model.chat_template is not None:
         write_chat_template(directory, model.chat_template)
+    set_template_kwargs(directory, model.chat_template_kwargs)
 
 
 def _download(model: ModelConfig, commit: str) -> Path:
@@ -170,9 +173,11 @@ def in_store(
         raise UserError(f"{field}: {name} names a {known.kind}; the required kind is {' or '.join(kinds)}")
     if known is not None:
         _check_no_revision(model, f"{name} is an artifact")
-    if known is not None and model.chat_template is not None:
+    for template in ("chat_template", "chat_template_kwargs") if known is not None else ():
+        if not getattr(model, template):
+            continue
         raise UserError(
-            f"model.chat_template: {name} is an artifact, which has its own chat template; leave the field out, or give "
+            f"model.{template}: {name} is an artifact, which has its own chat template; leave the field out, or give "
             "the model's folder instead"
         )
     return known

@@ -25,6 +25,7 @@ from alignment_core.models.saving import (
     save_checkpoint,
     write_chat_template,
 )
+from alignment_core.models.template_kwargs import set_template_kwargs
 from alignment_core.recipes.paths import BEGINS, is_address, is_written_as_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -45,12 +46,16 @@ class MergeAdapterConfig(StageConfig):
     """Files at an address, by name."""
     chat_template: str | None = None
     """The recipe's chat template, which replaces the adapter's."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda kwargs: not kwargs)
+    """Arguments of the chat template."""
 
     def content(self) -> Any:
         hub = self.adapter if self.commit else None
         versions = {name: [file.version, file.size] for name, file in self.remote.items()}
         remote = {"remote": versions} if versions else {}
-        return {"hub": hub, "commit": self.commit, "files": self.files, "chat_template": self.chat_template, **remote}
+        kwargs = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
+        shown = {"chat_template": self.chat_template, **kwargs}
+        return {"hub": hub, "commit": self.commit, "files": self.files, **shown, **remote}
 
 
 def pin_adapter(name: str, hint: str = "") -> MergeAdapterConfig:
@@ -151,6 +156,7 @@ def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, tru
     copy_files(folder, output, (*TOKENIZER_FILES, GENERATION_CONFIG))
     if config.chat_template is not None:
         write_chat_template(output, config.chat_template)
+    set_template_kwargs(output, config.chat_template_kwargs)
     if not own:
         return
     tokenizer = transformers.AutoTokenizer.from_pretrained(output, trust_remote_code=trust_remote_code)

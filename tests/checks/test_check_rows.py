@@ -121,3 +121,18 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
 def test_scaled_positions_take_longer_rows(shape, trained, sampled):
     shape = {"max_position_embeddings": 32768, **shape}
     assert (longest_trained(shape), longest_sampled(shape)) == (trained, sampled)
+
+
+def test_rows_are_rendered_with_the_arguments_of_the_chat_template(store, rows):
+    """A template that shows the argument in each prompt makes the prompts longer by its text."""
+    template = "{{ note | default('') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    recipe = sft(rows)
+    model = {**recipe["model"], "chat_template": template}
+    lengths = []
+    for kwargs in ({}, {"note": "!" * 20}):
+        (answer,) = look(store, {**recipe, "model": {**model, "chat_template_kwargs": kwargs}}).seen
+        assert answer.problem is None
+        lengths.append([before for before, _ in answer.sequences])
+    assert lengths[1] == [length + 20 for length in lengths[0]]
+    (problem,) = look(store, {**recipe, "model": {**model, "chat_template_kwargs": {"nota": 1}}}).problems
+    assert "model.chat_template_kwargs: the chat template does not read `nota`" in problem

@@ -188,6 +188,11 @@ TRL_ROWS = [
     (f"trl sft {TRL} --num_processes 2", "sft.training.batch_size", 16),
     (f"trl sft {TRL} --num_processes 2", "resources.trainers", 2),
     (f"trl sft {TRL} --accelerate_config zero3", "resources.zero_stage", 3),
+    (
+        f"""trl grpo {TRL} --reward_funcs accuracy_reward --chat_template_kwargs '{{"enable_thinking": false}}'""",
+        "model.chat_template_kwargs",
+        {"enable_thinking": False},
+    ),
     (f"trl sft {TRL}", "sft.training.learning_rate", 2e-5),
     (f"trl sft {TRL}", "sft.training.num_train_epochs", 3),
     (f"trl sft {TRL}", "sft.training.lr_scheduler_type", "linear"),

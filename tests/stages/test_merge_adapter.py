@@ -38,7 +38,7 @@ def adapter_of(path: Path, folder: Path, head: Head = "lm", **config: Any) -> An
     return model
 
 
-def merge(path: Path, adapter: Path, output: Path) -> Path:
+def merge(path: Path, adapter: Path, output: Path, **fields: Any) -> Path:
     class Context:
         inputs: dict[str, Path] = {}
 
@@ -48,7 +48,7 @@ def merge(path: Path, adapter: Path, output: Path) -> Path:
     output.mkdir()
     context: Any = Context()
     context.output = output
-    assert run(context, pin_adapter(str(adapter)))["parameters"] > 0
+    assert run(context, pin_adapter(str(adapter)).model_copy(update=fields))["parameters"] > 0
     return output
 
 
@@ -85,6 +85,21 @@ def test_a_merge_keeps_half_precision(tiny_model: Any, tmp_path: Path) -> None:
     adapter_of(half, tmp_path / "adapter")
     weights = load_file(merge(half, tmp_path / "adapter", tmp_path / "merged") / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("of_adapter", [True, False])
+def test_arguments_of_the_chat_template_reach_that_of_the_adapter_or_of_the_model(
+    of_adapter: bool, tiny_model: Any, tmp_path: Path
+) -> None:
+    import transformers
+
+    adapter_of(tiny_model(), tmp_path / "adapter")
+    shutil.copytree(tiny_model(), tmp_path / "model")
+    template = "{{ note | default('') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / ("adapter" if of_adapter else "model") / "chat_template.jinja").write_text(template)
+    folder = merge(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged", chat_template_kwargs={"note": "!"})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "!a"
 
 
 def test_an_adapter_of_another_model_is_refused(tiny_model: Any, tmp_path: Path) -> None:

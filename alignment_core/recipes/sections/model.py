@@ -9,6 +9,13 @@ from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, model_validato
 from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.paths import ModelPath
 
+_OF_RENDERING = frozenset({
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now",
+    "raise_exception", "true", "false", "none", "True", "False", "None", "and", "or", "not", "in", "is", "if", "else",
+    "loop",
+})  # fmt: skip
+"""Names that `transformers` or Jinja give to something else."""
+
 
 class ScratchModel(Config):
     """The shape of a randomly initialised model, with a byte-level tokenizer."""
@@ -57,6 +64,10 @@ class ModelConfig(Config):
     of the store."""
     chat_template: str | None = None
     """Jinja chat template that replaces the tokenizer's own; it is saved with every checkpoint."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = unkeyed({})
+    """Arguments of the chat template, such as `{enable_thinking: false}` of Qwen3. They are written into the template as
+    defaults, so that training, sampling, evaluation, agents and served or exported models all render with them. A
+    `chat_template` of a data set does not get them."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave off unless you have read that code."""
 
@@ -77,6 +88,11 @@ class ModelConfig(Config):
             )
         if (self.name is None) == (self.scratch is None):
             raise ValueError("give exactly one of `name` (Hub name, folder or reference) and `scratch` (a new model)")
+        for name in self.chat_template_kwargs:
+            if not name.isidentifier() or name in _OF_RENDERING:
+                raise ValueError(
+                    f"`chat_template_kwargs`: {name!r} is not the name of an argument that a chat template may define"
+                )
         if self.scratch is not None:
             self.refuse_unused(info, ("revision",), "with `scratch`: a new model has none")
         return self
