@@ -13,6 +13,7 @@ from alignment_core.evaluation import gates
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.sections import rewards
 from alignment_core.recipes.sections.preference import DpoLossConfig, learning_rate
 from alignment_core.recipes.sections.rejection_sampling import RejectionSamplingConfig
 from alignment_core.recipes.sections.rl import RlConfig
@@ -22,8 +23,8 @@ FAR = 10
 """A learning rate of more than this many times the method's default is a warning."""
 FEW_STEPS = 30
 """Optimiser steps of a round or a night below which a warning says so."""
-OPTIMISED = ("reward", "win_rate")
-"""Metrics of an evaluation by the reward model."""
+NOT_QUALITY = ("kl", "kl_to_model", "length", "truncated", "reward_model_accuracy")
+"""Metrics that say nothing about how good the policy's answers are."""
 
 
 def warnings(recipe: BaseRecipe) -> list[str]:
@@ -142,24 +143,24 @@ def _without_minimum(path: str, section: RejectionSamplingConfig) -> Iterator[st
 
 
 def _gated_by_the_optimised_reward(recipe: BaseRecipe) -> Iterator[str]:
-    chosen = recipe.promotion.gates if recipe.promotion else ()
-    judges = recipe.evaluation.rewards if recipe.evaluation else ()
-    optimised = any(_optimises_our_reward_model(section) for _, section, _ in _sections(recipe))
-    if chosen and optimised and all(map(_is_ours, judges)) and all(gate.measures in OPTIMISED for gate in chosen):
+    gates = recipe.promotion.gates if recipe.promotion else ()
+    optimised = [judge for _, section, _ in _sections(recipe) for judge in _optimised(section)]
+    listed = (recipe.evaluation.rewards if recipe.evaluation else ()) or (rewards.ours(),)
+    by_optimised = {f"reward_{number}" for number, reward in enumerate(listed) if reward.model in optimised}
+    if all(reward.model in optimised for reward in listed if reward.weight):
+        by_optimised |= {"reward", "win_rate"}
+    quality = [gate.measures for gate in gates if gate.measures not in NOT_QUALITY]
+    if quality and by_optimised.issuperset(quality):
         yield (
             "promotion.gates: all are judged by the reward model that the policy was trained against, and which also rises "
             "when the policy gets worse (Gao et al. 2023): add a verifier, or another reward model in `evaluation.rewards`"
         )
 
 
-def _optimises_our_reward_model(section: Config) -> bool:
-    """Whether a section trains a policy on the recipe's own reward model, which the section `rl` has to name."""
-    if isinstance(section, IterativeDpoConfig | RejectionSamplingConfig) and not section.rewards:
-        return section.selection.score == "reward"
-    return isinstance(section, IterativeDpoConfig | RejectionSamplingConfig | RlConfig) and any(
-        map(_is_ours, section.rewards)
-    )
-
-
-def _is_ours(reward: Config) -> bool:
-    return getattr(reward, "reward_model", None) == "ours"
+def _optimised(section: Config) -> list[Any]:
+    """The reward models that a section trains a policy on; `ours` is the recipe's own, which the section `rl` has to name."""
+    if not isinstance(section, IterativeDpoConfig | RejectionSamplingConfig | RlConfig):
+        return []
+    if not section.rewards and not isinstance(section, RlConfig):
+        return ["ours"] if section.selection.score == "reward" else []
+    return [reward.model for reward in section.rewards if reward.model is not None]

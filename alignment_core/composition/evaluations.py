@@ -10,6 +10,7 @@ from alignment_core.composition import steps
 from alignment_core.composition.base_model import rewards
 from alignment_core.composition.graph import BranchFailed, Input, Step, current, failure, metrics
 from alignment_core.composition.results import Outputs
+from alignment_core.composition.steps import Rewards
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, EvaluationConfig
 
@@ -20,7 +21,8 @@ PRODUCTION = "production"
 
 
 class Evaluations:
-    """Collects policies to evaluate; the first that is added is the baseline and the reference of the KL."""
+    """Collects policies to evaluate; the first that is added is the baseline and the reference of the KL. The metric
+    ``kl_to_model`` of all others is the KL to ``origin``, if it is given."""
 
     def __init__(
         self,
@@ -28,8 +30,10 @@ class Evaluations:
         tokenizer: Input,
         reward_model: Input | None = None,
         process_reward_model: Input | None = None,
+        origin: Input | None = None,
     ) -> None:
         self.recipe = recipe
+        self.origin = origin
         self.section = recipe.evaluation
         self.reward_model = reward_model
         self.baseline: tuple[str, Input, Step] | None = None
@@ -77,11 +81,23 @@ class Evaluations:
         tasks = self.tasks.get(label)
         if beside is None:
             return steps.evaluate(name, section, self.scores[label], None, tasks=tasks)
+        to_origin = self._score_to_origin(section, label)
         verdicts = None
         if section.judge:
             pair = self.samples[label], self.samples[beside]
             verdicts = steps.judge_pairs(f"{name}/judge", section.judge, *pair, self.judge)
-        return steps.evaluate(name, section, self.scores[label], self.scores[beside], verdicts, tasks)
+        return steps.evaluate(name, section, self.scores[label], self.scores[beside], verdicts, tasks, to_origin)
+
+    def _score_to_origin(self, section: EvaluationConfig, label: str) -> Step | None:
+        """The scores of ``label`` with log-probabilities under the origin; None if these are not comparable."""
+        if self.origin is None or self.baseline is None or not section.generation.samples_all_tokens:
+            return None
+        if self.origin is self.baseline[1]:
+            return self.scores[label]
+        unverified = section.model_copy(update={"verifier": None, "skip_special_tokens": True})
+        nothing = Rewards("evaluation.rewards", (), {})
+        name = f"{label}/evaluation/drift"
+        return steps.score(name, self.samples[label], self.samples[label], nothing, unverified, self.origin)
 
     def _score(
         self,

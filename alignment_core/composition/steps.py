@@ -361,11 +361,12 @@ def evaluate(
     baseline_scores: Input | None,
     verdicts: Input | None = None,
     tasks: Input | None = None,
+    to_origin: Input | None = None,
 ) -> Step:
-    """Metrics of scored completions beside those of a baseline, with the ``verdicts`` of a judge and the results of
-    lm-eval's ``tasks``."""
+    """Metrics of scored completions beside those of a baseline, with the ``verdicts`` of a judge, the results of
+    lm-eval's ``tasks``, and the KL of the scores ``to_origin``."""
     config = EvaluateConfig(**section.model_dump(include=set(EvaluateConfig.model_fields)))
-    beside = {"baseline_scores": baseline_scores, "verdicts": verdicts, "lm_eval": tasks}
+    beside = {"baseline_scores": baseline_scores, "verdicts": verdicts, "lm_eval": tasks, "scores_to_origin": to_origin}
     return submit("evaluate", label, config, {"scores": scores, **beside})
 
 

@@ -9,7 +9,16 @@ STATED = ".higher_is_better"
 """Suffix of an entry beside a metric of lm-eval: 1 or 0, as its task defines."""
 LOWER_IS_BETTER = frozenset(
     (
-        *("loss", "nll", "kl", "error", "perplexity", "reward_rejected", "reward_undesirable"),  # of training
+        *(
+            "loss",
+            "nll",
+            "kl",
+            "kl_to_model",
+            "error",
+            "perplexity",
+            "reward_rejected",
+            "reward_undesirable",
+        ),  # of training
         *("length", "truncated", "position_changed", "failed_rewards", "unjudged_pairs"),  # of evaluations
         *("word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter"),  # of lm-eval
     )

@@ -76,6 +76,7 @@ METRICS: dict[str, Metric] = {
     "aux_loss": Metric("router load-balancing loss", TRAINING),
     # Updates of a policy by reinforcement learning, and divergences
     "kl": Metric("KL", POLICY, NATS, curve=True),
+    "kl_to_model": Metric("KL to the initial model", POLICY, NATS),
     "kl_coefficient": Metric("KL coefficient", POLICY),
     "entropy": Metric("entropy", POLICY, PER_TOKEN, curve=True),
     "entropy_estimate": Metric("entropy estimate", POLICY, PER_TOKEN, curve=True),
@@ -105,6 +106,7 @@ OF_POLICIES = (
     ("win_rate", "win rate"),
     ("judged_win_rate", "win rate by the judge"),
     ("kl", "KL (nats)"),
+    ("kl_to_model", "KL to `model` (nats)"),
     ("length", "mean tokens"),
 )
 """Columns of the table that compares policies, with titles that are more precise than the labels."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -41,6 +41,7 @@ class NightlyConfig(Config):
 class NightlyRecipe(BaseRecipe):
     """Production → the preference rows that arrived since → rounds → evaluation against production → promotion."""
 
+    CONTINUES: ClassVar[bool] = True
     method: Literal["nightly"] = "nightly"
     """A night of continued training."""
     dpo: DpoConfig
@@ -123,7 +124,7 @@ def compose_night(recipe: NightlyRecipe, production: Reference | None, rows: Inp
         policies, _ = rounds(recipe, section, policy, prompts, judge, before)
         policy = policies[-1]
 
-    evaluations = Evaluations(recipe, base, judge)
+    evaluations = Evaluations(recipe, base, judge, origin=base)
     baseline = PRODUCTION if production else "start"
     evaluations.add(baseline, start)
     evaluations.add("candidate", policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ class BaseRecipe(Config):
 
     SAMPLES: ClassVar[bool] = False
     """Whether a stage samples completions even without an evaluation."""
+    CONTINUES: ClassVar[bool] = False
+    """Whether a run continues from the policy of an earlier one that started from `model`."""
 
     method: str
     """Method of the run."""
@@ -100,12 +103,12 @@ class BaseRecipe(Config):
                     f"(measured: {known}): hold rows out with `test_rows`, or use a metric of the evaluation"
                 )
             if self.evaluation and not gate.is_of_training and not self._measures(self.evaluation, gate.measures):
-                if gate.measures == "kl":
+                if gate.measures == "kl_to_model" and not self.CONTINUES:
+                    raise ValueError(f"`promotion.gates.{number}`: `kl_to_model` is measured in nights: use `kl` here")
+                if gate.measures in ("kl", "kl_to_model"):
                     raise ValueError(f"`promotion.gates.{number}`: {KL_NEEDS}")
-                raise ValueError(
-                    f"`promotion.gates.{number}`: nothing measures {gate.metric!r}: add "
-                    f"{GIVEN_BY.get(gate.measures.split('/')[0], '`evaluation.pass_at`')}"
-                )
+                given_by = GIVEN_BY[re.sub(r"[@/].*|\d+$", "", gate.measures)]
+                raise ValueError(f"`promotion.gates.{number}`: nothing measures {gate.metric!r}: add {given_by}")
         return self
 
     def _measures(self, evaluation: EvaluationConfig, metric: str) -> bool:
@@ -115,8 +118,10 @@ class BaseRecipe(Config):
             return int(metric.removeprefix("pass@")) in evaluation.pass_at
         if metric.startswith("lm_eval/"):
             return evaluation.lm_eval is not None
-        if metric == "kl":
-            return evaluation.generation.samples_all_tokens
+        if metric.startswith("reward_"):
+            return int(metric.removeprefix("reward_")) < len(evaluation.rewards) > 1
+        if metric in ("kl", "kl_to_model"):
+            return evaluation.generation.samples_all_tokens and (metric == "kl" or self.CONTINUES)
         given = {"accuracy": verified, "reward": reward, "win_rate": reward or verified}
         return {**given, "judged_win_rate": evaluation.judge is not None}.get(metric, True)
 
@@ -131,5 +136,7 @@ GIVEN_BY = {
     "win_rate": "`evaluation.rewards` or `evaluation.verifier`",
     "judged_win_rate": "`evaluation.judge`",
     "lm_eval": "`evaluation.lm_eval`",
+    "pass": "`evaluation.pass_at`",
+    "reward_": "further `evaluation.rewards`, of which the first is 0",
 }
 """The fields that add metrics to an evaluation."""

@@ -15,7 +15,7 @@ from alignment_core.rollout.schemas import read_scores
 
 MEANS = {"accuracy": "verifier", "reward": "reward"}
 """Metrics that are the mean of a column of scores, if it has any number."""
-UNBOUNDED = ("reward", "kl")
+UNBOUNDED = ("reward", "kl", "kl_to_model")
 """Metrics without bounds; the others are in [0, 1]."""
 
 
@@ -49,10 +49,9 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         if len(passed := pass_at(rows, "verifier", k)):
             per_prompt_values[f"pass@{k}"] = passed
     if rows[0]["reference_logp"] is not None:
-        # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion, because both log-probabilities
-        # are of the distributions at the sampling temperature (see ScoreConfig.temperature).
-        gaps = [{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows]
-        per_prompt_values["kl"] = per_prompt(gaps, "gap")
+        per_prompt_values["kl"] = _kl(rows)
+    if "scores_to_origin" in context.inputs:
+        per_prompt_values["kl_to_model"] = _kl(read_scores(context.inputs["scores_to_origin"]))
     column = "reward" if "reward" in per_prompt_values else "verifier"
     if baseline is not None and {"accuracy", "reward"} & per_prompt_values.keys():
         per_prompt_values["win_rate"] = win_rate_per_prompt(rows, baseline, column, config.win_margin)
@@ -75,6 +74,13 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     content = {name: float(f"{value:.9g}") for name, value in metrics.items()}
     (context.output / "metrics.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     return metrics
+
+
+def _kl(rows: list[dict[str, Any]]) -> np.ndarray:
+    """Per prompt, the KL to the reference of the scores: k1 of Schulman's "Approximating KL divergence". Unbiased, in nats per
+    completion, because both log-probabilities are of the distributions at the sampling temperature (see
+    ScoreConfig.temperature)."""
+    return per_prompt([{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows], "gap")
 
 
 SHOWS = titles("accuracy", "reward", "win_rate", "judged_win_rate", "kl")

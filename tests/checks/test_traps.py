@@ -93,6 +93,38 @@ def test_gates_by_the_optimised_reward_alone_are_warned_about() -> None:
     assert warned(parsed("iterative-dpo", rounds, promoted, served)) == [], "the reward model only evaluates"
     second = ("evaluation.rewards", [{"reward_model": {"name": "another/judge"}}])
     assert warned(parsed("iterative-dpo", rounds, promoted, second)) == []
+    check = ("evaluation.rewards", [{"reward_model": {"name": "another/judge"}}, {"reward_model": "ours", "weight": 0}])
+    assert warned(parsed("iterative-dpo", rounds, promoted, check)) == []
+    reversed_ = ("evaluation.rewards", [{"reward_model": {"name": "a/b"}, "weight": 0}, {"reward_model": "ours"}])
+    assert warned(parsed("iterative-dpo", rounds, promoted, reversed_)) == ["promotion.gates"], (
+        "only `reward_0` is another's"
+    )
+    only = ("promotion", {"tag": "policy/production", "gates": [{"metric": "reward_1", "min_gain": 0}]})
+    assert warned(parsed("iterative-dpo", rounds, only, check)) == ["promotion.gates"]
+
+
+def test_gates_on_drift_and_on_the_reward_model_itself_do_not_judge_answers() -> None:
+    gates = [{"metric": "win_rate.low", "min": 0.5}, {"metric": "kl", "max": 50}]
+    recipe = {
+        "reward_model": {"data": {"path": "pairs.jsonl", "test_rows": 10}},
+        "iterative_dpo": {"prompts": {"path": "p.jsonl"}},
+        "evaluation": {"prompts": {"path": "q.jsonl"}},
+        "promotion": {"tag": "policy/a", "gates": [*gates, {"metric": "reward_model_accuracy", "min": 0.6}]},
+    }
+    assert warned(parsed("iterative-dpo", recipe)) == ["promotion.gates"]
+    assert warned(parsed("iterative-dpo", recipe, ("evaluation.verifier", "math"))) == ["promotion.gates"]
+    accuracy = {"tag": "policy/a", "gates": [*gates, {"metric": "accuracy", "min_gain": 0}]}
+    assert warned(parsed("iterative-dpo", recipe, ("evaluation.verifier", "math"), ("promotion", accuracy))) == []
+
+
+def test_a_named_reward_model_that_trains_the_policy_does_not_judge_it_alone_either() -> None:
+    learned = [{"reward_model": {"name": "some/judge"}}]
+    rl = {"rl": {**RL["rl"], "rewards": learned, "kl": {"coefficient": 0.05}}}
+    gates = {"tag": "policy/a", "gates": [{"metric": "win_rate.low", "min": 0.5}]}
+    judged = ("evaluation", {"prompts": {"path": "q.jsonl"}, "rewards": learned})
+    other = ("evaluation", {"prompts": {"path": "q.jsonl"}, "rewards": [{"reward_model": {"name": "another/judge"}}]})
+    assert warned(parsed("rl", rl, judged, ("promotion", gates))) == ["promotion.gates"]
+    assert warned(parsed("rl", rl, other, ("promotion", gates))) == []
 
 
 def test_branches_of_a_comparison_are_warned_about_by_name() -> None:

@@ -443,3 +443,12 @@ def test_a_night_is_compared_with_production_or_else_with_its_start(composed, tm
     assert composed.roles("round-1/score")["reward-1"] == "rounds/reward-1"
     assert outputs.baseline == composed.configs["report"].baseline == baseline
     assert composed.configs["report"].policies == (baseline, "candidate")
+    # Drift is measured from the recipe's model: in the first night it is the baseline, whose scores have that KL already.
+    to_origin = composed.roles("candidate/evaluation")["scores_to_origin"]
+    assert to_origin == ("candidate/evaluation/drift" if tagged else "candidate/evaluation/score")
+    if tagged:
+        roles = composed.roles("candidate/evaluation/drift")
+        assert (roles["rollouts"], roles["reference"]) == ("candidate/evaluation/generate", "model")
+        assert composed.roles("candidate/evaluation/score")["reference"] == str(production)
+        assert composed.configs["candidate/evaluation/drift"].verifier is None
+    assert "scores_to_origin" not in composed.roles(f"{baseline}/evaluation")

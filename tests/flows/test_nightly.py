@@ -147,6 +147,14 @@ def test_every_promoted_model_descends_from_its_predecessor_and_the_rows_of_its_
             assert seen > 4
 
 
+def test_the_drift_of_all_nights_is_measured_beside_that_of_one(week: Week) -> None:
+    """The first night starts from the model, so both are the same; later ones from production."""
+    first, last = (week.nights[name]["night"]["metrics"]["candidate"] for name in ("night-1", "night-7"))
+    assert first["kl_to_model"] == first["kl"]
+    assert last["kl_to_model"] != last["kl"]
+    assert last["kl_to_model.n"] == last["kl.n"]
+
+
 def test_each_row_is_in_exactly_one_batch(week: Week) -> None:
     batches = {night.batch for night in week.ledger.nights() if night.batch}
     lines = [line for batch in batches for line in (week.store.fetch(batch) / ROWS).read_text().splitlines()]

@@ -67,3 +67,19 @@ def test_the_key_of_an_evaluation_without_pass_rates_is_that_of_before(load: Loa
     evaluation = load(ALONE).evaluation
     assert evaluation is not None
     assert "pass_at" not in evaluation.model_dump(mode="json")
+
+
+def test_gates_on_the_kl_to_the_model_are_for_nights(load: Load) -> None:
+    judged = {"evaluation": EVALUATION, "promotion": {"gates": [{"metric": "kl_to_model", "max": 50}]}}
+    assert load(NIGHT | judged)
+    assert "`kl_to_model` is measured in nights: use `kl` here" in refusal(load, SFT | judged)
+    greedy = {**EVALUATION, "generation": {"temperature": 0}}
+    assert "`temperature` above 0" in refusal(load, NIGHT | judged | {"evaluation": greedy})
+
+
+def test_a_gate_on_the_mean_of_a_reward_needs_several_rewards(load: Load) -> None:
+    judged = {"promotion": {"gates": [{"metric": "reward_1", "min_gain": 0}]}}
+    rewards = [{"reward_model": "a/judge"}, {"reward_model": "b/judge", "weight": 0}]
+    assert load(SFT | judged | {"evaluation": {**EVALUATION, "rewards": rewards}})
+    says = refusal(load, SFT | judged | {"evaluation": {**EVALUATION, "rewards": rewards[:1]}})
+    assert "nothing measures 'reward_1': add further `evaluation.rewards`, of which the first is 0" in says

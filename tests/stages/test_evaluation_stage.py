@@ -18,10 +18,12 @@ ROW = {"tokens": 3, "finish_reason": "stop", "reward": None, "reference_logp": N
 
 @pytest.fixture
 def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def evaluate(scores: list[dict[str, Any]], **config: Any) -> dict[str, float]:
+    def evaluate(scores: list[dict[str, Any]], others: dict[str, Any] | None = None, **config: Any) -> dict[str, float]:
         # The rows themselves: the table between the two stages is tested where it is written.
         monkeypatch.setattr("alignment_core.stages.evaluate.read_scores", lambda folder: folder)
-        context: Any = SimpleNamespace(inputs={"scores": scores}, output=tmp_path, derive=lambda *_: 0)
+        context: Any = SimpleNamespace(
+            inputs={"scores": scores, **(others or {})}, output=tmp_path, derive=lambda *_: 0
+        )
         run(context, EvaluateConfig(**config))
         metrics: dict[str, float] = json.loads((tmp_path / "metrics.json").read_text())
         return metrics
@@ -129,3 +131,19 @@ def test_the_report_describes_how_answers_were_sampled(evaluated, generation, se
         "overlap": {"prompts": 1, "overlap": 0, "shared": {}},
     }
     assert f"\n{sentence}\n" in markdown(content, ["sft"])
+
+
+def test_the_kl_to_the_initial_model_is_measured_beside_that_to_the_baseline(evaluated):
+    # Gaps of two completions of a prompt: 3 and 1 to the baseline, 10 and 30 to the model where the nights began.
+    scores = [
+        {**ROW, "prompt": 0, "verifier": 1.0, "policy_logp": -2.0, "reference_logp": logp} for logp in (-5.0, -3.0)
+    ]
+    to_origin = [{**row, "reference_logp": logp} for row, logp in zip(scores, (-12.0, -32.0), strict=True)]
+    metrics = evaluated(scores, {"scores_to_origin": to_origin})
+    assert (metrics["kl"], metrics["kl_to_model"], metrics["kl_to_model.n"]) == (2, 20, 1)
+    assert [title for _, title in columns_of({"a": metrics})][-3:] == [
+        "KL (nats)",
+        "KL to `model` (nats)",
+        "mean tokens",
+    ]
+    assert "kl_to_model" not in evaluated(scores)
