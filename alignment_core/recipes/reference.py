@@ -46,7 +46,7 @@ def fields_of(config: type[BaseModel], defaults: Any = None) -> list[Field]:
         inner = section_of(info.annotation)
         default = None if info.is_required() else _default(info)
         if isinstance(defaults, config):
-            default = _written(getattr(defaults, name))
+            default = written(getattr(defaults, name))
         description = " ".join((info.description or "").split())
         section = inner.__name__ if inner else None
         fields.append(Field(name=name, type=_type(info), default=default, description=description, section=section))
@@ -198,15 +198,16 @@ def _table(fields: list[Field]) -> Iterator[str]:
     yield "| field | type | default | |\n|---|---|---|---|"
     for field in fields:
         type_ = f"[{field.type}](#{field.section.lower()})" if field.section else _cell(field.type)
-        default = "**required**" if field.default is None else f"`{_escaped(field.default)}`"
-        yield f"| `{field.name}` | {type_} | {default} | {_escaped(field.description)} |"
+        default = "**required**" if field.default is None else f"`{escaped(field.default)}`"
+        yield f"| `{field.name}` | {type_} | {default} | {escaped(field.description)} |"
 
 
 def _cell(text: str) -> str:
-    return _escaped(text).replace("<", "&lt;")
+    return escaped(text).replace("<", "&lt;")
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text for a cell of a table."""
     return text.replace("|", "\\|")
 
 
@@ -227,7 +228,7 @@ def _named(annotation: Any) -> str:
     if origin is typing.Annotated:
         return _named(arguments[0])
     if origin is typing.Literal:
-        return " or ".join(f'"{value}"' if isinstance(value, str) else _written(value) for value in arguments)
+        return " or ".join(f'"{value}"' if isinstance(value, str) else written(value) for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_named(argument) for argument in arguments if argument is not type(None))
     if origin is tuple:
@@ -247,22 +248,23 @@ def _bound(constraint: Any) -> str:
 
 
 def _default(info: FieldInfo) -> str:
-    return _written(info.get_default(call_default_factory=True))
+    return written(info.get_default(call_default_factory=True))
 
 
 def _required(config: type[BaseModel]) -> bool:
     return any(info.is_required() for info in config.model_fields.values())
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """A value in YAML, on one line; of a section, what differs from its defaults."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return f"[{', '.join(_written(item) for item in value)}]"
+        return f"[{', '.join(written(item) for item in value)}]"
     if isinstance(value, BaseModel):
         plain = {} if _required(type(value)) else type(value)().model_dump()
         changed = {name: item for name, item in value.model_dump().items() if name not in plain or plain[name] != item}
-        return "{" + ", ".join(f"{name}: {_written(item)}" for name, item in changed.items()) + "}"
+        return "{" + ", ".join(f"{name}: {written(item)}" for name, item in changed.items()) + "}"
     return str(value)

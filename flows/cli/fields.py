@@ -17,11 +17,16 @@ def fields(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the complete reference as a Markdown page.")
     ] = False,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="Print defaults beside those of TRL and OpenRLHF as a Markdown page.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the fields of recipes with their types, defaults and descriptions."""
-    from alignment_core.recipes import methods, reference
+    from alignment_core.recipes import methods, peer_defaults, reference
 
+    if defaults:
+        return print(peer_defaults.markdown(), end="")
     if as_markdown:
         return print(reference.markdown(), end="")
     for problem in methods.loaded()[1]:
