@@ -16,7 +16,7 @@ from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections import rewards
 from alignment_core.recipes.sections.preference import DpoLossConfig, learning_rate
 from alignment_core.recipes.sections.rejection_sampling import RejectionSamplingConfig
-from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.recipes.sections.rl import LEARNED, RlConfig
 from alignment_core.recipes.sections.rollout import IterativeDpoConfig
 
 FAR = 10
@@ -125,7 +125,7 @@ def _few_steps(field: str, value: int, training: TrainingConfig, rows: int = 1) 
 
 
 def _without_kl(path: str, rl: RlConfig) -> Iterator[str]:
-    learned = [reward for reward in rl.rewards if getattr(reward, "reward_model", None) is not None]
+    learned = any(reward.KEY in LEARNED for reward in rl.rewards)
     if learned and rl.kl.coefficient == 0:
         yield (
             f"{path}.kl.coefficient: 0 with a reward model lets the policy drift to whatever the model overrates (Gao et al. "

@@ -93,11 +93,15 @@ def prompts(profile: Profile, sources: list[dict[str, Any]], room: int) -> dict[
     return _rows(profile, sources, limits)
 
 
-def training(profile: Profile, learning_rate: float, scratch: float, epochs: bool = True) -> dict[str, Any]:
+def preference_training(profile: Profile) -> dict[str, Any]:
+    """Optimiser and schedule of DPO and KTO, with the longer warm-up of Zephyr's and Tülu 3's DPO."""
+    return training(profile, 1e-6, 2e-4) | {"warmup_ratio": 0.1}
+
+
+def training(profile: Profile, learning_rate: float, scratch: float) -> dict[str, Any]:
     """Optimiser and schedule. ``scratch`` is the learning rate of a new model."""
     count, section = profile.rows.count, dict[str, Any]()
-    if epochs:
-        section["num_train_epochs"] = 1 if count >= 10_000 else 2 if count >= 1_000 else 3
+    section["num_train_epochs"] = 1 if count >= 10_000 else 2 if count >= 1_000 else 3
     size = 64 if count >= 10_000 else 32 if count >= 1_000 else 16 if count >= 200 else 8
     section["batch_size"] = Commented(size, f"rows in a step; there are {profile.rows.count_in_words}")
     lora = _lora(profile)
@@ -108,7 +112,7 @@ def training(profile: Profile, learning_rate: float, scratch: float, epochs: boo
     else:
         section["learning_rate"] = Commented(learning_rate, "lower it if the loss jumps")
     precision = {"bf16": Commented(True, f"this machine has {profile.machine.words}")} if profile.machine.gpus else {}
-    return {**section, "warmup_ratio": 0.05, **lora, **precision}
+    return {**section, "warmup_ratio": 0.03, **lora, **precision}
 
 
 def _lora(profile: Profile) -> dict[str, Any]:
@@ -175,7 +179,12 @@ def check_verified(profile: Profile, method: str) -> str:
 
 def reward_model(profile: Profile) -> dict[str, Any]:
     """The section of a reward model from preference pairs."""
-    return {"reward_model": {"data": data(profile), "training": training(profile, 1e-5, 1e-3)}}
+    section = training(profile, 1e-5, 1e-3)
+    if (
+        not profile.model.is_scratch
+    ):  # Ouyang et al. 2022, InstructGPT, appendix C.2; Touvron et al. 2023, Llama 2, 3.2.2
+        section["num_train_epochs"] = Commented(1, "reward models overfit in a second one")
+    return {"reward_model": {"data": data(profile), "training": section}}
 
 
 def rounds(profile: Profile, method: str, rates: tuple[float, float], verified: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class ContinuedPretrainingConfig(Config):
     block_overlap: int = Field(0, ge=0)
     """Tokens of the block before with which each block of a long document begins. They give context and are not trained
     on again."""
-    training: TrainingConfig = TrainingConfig()
+    training: TrainingConfig = TrainingConfig(warmup_ratio=0.03)
     """Optimiser and schedule. `batch_size` counts blocks."""
 
     @model_validator(mode="after")

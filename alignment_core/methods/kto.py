@@ -47,7 +47,7 @@ def compose(recipe: KtoRecipe) -> Outputs:
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from completions with a thumb up or down."""
     loss = {"beta": Commented(0.1, "the lower, the further the policy may move")}
-    section = {"data": sections.data(profile), "loss": loss, "training": sections.training(profile, 1e-6, 2e-4)}
+    section = {"data": sections.data(profile), "loss": loss, "training": sections.preference_training(profile)}
     return {"kto": section, **sections.evaluation(profile, verifier=False)}
 
 

@@ -260,11 +260,11 @@ def target_modules(words: Words, flags: Flags) -> Any:
 
 
 def warmup(words: Words, flags: Flags, per_step: int = 1) -> tuple[float | None, int | None]:
-    """Warm-up: below 1 a fraction of all steps, else optimiser steps, of which a step has ``per_step``. Raises
-    NoCounterpart."""
+    """Warm-up: below 1 a fraction of all steps, else optimiser steps, of which a step has ``per_step``; none with the schedule
+    `constant`. Raises NoCounterpart."""
     value = number(words, flags)
     if "constant" in (flags.text("lr_scheduler"), flags.text("lr_scheduler_type")):
-        raise NoCounterpart("the schedule constant has no warm-up.")
+        return 0.0, None
     return (value, None) if value < 1 else (None, math.ceil(int(value) / per_step))
 
 

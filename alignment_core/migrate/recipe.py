@@ -23,6 +23,7 @@ from alignment_core.migrate.convert import SECRET, Flags, NoCounterpart, Words
 from alignment_core.migrate.tables import Command
 from alignment_core.recipes import parse_recipe, reference, yaml_values
 from alignment_core.recipes.paths import BEGINS, with_numbers, written
+from alignment_core.recipes.sections.rl import DEPENDENT, RlConfig
 from alignment_core.user_code.functions import function_content
 
 FRAMEWORKS = {OPENRLHF: openrlhf.FRAMEWORK, TRL: trl.FRAMEWORK}
@@ -202,10 +203,12 @@ def _apply(migration: Migration, command: Command, flag: str, spelled: str, flag
 
 
 def _depends(place: str) -> bool:
-    """Whether the default of a field depends on another field of its section."""
+    """Whether the default of a field depends on another field of its section or the rewards, or is replaced by a field."""
     above, _, name = place.rpartition(".")
-    choices = getattr(reference.at(above)[0], "DEFAULTS_BY", {}).values()
-    return any(name in fields for defaults in choices for fields in defaults.values())
+    section = reference.at(above)[0]
+    choices = getattr(section, "DEFAULTS_BY", {}).values()
+    replaced = name in getattr(section, "ALTERNATIVES", {}).values()
+    return replaced or place in DEPENDENT or any(name in of for defaults in choices for of in defaults.values())
 
 
 def _chosen_default(recipe: Mapping[str, Any], place: str) -> Any:
@@ -214,20 +217,23 @@ def _chosen_default(recipe: Mapping[str, Any], place: str) -> Any:
     section: Any = recipe
     for step in above.split("."):
         section = section.get(step) or {}
-    chosen = (
+    chosen = [
         defaults.get(section.get(field), {})
         for field, defaults in reference.at(above)[0].DEFAULTS_BY.items()  # type: ignore[attr-defined]
-    )
+    ]
+    if place in DEPENDENT:
+        chosen.append(RlConfig.section_defaults(recipe["rl"]).get(above.removeprefix("rl."), {}))
     return next((fields[name] for fields in chosen if name in fields), reference.default_at(place))
 
 
 def _is_set(recipe: Mapping[str, Any], place: str) -> bool:
+    """Whether a field, or one that replaces it, is set."""
+    *above, name = place.split(".")
     node: Any = recipe
-    for step in place.split("."):
-        if not isinstance(node, Mapping) or step not in node:
-            return False
-        node = node[step]
-    return True
+    for step in above:
+        node = node.get(step, {})
+    replaces = getattr(reference.at(".".join(above))[0], "ALTERNATIVES", {})
+    return name in {*node, *(replaces.get(field) for field in node)}
 
 
 def _lacks_list(recipe: Mapping[str, Any], place: str) -> bool:

@@ -73,6 +73,18 @@ class NameOf:
         return name
 
 
+def _with_defaults(section: Any, usual: Mapping[str, Any], replaces: Mapping[str, str]) -> tuple[Any, Iterable[str]]:
+    """A section with defaults for the fields that it leaves out and does not replace by others, and the names of these."""
+    if not isinstance(section, (Config, dict)):
+        return section, ()
+    given = section.model_fields_set if isinstance(section, Config) else section
+    replaced = {replaces.get(field) for field in given}
+    missing = {field: value for field, value in usual.items() if field not in {*given, *replaced}}
+    if isinstance(section, Config):
+        return section.model_copy(update=missing), missing
+    return {**section, **missing}, missing
+
+
 class Config(BaseModel):
     """A section of a recipe. The run form, ``align fields`` and the docs show its field descriptions."""
 
@@ -157,9 +169,9 @@ class Config(BaseModel):
         return {name: fields for name, fields in own.items() if fields}
 
     @classmethod
-    def section_defaults(cls, content: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+    def section_defaults(cls, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Defaults of sections in ``content`` that differ from those of the section's class, such as the learning rate of
-        `dpo.training`."""
+        `dpo.training`; for a list of sections, those of each item."""
         return cls._own_sections()
 
     @model_validator(mode="wrap")
@@ -179,24 +191,23 @@ class Config(BaseModel):
             filled |= defaults.get(value, {}) if isinstance(value, str) else {}
         filled = {name: value for name, value in filled.items() if name not in content}
         sections: dict[str, Any] = {}
-        below: dict[str, Iterable[str]] = {}
+        below: dict[str, list[Iterable[str]]] = {}
         for name, usual in cls.section_defaults(content).items():
-            section = content.get(name, {})
-            if not isinstance(section, (Config, dict)):
-                continue
-            given = section.model_fields_set if isinstance(section, Config) else section
-            default = cls.model_fields[name].get_default()
-            replaced = {default.ALTERNATIVES.get(field) for field in given}
-            missing = {field: value for field, value in usual.items() if field not in {*given, *replaced}}
-            if isinstance(section, Config):
-                sections[name] = section.model_copy(update=missing)
+            replaces = getattr(cls.model_fields[name].get_default(), "ALTERNATIVES", {})
+            if isinstance(usual, list):
+                pairs = [_with_defaults(item, fields, {}) for item, fields in zip(content[name], usual, strict=True)]
+                sections[name] = [section for section, _ in pairs]
             else:
-                sections[name] = {**section, **missing}
-            below[name] = missing.keys()
+                pairs = [_with_defaults(content.get(name, {}), usual, replaces)]
+                sections[name] = pairs[0][0]
+            below[name] = [missing for _, missing in pairs]
         model = handler({**content, **filled, **sections})
         model.model_fields_set.difference_update(filled, sections.keys() - content.keys())
-        for name, fields in below.items():
-            getattr(model, name).model_fields_set.difference_update(fields)
+        for name, of_each in below.items():
+            value = getattr(model, name)
+            for section, missing in zip(value if isinstance(value, tuple) else (value,), of_each, strict=True):
+                if missing:
+                    section.model_fields_set.difference_update(missing)
         return model
 
     @model_validator(mode="before")

@@ -65,7 +65,8 @@ def test_simpo_with_the_beta_of_dpo_is_warned_about() -> None:
 
 def test_a_learned_reward_without_a_kl_penalty_is_warned_about() -> None:
     learned = {"rl": {**RL["rl"], "rewards": [{"reward_model": {"name": "some/judge"}}]}}
-    assert warned(parsed("rl", learned)) == ["rl.kl.coefficient"]
+    assert warned(parsed("rl", learned, ("rl.kl.coefficient", 0))) == ["rl.kl.coefficient"]
+    assert warned(parsed("rl", learned)) == [], "the default with a reward model is above 0"
     assert warned(parsed("rl", learned, ("rl.kl.coefficient", 0.01))) == []
     assert warned(parsed("rl", RL)) == [], "a verifier is not learned"
 

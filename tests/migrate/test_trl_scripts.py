@@ -116,6 +116,7 @@ def test_a_script_becomes_the_recipe_of_the_command_with_its_settings(script: Sc
     *functions, judge = migration.recipe["rl"].pop("rewards")
     assert functions == same.recipe["rl"].pop("rewards")
     assert judge == {"reward_model": "acme/judge", "weight": -2.0}
+    assert migration.recipe["rl"].pop("kl")["coefficient"] == 0, "TRL's beta, where our default is above 0"
     assert migration.recipe == same.recipe
     assert migration.loads
     assert "Line" not in sentences(migration), "all of it was read"

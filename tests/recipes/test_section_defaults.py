@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from alignment_core.errors import UserError
-from alignment_core.recipes import DataConfig, DpoConfig, DpoLossConfig, TrainingConfig, parse_recipe
+from alignment_core.recipes import DataConfig, DpoConfig, DpoLossConfig, RlConfig, TrainingConfig, parse_recipe
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.reference import default_at, sections
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.recipes.sections.rl import AdvantageConfig, CriticConfig
 
 PROMPTS = {"task": "first", "rows": 8}
 PAIRS = {"dpo": {"data": "pairs.jsonl"}}
@@ -56,6 +58,85 @@ def test_passes_over_the_completions_of_a_step_are_whole() -> None:
     ):
         parsed("rl", RL, ("rl.training.num_train_epochs", 1.5))
     assert parsed("rl", RL, ("rl.training.num_train_epochs", 2.0)).rl.training.num_train_epochs == 2
+
+
+MODEL = {"name": "some/judge"}
+PPO = (("rl.advantage.estimator", "gae"), ("rl.critic", {}))
+
+
+def test_reinforcement_learning_samples_as_many_completions_as_trl() -> None:
+    """TRL 1.16's GRPOConfig: num_generations 8, max_completion_length 512; a step's 512 completions are whole batches."""
+    rl = parsed("rl", RL, ("rl.generation.temperature", 0.7)).rl
+    assert (rl.generation.num_generations, rl.generation.max_completion_length) == (8, 512)
+    assert rl.prompts_per_step * rl.generation.num_generations % rl.training.batch_size == 0
+    assert rl.training.warmup_ratio == 0.03, "OpenRLHF's --lr_warmup_ratio"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "coefficient", "with_critic"),
+    [
+        ([{"verifier": "task"}], 0.0, (1.0, [None])),
+        ([{"reward_model": MODEL}], 0.04, (0.95, [(-10, 10)])),
+        ([{"reward_model": MODEL, "normalise": "model"}], 0.04, (0.95, [(-10, 10)])),
+        ([{"reward_model": MODEL, "normalise": "running"}], 0.04, (0.95, [None])),
+        ([{"reward_model": MODEL, "clip": None}], 0.04, (0.95, [None])),
+        ([{"reward_model": MODEL, "clip": [-1, 1]}], 0.04, (0.95, [(-1, 1)])),
+        ([{"verifier": "task"}, {"reward_model": MODEL}], 0.04, (0.95, [None, (-10, 10)])),
+        ([{"process_reward_model": MODEL}], 0.04, (0.95, [None])),
+    ],
+)
+def test_kl_clip_and_lambda_depend_on_the_rewards(
+    rewards: list[dict[str, Any]], coefficient: float, with_critic: tuple[float, list[Any]]
+) -> None:
+    """0.04: DeepSeekMath; −10 and 10: OpenRLHF's --reward.clip_range; λ: TRL's PPO (0.95), and OpenRLHF's --lambd (1)."""
+    grpo = parsed("rl", RL, ("rl.rewards", rewards)).rl
+    assert grpo.kl.coefficient == coefficient
+    assert [reward.clip for reward in grpo.rewards] == [reward.get("clip") and (-1, 1) for reward in rewards]
+    ppo = parsed("rl", RL, ("rl.rewards", rewards), *PPO)
+    assert (ppo.rl.kl.coefficient, ppo.rl.critic.value_clip) == (coefficient, 0.5)
+    assert (ppo.rl.advantage.gae_lambda, [reward.clip for reward in ppo.rl.rewards]) == with_critic
+    assert parse_recipe(ppo.model_dump(mode="json"), refuse_unused=True) == ppo, "a stored recipe is read as it was"
+    written = ppo.model_dump(mode="json", exclude_unset=True)["rl"]
+    assert written["rewards"] == rewards, "they do not count as set"
+    assert "kl" not in written
+    explicit = parsed(
+        "rl", RL, ("rl.rewards", rewards), *PPO, ("rl.kl.coefficient", 0), ("rl.advantage.gae_lambda", 0.9)
+    ).rl
+    assert (explicit.kl.coefficient, explicit.advantage.gae_lambda) == (0, 0.9)
+
+
+def test_defaults_by_rewards_hold_for_sections_that_are_made_in_python() -> None:
+    made = parsed("rl", RL, ("rl.rewards", [{"reward_model": MODEL}]), *PPO).rl
+    again = RlConfig(
+        prompts=made.prompts,
+        rewards=(CHOICE.validate({"reward_model": MODEL}),),
+        critic=CriticConfig(),
+        advantage=AdvantageConfig(estimator="gae"),
+    )
+    assert again == made
+
+
+def test_the_warm_up_is_that_of_the_methods_recipes() -> None:
+    """0.03: OpenRLHF's --lr_warmup_ratio, Tülu 3's SFT; 0.1: DPO of Tülu 3 and of Zephyr."""
+    pairs = {"data": "pairs.jsonl"}
+    assert parsed("sft", {"sft": pairs}, ("sft.training.max_steps", 9)).sft.training.warmup_ratio == 0.03
+    judge = {"reward_model": pairs}
+    assert parsed("reward-model", judge).reward_model.training.warmup_ratio == 0.03
+    assert parsed("dpo", PAIRS).dpo.training.warmup_ratio == 0.1
+    assert parsed("dpo", PAIRS, ("dpo.loss.loss_type", "orpo")).dpo.training.warmup_ratio == 0.1
+    steps = parsed("dpo", PAIRS, ("dpo.training.warmup_steps", 5)).dpo.training
+    assert (steps.warmup_steps, steps.warmup_ratio) == (5, 0)
+
+
+@pytest.mark.parametrize("rewards", [None, "ours", {"reward_model": "x"}, [None], ["ours"], []])
+def test_rewards_of_another_form_get_a_sentence(rewards: Any) -> None:
+    with pytest.raises(UserError, match=r"rl\.rewards"):
+        parsed("rl", RL, ("rl.rewards", rewards), *PPO)
+
+
+def test_a_critic_without_its_estimator_gets_the_sentence_about_it() -> None:
+    with pytest.raises(UserError, match=r"`rl.critic` and the estimator `gae` need each other"):
+        parsed("rl", RL, ("rl.critic", {}))
 
 
 def test_defaults_of_a_place_are_fields_that_dumps_always_have() -> None:

@@ -44,7 +44,7 @@ class ConditionalSftConfig(Config):
     wanted: tuple[dict[str, float], ...] = Field(min_length=1)
     """Values of all attributes (numbers of bins, with `bins`) for the evaluation of the policy. The first set of values
     gives the result; further ones are evaluated beside it."""
-    training: TrainingConfig = TrainingConfig()
+    training: TrainingConfig = TrainingConfig(warmup_ratio=0.03)
     """Optimiser and schedule."""
 
     @property

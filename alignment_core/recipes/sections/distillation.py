@@ -33,7 +33,7 @@ class OnPolicyConfig(Config):
     """Number of prompts in each round."""
     generation: GenerationConfig = GenerationConfig(num_generations=1)
     """Sampling parameters."""
-    training: TrainingConfig = TrainingConfig()
+    training: TrainingConfig = TrainingConfig(warmup_ratio=0.03)
     """Optimiser and schedule of one round."""
 
 
@@ -67,7 +67,7 @@ class DistillationConfig(Config):
     """The divergence."""
     data: DataConfig | None = None
     """Demonstrations to distill on."""
-    training: TrainingConfig = TrainingConfig()
+    training: TrainingConfig = TrainingConfig(warmup_ratio=0.03)
     """Optimiser and schedule on `data`."""
     on_policy: OnPolicyConfig | None = None
     """Rounds on the student's own completions, after `data` if there is any."""

@@ -33,7 +33,7 @@ class KtoConfig(Config):
     """Completions with a boolean `label`, or preference pairs, each of which becomes two rows."""
     loss: KtoLossConfig = KtoLossConfig()
     """The loss."""
-    training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6, warmup_ratio=0.1)
     """Optimiser and schedule. `batch_size` counts completions."""
 
     @model_validator(mode="after")

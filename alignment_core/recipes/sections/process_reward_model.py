@@ -34,7 +34,7 @@ class ProcessRewardModelConfig(Config):
     """Prompts, steps and a label for each step (true, false or a number from 0 to 1), in TRL's form or Math-Shepherd's."""
     steps: StepsConfig = StepsConfig()
     """Separator, placeholder and verdicts. They are stored with the model."""
-    training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6, warmup_ratio=0.03)
     """Optimiser and schedule. OpenRLHF's script for Math-Shepherd trains a model of 7B with the same learning rate."""
 
     @model_validator(mode="after")

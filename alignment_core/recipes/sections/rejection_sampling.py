@@ -94,7 +94,7 @@ class RejectionSamplingConfig(Config):
     start_from: Literal["previous", "initial"] = "previous"
     """Policy that a round fine-tunes: that of the previous round, or the one before the first round (`initial`). The previous
     round's policy samples in any case."""
-    training: TrainingConfig = TrainingConfig()
+    training: TrainingConfig = TrainingConfig(warmup_ratio=0.03)
     """Optimiser and schedule of one round."""
     stop: StopConfig | None = None
     """Stop after a round without gain. Default: all rounds run."""

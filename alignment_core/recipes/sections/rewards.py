@@ -43,7 +43,9 @@ class RewardConfig(Config):
     weight: float = 1.0
     """Weight in the sum of all rewards."""
     clip: tuple[float, float] | None = None
-    """Lower and upper bound to which each reward is clipped, before any other processing."""
+    """Lower and upper bound to which each reward is clipped, before any other processing. Default in `rl` with a critic, for a
+    reward model whose score is not normalised otherwise: −10 and 10 (OpenRLHF 0.11), so that a single score cannot dominate
+    the values. Null disables it."""
     normalise: Literal["none", "group", "batch", "running", "model"] = "none"
     """Subtract the mean and divide by the standard deviation of rewards: of the prompt's completions (`group`), of the step
     (`batch`), of all steps so far (`running`), or of the reward model's training answers, which are stored with the model

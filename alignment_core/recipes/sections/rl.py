@@ -19,10 +19,26 @@ from alignment_core.source_code import PACKAGE
 
 REWARDS_FIELD = "rl.rewards"
 """The field of :attr:`RlConfig.rewards` in a recipe, as errors name it."""
+LEARNED = ("reward_model", "process_reward_model")
+"""Keys of rewards by models that were trained to judge."""
+MOST_LEARNED = (-10.0, 10.0)
+"""Bounds of a reward model's score for a critic: OpenRLHF 0.11's `--reward.clip_range`."""
+DEPENDENT = ("rl.kl.coefficient", "rl.advantage.gae_lambda")
+"""Fields whose default depends on the rewards."""
 
 
 def _functions(value: Any) -> Any:
     return [code_path(item) for item in value] if isinstance(value, list) else code_path(value)
+
+
+def _given(section: Any, name: str) -> Any:
+    """A field of a section as in a recipe, or of one that was made in Python; None if it is not set."""
+    return section.get(name) if isinstance(section, Mapping) else getattr(section, name, None)
+
+
+def _is_unscaled(reward: Any) -> bool:
+    """Whether it is a reward model's score in the model's own units, or in deviations of its training answers."""
+    return bool(_given(reward, "reward_model")) and _given(reward, "normalise") in (None, "none", "model")
 
 
 class EnvironmentConfig(Config):
@@ -116,7 +132,9 @@ class AdvantageConfig(Config):
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount factor γ, per token."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
-    """λ of generalized advantage estimation."""
+    """λ of generalized advantage estimation. Default with a reward model: 0.95 (Schulman et al. 2017, PPO; TRL 1.16), as the
+    critic starts from it; with other rewards: 1 (OpenRLHF 0.11; Hu et al. 2025, Open-Reasoner-Zero), because a reward at the
+    last of 512 tokens would reach the first one as 0.95⁵¹¹, and a new critic has nothing to add yet."""
 
     @classmethod
     def of_old_names(cls, old: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +221,9 @@ class KlConfig(Config):
     RENAMED: ClassVar = {"refresh_every": "sync_ref_model"}
 
     coefficient: float = Field(0.0, ge=0)
-    """KL coefficient, for the KL in nats per token."""
+    """KL coefficient, for the KL in nats per token. Default with a reward model: 0.04 (Shao et al. 2024, DeepSeekMath, section
+    4.2; usual are 0.01 in OpenRLHF to 0.05 in TRL's PPO), because the policy drifts to whatever it overrates; with other
+    rewards: 0 (TRL 1.16's GRPO; Yu et al. 2025, DAPO)."""
     place: Literal["loss", "reward"] = "loss"
     """Add the KL to the loss, or subtract it from the reward of each token."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -254,8 +274,9 @@ class CriticConfig(Config):
 
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate of the critic."""
-    value_clip: float | None = Field(0.2, gt=0)
-    """Value clipping: maximum change of a value by an update. Null disables it."""
+    value_clip: float | None = Field(0.5, gt=0)
+    """Value clipping: maximum change of a value by an update, in units of the reward. Default: OpenRLHF 0.11's. TRL's PPO has
+    0.2, at which rewards of a larger scale are learned slowly. Null disables it."""
     normalise: bool = unkeyed(False)
     """Train the critic on returns that are standardised by the running mean and standard deviation, for rewards that are large,
     small or drifting. `value_clip` is then in these units."""
@@ -323,8 +344,8 @@ class RlConfig(Config):
     steps: int = Field(100, ge=1)
     """Number of steps."""
     prompts_per_step: int = Field(64, ge=1)
-    """Number of prompts in each step."""
-    generation: GenerationConfig = GenerationConfig()
+    """Number of prompts in each step. With 8 completions each, a step has 512 for two updates of 256."""
+    generation: GenerationConfig = GenerationConfig(num_generations=8)
     """Sampling parameters."""
     environment: EnvironmentConfig | None = None
     """Environment or agent for episodes of several turns; `max_completion_length` limits turns and observations together.
@@ -358,8 +379,23 @@ class RlConfig(Config):
     are outputs of the stage."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     """Trajectories to keep."""
-    training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256, warmup_ratio=0.03)
     """Optimiser and schedule. `batch_size` counts completions, and `num_train_epochs` passes over the completions of a step."""
+
+    @classmethod
+    def section_defaults(cls, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With those that depend on the rewards."""
+        defaults = {**super().section_defaults(content)}
+        rewards = content.get("rewards")
+        rewards = rewards if isinstance(rewards, list | tuple) else ()
+        learned = any(_given(reward, key) for reward in rewards for key in LEARNED)
+        if learned:
+            defaults["kl"] = {"coefficient": 0.04}
+        if content.get("critic") is not None and _given(content.get("advantage"), "estimator") == "gae":
+            defaults["advantage"] = {} if learned else {"gae_lambda": 1.0}
+            if rewards:
+                defaults["rewards"] = [{"clip": MOST_LEARNED} if _is_unscaled(reward) else {} for reward in rewards]
+        return defaults
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> RlConfig:

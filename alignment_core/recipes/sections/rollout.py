@@ -23,9 +23,11 @@ class GenerationConfig(Config):
     FILLED_BY_PLACE: ClassVar = True
 
     num_generations: int = Field(4, ge=1)
-    """Number of completions per prompt."""
-    max_completion_length: int = Field(256, ge=1)
-    """Maximum length of a completion in tokens."""
+    """Number of completions per prompt. Default in `rl`: 8, as in TRL 1.16's GRPO: the mean of few completions is a noisy
+    baseline."""
+    max_completion_length: int = Field(512, ge=1)
+    """Maximum length of a completion in tokens. Default: as in TRL 1.16. A model that thinks before it answers needs 2,048 or
+    more; completions that end here have no answer to reward."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature: 0 (greedy decoding), or 0.01 and above."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -100,7 +102,7 @@ class IterativeDpoConfig(Config):
     """Pair selection."""
     loss: DpoLossConfig = DpoLossConfig()
     """The preference loss."""
-    training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6, warmup_ratio=0.1)
     """Optimiser and schedule of one round."""
     reference: Literal["previous", "initial"] = "previous"
     """Reference policy of a round: the policy at the start of the round (`previous`), or before the first round (`initial`)."""
