@@ -165,6 +165,8 @@ def kept_rows(
     scratch: Path | None = None,
 ) -> Iterator[tuple[RowMeta, dict[str, Any]]]:
     """Rows of the table from all sources, with their columns; dropped rows are counted in the ``ledger``."""
+    if not limits.config.completion_only_loss and not kind.trains_prompts:
+        raise UserError(f"completion_only_loss: has no effect on {kind.gives}: leave it out")
     total = _expected_rows(pinned)
     number_of_row = 0
     for number, source in enumerate(pinned):

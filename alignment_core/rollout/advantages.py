@@ -57,7 +57,7 @@ def reasoning_step_rewards(rollouts: Sequence[Rollout], configs: Sequence[Reward
     """The rewards of the reasoning steps of completions of one turn; None if the recipe rewards no steps."""
     if not any(config.by_step for config in configs):
         return None
-    starts_S = np.cumsum([0, *(int(rollout.loss_mask.sum()) for rollout in rollouts)])
+    starts_S = np.cumsum([0, *(int(rollout.trained_mask.sum()) for rollout in rollouts)])
     places: list[int] = []
     rewards: list[float] = []
     sequences: list[int] = []
@@ -106,7 +106,8 @@ def add_advantages(
     if reasoning_steps is not None:
         group_U = group_S[torch.from_numpy(reasoning_steps.sequence_U)]
         credit_U = credited(torch.from_numpy(reasoning_steps.reward_U), group_U)
-        rewards_K.index_add_(0, torch.from_numpy(reasoning_steps.place_U), credit_U)
+        trained_U = trained_S[torch.from_numpy(reasoning_steps.sequence_U)]
+        rewards_K.index_add_(0, torch.from_numpy(reasoning_steps.place_U)[trained_U], credit_U[trained_U])
     # The divisor of the deviation is n: with n - 1, that of a single completion would be NaN.
     metrics = {"reward": float(reward_S.mean()), "reward_deviation": float(reward_S.std(correction=0))}
     if kl.place == "reward" and coefficient > 0:

@@ -58,6 +58,8 @@ class Rollout:
     """Whether the completion is trained on."""
     reward: float | None = None
     """The total reward; None if the completion is not trained on."""
+    masked: bool = False
+    """Whether its tokens have no loss; its reward is then part of its group's statistics alone."""
 
     @classmethod
     def of(cls, episode: Episode, text: CompletionText, policy: str) -> Rollout:
@@ -91,12 +93,24 @@ class Rollout:
         """Why the rewards are missing, one reason for each reward; None if the completion is rewarded."""
         return reasons(list(self.rewards.values()))
 
+    @property
+    def truncated(self) -> bool:
+        """Whether it ended because no tokens were left."""
+        return self.tokens_left == 0 and self.finish_reason != "stop"
+
+    @property
+    def trained_mask(self) -> np.ndarray:
+        """[T] Whether the token is trained."""
+        return np.zeros_like(self.loss_mask) if self.masked else self.loss_mask
+
     def row(self) -> dict[str, Any]:
         """The completion as rewards read it, see :data:`alignment_core.rewards.base.Rows`."""
         return {"mask" if name == "loss_mask" else name: getattr(self, name) for name in _SEEN_BY_REWARDS}
 
 
-_SEEN_BY_REWARDS = [column.name for column in fields(Rollout) if column.name not in ("rewards", "used", "reward")]
+_SEEN_BY_REWARDS = [
+    column.name for column in fields(Rollout) if column.name not in ("rewards", "used", "reward", "masked")
+]
 
 
 def to_batch(rollouts: Sequence[Rollout]) -> StepData:
@@ -104,9 +118,9 @@ def to_batch(rollouts: Sequence[Rollout]) -> StepData:
     batch = StepData.of(
         [rollout.prompt_ids for rollout in rollouts],
         [rollout.completion_ids for rollout in rollouts],
-        [rollout.loss_mask for rollout in rollouts],
+        [rollout.trained_mask for rollout in rollouts],
         [rollout.group for rollout in rollouts],
     )
     logps_T = np.concatenate([np.asarray(rollout.logps, np.float32) for rollout in rollouts])
-    batch.numbers["rollout_logps"] = logps_T[np.concatenate([rollout.loss_mask for rollout in rollouts])]
+    batch.numbers["rollout_logps"] = logps_T[np.concatenate([rollout.trained_mask for rollout in rollouts])]
     return batch

@@ -104,13 +104,14 @@ def _columns(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[Any
     columns["rewards"] = [numbers(list(rollout.rewards.values())) for rollout in rollouts]
     unused = len(rollouts) - len(batch.ends_S)
     for name, values in numbers_by_token(rollouts[: len(batch.ends_S)], batch).items():
-        columns[name] = [*values, *(columns[name][-unused:] if unused else ())]
+        if name != "rollout_logps":  # which tokens without a loss have, too
+            columns[name] = [*values, *(columns[name][-unused:] if unused else ())]
     return columns
 
 
 def numbers_by_token(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[np.ndarray]]:
     """The batch's numbers of trained tokens, by name and rollout: [T] each, 0 at tokens that are not trained."""
-    mask_T = np.concatenate([rollout.loss_mask for rollout in rollouts])
+    mask_T = np.concatenate([rollout.trained_mask for rollout in rollouts])
     ends_S = np.cumsum([len(rollout.loss_mask) for rollout in rollouts])
     columns = {}
     for name, values_K in batch.numbers.items():

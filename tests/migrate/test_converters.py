@@ -193,6 +193,8 @@ TRL_ROWS = [
         "model.chat_template_kwargs",
         {"enable_thinking": False},
     ),
+    (f"trl sft {TRL} --completion_only_loss false", "sft.data.completion_only_loss", False),
+    (f"trl sft {TRL} --completion_only_loss true", "sft.data.completion_only_loss", {}),
     (f"trl sft {TRL}", "sft.training.learning_rate", 2e-5),
     (f"trl sft {TRL}", "sft.training.num_train_epochs", 3),
     (f"trl sft {TRL}", "sft.training.lr_scheduler_type", "linear"),

@@ -98,6 +98,8 @@ class Kind(ABC):
     """Name, in messages, of the part that rows of one group share: they are held out together."""
     policy_answers: ClassVar[bool] = False
     """Whether policies answer its rows; the table then has ``prompt``, ``prompt_ids``, ``label`` and ``task``."""
+    trains_prompts: ClassVar[bool] = False
+    """Whether prompts can be trained on, too (``completion_only_loss: false``)."""
     stream: ClassVar[str] = ""
     """The random stream by which its rows are drawn and shuffled; by default its name."""
 

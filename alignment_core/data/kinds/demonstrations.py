@@ -64,7 +64,23 @@ class Demonstration:
 
     def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
         last = limits.config.assistant_turns == "last"
-        return [limits.fit(text) for text in self.render(limits.renderer, last)]
+        rows = [limits.fit(text) for text in self.render(limits.renderer, last)]
+        if limits.config.completion_only_loss or not self.prompt:
+            return rows
+        if self.untrained:
+            raise ValueError(
+                "a turn with the weight 0 is never trained on, but `completion_only_loss: false` trains on everything"
+            )
+        return [_with_prompt(rows[0]), *rows[1:]]  # of several sequences each later one begins with the one before
+
+
+def _with_prompt(row: dict[str, Any] | str) -> dict[str, Any] | str:
+    """A row whose prompt is trained on, too, but for its first token, which nothing predicts."""
+    if isinstance(row, str):
+        return row
+    mask = row["loss_mask"]
+    prompt = mask.index(1)
+    return {**row, "loss_mask": [0] * min(prompt, 1) + [1] * (prompt - 1) + mask[prompt:]}
 
 
 def _conversation(
@@ -133,6 +149,7 @@ class Demonstrations(Texts):
         **formats_by_pair(lambda pair, row: Demonstration(pair.prompt, pair.chosen, tools=pair.tools)),
     }
     native = "prompt_completion"
+    trains_prompts = True
     stream = "sft"  # as it was called first: a seed goes on drawing the rows that it drew
 
     def of_problem(self, problem: Problem) -> dict[str, Any]:

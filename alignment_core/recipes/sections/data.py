@@ -170,6 +170,9 @@ class DataConfig(Config):
     assistant_turns: Literal["all", "last"] = unkeyed("all")
     """Which of the assistant's turns of a conversation are trained on: all of them, or only the last. Turns with a weight of
     0 (`weight`, `train`, `loss_mask`, …) are never trained on."""
+    completion_only_loss: bool = unkeyed(True)
+    """For demonstrations of `prompt` and `completion`: train on the completion alone, or with `false` on the prompt, too (TRL's
+    field of this name). Of `messages` the assistant's turns are trained on in any case."""
     prompt_template: Annotated[str, AfterValidator(_checked_template)] | None = unkeyed(None)
     """How a prompt is written, or the first message of the user: `{prompt}` with further columns of the row, such as
     `{prompt} [quality={quality:.0f}]`. Default: the prompt alone. Rows are told apart by the prompt alone."""
@@ -220,6 +223,11 @@ class DataConfig(Config):
         if not any(given):
             self.refuse_unused(info, ("mixing",), "without a `weight` of each source: every row is used once")
         held_out = [source for source in self.sources if source.held_out]
+        if not self.completion_only_loss and self.assistant_turns == "last":
+            raise ValueError(
+                "`completion_only_loss: false` trains on everything before the last turn, and `assistant_turns: last` on "
+                "nothing before it: remove one of them"
+            )
         if held_out and self.test_rows:
             raise ValueError("`test_rows` and a source with `held_out` are two test sets: remove one of them")
         if len(held_out) == len(self.sources):

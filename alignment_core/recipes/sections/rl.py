@@ -182,6 +182,10 @@ class PolicyLossConfig(Config):
     completion length (Dr. GRPO)."""
     entropy_coef: float = Field(0.0, ge=0)
     """Coefficient of the entropy bonus (nats per token), which is subtracted from the loss."""
+    mask_truncated_completions: bool = unkeyed(False)
+    """Train on no token of a completion that was truncated at `max_completion_length`, or whose next observation did not fit
+    (DAPO's overlong filtering; TRL's field of this name). Its reward still counts in the mean and deviation of its group, and
+    its sequence in the averages over sequences; `token-mean` divides by the tokens that are trained on."""
 
     @property
     def bounds(self) -> tuple[float, float]:

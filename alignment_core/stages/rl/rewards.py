@@ -132,6 +132,11 @@ class Rewards:
                 "fit the rewards"
             )
         used = self.add_totals([rollout for rollout in rollouts if rollout.used])
+        if all(rollout.masked for rollout in used):
+            raise DataError(
+                f"step {step}: all {len(used)} completions were truncated, so rl.loss.mask_truncated_completions leaves none "
+                "to train on; raise rl.generation.max_completion_length"
+            )
         staleness_K = step - np.concatenate([rollout.versions[rollout.loss_mask] for rollout in used])
         metrics = {
             **extra_metrics(rollouts),
@@ -147,10 +152,14 @@ class Rewards:
         groups_S = np.array([rollout.group for rollout in rollouts])
         total_S = total_rewards(raw_SR, groups_S, self.section.rewards, self.running)
         left_S = np.array([rollout.tokens_left for rollout in rollouts])
-        truncated_S = (left_S == 0) & np.array([rollout.finish_reason != "stop" for rollout in rollouts])
+        truncated_S = np.array([rollout.truncated for rollout in rollouts])
         longest = self.section.generation.max_completion_length
         total_S = total_S + length_penalties(longest - left_S, truncated_S, longest, self.section.shaping)
-        return [replace(rollout, reward=float(total)) for rollout, total in zip(rollouts, total_S, strict=True)]
+        masked_S = truncated_S & self.section.loss.mask_truncated_completions
+        return [
+            replace(rollout, reward=float(total), masked=bool(masked))
+            for rollout, total, masked in zip(rollouts, total_S, masked_S, strict=True)
+        ]
 
 
 def reward_metrics(rollouts: Sequence[Rollout], rewards: Sequence[RewardConfig]) -> dict[str, float]:
