@@ -26,6 +26,8 @@ OURS = "alignment"
 """The distribution that is this project."""
 FOLDER = Path(__file__).parents[1] / "recipes"
 """Ours; in a checkout a link to ``deployments/recipes``."""
+SIZES = ("gpu", "node")
+"""Folders of ours for models of 0.5B to 8B: on one GPU, and on a node of eight."""
 HEAD = """\
 # Made by `align deployments --prefect-yaml > prefect.yaml` from the recipes; a deployment has the name of its recipe's file.
 # Every deployment is alignment/<name>. The work pool must exist first:
@@ -103,7 +105,7 @@ def shipped(distribution: str | None = None) -> dict[str, Shipped]:
 
 
 def file_of(recipe: Path) -> Path:
-    """The file of a recipe: a path, or the name of a shipped recipe, such as ``quickstart``.
+    """The file of a recipe: a path, or the name of a shipped recipe, such as ``quickstart`` or ``gpu/dpo``.
 
     Raises UserError for an unknown name.
     """
@@ -111,14 +113,21 @@ def file_of(recipe: Path) -> Path:
         raise UserError(
             f"{recipe}: a flow of your own, no recipe: `align run` calls it, and `prefect deploy` deploys it"
         )
-    if recipe.is_file() or len(recipe.parts) != 1 or recipe.suffix in (".yaml", ".yml"):
+    is_name = len(recipe.parts) == 1 or (len(recipe.parts) == 2 and recipe.parts[0] in SIZES)
+    if recipe.is_file() or not is_name or recipe.suffix in (".yaml", ".yml"):
         return recipe
-    known = shipped()
-    if recipe.name in known:
-        return known[recipe.name].path
-    near = difflib.get_close_matches(recipe.name, known, n=1, cutoff=0.4)
+    known = {**shipped(), **for_large_models()}
+    if (name := recipe.as_posix()) in known:
+        return known[name].path
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
     raise UserError(f"{recipe}: neither a recipe file nor a recipe that is installed; {hint}")
+
+
+def for_large_models() -> dict[str, Shipped]:
+    """Recipes with published hyperparameters, by name, such as ``gpu/dpo``. They are copied and edited, and not deployed."""
+    files = [(size, path) for size in SIZES for path in sorted((FOLDER.resolve() / size).glob("*.yaml"))]
+    return {f"{size}/{path.stem}": Shipped(path, OURS) for size, path in files}
 
 
 def hidden() -> dict[str, str]:

@@ -28,7 +28,7 @@ from tests.recipes.contents import RL, refusal
 from tests.rewards.reward_server import Server, lengths
 
 SECRET = "tt-4711-nobody-guesses"
-SHIPPED = sorted((Path(__file__).parents[1] / "deployments" / "recipes").glob("*.yaml"))
+SHIPPED = sorted((Path(__file__).parents[1] / "deployments" / "recipes").rglob("*.yaml"))
 
 
 def rl(options: dict[str, Any], **more: Any) -> dict[str, Any]:

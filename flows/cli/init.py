@@ -220,12 +220,12 @@ def _print(result: InitResult, held_out: Path | None, warnings: list[str], probl
 
 
 def _copy(name: str, unused: list[str], output: Path, force: bool, as_json: bool) -> None:
-    from alignment.flows.shipped_recipes import file_of, shipped
+    from alignment.flows.shipped_recipes import file_of, for_large_models, shipped
 
     if unused:
         raise UserError(f"--from copies a recipe as it is: leave out {', '.join(unused)}, and edit the copy")
     check_output(output, force)
-    recipes = shipped()
+    recipes = {**shipped(), **for_large_models()}
     if name not in recipes:
         raise UserError(f"--from {file_of(Path(name))}: name a recipe that is installed: {', '.join(recipes)}")
     source = recipes[name].path

@@ -209,6 +209,6 @@ def test_sections_of_a_users_flow_have_the_defaults_of_their_class() -> None:
     assert warned(mine) == ["training.learning_rate"]
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_shipped_recipes_have_none_of_the_traps(file: Any) -> None:
     assert traps.warnings(load_recipe(file)) == []

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     ROOT / "README.md",
-    *(ROOT / "deployments" / "recipes").glob("*.yaml"),
+    *(ROOT / "deployments" / "recipes").rglob("*.yaml"),
     *(file for name in ("alignment_core", "flows", "tasks") for file in (ROOT / name).rglob("*.py")),
 ]
 PRINTED = re.compile(r"\balign (?:run|check|deploy|init --from) (?:--[\w-]+ )*([^\s`'\"|]+)")

@@ -107,8 +107,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path, migrated: P
 def test_the_wheel_has_the_public_packages_and_recipes_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == set(OURS)
-    recipes = {Path(name).name for name in names if name.startswith("alignment/recipes/")}
-    assert recipes == {path.name for path in FOLDER.glob("*.yaml")}
+    recipes = {name.removeprefix("alignment/recipes/") for name in names if name.startswith("alignment/recipes/")}
+    assert recipes == {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.yaml")}
     assert {"alignment/prefect.yaml", "alignment/py.typed", "alignment_core/py.typed"} <= set(names)
     packed = {name for name in names if name.startswith("alignment/") and name.endswith(".py")}
     ours = {f"alignment/{path.relative_to(ROOT)}" for top in ("flows", "tasks") for path in (ROOT / top).rglob("*.py")}

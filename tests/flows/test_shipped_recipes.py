@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -58,3 +60,42 @@ def test_a_plugin_recipe_does_not_replace_a_shipped_recipe_of_its_name(theirs):
 def test_a_distribution_without_recipes_is_refused():
     with pytest.raises(UserError, match="no distribution 'their-dist' that ships recipes is installed"):
         shipped_recipes.shipped("their-dist")
+
+
+OF_METHODS = {
+    *("sft", "continued-pretraining", "reward-model", "process-reward-model", "dpo", "kto", "iterative-dpo"),
+    *("rejection-sampling", "conditional-sft", "distillation", "grpo", "ppo", "reinforce-baseline", "nightly"),
+}
+
+
+def test_every_method_that_trains_has_a_recipe_for_one_gpu_and_for_a_node():
+    large = shipped_recipes.for_large_models()
+    assert large.keys() == {f"{size}/{name}" for size in ("gpu", "node") for name in OF_METHODS}
+    assert shipped_recipes.shipped().keys() >= OF_METHODS, "each has a small one of the same name"
+    assert not large.keys() & {one.name for one in shipped_recipes.shipped().values()}, "and only that is deployed"
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes.for_large_models()))
+def test_recipes_for_large_models_start_from_a_hub_model_and_say_where_numbers_are_from(name: str):
+    recipe_file = shipped_recipes.for_large_models()[name]
+    recipe: Any = recipe_file.recipe()
+    assert recipe.model.scratch is None
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name)
+    rates = re.findall(r"^.*learning_rate: .*$", recipe_file.path.read_text(), re.MULTILINE)
+    assert rates
+    assert [line for line in rates if "#" not in line] == []
+    assert recipe.resources.gradient_checkpointing
+    assert f"{'One GPU' if name.startswith('gpu/') else 'Eight GPUs'} of 80 GB" in recipe_file.description
+
+
+def test_recipes_for_large_models_are_named_with_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert shipped_recipes.file_of(Path("gpu/dpo")) == (ROOT / "deployments/recipes/gpu/dpo.yaml").resolve()
+    with pytest.raises(
+        UserError, match="neither a recipe file nor a recipe that is installed; did you mean 'node/dpo'"
+    ):
+        shipped_recipes.file_of(Path("node/dpoo"))
+    assert shipped_recipes.file_of(Path("mine/dpo")) == Path("mine/dpo"), "a path"
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "dpo").write_text(RECIPE)
+    assert shipped_recipes.file_of(Path("gpu/dpo")) == Path("gpu/dpo"), "a user's own file goes first"

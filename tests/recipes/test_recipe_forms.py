@@ -17,7 +17,7 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import METHODS
 from tests.recipes.contents import ROUNDS, SFT
 
-SHIPPED = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
+SHIPPED = sorted((Path(__file__).parents[2] / "deployments" / "recipes").rglob("*.yaml"))
 
 
 # ---------------------------------------------------------------- shorthand and defaults

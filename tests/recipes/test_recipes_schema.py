@@ -22,7 +22,7 @@ from alignment_core.recipes.sections.rewards import REWARDS, Reward
 from alignment_core.recipes.urls import Urls
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "deployments" / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "deployments" / "recipes").rglob("*.yaml"))
 
 
 @cache
