@@ -16,7 +16,7 @@ from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections import rewards
 from alignment_core.recipes.sections.preference import DpoLossConfig, learning_rate
 from alignment_core.recipes.sections.rejection_sampling import RejectionSamplingConfig
-from alignment_core.recipes.sections.rl import LEARNED, RlConfig
+from alignment_core.recipes.sections.rl import LEARNED, CriticConfig, RlConfig
 from alignment_core.recipes.sections.rollout import IterativeDpoConfig
 
 FAR = 10
@@ -36,7 +36,7 @@ def warnings(recipe: BaseRecipe) -> list[str]:
     for path, section, owner in _sections(recipe):
         if isinstance(section, TrainingConfig) and recipe.model.scratch is None:
             sentences += _learning_rate(path, section, owner)
-        if isinstance(section, TrainingConfig):
+        if isinstance(section, TrainingConfig | CriticConfig):
             sentences += _warmup(path, section, owner)
         if isinstance(section, DpoLossConfig):
             sentences += _simpo(path, section)
@@ -96,9 +96,9 @@ def _learning_rate(path: str, training: TrainingConfig, owner: Config) -> Iterat
         )
 
 
-def _warmup(path: str, training: TrainingConfig, owner: Config) -> Iterator[str]:
-    steps = owner.steps if isinstance(owner, RlConfig) else training.max_steps
-    if steps is not None and training.warmup_steps >= steps:
+def _warmup(path: str, training: TrainingConfig | CriticConfig, owner: Config) -> Iterator[str]:
+    steps = owner.steps if isinstance(owner, RlConfig) else getattr(training, "max_steps", None)
+    if steps is not None and (training.warmup_steps or 0) >= steps:
         yield (
             f"{path}.warmup_steps: training ends after {steps} steps, before the {training.warmup_steps} of the warm-up, so "
             "that the learning rate never reaches its peak"

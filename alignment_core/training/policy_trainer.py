@@ -78,7 +78,7 @@ class PolicyTrainer:
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
             source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters, context=job.context)
-            of_critic = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
+            of_critic = job.section.critic.training_of(training)
             self.learners["critic"] = Learner(source, of_critic, resources, device, rank, world)
         self.sender = weight_transfer.Sender(self.policy.packed.model, rank, self.policy.zero_stage)
         self.pretraining: Pretraining | None = None

@@ -8,7 +8,7 @@ import pytest
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import DataConfig, DpoConfig, DpoLossConfig, RlConfig, TrainingConfig, parse_recipe
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import REFUSE_UNUSED, Config
 from alignment_core.recipes.reference import default_at, sections
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.recipes.sections.rl import AdvantageConfig, CriticConfig
@@ -137,6 +137,57 @@ def test_rewards_of_another_form_get_a_sentence(rewards: Any) -> None:
 def test_a_critic_without_its_estimator_gets_the_sentence_about_it() -> None:
     with pytest.raises(UserError, match=r"`rl.critic` and the estimator `gae` need each other"):
         parsed("rl", RL, ("rl.critic", {}))
+
+
+def critic_of(critic: dict[str, Any], **training: Any) -> TrainingConfig:
+    gae = ("rl.advantage.estimator", "gae")
+    rl = parsed("rl", RL, gae, ("rl.critic", critic), ("rl.training", training)).rl
+    return rl.critic.training_of(rl.training)
+
+
+def test_unset_fields_of_the_critic_follow_the_policys() -> None:
+    policy: dict[str, Any] = {"lr_scheduler_type": "linear", "warmup_ratio": 0.2, "adam_beta2": 0.98, "bf16": True}
+    assert (
+        critic_of({}, **policy).model_dump()
+        == TrainingConfig(**policy, learning_rate=1e-5, batch_size=256).model_dump()
+    )
+    own: dict[str, Any] = {
+        "lr_scheduler_type": "constant",
+        "min_lr_ratio": 0.5,
+        "weight_decay": 0.1,
+        "max_grad_norm": 5,
+    }
+    adam = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-5}
+    critic = critic_of({**own, **adam, "learning_rate": 2e-6}, **policy).model_dump()
+    assert critic.items() >= {**own, **adam, "learning_rate": 2e-6, "warmup_ratio": 0.2, "bf16": True}.items()
+
+
+def test_a_warm_up_of_the_critic_replaces_that_of_the_policy() -> None:
+    steps = critic_of({"warmup_steps": 7}, warmup_ratio=0.2)
+    assert (steps.warmup_steps, steps.warmup_ratio) == (7, 0.0)
+    none = critic_of({"warmup_ratio": 0}, warmup_steps=9)
+    assert (none.warmup_steps, none.warmup_ratio) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("critic", "training", "sentence"),
+    [
+        ({"warmup_steps": 7, "warmup_ratio": 0.1}, {}, "`rl.critic.warmup_steps` and `rl.critic.warmup_ratio` exclude"),
+        ({"lr_scheduler_type": "wsd", "warmup_ratio": 0.95}, {}, "must not exceed 1 in sum"),
+        ({"max_grad_norm": 0}, {}, r"rl\.critic\.max_grad_norm: "),
+    ],
+)
+def test_fields_of_the_critic_that_do_not_fit_are_refused(
+    critic: dict[str, Any], training: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        critic_of(critic, **training)
+
+
+def test_betas_of_a_critic_without_moments_are_refused() -> None:
+    rl = {**RL["rl"], "advantage": {"estimator": "gae"}, "training": {"optimizer": "adafactor"}}
+    with pytest.raises(ValueError, match=r"`adam_beta1` has no effect in `rl\.critic` with"):
+        RlConfig.model_validate({**rl, "critic": {"adam_beta1": 0.8}}, context=REFUSE_UNUSED)
 
 
 def test_defaults_of_a_place_are_fields_that_dumps_always_have() -> None:

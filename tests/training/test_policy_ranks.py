@@ -218,6 +218,42 @@ def test_the_mixed_in_loss_is_the_fine_tuning_loss_for_every_split(
             assert greatest_difference(weights, mixed) < 1e-5
 
 
+def test_the_critic_has_its_own_warm_up_and_clipping(machines: Any, tiny_model: Any, tmp_path: Path) -> None:
+    """Warm-up of the critic over 4 steps to 2e-3, none of the policy: 1/5 and 2/5 of 2e-3 beside 1e-3. With β of 0 and an ε of
+    1 a step of Adam is rate · gradient / (|gradient| + 1), so a critic whose gradient is clipped at 1e-6 moves by 1e-6 of its
+    rate at most."""
+    section = {
+        "steps": 20,
+        "critic": {
+            "learning_rate": 2e-3,
+            "warmup_steps": 4,
+            "max_grad_norm": 1e-6,
+            "adam_beta1": 0,
+            "adam_beta2": 0,
+            "adam_epsilon": 1,
+        },
+        "advantage": {"estimator": "gae"},
+        "training": {"lr_scheduler_type": "constant"},
+    }
+    data = sampled()
+    data.numbers.update(dict.fromkeys(("returns", "old_values"), data.numbers["advantages"]))
+    with machines(1).trainers() as group:
+        policy = Policy(group, machines(1), tiny_model(), tmp_path / "run", section, critic=tiny_model())
+        policy.open()
+        before = {name: policy.export(name) for name in ("policy", "critic")}
+        reports = [policy.learn(data)[0] for _ in range(2)]
+        after = {name: policy.export(name) for name in ("policy", "critic")}
+    rates = [{name: report.learning_rate for name, report in step.items()} for step in reports]
+    assert rates == [
+        {"critic": pytest.approx(0.4e-3), "policy": 1e-3},
+        {"critic": pytest.approx(0.8e-3), "policy": 1e-3},
+    ]
+    assert reports[0]["critic"].grad_norm > 1e-3, "the gradient is clipped"
+    moved = {name: greatest_difference(before[name], after[name]) for name in before}
+    assert 0 < moved["critic"] <= 1.2e-3 * 1e-6 + 1e-8
+    assert moved["policy"] > 1e-4
+
+
 def test_a_policy_that_waits_for_its_critic_warms_up_from_its_own_first_step(
     machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.recipes.sections.rewards import Reward
 from alignment_core.recipes.sections.rollout import GenerationConfig
-from alignment_core.recipes.sections.training import EVALUATION_FIELDS, TrainingConfig
+from alignment_core.recipes.sections.training import ADAM, EVALUATION_FIELDS, TrainingConfig
 from alignment_core.source_code import PACKAGE
 
 REWARDS_FIELD = "rl.rewards"
@@ -286,6 +286,45 @@ class CriticConfig(Config):
     small or drifting. `value_clip` is then in these units."""
     freezing_steps: int = Field(0, ge=0)
     """Number of initial steps that train only the critic. The policy's warm-up begins after them."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] | None = unkeyed(None)
+    """Schedule of the critic's learning rate. Default, as of all fields below: that of `rl.training`."""
+    warmup_ratio: float | None = unkeyed(None, ge=0, le=1)
+    """Fraction of the steps over which the critic's learning rate rises linearly from zero."""
+    warmup_steps: int | None = unkeyed(None, ge=0)
+    """Number of these steps, instead of `warmup_ratio`."""
+    min_lr_ratio: float | None = unkeyed(None, ge=0, le=1)
+    """Final learning rate of the critic, as a fraction of its peak."""
+    weight_decay: float | None = unkeyed(None, ge=0)
+    """Decoupled weight decay of the critic."""
+    adam_beta1: float | None = unkeyed(None, ge=0, lt=1)
+    """AdamW's β₁ for the critic."""
+    adam_beta2: float | None = unkeyed(None, ge=0, lt=1)
+    """AdamW's β₂ for the critic."""
+    adam_epsilon: float | None = unkeyed(None, gt=0)
+    """AdamW's ε for the critic."""
+    max_grad_norm: float | None = unkeyed(None, gt=0)
+    """Maximum norm of the critic's gradient, for clipping."""
+
+    def training_of(self, policy: TrainingConfig) -> TrainingConfig:
+        """The optimiser and schedule of the critic: those of the ``policy`` where the critic has none of its own."""
+        values = {name: getattr(self, name, None) for name in TrainingConfig.model_fields}
+        own = {name: value for name, value in values.items() if value is not None}
+        if self.warmup_ratio is not None or self.warmup_steps is not None:
+            own = {"warmup_ratio": 0.0, "warmup_steps": 0, **own}
+        return policy.model_copy(update=own)
+
+    def check_training(self, policy: TrainingConfig, info: ValidationInfo) -> None:
+        """Raise ValueError for fields that exclude each other, or that the ``policy``'s optimiser does not have."""
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError("`rl.critic.warmup_steps` and `rl.critic.warmup_ratio` exclude each other: leave one out")
+        if policy.optimizer == "adafactor":
+            self.refuse_unused(info, ADAM, "in `rl.critic` with `rl.training.optimizer: adafactor`")
+        training = self.training_of(policy)
+        if training.lr_scheduler_type == "wsd" and training.warmup_ratio + training.decay_ratio > 1:
+            raise ValueError(
+                f"`warmup_ratio` {training.warmup_ratio} of `rl.critic` and `decay_ratio` {training.decay_ratio} of "
+                "`rl.training` must not exceed 1 in sum"
+            )
 
 
 class ExecutionConfig(Config):
@@ -438,6 +477,8 @@ class RlConfig(Config):
                     "`rl.advantage.estimator: leave-one-out` is not defined for `per_step: sum`, whose baseline "
                     "contains steps of the same answer: use `group`"
                 )
+        if self.critic is not None:
+            self.critic.check_training(self.training, info)
         self.training.refuse_unused(
             info, ("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps"
         )

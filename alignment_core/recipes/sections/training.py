@@ -16,6 +16,8 @@ Epochs = Annotated[float, PlainSerializer(lambda epochs: int(epochs) if epochs =
 """A number of epochs. Whole ones are integers in dumps, and so in keys."""
 EVALUATION_FIELDS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
 """Fields of :class:`TrainingConfig` that need held-out rows."""
+ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
+"""Fields that Adafactor does not have."""
 
 
 class LoraConfig(Config):
@@ -127,7 +129,7 @@ class TrainingConfig(Config):
                 "or leave out `bf16`"
             )
         if self.optimizer == "adafactor":
-            self.refuse_unused(info, ("adam_beta1", "adam_beta2", "adam_epsilon"), "with `optimizer: adafactor`")
+            self.refuse_unused(info, ADAM, "with `optimizer: adafactor`")
         if self.metric_for_best_model is not None and self.eval_steps is None:
             raise ValueError("`metric_for_best_model` needs `eval_steps`")
         if self.early_stopping_patience is not None and self.metric_for_best_model is None:
