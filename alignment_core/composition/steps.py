@@ -153,7 +153,7 @@ def dpo(
     logps = None
     if loss.needs_reference:
         logps_label = f"{label.removesuffix('/dpo')}/reference-logps"
-        logps = reference_logps(logps_label, "dpo", training, policy, reference, data, stream)
+        logps = reference_logps(logps_label, "dpo", training, policy, reference, data, stream, ld_alpha=loss.ld_alpha)
     return submit("dpo", label, config, {"model": policy, "data": data, "reference_logps": logps}, stream)
 
 
@@ -167,15 +167,20 @@ def reference_logps(
     stream: str = "",
     completions: tuple[str, ...] = PAIRS,
     mismatched: bool = False,
+    ld_alpha: float | None = None,
 ) -> Step:
     """Log-probabilities of the rows on which a stage of the kind ``stage`` trains, of these columns of ``completions``.
 
     They are those of ``reference``; default: of ``policy`` before its training. With ``mismatched``, completions of other
-    prompts are added, which KTO estimates its KL from.
+    prompts are added, which KTO estimates its KL from; ``ld_alpha`` is LD-DPO's.
     """
     in_4bit = reference is None and training.in_4bit
     config = ReferenceLogpsConfig(
-        bf16=training.bf16, load_in_4bit=in_4bit, completions=completions, mismatched=mismatched
+        bf16=training.bf16,
+        load_in_4bit=in_4bit,
+        completions=completions,
+        mismatched=mismatched,
+        ld_alpha=ld_alpha,
     )
     if training.max_steps is not None:  # which may be less than an epoch: then only the rows of these steps are needed
         call = StageCall(stage=stage, label=label, config={}, inputs={}, seed=current().seed, stream=stream)
@@ -194,6 +199,9 @@ def kto(
     stream: str = "",
 ) -> Step:
     """Train ``policy`` on labelled completions. Default reference: the policy before this training."""
+    config = KtoStageConfig(training=training, loss=loss)
+    if loss.sync_ref_model:
+        return submit("kto", label, config, {"model": policy, "data": data, "reference": reference}, stream)
     logps = reference_logps(
         f"{label}/reference-logps",
         "kto",
@@ -205,7 +213,6 @@ def kto(
         completions=("completion",),
         mismatched=loss.loss_type == "kto",
     )
-    config = KtoStageConfig(training=training, loss=loss)
     return submit("kto", label, config, {"model": policy, "data": data, "reference_logps": logps}, stream)
 
 

@@ -7,6 +7,7 @@ of the rejected one (l). A loss takes two tensors [P] in nats, of chosen and rej
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -119,6 +120,35 @@ def orpo_loss(mean_logp_chosen_P: Tensor, mean_logp_rejected_P: Tensor, beta: fl
     )
     chosen_P, rejected_P = log_odds_P
     return -beta * logsigmoid(chosen_P - rejected_P)
+
+
+MOST_EXPONENT = 80.0
+"""Bound of exponents, as in TRL: e^80 is a number in fp32, and completions of 1,000 tokens have log-ratios beyond it."""
+
+
+def f_derivative(log_ratio_S: Tensor, divergence: str, alpha: float) -> Tensor:
+    """``f'(t)`` of the ratio t = π(y|x) / π_ref(y|x), which takes the place of DPO's log t: Wang et al. 2024, "Beyond Reverse
+    KL: Generalizing Direct Preference Optimization with Diverse Divergence Constraints", table 1.
+
+    ``forward_kl``: 1 - 1 / t. ``js_divergence``: log(2 t / (1 + t)). ``alpha_divergence``: (t^(α - 1) - 1) / (α - 1), whose α
+    is 1 - α in the paper. Args: log-ratios [S] in nats. Returns [S].
+    """
+    if divergence == "js_divergence":
+        return math.log(2) + logsigmoid(log_ratio_S)
+    power = {"forward_kl": -1.0, "alpha_divergence": alpha - 1}.get(divergence)
+    return log_ratio_S if power is None else torch.expm1((power * log_ratio_S).clamp(max=MOST_EXPONENT)) / power
+
+
+def tail_weights(sequence_K: Tensor, tokens_S: Tensor, alpha: float) -> Tensor:
+    """1 for as many first tokens of a completion as the shorter one of its pair has, and α for the rest: Liu et al. 2024,
+    "Length Desensitization in Direct Preference Optimization" (LD-DPO).
+
+    Args: ``sequence_K`` [K]: the sequences of the tokens, one after the other; ``tokens_S`` [S]: their lengths, in the order
+    chosen, rejected, chosen, …. Returns [K].
+    """
+    place_K = torch.arange(len(sequence_K), device=sequence_K.device) - (tokens_S.cumsum(0) - tokens_S)[sequence_K]
+    shared_S = tokens_S.view(-1, 2).amin(1).repeat_interleave(2)
+    return torch.where(place_K < shared_S[sequence_K], 1.0, alpha)
 
 
 LEAST_BETA = 1e-3

@@ -53,6 +53,7 @@ METHOD = Method(
     decides={
         "dpo/data": "dpo.data",
         "dpo/reference-logps:order": "the order of the rows",
+        "dpo/reference-logps:ld_alpha": "dpo.loss.ld_alpha",
         "dpo/reference-logps": "dpo.training",
         "dpo": "dpo",
     },

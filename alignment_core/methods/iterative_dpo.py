@@ -164,6 +164,7 @@ METHOD = Method(
         r"round-\d+/generate:prompts": "iterative_dpo.prompts_per_round",
         r"round-\d+/generate:first_prompt": "the first prompt",
         r"round-\d+/reference-logps:order": "the order of the rows",
+        r"round-\d+/reference-logps:ld_alpha": "iterative_dpo.loss.ld_alpha",
         r"round-\d+/reference-logps": "iterative_dpo.training",
         r"round-\d+/(generate|select|dpo)": "iterative_dpo",
     },

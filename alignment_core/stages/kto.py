@@ -26,7 +26,9 @@ class KtoStageConfig(TrainingStageConfig):
 def run(context: StageContext, config: KtoStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.kto import Kto
 
-    metrics = train(context, Kto(config.loss, bf16=config.training.bf16), config.training)
+    metrics = train(
+        context, Kto(config.loss, bf16=config.training.bf16), config.training, sync=config.loss.sync_ref_model
+    )
     labels = _labels(context)
     desirable, undesirable = sum(labels), len(labels) - sum(labels)
     if warnings := [*imbalance(desirable, undesirable, config.loss), *metrics.pop("warnings", ())]:

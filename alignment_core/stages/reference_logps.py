@@ -36,6 +36,8 @@ class ReferenceLogpsConfig(StageConfig):
     mismatched: bool = Field(False, exclude_if=lambda wanted: not wanted)
     """Whether to add ``mismatched_logp``, of each prompt with the first completion of another row, see
     :mod:`alignment_core.training.kto_mismatch`."""
+    ld_alpha: float | None = Field(None, exclude_if=lambda alpha: alpha is None)
+    """α of LD-DPO: weight of the tokens of a completion beyond the length of the shortest one of its row."""
 
     def packages_used(self) -> tuple[str, ...]:
         return ("bitsandbytes",) if self.load_in_4bit else ()
@@ -58,7 +60,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     if "train" not in tables:
         raise DataError("the data set holds no training rows")
     names = (*config.completions, *(("mismatched",) if config.mismatched else ()))
-    rows, pairs = [], []
+    rows, pairs, beginnings = [], [], []
     for split, table in tables.items():
         used = config.max_steps * config.batch_size if split == "train" and config.max_steps else len(table)
         prompts, *sides = (column(table, f"{name}_ids") for name in ("prompt", *config.completions))
@@ -67,10 +69,16 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
         for number in first_rows(used, len(table), config.order, is_shuffled(table.schema)):
             rows.append((split, number))
             pairs += [(prompts[number], side[number]) for side in sides]
+            if config.ld_alpha is not None:
+                shared = min(len(side[number]) for side in sides)
+                beginnings += [(prompts[number], side[number][:shared]) for side in sides]
     passes = ForwardPasses(context, BLOCK)
     with passes.using_trainers():
         model = replace(context.model("model"), in_4bit=config.load_in_4bit)
-        logps_BS = passes(model, "lm", "reference", pairs, config.bf16).reshape(-1, len(names))
+        logps_BS = passes(model, "lm", "reference", pairs + beginnings, config.bf16).reshape(-1, len(names))
+    if beginnings:
+        whole_BS, beginning_BS = np.split(logps_BS, 2)
+        logps_BS = beginning_BS + np.float32(config.ld_alpha) * (whole_BS - beginning_BS)
     broken = np.flatnonzero(~np.isfinite(logps_BS).all(axis=1))
     if len(broken):
         split, row = rows[broken[0]]

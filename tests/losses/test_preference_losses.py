@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
 
-from alignment_core.losses.preference import LOSSES
+from alignment_core.losses.preference import LOSSES, f_derivative, tail_weights
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.recipes.base import REFUSE_UNUSED
 from alignment_core.recipes.sections.preference import REFERENCE_FREE, LossType
+from alignment_core.training.methods.dpo import Dpo
 
 LOG3 = math.log(3)  # σ(log 3) = 3/4, so -log σ(log 3) = log(4/3) and -log σ(-log 3) = log 4
 
@@ -55,6 +57,51 @@ def loss(name: str, chosen: float, rejected: float, **fields: Any) -> float:
 )
 def test_by_hand(result: float, by_hand: float) -> None:
     assert result == pytest.approx(by_hand, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "ratio", "by_hand"),
+    [
+        ("reverse_kl", 2.0, math.log(2)),
+        ("forward_kl", 2.0, 0.5),  # 1 - 1/2
+        ("forward_kl", 0.25, -3.0),  # 1 - 4
+        ("js_divergence", 3.0, math.log(1.5)),  # 2 · 3 / 4
+        ("js_divergence", 1 / 3, math.log(0.5)),  # 2 · 1/3 / (4/3)
+        ("alpha_divergence", 4.0, 1.0),  # α = 1/2: (4^-½ - 1) / -½
+        ("alpha_divergence", 0.25, -2.0),  # (2 - 1) / -½
+    ],
+)
+def test_the_implicit_reward_of_another_divergence(divergence: str, ratio: float, by_hand: float) -> None:
+    log_ratio_S = torch.tensor([ratio], dtype=torch.float64).log()
+    assert f_derivative(log_ratio_S, divergence, 0.5).item() == pytest.approx(by_hand, abs=1e-12)
+
+
+@pytest.mark.parametrize("divergence", ["forward_kl", "js_divergence", "alpha_divergence"])
+@pytest.mark.parametrize(("chosen", "rejected"), [(0.0, -1000.0), (1000.0, -1000.0), (1000.0, 1000.0)])
+def test_a_far_log_ratio_has_a_finite_loss_and_gradient(divergence: str, chosen: float, rejected: float) -> None:
+    ratios = torch.tensor([chosen, rejected], requires_grad=True)
+    scores = f_derivative(ratios, divergence, 0.5)
+    LOSSES["sigmoid"].of(scores[:1], scores[1:], DpoLossConfig()).sum().backward()
+    assert ratios.grad is not None
+    assert torch.isfinite(scores).all()
+    assert torch.isfinite(ratios.grad).all()
+
+
+def test_tokens_beyond_the_shorter_completion_of_a_pair_weigh_alpha() -> None:
+    # lengths 3 and 1, then 2 and 2, then 0 and 1
+    sequence_K = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 5])
+    weights = tail_weights(sequence_K, torch.tensor([3, 1, 2, 2, 0, 1]), 0.25)
+    assert weights.tolist() == [1, 0.25, 0.25, 1, 1, 1, 1, 1, 0.25]
+
+
+def test_ld_dpo_by_hand() -> None:
+    """Chosen -1 - 2 - ½ · 4 = -5, less the reference's -4: r = -1. Rejected -1 - 1, less -2: r = 0. Their nll is unweighted."""
+    method = Dpo(DpoLossConfig(beta=1.0, ld_alpha=0.5, nll_weight=1.0))
+    batch: Any = SimpleNamespace(sequence_K=torch.tensor([0, 0, 0, 1, 1]), sequences=2)
+    logps = torch.tensor([-1.0, -2.0, -4.0, -1.0, -1.0])
+    loss, metrics = method.loss(logps, batch, torch.tensor([-4.0, -2.0]))
+    assert loss.item() == pytest.approx(math.log(1 + math.e) + 7 / 3)
+    assert metrics["margin"].item() == pytest.approx(-1.0)
 
 
 def test_a_certain_completion_has_a_finite_odds_ratio_and_gradient() -> None:

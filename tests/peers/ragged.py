@@ -49,11 +49,13 @@ def micro_batch(mask_ST: Tensor = MASK_ST) -> SimpleNamespace:
     return SimpleNamespace(sequence_K=sequences_of(mask_ST), sequences=len(mask_ST))
 
 
-def same(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours.double(), theirs.double(), rtol=TOLERANCE, atol=TOLERANCE)
+def same(ours: Tensor, theirs: Tensor, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
 
 
-def same_with_gradient(ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], at: Tensor) -> None:
+def same_with_gradient(
+    ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], at: Tensor, tolerance: float = TOLERANCE
+) -> None:
     """Two functions of one tensor have the same value there, and the same gradient."""
     results = []
     for function in (ours, theirs):
@@ -61,6 +63,6 @@ def same_with_gradient(ours: Callable[[Tensor], Tensor], theirs: Callable[[Tenso
         value = function(leaf)
         (gradient,) = torch.autograd.grad(value.sum(), leaf)
         results.append((value.detach(), gradient))
-    same(results[0][0], results[1][0])
-    same(results[0][1], results[1][1])
+    same(results[0][0], results[1][0], tolerance)
+    same(results[0][1], results[1][1], tolerance)
     assert results[0][1].abs().sum() > 0, "a gradient of nothing would agree with anything"

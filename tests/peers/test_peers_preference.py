@@ -33,7 +33,13 @@ def ours(logps_ST: Tensor, **fields: object) -> Tensor:
     """The loss of a batch of pairs, divided as our trainer divides it."""
     method, mask_ST = Dpo(DpoLossConfig(**fields)), pairwise(MASK_ST)  # type: ignore[arg-type]
     batch = SimpleNamespace(sequence_K=sequences_of(mask_ST), sequences=2 * PAIRS)
-    reference_S = (pairwise(REFERENCE_ST) * mask_ST).sum(1)
+    weights_ST = mask_ST.double()
+    if (
+        method.config.ld_alpha is not None
+    ):  # the stage reference_logps weights the tokens that the shorter completion lacks
+        beyond_ST = mask_ST.cumsum(1) > mask_ST.sum(1).view(-1, 2).amin(1).repeat_interleave(2)[:, None]
+        weights_ST = torch.where(beyond_ST, method.config.ld_alpha * weights_ST, weights_ST)
+    reference_S = (pairwise(REFERENCE_ST) * weights_ST).sum(1)
     loss, _ = method.loss(packed(pairwise(logps_ST), mask_ST), batch, reference_S)  # type: ignore[arg-type]
     return loss / method.normaliser([None] * PAIRS)  # type: ignore[list-item]
 
@@ -70,6 +76,32 @@ def test_dpos_relatives_are_trls(name: str, label_smoothing: float) -> None:
     same_with_gradient(
         lambda x: ours(x, beta=0.3, loss_type=name, label_smoothing=label_smoothing),
         lambda x: trl.dpo_loss(x, REFERENCE_ST, MASK_ST, name, 0.3, label_smoothing=label_smoothing),
+        LOGPS_ST,
+    )
+
+
+@pytest.mark.parametrize("divergence", ["forward_kl", "js_divergence", "alpha_divergence"])
+@pytest.mark.parametrize("name", ["sigmoid", "hinge", "ipo", "sigmoid_norm"])
+def test_dpo_of_another_divergence_is_trls(divergence: str, name: str) -> None:
+    """In single precision, as TRL has no α-divergence in double."""
+    fields = {"loss_type": name, "f_divergence_type": divergence, "beta": 0.3}
+    if divergence == "alpha_divergence":
+        fields["f_alpha_divergence_coef"] = 0.3
+    near_ST = REFERENCE_ST + 0.3 * draw(65)
+    same_with_gradient(
+        lambda x: ours(x.float(), **fields),
+        lambda x: trl.dpo_loss(x.float(), REFERENCE_ST.float(), MASK_ST, name, 0.3, divergence=divergence),
+        near_ST,
+        tolerance=1e-5,
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("name", ["sigmoid", "ipo"])
+def test_ld_dpo_is_trls(name: str, alpha: float) -> None:
+    same_with_gradient(
+        lambda x: ours(x, beta=0.3, loss_type=name, ld_alpha=alpha),
+        lambda x: trl.dpo_loss(x, REFERENCE_ST, MASK_ST, name, 0.3, ld_alpha=alpha),
         LOGPS_ST,
     )
 

@@ -213,7 +213,14 @@ def _of_rloo(generated: tuple) -> tuple:
 
 
 def dpo_loss(
-    logps_ST: Tensor, reference_ST: Tensor, mask_ST: Tensor, loss_type: str, beta: float, label_smoothing: float = 0.0
+    logps_ST: Tensor,
+    reference_ST: Tensor,
+    mask_ST: Tensor,
+    loss_type: str,
+    beta: float,
+    label_smoothing: float = 0.0,
+    divergence: str = "reverse_kl",
+    ld_alpha: float | None = None,
 ) -> Tensor:
     """DPOTrainer's loss of log-probabilities whose first half are those of the chosen completions."""
 
@@ -231,11 +238,12 @@ def dpo_loss(
         loss_weights=[1.0],
         beta=beta,
         label_smoothing=label_smoothing,
-        ld_alpha=None,
+        ld_alpha=ld_alpha,
         use_weighting=False,
         precompute_ref_logps=False,
         ref_model=model(reference_ST),
-        f_divergence_type="reverse_kl",
+        f_divergence_type=divergence,
+        f_alpha_divergence_coef=0.3,
         _total_train_tokens=0,
         _tp_size=1,
         args=SimpleNamespace(gradient_checkpointing_kwargs=None),

@@ -263,6 +263,20 @@ def test_a_plain_section_rl_is_enough(load):
             "`loss.sync_ref_model` mixes whole weights",
         ),
         (["iterative_dpo.loss={loss_type: simpo, sync_ref_model: {}}"], "is for losses with a reference"),
+        (["iterative_dpo.loss={loss_type: cpo, ld_alpha: 0.5}"], "`ld_alpha` is for losses with a fixed reference"),
+        (["iterative_dpo.loss={ld_alpha: 0.5, sync_ref_model: {}}"], "`ld_alpha` is for losses with a fixed reference"),
+        (
+            ["iterative_dpo.loss={f_alpha_divergence_coef: 0.3}"],
+            "`f_alpha_divergence_coef` has no effect with `f_divergence_type: reverse_kl`",
+        ),
+        (
+            ["iterative_dpo.loss={loss_type: apo_zero, f_divergence_type: forward_kl}"],
+            "`f_divergence_type: forward_kl` is not defined for `apo_zero`: use one of sigmoid",
+        ),
+        (
+            ["iterative_dpo.loss={beta_alpha: 0.6, f_divergence_type: forward_kl}"],
+            "`beta_alpha` is defined for `f_divergence_type: reverse_kl`",
+        ),
         (
             ["evaluation.prompts=p.jsonl", "promotion.gates=[{metric: lm_eval/gsm8k/acc, min: 0.5}]"],
             "nothing measures 'lm_eval/gsm8k/acc': add `evaluation.lm_eval`",

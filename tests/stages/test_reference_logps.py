@@ -64,22 +64,28 @@ def values(store: Store, result: StageResult) -> Values:
     return logps
 
 
-def expected(folder: Path, pairs: pa.Table, bf16: bool = False) -> np.ndarray:
-    """The model's own log-probability of each completion: [pairs, 2]."""
+def expected(folder: Path, pairs: pa.Table, bf16: bool = False, alpha: float = 1.0) -> np.ndarray:
+    """The model's own log-probability of each completion, in which tokens beyond the shorter one of the pair weigh ``alpha``:
+    [pairs, 2]."""
     import torch
     import transformers
 
     dtype = torch.bfloat16 if bf16 else torch.float32
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
-    def logp(prompt: list[int], completion: list[int]) -> float:
+    def logp(prompt: list[int], completion: list[int], shared: int) -> float:
         ids = torch.tensor([[*prompt, *completion]])
         with torch.no_grad():
             logps = torch.log_softmax(model(ids).logits[0, :-1].float(), dim=-1)
-        return float(logps.gather(1, ids[0, 1:, None])[len(prompt) - 1 :].sum())
+        of_tokens = logps.gather(1, ids[0, 1:, None])[len(prompt) - 1 :]
+        return float(of_tokens[:shared].sum() + alpha * of_tokens[shared:].sum())
 
+    sides = ("chosen_ids", "rejected_ids")
     return np.array(
-        [[logp(row["prompt_ids"], row[side]) for side in ("chosen_ids", "rejected_ids")] for row in pairs.to_pylist()]
+        [
+            [logp(row["prompt_ids"], row[side], min(len(row[name]) for name in sides)) for side in sides]
+            for row in pairs.to_pylist()
+        ]
     )
 
 
@@ -97,6 +103,17 @@ def test_logps_equal_those_of_plain_forward_passes_on_one_and_two_ranks(
     logps = values(store, result)
     assert (logps.keys(), [*logps["train"]]) == ({"train"}, [*range(PAIRS)])
     np.testing.assert_allclose([*logps["train"].values()], expected(tiny_model(), pairs), rtol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+def test_tokens_beyond_the_shorter_completion_weigh_alpha_of_ld_dpo(
+    alpha: float, machines: Any, tiny_model: Any, pairs: pa.Table, tmp_path: Path
+) -> None:
+    store, model, data = store_with(tmp_path / "store", tiny_model(), pairs)
+    logps = values(store, compute(store, {"model": model, "data": data}, machines(1), ld_alpha=alpha))
+    right = expected(tiny_model(), pairs, alpha=alpha)
+    np.testing.assert_allclose([*logps["train"].values()], right, rtol=1e-5)
+    assert not np.allclose(right, expected(tiny_model(), pairs), rtol=1e-2), "or nothing would be tested"
 
 
 def distinct_lengths(pairs: pa.Table) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Row, cut, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes.sections.kto import KtoLossConfig
+from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.methods.base import BatchMethod
 from alignment_core.training.methods.kto import Kto
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.resumable import save_progress
 from alignment_core.training.step_report import StepReport
 from alignment_core.training.trainer import Trainer
 from tests.training.conftest import random_ids
@@ -168,3 +171,45 @@ def test_ranks_sharding_and_micro_batches_change_neither_the_baseline_nor_the_tr
     for first, *others in zip(*received, strict=True):
         assert first["baseline"] > 1, "or nothing would be tested"
         assert all(first == pytest.approx(other, rel=1e-4) for other in others)
+
+
+def following(job: Any, mixup_alpha: float, sync_steps: int) -> Any:
+    sync = ReferenceSyncConfig(mixup_alpha=mixup_alpha, sync_steps=sync_steps)
+    return replace(job, sync=sync, reference_logps=None)
+
+
+def test_a_policy_that_is_its_own_reference_has_no_rewards(
+    table: pa.Table, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    """Of mismatched completions neither; held-out rows keep the first reference."""
+    job = make_job(KTO, table=table, logps=tmp_path / "none")
+    with machines(1).trainers() as group:
+        ranks = open_job(group, machines(1), following(job, 1.0, 1), tmp_path / "progress")
+        for _ in range(3):
+            metrics = averages(train(ranks, 1))
+            rewards = [value for name, value in metrics.items() if name == "baseline" or name.startswith("reward_")]
+            assert rewards == pytest.approx([0.0] * len(rewards), abs=1e-5)
+        assert abs(averages(ranks.all(Trainer.evaluate))["margin"]) > 1e-3
+        ranks = open_job(group, machines(1), following(job, 1.0, 100), tmp_path / "other")
+        train(ranks, 1)
+        assert abs(averages(train(ranks, 1))["margin"]) > 1e-3, "of a reference that stays it goes away"
+
+
+def test_a_moving_reference_does_not_depend_on_ranks_and_a_resumed_job_ends_in_the_same_bytes(
+    table: pa.Table, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job = following(make_job(KTO, table=table, logps=tmp_path / "none"), 0.5, 1)
+    weights = []
+    for world, tokens, stage in ((1, 10_000, 0), (2, 64, 2)):
+        progress, cut = tmp_path / f"{stage}.progress", {"zero_stage": stage, "max_tokens_per_microbatch": tokens}
+        with machines(world).trainers() as group:
+            ranks = open_job(group, machines(world), job, progress, **cut)
+            train(ranks, 2)
+            save_progress(ranks, progress)
+            train(ranks, 2)
+            whole = export(ranks, tmp_path / f"{stage}")
+            ranks = open_job(group, machines(world), job, progress, **cut)
+            train(ranks, 2)
+            assert export(ranks, tmp_path / f"{stage}.resumed").read_bytes() == whole.read_bytes()
+            weights.append(load_file(whole))
+    assert greatest_difference(*weights) < 1e-5

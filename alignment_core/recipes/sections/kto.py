@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.recipes.sections.training import TrainingConfig
 
 
@@ -24,6 +25,9 @@ class KtoLossConfig(Config):
     between 1 and 4/3."""
     undesirable_weight: float = Field(1.0, gt=0)
     """Weight of the loss of undesirable completions."""
+    sync_ref_model: ReferenceSyncConfig | None = unkeyed(None)
+    """Update the reference during training (TR-DPO). It is then a second copy of the model with forward passes in every step,
+    of mismatched completions, too. Default: the reference is fixed, and its log-probabilities are computed once."""
 
 
 class KtoConfig(Config):
@@ -39,4 +43,8 @@ class KtoConfig(Config):
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> KtoConfig:
         self.training.check_held_out(self.data)
+        if self.loss.sync_ref_model and self.training.lora:
+            raise ValueError(
+                "`loss.sync_ref_model` mixes whole weights, and `training.lora` trains none: remove one of them"
+            )
         return self

@@ -32,6 +32,8 @@ NEED_SMOOTHING = {
     "exo_pair": "the probability of the rejected completion under the target, such as 0.001",
 }
 NEED_NLL = ("cpo", "orpo")
+OF_THE_DIFFERENCE = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair")
+"""Losses of the difference of two implicit rewards, in which the unknown constant of another f-divergence cancels."""
 LEARNING_RATES = {"orpo": 8e-6}
 """Default learning rates of losses for which DPO's is far too low: that of Hong et al. 2024 (ORPO), as in TRL's example."""
 
@@ -76,6 +78,17 @@ class DpoLossConfig(Config):
     0."""
     beta_margin: float = unkeyed(0.0)
     """Margin at which β of a batch equals `beta`; only with `beta_alpha`."""
+    f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = unkeyed("reverse_kl")
+    """f-divergence from the reference that β weighs, with the implicit reward β f′(π / π_ref) (Wang et al. 2024, "Beyond
+    Reverse KL"): `reverse_kl` is DPO's. For losses of the difference of two rewards: `sigmoid`, `sigmoid_norm`, `hinge`, `ipo`,
+    `robust` and `exo_pair`. Not part of the stage's key while `reverse_kl`."""
+    f_alpha_divergence_coef: float = unkeyed(0.5, gt=0, lt=1)
+    """α of `alpha_divergence`, f′(t) = (t^(α−1) − 1) / (α − 1), as in TRL 1.16: near 1 it is `reverse_kl`, near 0
+    `forward_kl`; the α of the paper is 1 − α."""
+    ld_alpha: float | None = unkeyed(None, ge=0, le=1)
+    """α of LD-DPO (Liu et al. 2024, "Length Desensitization in Direct Preference Optimization"): weight of the tokens of the
+    longer completion beyond the length of the shorter one, so that length alone is worth less. 0 ignores these tokens. For
+    losses with a fixed reference. Default: 1, DPO."""
     sync_ref_model: ReferenceSyncConfig | None = unkeyed(None)
     """Update the reference during training (TR-DPO). It is then a second copy of the model with a forward pass in every step.
     Default: the reference is fixed, and its log-probabilities are computed once. Not part of the stage's key while unset."""
@@ -113,6 +126,22 @@ class DpoLossConfig(Config):
     def _fits_together(self, info: ValidationInfo) -> DpoLossConfig:
         if self.sync_ref_model and not self.needs_reference:
             raise ValueError("`sync_ref_model` is for losses with a reference: remove it")
+        if self.ld_alpha is not None and (self.sync_ref_model or REFERENCE_FREE & self.weights.keys()):
+            raise ValueError(
+                "`ld_alpha` is for losses with a fixed reference: use one without `sync_ref_model`, or remove it"
+            )
+        if self.f_divergence_type != "alpha_divergence":
+            self.refuse_unused(
+                info, ("f_alpha_divergence_coef",), f"with `f_divergence_type: {self.f_divergence_type}`"
+            )
+        if self.f_divergence_type != "reverse_kl":
+            if others := sorted(self.weights.keys() - {*OF_THE_DIFFERENCE}):
+                raise ValueError(
+                    f"`f_divergence_type: {self.f_divergence_type}` is not defined for `{others[0]}`: use one of "
+                    f"{', '.join(OF_THE_DIFFERENCE)}"
+                )
+            if self.beta_alpha:
+                raise ValueError("`beta_alpha` is defined for `f_divergence_type: reverse_kl`: remove one of them")
         if not self.beta_alpha:
             self.refuse_unused(info, ("beta_margin",), "without `beta_alpha`")
         elif REFERENCE_FREE & self.weights.keys():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.losses.preference import dynamic_beta
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.training.methods.dpo import Dpo
@@ -28,8 +27,7 @@ class DynamicDpo(Dpo):
     def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
         """The margins of the log-ratios of the pairs, in nats. [1]"""
         assert reference_S is not None, "the stage reference_logps comes before"
-        ratio_S = sum_by_sequence(output, batch.sequence_K, batch.sequences) - reference_S
-        chosen_P, rejected_P = split_pairs(ratio_S)
+        chosen_P, rejected_P = split_pairs(self._log_ratios(output, batch, reference_S))
         return (chosen_P - rejected_P).sum()[None]
 
     def of_batch(self, rows: Sequence[Row], sums: Tensor | None, done: float | None) -> Dpo:
