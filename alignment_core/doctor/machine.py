@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -106,16 +107,34 @@ def processors() -> Answer:
     return "ok", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores are usable"
 
 
-def gpus(fields: str) -> list[str] | None:
-    """The driver's values of these fields, a line for each GPU; None without a driver. Importing torch would take seconds.
+@dataclass(frozen=True)
+class GpuList:
+    """The answer of nvidia-smi."""
+
+    gpus: list[str]
+    """The values of a GPU's fields, separated by commas, a line for each GPU that the driver can use."""
+    problem: str = ""
+    """What nvidia-smi says if it fails, which it also does if only some of the GPUs work."""
+
+
+def gpus(fields: str) -> GpuList | None:
+    """The driver's values of these fields; None without a driver. Importing torch would take seconds.
 
     Raises subprocess.TimeoutExpired if the driver does not answer.
     """
     if shutil.which("nvidia-smi") is None:
         return None
-    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    query = ["nvidia-smi", f"--query-gpu=index,{fields}", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, env=inherited(), text=True, timeout=SECONDS - 0.5)
-    return [] if done.returncode else [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    listed, others = [], []
+    for line in f"{done.stdout}\n{done.stderr}".split("\n"):
+        index, _, values = line.strip().partition(", ")
+        if index.isdigit():
+            listed.append(values)
+        elif line.strip():
+            others.append(line.strip())
+    failed = f"exit code {done.returncode}" if done.returncode else ""
+    return GpuList(listed, failed and (" ".join(others) or failed))
 
 
 def torch_is_for_cpus() -> bool:
@@ -130,9 +149,12 @@ def accelerators() -> Answer:
         return "warning", "nvidia-smi does not answer: is the driver stuck, or its persistence mode off?"
     if listed is None:
         return "ok", "no GPU driver (no nvidia-smi): everything runs on CPUs"
-    if not listed:
+    if listed.problem:
+        works = f"; it lists {'; '.join(listed.gpus)}" if listed.gpus else ""
+        return "warning", f"nvidia-smi fails: {listed.problem}{works}"
+    if not listed.gpus:
         return "warning", "nvidia-smi is there but lists no GPU: load the driver, or give the container its GPUs"
-    sentence = "; ".join(listed)
+    sentence = "; ".join(listed.gpus)
     if torch_is_for_cpus():
         return "warning", f"{sentence}: unused, torch is the CPU build; install the extra `cuda` to use them"
     return "ok", f"{sentence} (name, memory, in use)"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
 from alignment_core.doctor.machine import gpus, torch_is_for_cpus
+from alignment_core.errors import first_line
 from alignment_core.machine_memory import cgroup_limit
 
 BYTES_PER_PARAMETER = 16
@@ -25,6 +25,8 @@ class Machine:
     gpus: int
     memory: int
     """Bytes, of all GPUs or else of this computer."""
+    problem: str = ""
+    """Why the driver did not list all GPUs."""
 
     @property
     def words(self) -> str:
@@ -37,20 +39,25 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    if sizes := _gpus():
-        return Machine(len(sizes), sum(sizes))
+    sizes, problem = _gpus()
+    if sizes:
+        return Machine(len(sizes), sum(sizes), problem)
     total = psutil.virtual_memory().total
-    return Machine(0, min(total, cgroup_limit() or total))
+    return Machine(0, min(total, cgroup_limit() or total), problem)
 
 
-def _gpus() -> list[int]:
-    """Bytes of each GPU that a run would use."""
+def _gpus() -> tuple[list[int], str]:
+    """Bytes of each GPU that a run would use, and why the driver did not list all."""
     if torch_is_for_cpus():
-        return []
-    with suppress(subprocess.TimeoutExpired, OSError):
-        sizes = [line.split()[0] for line in gpus("memory.total") or ()]  # `81559 MiB`, or `[N/A]`
-        return _visible([int(size) << 20 for size in sizes if size.isdigit()])
-    return []
+        return [], ""
+    try:
+        listed = gpus("memory.total")
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return [], first_line(error)
+    if listed is None:
+        return [], ""
+    sizes = [line.split()[0] for line in listed.gpus]  # `81559 MiB`, or `[N/A]`
+    return _visible([int(size) << 20 for size in sizes if size.isdigit()]), listed.problem
 
 
 def _visible(sizes: list[int]) -> list[int]:

@@ -265,6 +265,11 @@ def _columns(first: Sequence[rows.Row], mapping: ColumnMapping) -> list[tuple[st
 
 def _warnings(profile: Profile, start: Init) -> list[str]:
     warnings = []
+    if profile.machine.problem:
+        warnings.append(
+            f"nvidia-smi fails, and the recipe is for {profile.machine.words}: {profile.machine.problem}; `align doctor` "
+            "checks the machine"
+        )
     if unreadable_rows := profile.rows.problems:
         warnings.append(f"{len(unreadable_rows)} of the first rows cannot be read: {unreadable_rows[0]}")
     if profile.lengths.problem and not profile.model.problem:

@@ -15,6 +15,7 @@ import pytest
 
 from alignment_core import doctor, machine_memory
 from alignment_core.doctor import environment, machine
+from alignment_core.init import machine as init_machine
 from tests.answering import answering
 
 ROOT = Path(__file__).parents[2]
@@ -220,3 +221,38 @@ def test_a_read_only_folder_and_missing_shared_memory_are_reported(monkeypatch, 
     )
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "absent")
     assert machine.shared_memory()[0] == "warning"
+
+
+UNREADABLE = (
+    "Unable to determine the device handle for GPU1: 0000:41:00.0: GPU is lost.  Reboot the system to recover it."
+)
+NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "says", "sizes"),
+    [
+        ("0, 81559 MiB\n1, 40960 MiB\n", 0, None, [81559, 40960]),
+        (f"{NO_DRIVER}\n", 9, f"nvidia-smi fails: {NO_DRIVER}", []),
+        (f"0, 81559 MiB\n{UNREADABLE}\n", 15, f"nvidia-smi fails: {UNREADABLE}; it lists 81559 MiB", [81559]),
+        ("0, 81559 MiB\n", 14, "nvidia-smi fails: exit code 14; it lists 81559 MiB", [81559]),
+        ("", 6, "nvidia-smi fails: exit code 6", []),
+    ],
+)
+def test_gpus_that_work_are_listed_and_a_failure_of_the_driver_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: int, says: str | None, sizes: list[int]
+) -> None:
+    """Its exit codes are in the manual of nvidia-smi, under "Return value"."""
+    program = tmp_path / "nvidia-smi"
+    (tmp_path / "output").write_text(output)
+    program.write_text(f"#!/bin/sh\ncat {tmp_path}/output\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(init_machine, "torch_is_for_cpus", lambda: False)
+    found = init_machine.this_machine()
+    assert found.gpus == len(sizes)
+    assert not sizes or found.memory == sum(sizes) << 20
+    assert bool(found.problem) == (code != 0)
+    if says is not None:
+        assert machine.accelerators() == ("warning", says)
