@@ -17,6 +17,7 @@ from alignment_core.artifacts.paths import SUSPECTS, blob_path, suspect_path
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, EnvironmentFault, NotFound, StoreError
+from alignment_core.heartbeat import beating
 
 _ATTEMPTS = 5
 _THREADS = 8
@@ -58,7 +59,8 @@ class Blobs:
     ) -> dict[FileEntry, bool]:
         """Store files of a directory, several at a time; which of them are new. ``hashed`` has their states by path."""
         with ThreadPoolExecutor(_THREADS) as pool:
-            new = list(pool.map(lambda entry: self.put(entry, directory / entry.path, hashed[entry.path]), entries))
+            put = pool.map(lambda entry: self.put(entry, directory / entry.path, hashed[entry.path]), entries)
+            new = list(beating(put))
         is_new = dict(zip(entries, new, strict=True))
         self.trust(entry for entry in is_new if is_new[entry])
         return is_new

@@ -33,6 +33,7 @@ from alignment_core.artifacts.workspace import (
     time_and_size,
 )
 from alignment_core.errors import EnvironmentFault, StoreError, UserError
+from alignment_core.heartbeat import beating
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,11 @@ class Cache:
                 for entry in manifest.files:
                     (fresh / entry.path).parent.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(lambda e: self.blobs.get(manifest.reference.short, e, fresh / e.path), manifest.files))
+                list(
+                    beating(
+                        pool.map(lambda e: self.blobs.get(manifest.reference.short, e, fresh / e.path), manifest.files)
+                    )
+                )
             adopt_tree(fresh, folder)
         if isinstance(self.blobs.backend, FolderBackend) and not self.bounded and manifest.size >= LARGE:
             warn_of_copy(self.blobs.backend, manifest)

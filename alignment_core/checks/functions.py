@@ -65,7 +65,7 @@ def called_by(
     environment = sampling.environment
     if environment is not None and environment.name is not None:
         most = next((reward.max_failed for reward in rewards.values() if reward.of_environment), USUAL)
-        yield Called(environment_calls.FIELD, environment.name, most, _environment(environment))
+        yield Called(environment_calls.FIELD, environment.name, most, _environment(environment, resources))
 
 
 def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
@@ -86,9 +86,10 @@ def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
     return trial
 
 
-def _environment(config: EnvironmentConfig) -> Any:
+def _environment(config: EnvironmentConfig, resources: ResourcesConfig) -> Any:
     def trial(rows: Rows, timeout: float) -> Answers:
-        process = FunctionProcess(ACT, timeout, environment_calls.FIELD)
+        loading = resources.reward_load_timeout_seconds
+        process = FunctionProcess(ACT, timeout, environment_calls.FIELD, load_timeout=loading)
         with closing(process):
             for number, row in enumerate(rows):
                 reset = ["reset", str(number), config.name, None, config.options, row["prompt_text"], row["label"]]

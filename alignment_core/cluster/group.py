@@ -14,6 +14,7 @@ from alignment_core.cluster.actor import Actor, Call, Guard, call
 from alignment_core.cluster.deaths import death
 from alignment_core.cluster.device import Place
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
+from alignment_core.heartbeat import beat
 
 PROBE_SECONDS = 3.0
 """Time for actors to show that they are alive."""
@@ -195,7 +196,9 @@ class ActorGroup(Generic[T]):
         """A result. Raises errors of this package as they were raised in the actor, InfrastructureError for a dead actor or a
         broken collective, and RuntimeError for anything else."""
         try:
-            return self.ray.get(reference)
+            result = self.ray.get(reference)
+            beat()
+            return result
         except self.ray.exceptions.RayTaskError as error:
             self._failed = True
             cause = error.cause

@@ -35,6 +35,7 @@ from alignment_core.errors import (
     first_line,
 )
 from alignment_core.files import sync
+from alignment_core.heartbeat import beating
 from alignment_core.network import through_proxy
 from alignment_core.recipes.paths import file_of
 
@@ -211,7 +212,7 @@ def download(files: Mapping[str, RemoteFile], folder: Path) -> None:
             partial_of(name).unlink(missing_ok=True)  # of an attempt that was killed; it takes up room
     check_room(folder, sum(files[name].size or 0 for name in missing), files[missing[0]].address.rpartition("/")[0])
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
-        list(pool.map(fetch, missing))
+        list(beating(pool.map(fetch, missing)))
 
 
 class _Reader(io.RawIOBase):

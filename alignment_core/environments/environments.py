@@ -78,17 +78,20 @@ class Environments:
         timeout: float,
         chat_template: str | None = None,
         eos_token_ids: Sequence[int] = (),
+        load_timeout: float | None = None,
     ) -> None:
         """``chat_template`` is the prompts' own, if they have one; ``eos_token_ids`` are those of the policy's
-        generation_config.json; ``timeout`` is the deadline of a call in seconds."""
+        generation_config.json; ``timeout`` is the deadline of a call in seconds, ``load_timeout`` that of loading the class
+        (default: the same)."""
         self.config = config
         self._renderer = Renderer(tokenizer, chat_template, eos_token_ids)
         added = tokenizer.added_tokens_decoder.items()
         self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which are removed from the text for an environment unless its configuration keeps them."""
         self._decode = CompletionText(tokenizer, self._renderer.turn_end, skip_special_tokens=False)
-        self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
+        self._processes = [FunctionProcess(ACT, timeout, FIELD, load_timeout=load_timeout) for _ in range(processes)]
         self._timeout = timeout
+        self._load_timeout = load_timeout
         self._files = COUNTED.get({})  # now: threads, which open verifiers, have no context
         self._verifiers: dict[tuple[int, str], Verifier] = {}
         """By process and name, because each process has its own thread."""
@@ -175,7 +178,9 @@ class Environments:
             if self._closed:
                 raise Stopped("the environments were closed")
             if (process, name) not in self._verifiers:
-                self._verifiers[process, name] = Verifier(name, self._timeout, VERIFIER, files=self._files)
+                self._verifiers[process, name] = Verifier(
+                    name, self._timeout, VERIFIER, files=self._files, load_timeout=self._load_timeout
+                )
             return self._verifiers[process, name]
 
     def _apply(self, episode: Episode, answer: dict[str, Any]) -> None:

@@ -84,8 +84,9 @@ class Host:
         and None once it is ready; ``on_resumed`` the curve of the checkpoint from which the stage resumes; ``on_warning`` a
         sentence for each restart of the stage in its host.
         Raises the stage's own error, InfrastructureError if the host died, and DeadlineExceeded after the recipe's
-        ``stage_timeout_seconds``, not counting waits for a machine. After any DeadlineExceeded the host and all its processes
-        are ended, because one of them may hang; the next call starts a new host.
+        ``no_progress_timeout_seconds`` without a message, or ``stage_timeout_seconds`` in all, not counting waits for a
+        machine. After any DeadlineExceeded the host and all its processes are ended, because one of them may hang; the next
+        call starts a new host.
         """
         requested = time.monotonic()  # the monotonic clock is the same for all processes of a machine
         on_start("the run host")
@@ -98,16 +99,15 @@ class Host:
             "recipe": self.recipe,
             "order": order,
         }
-        clock = _Clock(self.resources.stage_timeout_seconds)
+        clock = _Clock(self.resources)
         with session.request(request) as answers:
             while True:
                 try:
                     message = answers.get(timeout=clock.left())
                 except queue.Empty:
                     self._end_session(session)
-                    raise DeadlineExceeded(
-                        f"{call.label} took longer than its {clock.seconds:g} seconds (resources.stage_timeout_seconds)"
-                    ) from None
+                    raise DeadlineExceeded(f"{call.label} {clock.problem}") from None
+                clock.restart()
                 if self._closed:
                     raise Stopped(f"{call.label}: the run was stopped")
                 if message["event"] == "progress":
@@ -121,6 +121,8 @@ class Host:
                     on_start(message["what"])
                 elif message["event"] == "warning":
                     on_warning(message["sentence"])
+                elif message["event"] == "heartbeat":
+                    pass
                 elif message["event"] == "done":
                     return StageResult.model_validate(message["result"])
                 elif message["event"] == "failed":
@@ -180,16 +182,36 @@ def _exit_reason(code: int | None) -> str:
 
 
 class _Clock:
-    """Counts down ``seconds``, with pauses."""
+    """The deadlines of a stage and of its next sign of progress, with pauses."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._deadline = time.monotonic() + seconds
+    def __init__(self, resources: ResourcesConfig) -> None:
+        self._patience = resources.no_progress_timeout_seconds
+        self._total = resources.stage_timeout_seconds
+        now = time.monotonic()
+        self._begun = now
+        self._latest = now
+        """Time of the last sign of progress."""
         self._paused_at: float | None = None
 
     def left(self) -> float | None:
-        """Seconds to the deadline; None while the clock is paused."""
-        return None if self._paused_at is not None else max(0.0, self._deadline - time.monotonic())
+        """Seconds to the earlier deadline; None while the clock is paused."""
+        if self._paused_at is not None:
+            return None
+        deadline = self._latest + self._patience
+        if self._total is not None:
+            deadline = min(deadline, self._begun + self._total)
+        return max(0.0, deadline - time.monotonic())
+
+    @property
+    def problem(self) -> str:
+        """The deadline that has passed, as the end of a sentence about the stage."""
+        if self._total is not None and self._begun + self._total <= self._latest + self._patience:
+            return f"took longer than its {self._total:g} seconds (resources.stage_timeout_seconds)"
+        return f"made no progress for {self._patience:g} seconds (resources.no_progress_timeout_seconds)"
+
+    def restart(self) -> None:
+        """Note a sign of progress."""
+        self._latest = time.monotonic()
 
     def pause(self) -> None:
         if self._paused_at is None:
@@ -197,8 +219,9 @@ class _Clock:
 
     def resume(self) -> None:
         if self._paused_at is not None:
-            self._deadline += time.monotonic() - self._paused_at
+            self._begun += time.monotonic() - self._paused_at
             self._paused_at = None
+            self.restart()
 
 
 class _Session:

@@ -27,6 +27,7 @@ from alignment_core.execution.key import StageKey
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.execution.scheduling import RunName, Ticket
+from alignment_core.heartbeat import listening
 from alignment_core.home import align_home
 from alignment_core.host.progress_log import Pace, Progress
 from alignment_core.host.protocol import RAY_DIED, Channel, describe
@@ -146,7 +147,8 @@ class Server:
                 warn=lambda sentence: self._send({"id": number, "event": "warning", "sentence": sentence}),
             )
             ticket.starts(None)  # the host is ready
-            result = run_stage(request)
+            with listening(self._heart(number)):
+                result = run_stage(request)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
         except BaseException as error:  # of any type: the flow waits for an answer
             logging.exception("%s failed", message["call"].get("label"))
@@ -177,6 +179,18 @@ class Server:
             self._send({"id": number, "event": "waits", "for": reason})
 
         return waits
+
+    def _heart(self, number: int) -> Callable[[], None]:
+        """The callback for heartbeats of a stage, which tells the flow of them now and then."""
+        last = 0.0
+
+        def beat() -> None:
+            nonlocal last
+            if time.monotonic() - last >= PROGRESS_SECONDS:
+                last = time.monotonic()
+                self._send({"id": number, "event": "heartbeat"})
+
+        return beat
 
     def _reporter(self, number: int, call: StageCall) -> Any:
         """The callback for a stage's progress, which sends all metrics and logs a line when due."""

@@ -25,8 +25,6 @@ from alignment_core.models.saving import check_loadable, checkpoint_dtype
 from alignment_core.models.weight_transfer import Bucket
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
-MOST_SEQUENCES = 256
-"""Maximum number of completions that an engine samples at a time; vLLM queues the others."""
 WEIGHTS, CACHE = "weights", "kv_cache"
 """vLLM's names of the two parts of its memory that can sleep."""
 WORKER_EXTENSION = "alignment_core.inference.weights.WeightUpdate"
@@ -66,7 +64,7 @@ class Engine:
             str(folder),
             dtype=checkpoint_dtype(policy.path),
             max_model_len=max_model_len,
-            max_num_seqs=MOST_SEQUENCES,
+            max_num_seqs=resources.max_num_seqs,
             skip_tokenizer_init=True,  # prompts and completions are token ids
             trust_remote_code=policy.trust_remote_code,
             logprobs_mode="processed_logprobs",  # those of the sampling distribution, at any temperature

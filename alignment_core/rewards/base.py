@@ -78,8 +78,15 @@ class Opening:
 
     def of_function(self, source: Callable[..., S], name: str, field: str) -> S:
         """A ``source`` that calls the function ``name`` of the reward's ``field``."""
-        timeout, processes = self.resources.reward_timeout_seconds, self.resources.reward_processes
-        return source(name, timeout, f"{self.field}.{field}", processes, elsewhere=self.elsewhere)
+        resources = self.resources
+        return source(
+            name,
+            resources.reward_timeout_seconds,
+            f"{self.field}.{field}",
+            resources.reward_processes,
+            elsewhere=self.elsewhere,
+            load_timeout=resources.reward_load_timeout_seconds,
+        )
 
 
 C = TypeVar("C", bound=RewardConfig)

@@ -29,8 +29,6 @@ from alignment_core.user_code.errors import Failed
 
 Rows = Sequence[dict[str, Any]]
 
-AT_A_TIME = 4
-"""Concurrent requests per replica."""
 FIRST_REST, LONGEST_REST = 0.2, 5.0
 """Seconds without requests after a failure of a replica: exponential backoff, with up to 50% jitter."""
 CONNECT_SECONDS = 5.0
@@ -63,7 +61,8 @@ class Endpoint:
 
     Args: ``field`` is the field of the URLs in the recipe; ``token_variable`` names the environment variable with the bearer
     token, unless ``token`` is given; ``asks`` makes the JSON of a request for some rows; ``reads`` returns a reward, None or a
-    Failed for each of so many rows, and raises Failed for an answer without any.
+    Failed for each of so many rows, and raises Failed for an answer without any; ``max_concurrency`` is the number of
+    concurrent requests per replica.
     """
 
     def __init__(
@@ -76,8 +75,10 @@ class Endpoint:
         asks: Callable[[Rows], dict[str, Any]],
         reads: Callable[[httpx.Response, int], list[Any]],
         token: str | None = None,
+        max_concurrency: int = 32,
     ) -> None:
         self.batch_size = batch_size
+        self.max_concurrency = max_concurrency
         self.timeout = timeout
         self.field = field
         self._asks = asks
@@ -120,9 +121,10 @@ class Endpoint:
 
     async def _batches(self, rows: Rows) -> AsyncGenerator[list[tuple[int, Any]], None]:
         """The answers of each batch, as they come."""
-        room = asyncio.Semaphore(AT_A_TIME * len(self.replicas))
+        room = asyncio.Semaphore(self.max_concurrency * len(self.replicas))
         # No timeout of httpx: its read timeout begins anew with every byte, so a server that trickles would never reach it.
-        async with httpx.AsyncClient(headers=self._headers, timeout=None) as client:
+        limits = httpx.Limits(max_connections=None)  # by default 100, and further requests would wait for one of these
+        async with httpx.AsyncClient(headers=self._headers, timeout=None, limits=limits) as client:
 
             async def one(first: int) -> list[tuple[int, Any]]:
                 numbers = range(first, min(first + self.batch_size, len(rows)))

@@ -28,9 +28,10 @@ class GroupFunction:
         field: str,
         processes: int | None = 1,
         elsewhere: Elsewhere | None = None,
+        load_timeout: float | None = None,
     ) -> None:
-        """``processes`` and ``elsewhere`` as FunctionPool has them."""
-        self._pool = FunctionPool(name, timeout, field, processes, elsewhere=elsewhere)
+        """``processes``, ``elsewhere`` and ``load_timeout`` as FunctionPool has them."""
+        self._pool = FunctionPool(name, timeout, field, processes, elsewhere=elsewhere, load_timeout=load_timeout)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> Answers:
         groups: dict[int, list[int]] = {}

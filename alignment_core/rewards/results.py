@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from alignment_core.errors import DataError
+from alignment_core.heartbeat import beating
 from alignment_core.user_code.errors import Failed, Reason
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Account:
         allowed, first = allowed_failures(self.max_failed, size), ""
         rewards: dict[int, RewardResult] = {}
         with closing(answers):
-            for number, answer in answers:
+            for number, answer in beating(answers):
                 failure = rewards[number] = self.result(answer)
                 if not isinstance(failure, Failed):
                     continue

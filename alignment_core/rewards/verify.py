@@ -25,14 +25,15 @@ def verify(
     max_failed: float = 0.0,
     processes: int | None = 1,
     elsewhere: Elsewhere | None = None,
+    load_timeout: float | None = None,
 ) -> list[float | None]:
     """A number in [0, 1] for each row of rollouts; None if the verifier failed or did not answer in ``timeout`` seconds.
 
-    Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed; ``processes`` and
-    ``elsewhere`` as FunctionPool has them.
+    Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed; ``processes``,
+    ``elsewhere`` and ``load_timeout`` as FunctionPool has them.
     """
     account = Account(f"the verifier {name}", max_failed, "evaluation.max_failed_rewards")
-    with Verifier(name, timeout, FIELD, processes, elsewhere=elsewhere) as verifier:
+    with Verifier(name, timeout, FIELD, processes, elsewhere=elsewhere, load_timeout=load_timeout) as verifier:
         return numbers(account.settle(rows, verifier(rows)))
 
 
@@ -86,15 +87,18 @@ class Verifier:
         processes: int | None = 1,
         files: dict[str, str] | None = None,
         elsewhere: Elsewhere | None = None,
+        load_timeout: float | None = None,
     ) -> None:
-        """``processes``, ``files`` and ``elsewhere`` as FunctionPool has them."""
+        """``processes``, ``files``, ``elsewhere`` and ``load_timeout`` as FunctionPool has them."""
         named = _named(name, field)
         self._opened: Opened
         if named and named.open:
             self._opened = named.open(field)
         else:
             function = (named.function if named else None) or name
-            pool = FunctionPool(function, timeout, field, processes, files, elsewhere=elsewhere)
+            pool = FunctionPool(
+                function, timeout, field, processes, files, elsewhere=elsewhere, load_timeout=load_timeout
+            )
             self._opened = _Function(pool)
 
     def __call__(self, rows: Rows) -> Answers:

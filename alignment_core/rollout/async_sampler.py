@@ -42,6 +42,7 @@ class AsyncSampler:
         steps: int,
         max_staleness: int,
         partial_rollouts: bool,
+        max_num_seqs: int,
     ) -> None:
         """``reward`` adds rewards to completions. With ``partial_rollouts`` new weights reach completions in progress; without,
         they wait until these are complete."""
@@ -55,6 +56,7 @@ class AsyncSampler:
             prompts_per_step=prompts_per_step,
             steps=steps,
             max_staleness=max_staleness,
+            max_num_seqs=max_num_seqs,
         )
         self._changed = threading.Condition()
         """Guards the schedule and all that follows; notified after each change."""

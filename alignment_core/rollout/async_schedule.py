@@ -13,7 +13,6 @@ from typing import Any
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.inference.completions import Completion, Request
-from alignment_core.inference.engine import MOST_SEQUENCES
 from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.rollout import Rollout
 
@@ -60,12 +59,15 @@ class AsyncSchedule:
         prompts_per_step: int,
         steps: int,
         max_staleness: int,
+        max_num_seqs: int,
     ) -> None:
+        """``max_num_seqs``: completions that an engine samples at a time."""
         self.schedule = schedule
         self.environments = environments
         self.prompts_per_step = prompts_per_step
         self.steps = steps
         self.max_staleness = max_staleness
+        self.max_num_seqs = max_num_seqs
         self.version = 0
         """Training steps of the weights in the engines."""
         self.drawn = 0
@@ -185,7 +187,7 @@ class AsyncSchedule:
 
     def _can_begin(self, engine: int) -> bool:
         episodes = len(self.engines[engine].episodes)
-        has_room = not episodes or episodes + self.schedule.generation.num_generations <= MOST_SEQUENCES
+        has_room = not episodes or episodes + self.schedule.generation.num_generations <= self.max_num_seqs
         return has_room and self._prompts_to_begin() > 0
 
     def _begin_prompts(self, engine: int) -> None:

@@ -24,8 +24,9 @@ from alignment_core.rollout.schemas import read_rollouts
 
 log = logging.getLogger(__name__)
 
-BLOCK = 64
-"""Questions per block of saved answers; a kill loses at most one block."""
+BLOCK = 256
+"""Questions per block of saved answers; a kill loses at most one block. The last answers of a block are waited for, so it is
+larger than the usual number of concurrent requests."""
 FIELD = "evaluation.judge"
 SERVED = "judge"
 """Name of the model on the stage's own server."""
@@ -41,7 +42,7 @@ class JudgePairsConfig(StageConfig):
     judge: PairwiseJudgeConfig
 
     def content(self) -> Any:
-        content = self.judge.model_dump(mode="json", exclude={"token_variable"})
+        content = self.judge.model_dump(mode="json", exclude={"token_variable", "max_concurrency"})
         if self.judge.judge is None:
             return {**content, "served_judge": True}  # the model is an input
         return {**content, "judge": self.judge.judge[:1]}  # further URLs are replicas with equal answers
@@ -130,7 +131,8 @@ def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows)
                 log.warning("%s: %s", FIELD, server.shortened)
         urls = [with_path(url, "chat/completions") for url in bases]
         timeout = context.resources.reward_timeout_seconds
-        return Endpoint(urls, 1, config.token_variable, timeout, f"{FIELD}.judge", request_for, reads(worth), token)
+        where, read, most = f"{FIELD}.judge", reads(worth), config.max_concurrency
+        return Endpoint(urls, 1, config.token_variable, timeout, where, request_for, read, token, most)
 
     account = Account(f"the judge {name}", config.max_failed, f"{FIELD}.max_failed", len(questions))
     endpoint: Endpoint | None = None

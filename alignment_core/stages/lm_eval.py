@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import DataError, UserError
+from alignment_core.errors import DataError, Stopped, UserError
 from alignment_core.evaluation.files import LM_EVAL as RESULTS
 from alignment_core.evaluation.lm_eval_process import task_of
 from alignment_core.execution.base import Stage, StageConfig, StageContext
@@ -79,8 +79,14 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=inherited()
         )
         try:
+            written = -1
             while not _is_over(process):
-                context.report(0, len(config.tasks), "tasks")
+                # lm-eval's progress bars are in its log: if that does not grow, it makes no progress
+                if (size := log.stat().st_size) != written:
+                    written = size
+                    context.report(0, len(config.tasks), "tasks")
+                if context.stopping.is_set():
+                    raise Stopped("stopped while lm-eval was running")
         finally:
             process.kill()
             process.wait()

@@ -97,6 +97,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
             most,
             processes=resources.reward_processes,
             elsewhere=context.machines.actors.elsewhere,
+            load_timeout=resources.reward_load_timeout_seconds,
         )
     rows = [
         {

@@ -27,6 +27,8 @@ BATCH = 2
 """Calls of one batch, for each process of a node."""
 TIMEOUTS = 4
 """Timeouts that a call may take: its process's start and its answer, both twice if the process ends."""
+MODEL_BYTES = 1 << 30
+"""A function whose process took more memory than this to load it holds a model: by default it has no second process."""
 GROWS_AFTER_SECONDS = 0.25
 """If calls still wait so long after a function was loaded, it is loaded in more processes."""
 
@@ -40,6 +42,7 @@ class PoolJob:
 
     name: str
     timeout: float
+    load_timeout: float
     field: str
     size: int | None
     files: dict[str, str]
@@ -76,11 +79,14 @@ class FunctionPool:
         files: dict[str, str] | None = None,
         path: Sequence[str] | None = None,
         elsewhere: Elsewhere | None = None,
+        load_timeout: float | None = None,
     ) -> None:
-        """``size`` is by default the number of cores; ``files`` and ``path`` as FunctionProcess has them."""
+        """``size`` is by default the number of cores, or 1 for a function that holds a model; ``files``, ``path`` and
+        ``load_timeout`` as FunctionProcess has them."""
         counted = dict(COUNTED.get({}) if files is None else files)
         entries = tuple(entry or os.getcwd() for entry in sys.path) if path is None else tuple(path)
-        self._job = PoolJob(name, timeout, field, size, counted, entries)
+        loading = timeout if load_timeout is None else load_timeout
+        self._job = PoolJob(name, timeout, loading, field, size, counted, entries)
         self._members = [_Member(self._process()) for _ in range(size or len(os.sched_getaffinity(0)))]
         self._elsewhere = None if size == 1 else elsewhere
         self._nodes: Nodes | None = None
@@ -89,7 +95,7 @@ class FunctionPool:
 
     def _process(self) -> FunctionProcess:
         job = self._job
-        return FunctionProcess(job.name, job.timeout, job.field, job.files, job.path)
+        return FunctionProcess(job.name, job.timeout, job.field, job.files, job.path, job.load_timeout)
 
     def answers(self, calls: Sequence[list[Any]]) -> Generator[tuple[int, Any]]:
         """As FunctionProcess.answers; for one caller at a time. Raises InfrastructureError if another node is lost."""
@@ -118,6 +124,9 @@ class FunctionPool:
                 if isinstance(message, BaseException):
                     raise message
                 if isinstance(message, _Loaded):
+                    if others and self._job.size is None and message.memory > MODEL_BYTES:
+                        others = []
+                        self._stay_alone(message.member, message.memory)
                     if (others or self._elsewhere is not None) and not message.is_concurrent and grows_at is None:
                         grows_at = time.monotonic() + GROWS_AFTER_SECONDS
                     continue
@@ -127,6 +136,17 @@ class FunctionPool:
             queue.waiting.clear()
             if remaining:
                 self._end_busy()
+
+    def _stay_alone(self, only: _Member, memory: int) -> None:
+        """Start no further processes here than that of ``only``."""
+        for member in self._members:
+            member.is_out = member is not only and isinstance(member.worker, FunctionProcess)
+        log.warning(
+            "%s: %r took %.1f GiB of memory to load, and has one process only; resources.reward_processes sets the number",
+            self._job.field,
+            self._job.name,
+            memory / 2**30,
+        )
 
     def _begin(self, members: Sequence[_Member], queue: _Queue, leads: bool) -> None:
         for number, member in enumerate(members):
@@ -145,7 +165,7 @@ class FunctionPool:
                 if queue.waiting and not self._load(member, worker, leads):
                     return
                 if leads:
-                    queue.messages.put(_Loaded(worker.is_concurrent))
+                    queue.messages.put(_Loaded(member, worker.is_concurrent, worker.peak_memory))
                 for answer in worker.answers(queue.calls, queue.waiting):
                     queue.messages.put(answer)
             except BaseException as error:
@@ -216,7 +236,10 @@ class _Queue:
 
 @dataclass(frozen=True)
 class _Loaded:
+    member: _Member
     is_concurrent: bool
+    memory: int
+    """Bytes that its process took to load it."""
 
 
 class NodePool:
@@ -225,7 +248,9 @@ class NodePool:
     def __init__(self, job: PoolJob) -> None:
         self.size = job.size or len(os.sched_getaffinity(0))
         self._timeout = job.timeout
-        self._pool = FunctionPool(job.name, job.timeout, job.field, self.size, job.files, path=job.path)
+        self._pool = FunctionPool(
+            job.name, job.timeout, job.field, job.size, job.files, path=job.path, load_timeout=job.load_timeout
+        )
 
     def batch(self) -> tuple[int, float]:
         """Calls of one batch, and the seconds that each call adds if one process has to answer all."""
@@ -241,6 +266,7 @@ class Node:
 
     is_loaded = True
     is_concurrent = False
+    peak_memory = 0
 
     def __init__(self, group: ActorGroup[NodePool], index: int, timeout: float) -> None:
         """``timeout``: seconds for an answer, in addition to those of the function's calls."""

@@ -20,9 +20,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Generator, Sequence
+from pathlib import Path
 from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket, socketpair
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -48,7 +49,8 @@ HOW = {
 
 
 class FunctionProcess:
-    """Calls the function ``name``; its start and each answer have ``timeout`` seconds. Close it, from any thread."""
+    """Calls the function ``name``; each answer has ``timeout`` seconds, and its start ``load_timeout``. Close it, from any
+    thread."""
 
     def __init__(
         self,
@@ -57,11 +59,13 @@ class FunctionProcess:
         field: str,
         files: dict[str, str] | None = None,
         path: Sequence[str] | None = None,
+        load_timeout: float | None = None,
     ) -> None:
         """``files`` are the files that the stage's key counts, by default those of this context (see ``counting``); ``path`` is
-        the path of imports, by default that of this process."""
+        the path of imports, by default that of this process; ``load_timeout`` is by default ``timeout``."""
         self.name = name
         self.timeout = timeout
+        self.load_timeout = timeout if load_timeout is None else load_timeout
         self.field = field
         self._path = path
         self._files = dict(COUNTED.get({}) if files is None else files)
@@ -80,6 +84,18 @@ class FunctionProcess:
     def is_concurrent(self) -> bool:
         """Whether the function is a coroutine function; known once it is loaded."""
         return self._concurrent
+
+    @property
+    def peak_memory(self) -> int:
+        """The largest number of bytes of memory that its process had so far; 0 without a process."""
+        process = self._process
+        if process is None:
+            return 0
+        with contextlib.suppress(OSError):  # it has ended
+            for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) << 10
+        return 0
 
     def load(self) -> None:
         """Start the process, if there is none. Raises UserError if there is no such function, Stopped once this is closed."""
@@ -182,7 +198,7 @@ class FunctionProcess:
                     env=_environment(path),
                     start_new_session=True,  # so that it can be ended with all that it started
                 )
-        return self._read(time.monotonic() + self.timeout)
+        return self._read(time.monotonic() + self.load_timeout, "load")
 
     def _send(self, number: int, arguments: list[Any]) -> None:
         self._socket.settimeout(self._patience)
@@ -197,14 +213,14 @@ class FunctionProcess:
         answer = self._read(min(since.values()) + self._patience)
         return answer["call"], Failed(*answer["failed"]) if "failed" in answer else answer["value"]
 
-    def _read(self, deadline: float) -> dict[str, Any]:
+    def _read(self, deadline: float, call: Literal["load", "answer"] = "answer") -> dict[str, Any]:
         """The next line of the process. A process that is late is ended; the next call starts a new one."""
         try:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
             line = self._lines.readline()
         except TimeoutError:
             self._end()
-            raise _late(self.timeout) from None
+            raise (_late(self.timeout) if call == "answer" else _loads_too_long(self.load_timeout)) from None
         except ConnectionResetError:
             line = b""
         if line:
@@ -258,6 +274,10 @@ def _children(pid: int) -> list[psutil.Process]:
 
 def _late(timeout: float) -> Failed:
     return Failed("timeout", f"gave no answer within {timeout:g} seconds (resources.reward_timeout_seconds)")
+
+
+def _loads_too_long(timeout: float) -> Failed:
+    return Failed("timeout", f"was not loaded within {timeout:g} seconds (resources.reward_load_timeout_seconds)")
 
 
 def main() -> None:

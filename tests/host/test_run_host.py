@@ -50,9 +50,9 @@ def test_calls_errors_deadlines_and_closing(
     with pytest.raises(UserError, match=r"has no \*\.safetensors"):
         host.run(model_call(pin_model(ModelConfig(name=str(empty)))))
 
-    hurried = Host(store.uri, ResourcesConfig(trainers=1, stage_timeout_seconds=0.01), tmp_path / "hurried.log")
+    hurried = Host(store.uri, ResourcesConfig(trainers=1, no_progress_timeout_seconds=0.01), tmp_path / "hurried.log")
     other = ScratchModel(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
-    with pytest.raises(DeadlineExceeded, match=r"model took longer than its 0\.01 seconds"):
+    with pytest.raises(DeadlineExceeded, match=r"model made no progress for 0\.01 seconds"):
         hurried.run(model_call(pin_model(ModelConfig(scratch=other))))
     hurried.close()
 

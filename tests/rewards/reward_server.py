@@ -14,6 +14,8 @@ Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
 class Server(ThreadingHTTPServer):
     """Answers with ``answer`` and records the requests. Port 0 is any free port."""
 
+    request_queue_size = 256  # connections that come together would be repeated after seconds
+
     def __init__(self, answer: Answer, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.answer = answer

@@ -38,9 +38,11 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def endpoint(urls: list[str], size: int = 2, timeout: float = 10.0, token: str | None = None) -> Endpoint:
+def endpoint(
+    urls: list[str], size: int = 2, timeout: float = 10.0, token: str | None = None, most: int = 32
+) -> Endpoint:
     asks = asks_for(lambda row: f"<{row['prompt_text']}{row['completion_text']}>")
-    return Endpoint(urls, size, token, timeout, f"{FIELD}.urls", asks, read_rewards)
+    return Endpoint(urls, size, token, timeout, f"{FIELD}.urls", asks, read_rewards, max_concurrency=most)
 
 
 def rewards(source: Endpoint, given: list[dict[str, Any]], max_failed: float = 0.5) -> list[Any]:
@@ -192,3 +194,25 @@ def test_a_refusal_that_may_be_about_the_rows_costs_these_rows(
     assert "row 4 is too long" in caplog.text
     with pytest.raises(DataError, match=rf"answered {status} .*: row 4 is too long, for the prompt"):
         rewards(endpoint([server.url], size=2), rows(20), 0.05)
+
+
+@pytest.mark.parametrize("most", [3, 120])
+def test_as_many_requests_are_made_at_a_time_as_configured(serve: Any, most: int) -> None:
+    """The server answers none before so many have come, and counts those it has: 120 are more than httpx opens by default."""
+    changed, here, largest = threading.Condition(), 0, 0
+
+    def together(content: dict[str, Any]) -> Any:
+        nonlocal here, largest
+        with changed:
+            here += 1
+            largest = max(largest, here)
+            changed.notify_all()
+            changed.wait_for(lambda: largest >= most, timeout=60.0)
+        answer = lengths(content)
+        with changed:
+            here -= 1
+        return answer
+
+    server = serve(together)
+    assert rewards(endpoint([server.url], size=1, timeout=60.0, most=most), rows(2 * most)) == [[*range(2 * most)], {}]
+    assert largest == most

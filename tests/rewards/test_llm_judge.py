@@ -217,6 +217,8 @@ def test_replicas_and_keys_do_not_decide_the_rewards() -> None:
         CHOICE.validate({**config, "judge": ["http://a/v1", "http://b/v1"], "token_variable": "K"}),
     ]
     assert content(configs[:1], "f") == content(configs[1:], "f")
+    busier = [config.model_copy(update={"max_concurrency": 64}) for config in configs]
+    assert content(busier, "f") == content(configs, "f")
 
 
 def test_a_prompt_of_one_message_is_its_text() -> None:

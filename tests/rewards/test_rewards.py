@@ -127,7 +127,7 @@ def test_a_process_killed_during_its_start_is_started_once_more(tmp_path: Path) 
 
 def test_a_file_that_hangs_while_loading_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
-    with pytest.raises(UserError, match=r"cannot be loaded: it gave no answer within 0\.5 seconds"):
+    with pytest.raises(UserError, match=r"cannot be loaded: it was not loaded within 0\.5 seconds"):
         verify(f"{tmp_path}/slow.py:f", rows("a"), timeout=0.5)
 
 

@@ -60,7 +60,7 @@ def test_no_step_takes_too_many_or_stale_draws_despite_slow_prompts(staleness: i
 def schedule() -> AsyncSchedule:
     """Of one engine without environments, which samples nothing here."""
     prompts: Any = None
-    return AsyncSchedule(prompts, 1, None, prompts_per_step=2, steps=9, max_staleness=1)
+    return AsyncSchedule(prompts, 1, None, prompts_per_step=2, steps=9, max_staleness=1, max_num_seqs=256)
 
 
 def test_a_group_is_complete_once_even_if_two_environments_end_its_last_episodes_at_the_same_time() -> None:
@@ -105,7 +105,13 @@ def test_rewarded_rollouts_reach_their_draws_in_one_pass() -> None:
         check=lambda: None,
     )
     sampler = AsyncSampler(
-        sampling, lambda rewarded: rewarded, prompts_per_step=2, steps=9, max_staleness=1, partial_rollouts=True
+        sampling,
+        lambda rewarded: rewarded,
+        prompts_per_step=2,
+        steps=9,
+        max_staleness=1,
+        partial_rollouts=True,
+        max_num_seqs=256,
     )
     CountingRollout.reads = 0
     sampler.schedule.groups = {draw: [] for draw in range(60)}

@@ -17,6 +17,7 @@ import pytest
 
 from alignment_core.errors import InfrastructureError, Stopped, UserError
 from alignment_core.rewards.verify import Verifier
+from alignment_core.user_code import pool as user_pool
 from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.pool import FunctionPool, Node, NodePool, PoolJob
 from alignment_core.user_code.process import FunctionProcess
@@ -69,6 +70,23 @@ def alone(x, waits=True):
         time.sleep(0.01)
     time.sleep(0.0 if waits else 0.1)
     return float(x)
+"""
+
+
+MODEL = """
+import os, time
+from pathlib import Path
+
+WEIGHTS = b"w" * (300 << 20)
+HERE = Path(__file__).parent
+
+def pid(x, processes):
+    # until as many processes have a call under way
+    (HERE / f"{os.getpid()}.here").touch()
+    while len(list(HERE.glob("*.here"))) < processes:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    return os.getpid()
 """
 
 
@@ -188,7 +206,7 @@ def test_a_function_that_loads_only_once_runs_in_its_first_process(
 @contextmanager
 def node(file: Path, ended: bool = False) -> Iterator[tuple[Node, list[tuple[str, float]]]]:
     """A node's pool in this process; and its calls, with their timeouts. One that ``ended`` is lost."""
-    inside = NodePool(PoolJob(f"{file}:double", 30.0, "rl.rewards.0.function", 2, {}, tuple(sys.path)))
+    inside = NodePool(PoolJob(f"{file}:double", 30.0, 30.0, "rl.rewards.0.function", 2, {}, tuple(sys.path)))
     calls: list[tuple[str, float]] = []
 
     class Group:
@@ -226,3 +244,43 @@ def test_a_verifier_of_the_user_answers_from_the_pool(file: Path) -> None:
     rows = [{"prompt_text": "?", "completion_text": "a" * n, "label": None} for n in range(50)]
     with Verifier(f"{file.parent / 'verifier.py'}:f", 60.0, processes=3) as verifier:
         assert sorted(verifier(rows)) == [(n, n / 100) for n in range(50)]
+
+
+@pytest.mark.parametrize(("size", "processes"), [(None, 1), (2, 2)])
+def test_a_function_that_holds_a_model_has_one_process_unless_the_recipe_sets_the_number(
+    size: int | None, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In place of a model: 300 MiB of weights, and a threshold of 200 MiB."""
+    monkeypatch.setattr(user_pool, "MODEL_BYTES", 200 << 20)
+    monkeypatch.setattr(user_pool, "GROWS_AFTER_SECONDS", 0.0)
+    (tmp_path / "model.py").write_text(MODEL)
+    name = f"{tmp_path / 'model.py'}:pid"
+    with closing(FunctionPool(name, 60.0, "rl.rewards.0.function", size, load_timeout=60.0)) as calls:
+        for _ in range(2):
+            answers = {pid for _, pid in calls.answers([[n, processes] for n in range(8)])}
+            assert len(answers) == processes
+        first = calls._members[0].worker
+        assert isinstance(first, FunctionProcess)
+        assert 300 << 20 < first.peak_memory < 600 << 20
+    one_only = "took 0.3 GiB of memory to load, and has one process only; resources.reward_processes sets the number"
+    assert (one_only in caplog.text) == (size is None)
+
+
+def test_a_small_function_has_more_processes_by_default(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_pool.os, "sched_getaffinity", lambda _: {0, 1})
+    with closing(FunctionPool(f"{file}:meet", 60.0, "rl.rewards.0.function", None)) as calls:
+        assert len(dict(calls.answers([[n, 2] for n in range(4)]))) == 4, "its calls wait for each other"
+
+
+def test_loading_has_a_deadline_of_its_own(file: Path) -> None:
+    """No interpreter starts within a millisecond."""
+    process = FunctionProcess(f"{file}:double", 0.001, "rl.rewards.0.function", load_timeout=60.0)
+    with closing(process):
+        process.load()
+        assert process.is_loaded
+    says = r"cannot be loaded: it was not loaded within 0\.001 seconds \(resources\.reward_load_timeout_seconds\)"
+    with (
+        closing(FunctionProcess(f"{file}:double", 60.0, "rl.rewards.0.function", load_timeout=0.001)) as late,
+        pytest.raises(UserError, match=says),
+    ):
+        late.load()

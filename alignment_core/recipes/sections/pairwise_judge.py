@@ -28,7 +28,7 @@ Explain in one or two sentences, then end with [[A]], [[B]], or [[C]] if neither
 
 
 class JudgeSampling(Config):
-    """Length and temperature of a judge's answer."""
+    """Length and temperature of a judge's answers, and how many of them are requested at a time."""
 
     max_tokens: int = Field(512, ge=1)
     """Maximum length of the judge's answer in tokens, including the reasoning of reasoning models."""
@@ -37,6 +37,9 @@ class JudgeSampling(Config):
     `max_completion_tokens`."""
     temperature: float | None = unkeyed(0.0, ge=0)
     """Sampling temperature of the judge; 0 is greedy. `null` omits it from the request, for endpoints that reject it."""
+    max_concurrency: int = unkeyed(32, ge=1)
+    """Maximum number of concurrent requests to each replica. Servers such as vLLM's batch them; lower it for an endpoint that
+    limits the rate of requests. Not part of the stage's key."""
 
 
 class PairwiseJudgeConfig(JudgeSampling):

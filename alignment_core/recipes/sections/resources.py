@@ -30,12 +30,11 @@ OURS_OF_VLLM = (
         "trust_remote_code",
         "dtype",
         "max_model_len",
-        "max_num_seqs",
         "seed",
     ),
     *("logprobs_mode", "worker_extension_cls", "disable_log_stats", "use_tqdm_on_load", "enforce_eager", "block_size"),
     *("enable_chunked_prefill", "tensor_parallel_size", "distributed_executor_backend", "gpu_memory_utilization"),
-    *("enable_sleep_mode", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
+    *("max_num_seqs", "enable_sleep_mode", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
 )
 """Arguments of ``vllm.LLM`` that this project sets itself."""
 
@@ -58,7 +57,9 @@ class ResourcesConfig(Config):
     """Number of actors per reward model during reinforcement learning."""
     reward_processes: int | None = Field(None, ge=1)
     """Maximum number of processes for each Python verifier or reward function, on each node. State that a function keeps
-    between calls is separate in each process: use 1 if that matters. Default: one per CPU core."""
+    between calls is separate in each process: use 1 if that matters. Default: one per CPU core, but a single one for a
+    function that took more than 1 GiB of memory to load (torch and transformers take 0.35 GiB on a CPU), as it holds a
+    model. Load a model where the module is imported, so that it counts and is covered by `reward_load_timeout_seconds`."""
     environment_processes: int = Field(2, ge=1)
     """Number of processes for the environments of reinforcement learning."""
     tensor_parallel_size: int = Field(1, ge=1)
@@ -83,6 +84,10 @@ class ResourcesConfig(Config):
     kv_cache_mib: int = Field(256, ge=16)
     """Size of each CPU engine's key-value cache, in MiB. It must hold the longest sampled sequence; it also limits the
     context of a served judge."""
+    max_num_seqs: int = unkeyed(256, ge=1)
+    """Maximum number of completions that an engine samples at a time; the others wait. More use a large GPU better while the
+    key-value cache has room for them; fewer need less memory for activations and logits. Default: 256, as in vLLM 0.32 on GPUs
+    below 70 GiB (1,024 on larger ones)."""
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = unkeyed(None)
     """Send the adapters of `rl.training.lora`, of at most this rank, to the engines, which apply them by vLLM's LoRA
     support. This transfers less and avoids rounding of merged bf16 weights, but sampling is slower. Default: engines get
@@ -106,15 +111,24 @@ class ResourcesConfig(Config):
     progress: Literal["local", "store"] = "local"
     """Location of in-stage checkpoints: only this machine, or also the store (whole weights in safetensors). From the
     store, a run resumes on another machine, with any number of trainers and any ZeRO stage."""
-    stage_timeout_seconds: float = Field(24 * 3600.0, gt=0)
-    """Deadline of one stage."""
-    wait_timeout_seconds: float = Field(1800.0, gt=0)
-    """Deadline of a single wait for an actor, an engine or a collective."""
+    no_progress_timeout_seconds: float = unkeyed(4 * 3600.0, gt=0)
+    """A stage without progress for this many seconds is ended and retried (`stage_retries`), however long it has run before.
+    Progress is a step, shard, block, row or reward that is done, an answer of an actor or engine, a file that is downloaded or
+    copied, and each start. Waits for a machine do not count. Default: twice that of `wait_timeout_seconds`, so that a call
+    that hangs ends by its own deadline, which names it."""
+    stage_timeout_seconds: float | None = Field(None, gt=0)
+    """Deadline of a whole stage, without waits for a machine. Default: none, because a long training is no failure."""
+    wait_timeout_seconds: float = Field(7200.0, gt=0)
+    """Deadline of a single wait for an actor, an engine or a collective. One call of an actor may load a model, sample all
+    completions of a step or make all optimiser steps of it. Default: 2 hours, for large batches on one GPU; the death of an
+    actor is noticed at once."""
     stop_seconds: float = Field(20.0, ge=0)
     """Least number of seconds that stages have to save their progress when the run is stopped. If saving takes long, they have
     three times what it took last. 0 ends them at once."""
     reward_timeout_seconds: float = Field(60.0, gt=0)
-    """Deadline of a call of a verifier, reward function or endpoint, and of loading a function."""
+    """Deadline of a call of a verifier, reward function or endpoint."""
+    reward_load_timeout_seconds: float = unkeyed(600.0, gt=0)
+    """Deadline of loading a verifier, reward function or environment, which may read or download a model."""
     actor_restarts: int = Field(3, ge=0)
     """Maximum restarts of a stage from its last checkpoint, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from alignment_core.recipes.base import unkeyed
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.urls import Urls
 from alignment_core.rewards.base import Opening, RewardKind
@@ -22,13 +23,20 @@ class EndpointReward(RewardConfig):
     for an environment variable that holds the whole URL, or the value of a parameter: `https://host/score?key=env:NAME`."""
     batch_size: int = Field(32, ge=1)
     """Completions per request."""
+    max_concurrency: int = unkeyed(4, ge=1)
+    """Maximum number of concurrent requests to each replica. Default: 4, lower than for a judge, because a request has
+    `batch_size` completions, and most servers compute one request after the other: those that wait there must still be
+    answered within `resources.reward_timeout_seconds`."""
     token_variable: str | None = None
     """Name of the environment variable that holds the bearer token."""
 
 
 def _content(reward: EndpointReward, field: str) -> dict[str, Any]:
-    """Further URLs are replicas with the same answers; neither the batch size nor the token changes an answer."""
-    return {**reward.model_dump(mode="json", exclude={"batch_size", "token_variable"}), "urls": reward.urls[:1]}
+    """Further URLs are replicas with the same answers; requests of other sizes or at other times do not change them."""
+    return {
+        **reward.model_dump(mode="json", exclude={"batch_size", "max_concurrency", "token_variable"}),
+        "urls": reward.urls[:1],
+    }
 
 
 def _open(reward: EndpointReward, opening: Opening) -> Endpoint:
@@ -39,7 +47,16 @@ def _open(reward: EndpointReward, opening: Opening) -> Endpoint:
         return whole
 
     timeout, field = opening.resources.reward_timeout_seconds, f"{opening.field}.urls"
-    return Endpoint(reward.urls, reward.batch_size, reward.token_variable, timeout, field, asks_for(text), read_rewards)
+    return Endpoint(
+        reward.urls,
+        reward.batch_size,
+        reward.token_variable,
+        timeout,
+        field,
+        asks_for(text),
+        read_rewards,
+        max_concurrency=reward.max_concurrency,
+    )
 
 
 REWARD = RewardKind(

@@ -120,12 +120,13 @@ def asking(
 
     places = [with_path(url, "chat/completions") for url in urls]
     timeout = opening.resources.reward_timeout_seconds
-    return Endpoint(places, 1, token_variable, timeout, f"{opening.field}.{field}", asks, reads(reward.value), token)
+    where, read = f"{opening.field}.{field}", reads(reward.value)
+    return Endpoint(places, 1, token_variable, timeout, where, asks, read, token, reward.max_concurrency)
 
 
 def _content(reward: JudgeReward, field: str) -> dict[str, Any]:
-    """Further URLs are replicas with the same answers; the token changes no answer."""
-    return {**reward.model_dump(mode="json", exclude={"token_variable"}), "judge": reward.judge[:1]}
+    """Further URLs are replicas with the same answers; neither the token nor the number of requests changes an answer."""
+    return {**reward.model_dump(mode="json", exclude={"token_variable", "max_concurrency"}), "judge": reward.judge[:1]}
 
 
 def _open(reward: JudgeReward, opening: Opening) -> Endpoint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.rewards.base import Opening, RewardKind, Rows, content_without_model
@@ -45,6 +45,12 @@ class Served:
         self._server.close()
 
 
+def _content(reward: ServedJudge, field: str) -> dict[str, Any]:
+    content = content_without_model(reward, field)
+    content.pop("max_concurrency", None)
+    return content
+
+
 def _open(reward: ServedJudge, opening: Opening) -> Served:
     from alignment_core.inference.http_server import served
 
@@ -61,7 +67,7 @@ REWARD = RewardKind(
     ServedJudge,
     _open,
     description=lambda reward: f"the judge {reward.served_judge.name or NAME}",
-    content=content_without_model,
+    content=_content,
     code=lambda reward: (
         "alignment_core.inference.http_server",
         "alignment_core.inference.options",

@@ -104,6 +104,7 @@ def _environments(
         tokenizer,
         processes=context.resources.environment_processes,
         timeout=context.resources.reward_timeout_seconds,
+        load_timeout=context.resources.reward_load_timeout_seconds,
         chat_template=chat_template,
         eos_token_ids=eos_token_ids(context.model("policy").path),
     )
@@ -121,6 +122,7 @@ def _sampler(
         steps=section.steps,
         max_staleness=section.execution.max_staleness,
         partial_rollouts=section.execution.partial_rollouts,
+        max_num_seqs=context.resources.max_num_seqs,
     )
 
 
