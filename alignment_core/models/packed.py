@@ -104,14 +104,28 @@ class PackedModel(nn.Module):
     def _restore_mode(self, layer: nn.Module, *_: Any) -> None:
         layer.training = self.training
 
+    @property
+    def router_aux_loss_coef(self) -> float:
+        """The coefficient of the load-balancing loss in the model's configuration; 0 without routers, or without a language
+        model's head."""
+        coefficient = getattr(self.model.config.get_text_config(), "router_aux_loss_coef", None)
+        return float(coefficient or 0.0) if self.head == "lm" and self._load_balancing_loss else 0.0
+
+    @property
+    def _load_balancing_loss(self) -> Any:
+        """The function of ``transformers`` for the model; None if it has no routers."""
+        if not hasattr(self.model.config.get_text_config(), "router_aux_loss_coef"):
+            return None
+        return getattr(sys.modules[type(self.model).__module__], "load_balancing_loss_func", None)
+
     def balance_routers(self) -> None:
         """Let forward passes in training set ``router_loss``, the load-balancing loss of ``transformers``.
 
         It covers all routers of a mixture of experts and the tokens of one pack, without padding of lines. Raises UserError if
         the model has no routers.
         """
-        self._balancing = getattr(sys.modules[type(self.model).__module__], "load_balancing_loss_func", None)
-        if self._balancing is None or not hasattr(self.model.config.get_text_config(), "router_aux_loss_coef"):
+        self._balancing = self._load_balancing_loss
+        if self._balancing is None:
             raise UserError(
                 f"training.router_aux_loss_coef: a {self.model.config.model_type} model has no routers whose load could be "
                 "balanced; leave it at 0"

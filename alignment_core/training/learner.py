@@ -127,7 +127,9 @@ class Learner:
                 "resources.attention: prefix trees can be computed on some of the trainers' devices and not on others; use "
                 "devices of one kind, or set it to `sdpa`"
             )
-        if training.router_aux_loss_coef:
+        coefficient = training.router_aux_loss_coef
+        self.router_aux_loss_coef = self.packed.router_aux_loss_coef if coefficient is None else coefficient
+        if self.router_aux_loss_coef:
             self.packed.balance_routers()
         if problem := from_rank_0(self._why_not_saved(), device.torch_device):
             raise UserError(problem)
@@ -207,7 +209,7 @@ class Learner:
             objective = loss_of_pack * (term.weight / term.normaliser)
             if self.packed.router_loss is not None:
                 aux_loss = self.packed.router_loss * (tokens_of_pack / tokens)
-                objective = objective + self.training.router_aux_loss_coef * aux_loss
+                objective = objective + self.router_aux_loss_coef * aux_loss
                 sums.add({"aux_loss": aux_loss * terms[0].normaliser})  # metrics are divided by it later
             # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
             self.engine.backward(objective * self.world)

@@ -336,7 +336,7 @@ TRL_ROWS = [
     (f"trl sft {TRL} --accelerate_config zero2 --per_device_train_batch_size 4", "sft.training.batch_size", 32),
     (f"trl sft {TRL} --accelerate_config single_gpu --per_device_train_batch_size 4", "sft.training.batch_size", 4),
     (f"{TWO_OF_ZERO2} --per_device_train_batch_size 4", "sft.training.batch_size", 8),
-    (TWO_OF_ZERO2, "resources", {"zero_stage": 2, "trainers": 2}),
+    (TWO_OF_ZERO2, "resources", {"zero_stage": 2, "trainers": 2, "gradient_checkpointing": True}),
     # 8 processes × 8 completions ÷ 8 for each prompt
     (f"trl grpo {TRL} --accelerate_config multi_gpu", "rl.prompts_per_step", 8),
     (f"trl rloo {TRL} --normalize_advantages", "rl.advantage.whiten", "mean-and-deviation"),

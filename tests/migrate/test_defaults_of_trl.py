@@ -23,7 +23,7 @@ COMMANDS = {
     "grpo": ("GRPOConfig", RL),
     "rloo": ("RLOOConfig", RL),
 }
-CHANGE_NO_RESULT = {"gradient_checkpointing", "vllm_gpu_memory_utilization", "model_revision", "seed"}
+CHANGE_NO_RESULT = {"vllm_gpu_memory_utilization", "model_revision", "seed"}
 """Memory, the Hub's own default, and another seed."""
 NOT_ALONE = {"max_steps", "output_dir", "dataset_text_field"}
 """Flags that the command already has, or that choose another table."""

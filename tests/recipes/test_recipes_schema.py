@@ -92,8 +92,9 @@ NOT_OF_RECIPES = (
     "_rows_arrive_in_paths",
     "_without_trust",
     "_are_words",
+    "_of_earlier_versions",
 )
-"""Validators that take no other form of a recipe's section; the last one reads records of stages."""
+"""Validators that take no other form of a recipe's section, or that read records."""
 
 
 def test_no_validator_accepts_input_that_the_schema_refuses() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
@@ -19,6 +22,7 @@ from alignment_core.models.microbatch import Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import DpoLossConfig
+from alignment_core.recipes.sections.training import TrainingConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
@@ -89,14 +93,64 @@ def test_the_loss_of_a_pack_is_that_of_the_equation(
     assert bool(packed.router_loss.isfinite()), "a rank may get an empty pack"
 
 
+def with_coefficient(folder: Path, coefficient: float | None, to: Path) -> Path:
+    """A copy of a model with this ``router_aux_loss_coef`` in its configuration."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, "router_aux_loss_coef": coefficient}))
+    return to
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
+def test_by_default_the_coefficient_and_the_loss_are_those_of_transformers(
+    architecture: str, tables: Any, mixture_model: MakeMixture, tmp_path: Path
+) -> None:
+    """``transformers`` adds the loss with the coefficient of the model's configuration if it returns router logits."""
+    folder = mixture_model(architecture)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    row = Sft().rows(tables["sft"])[0]
+    ids = torch.tensor(row.sequences[0].ids)[None]
+    with torch.no_grad():
+        losses = [float(plain(ids, labels=ids, output_router_logits=routers).loss) for routers in (True, False)]
+    packed = PackedModel(load_model(str(folder), "lm", torch.float32), "lm", share_prefixes=False).train()
+    packed.balance_routers()
+    run_packed(packed, pack([row], share_prefixes=False))
+    assert packed.router_aux_loss_coef == 0.001, "the default of both architectures"
+    assert packed.router_aux_loss_coef * float(packed.router_loss) == pytest.approx(losses[0] - losses[1], rel=2e-3)  # type: ignore[arg-type]
+    for coefficient, used in ((0.03, 0.03), (0.0, 0.0)):
+        other = with_coefficient(folder, coefficient, tmp_path / str(coefficient))
+        assert PackedModel(load_model(str(other), "lm", torch.float32), "lm").router_aux_loss_coef == used
+    assert PackedModel(load_model(str(folder), "score", torch.float32, head_seed=7), "score").router_aux_loss_coef == 0
+
+
+def test_models_without_routers_have_no_coefficient(tiny_model: Any) -> None:
+    model = load_model(str(tiny_model()), "lm", torch.float32)
+    assert PackedModel(model, "lm").router_aux_loss_coef == 0
+    model.config.router_aux_loss_coef = 0.5
+    assert PackedModel(model, "lm").router_aux_loss_coef == 0, "a field of the configuration alone is no router"
+
+
+def test_stored_sections_of_earlier_versions_have_no_loss_of_routers() -> None:
+    """Their dumps left the field out while it was 0."""
+    stored = TrainingConfig(learning_rate=1e-6).model_dump(mode="json")
+    assert stored.pop("router_aux_loss_coef") is None
+    assert TrainingConfig.model_validate(stored).router_aux_loss_coef == 0
+    assert TrainingConfig.model_validate({"learning_rate": 1e-6}).router_aux_loss_coef is None
+    assert TrainingConfig.model_validate({**stored, "router_aux_loss_coef": None}).router_aux_loss_coef is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "zero_stage", "budget"), [(1, 0, 4096), (2, 1, 128), (2, 3, 128)])
 def test_a_step_adds_the_loss_of_its_packs_by_their_tokens(
     world: int, zero_stage: int, budget: int, make_job: Any, machines: Any, mixture_model: MakeMixture, tmp_path: Path
 ) -> None:
+    """With one trainer, the coefficient is that of the model's configuration."""
     coefficient = 0.5
-    settings = {"batch_size": 14, "num_train_epochs": 1, "max_grad_norm": 1e6, "router_aux_loss_coef": coefficient}
-    job = dataclasses.replace(make_job(Sft(), **settings), model=Model(mixture_model("mixtral"), MODEL))
+    given = {"router_aux_loss_coef": coefficient} if world > 1 else {}
+    settings = {"batch_size": 14, "num_train_epochs": 1, "max_grad_norm": 1e6, **given}
+    folder = mixture_model("mixtral")
+    folder = folder if given else with_coefficient(folder, coefficient, tmp_path / "model")
+    job = dataclasses.replace(make_job(Sft(), **settings), model=Model(folder, MODEL))
     with machines(world).trainers() as group:
         ranks = open_job(
             group, machines(world), job, tmp_path / "run", zero_stage=zero_stage, max_tokens_per_microbatch=budget

@@ -14,6 +14,7 @@ from alignment_core.recipes.sections.preference import DpoLossConfig, with_learn
 
 Epochs = Annotated[float, PlainSerializer(lambda epochs: int(epochs) if epochs == int(epochs) else epochs)]
 """A number of epochs. Whole ones are integers in dumps, and so in keys."""
+ROUTER_LOSS = "router_aux_loss_coef"
 EVALUATION_FIELDS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
 """Fields of :class:`TrainingConfig` that need held-out rows."""
 ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
@@ -111,15 +112,25 @@ class TrainingConfig(Config):
     max_loss: float | None = unkeyed(None, gt=0)
     """Stop if the loss of a batch exceeds this value, as a guard against divergence. Not part of the stage's key while
     unset."""
-    router_aux_loss_coef: float = unkeyed(0.0, ge=0)
+    router_aux_loss_coef: float | None = Field(None, ge=0)
     """Weight of the load-balancing loss of a mixture of experts (Mixtral, Qwen3-MoE, …); 0 disables it. The loss is not
     linear in the tokens: for a batch it is the mean over micro-batches, so `max_tokens_per_microbatch` and the
-    number of trainers change it slightly. Not part of the stage's key while 0."""
+    number of trainers change it slightly. Default: `router_aux_loss_coef` of the model's configuration (0.001 for Mixtral and
+    Qwen3-MoE), as in TRL 1.16; 0 for models without routers, reward models and critics."""
     lora: LoraConfig | None = unkeyed(None)
     """Train LoRA adapters (and a new head) instead of all weights. Saved models have the adapters merged in; the output
     `adapter` has the adapters alone, for `peft`. Not part of the stage's key while unset."""
     bf16: bool = False
     """Train and save in bfloat16, with fp32 master weights and fp32 gradient accumulation; otherwise in fp32."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, content: Any) -> Any:
+        """A stored section has all fields that are always in dumps. Earlier versions left the coefficient out if it was 0."""
+        dumped = {name for name, field in cls.model_fields.items() if field.exclude_if is None} - {ROUTER_LOSS}
+        if isinstance(content, dict) and ROUTER_LOSS not in content and dumped <= content.keys():
+            return {**content, ROUTER_LOSS: 0.0}
+        return content
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> TrainingConfig:
