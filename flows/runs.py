@@ -212,7 +212,8 @@ def _prune(recipe: BaseRecipe, run: Run) -> None:
             prune_journals(recipe.retention.journal_days)
         retention = recipe.retention
         used = in_use(but=run.journal.record.run_id)
-        pruned = prune(run.store, retention.progress_days, retention.rollouts_days, delete=True, used=used)
+        days = {"cache_days": None, "masters_days": retention.masters_days}
+        pruned = prune(run.store, retention.progress_days, retention.rollouts_days, delete=True, used=used, **days)
     except Exception as error:
         logger.warning("nothing more was pruned: %s", error)
         return

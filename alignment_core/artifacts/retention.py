@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from alignment_core.artifacts.gc import Garbage, collector
@@ -19,7 +19,7 @@ from alignment_core.artifacts.paths import (
     running_path,
     use_path,
 )
-from alignment_core.artifacts.reference import PRUNABLE
+from alignment_core.artifacts.reference import MASTERS, PRUNABLE, Reference
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.stored_progress import files_of
 from alignment_core.artifacts.workspace import entries, is_mine, key_of_progress, time_and_size
@@ -35,14 +35,16 @@ def prune(
     delete: bool = False,
     used: Collection[str] = (),
     cache_days: float | None = None,
+    masters_days: float | None = None,
 ) -> list[Garbage]:
-    """Find, and with ``delete`` remove, progress, rollouts and this machine's cached copies that were not used for the given
-    days; None keeps them.
+    """Find, and with ``delete`` remove, progress, rollouts, master weights and this machine's cached copies that were not used
+    for the given days; None keeps them.
 
     Keys and references (as text) in ``used``, those of live runs, are kept, whatever the clock says of their age.
     Progress is deleted as a whole, unless its stage is running. Rollouts and scores that no tag ever named lose their
     blobs and their cached copy; manifest and stage record stay, so that lineage and comparisons still work, and a
-    marker says that the bytes were deleted on purpose. Blobs that another artifact needs stay. Raises Corrupt when a tag
+    marker says that the bytes were deleted on purpose. The same applies to master weights, except those of policies to which a
+    tag points now. Blobs that another artifact needs stay. Raises Corrupt when a tag
     cannot be read: the artifacts that it protects are then unknown.
     """
     pruned: list[Garbage] = []
@@ -51,19 +53,21 @@ def prune(
     if progress_days is not None:
         pruned += _prune_progress(store, time.time() - progress_days * DAY, delete, used)
         pruned += _prune_snapshots(store, store.backend.now() - progress_days * DAY, delete, used)
-    if rollouts_days is not None:
+    days = {kind: masters_days if kind == MASTERS else rollouts_days for kind in PRUNABLE}
+    before = {kind: store.backend.now() - value * DAY for kind, value in days.items() if value is not None}
+    if before:
         with contextlib.ExitStack() as stack:
             lease = None
-            if delete and _prunable(store):
+            if delete and _prunable(store, before):
                 lease, freed = stack.enter_context(collector(store))
                 pruned += freed
-            pruned += _prune_rollouts(store, store.backend.now() - rollouts_days * DAY, lease, used)
+            pruned += _prune_artifacts(store, before, lease, used)
     return pruned
 
 
-def _prunable(store: Store) -> bool:
-    """Whether the store has a prunable artifact: otherwise publishers need not wait for the collector's lease."""
-    return any(manifest.kind in PRUNABLE for manifest in store.artifacts())
+def _prunable(store: Store, kinds: Collection[str]) -> bool:
+    """Whether the store has an artifact of these kinds: otherwise publishers need not wait for the collector's lease."""
+    return any(manifest.kind in kinds for manifest in store.artifacts())
 
 
 def _prune_cache(store: Store, before: float, delete: bool) -> list[Garbage]:
@@ -108,21 +112,23 @@ def _prune_snapshots(store: Store, before: float, delete: bool, used: Collection
     return pruned
 
 
-def _prune_rollouts(store: Store, before: float, lease: HeldLease | None, used: Collection[str]) -> list[Garbage]:
-    """Deletes only with the collector's lease."""
-    leased, _ = store.leases.protected(before)
+def _prune_artifacts(
+    store: Store, before: Mapping[str, float], lease: HeldLease | None, used: Collection[str]
+) -> list[Garbage]:
+    """Prune artifacts that were not used since the time ``before`` of their kind. Deletes only with the collector's lease."""
+    leased, _ = store.leases.protected(min(before.values()))
     marked = {Path(stored.path).name for stored in store.backend.list(PRUNED)}
     manifests = list(store.artifacts())  # unreadable ones are left out: publishing them again brings all of their blobs
-    tagged = {move.to for move in store.tags.moves()}
+    tagged = {move.to for move in store.tags.moves()} | _masters_of_tagged(store)
     chosen = []
     needed = set[str]()
     for manifest in manifests:
         is_free = (
             manifest.reference not in tagged and str(manifest.reference) not in used and manifest.digest not in leased
         )
-        prunable = manifest.kind in PRUNABLE and is_free
+        prunable = manifest.kind in before and is_free
         if (manifest.digest in marked and manifest.digest not in leased) or (
-            prunable and _is_old(store, manifest, before)
+            prunable and _is_old(store, manifest, before[manifest.kind])
         ):
             chosen.append(manifest)
         else:
@@ -133,7 +139,10 @@ def _prune_rollouts(store: Store, before: float, lease: HeldLease | None, used: 
     pruned = []
     delete = lease is not None
     for manifest in chosen:
-        if delete and not _marked_and_unused(store, manifest, before, manifest.digest in marked):
+        is_marked = manifest.digest in marked
+        if delete and not _marked_and_unused(
+            store, manifest, before.get(manifest.kind, min(before.values())), is_marked
+        ):
             continue
         blobs = {entry.sha256: entry.size for entry in manifest.files if entry.sha256 not in needed}
         size = sum(size for blob, size in blobs.items() if _drop(store, blob, lease))
@@ -144,6 +153,12 @@ def _prune_rollouts(store: Store, before: float, lease: HeldLease | None, used: 
         if delete and cached.exists() and is_mine(cached):
             store.cache.evict(manifest.digest)
     return pruned
+
+
+def _masters_of_tagged(store: Store) -> set[Reference]:
+    """The master weights of policies to which a tag points now."""
+    records = [record for reference in store.tags.all().values() for record in store.records.makers(reference)]
+    return {record.outputs[MASTERS] for record in records if MASTERS in record.outputs}
 
 
 def _marked_and_unused(store: Store, manifest: Manifest, before: float, marked: bool) -> bool:

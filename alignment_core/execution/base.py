@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import derive_seed
-from alignment_core.errors import Stopped, UserError
+from alignment_core.errors import NotFound, Stopped, UserError
 from alignment_core.execution.cost import times
 from alignment_core.execution.curve import Curve, Line
 from alignment_core.execution.scheduling import FIRST, Ticket
+from alignment_core.models.masters import masters_of
 from alignment_core.models.model_ref import Model
 from alignment_core.plugins import Group
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
@@ -244,6 +245,8 @@ class StageContext:
     """Called with the seconds that a part of saving progress took, such as ``save``: a run that is stopped needs them again."""
     curve: Curve = field(default_factory=Curve)
     """All metrics reported so far, including those before the checkpoint from which the stage resumed."""
+    fetch: Callable[[Reference], Path] | None = None
+    """Fetches another artifact, until the stage ends; None where there is no store."""
     ticket: Ticket = FIRST
     """Its place in the queue for machines."""
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -261,6 +264,22 @@ class StageContext:
     def model(self, role: str) -> Model:
         """The model that is the input of this role. Raises KeyError if there is none."""
         return Model(self.inputs[role], self.references[role], self.trust_remote_code)
+
+    def masters(self, role: str) -> Path | None:
+        """The fp32 master weights of the policy that is the input of this role; None if it has none.
+
+        Raises UserError if they were deleted.
+        """
+        reference = masters_of(self.inputs[role])
+        if reference is None or self.fetch is None:
+            return None
+        try:
+            return self.fetch(reference)
+        except NotFound as error:
+            raise UserError(
+                f"{self.references[role].short} was trained in bf16, and its fp32 master weights are not in the store "
+                f"({error}): set `training.keep_master_weights: false` to start from its weights in bf16"
+            ) from error
 
     def derive(self, *parts: Any) -> int:
         """A seed for one shard, request or purpose of this stage."""

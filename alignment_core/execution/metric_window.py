@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from alignment_core.files import write_whole
+from alignment_core.models.masters import masters_of
 from alignment_core.models.saving import changed_weights, checkpoint_dtype
 
 FIRST = "first.json"
@@ -53,9 +54,15 @@ def movement(start: Path, result: Path) -> tuple[dict[str, float], list[str]]:
     if share is None:
         return {}, []
     warnings = []
-    if share == 0:
+    keeps_masters = masters_of(result) is not None
+    if share == 0 and keeps_masters:
+        warnings.append(
+            f"no weight differs from the initial ones in {checkpoint_dtype(result)}: only the fp32 master weights, from which "
+            "the next training continues, may have changed"
+        )
+    elif share == 0:
         warnings.append("the policy is identical to the initial one: no step changed any weight")
-    elif share < LEAST_CHANGED and (dtype := checkpoint_dtype(result)) != "float32":
+    elif share < LEAST_CHANGED and not keeps_masters and (dtype := checkpoint_dtype(result)) != "float32":
         warnings.append(
             f"{share:.2%} of the weights differ from the initial ones: changes below the precision of {dtype} "
             "are lost when another stage continues from this policy: take more steps, raise the learning rate, or train in fp32"

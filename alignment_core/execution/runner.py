@@ -13,11 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
+from alignment_core.artifacts import Provenance, ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.attachments import attach
 from alignment_core.artifacts.paths import running_path
 from alignment_core.artifacts.portable_paths import placed
 from alignment_core.artifacts.stored_progress import StoredProgress
+from alignment_core.artifacts.uses import note_use
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cache_miss import why_it_runs
@@ -180,6 +181,10 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
     config = stage.config.model_validate(call.config)
     started = datetime.now(UTC)
 
+    def fetch(reference: Reference) -> Path:
+        note_use(store.backend, reference)
+        return placed(store, store.fetch(reference, until))
+
     with store.workspace.scratch() as folder, ExitStack() as until:
         folders = {name: placed(store, folder / name) for name in stage.outputs}
         for output in folders.values():
@@ -195,6 +200,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             reporter=request.reporter,
             resumed=request.resumed,
             saved=request.saved,
+            fetch=fetch,
             ticket=request.ticket,
             stopping=request.stopping,
             trust_remote_code=call.trust_remote_code,

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import NumericError
 from alignment_core.execution.base import StageContext
@@ -17,6 +18,7 @@ from alignment_core.execution.curve import Curve
 from alignment_core.execution.evaluation_checkpoints import EvaluationCheckpoints
 from alignment_core.execution.metric_window import MetricWindow
 from alignment_core.execution.save_schedule import SaveSchedule
+from alignment_core.models.masters import name_masters
 from alignment_core.models.saving import ADAPTER
 from alignment_core.training.checkpoints import curve_of, drop_incomplete, drop_older, newest_progress
 from alignment_core.training.rank_folders import write
@@ -53,20 +55,24 @@ def run_job(context: StageContext, job: TrainJob, test_before: bool, last: Path 
         evaluations.link_best(context.output)
     if evaluations.best is not None:
         metrics["best_step"] = evaluations.best
-    _move_adapters(context)
+    _move_parts(context)
     if job.test_data:
         metrics |= _tested(evaluations.metrics[result])
     metrics |= {f"{name}.first": value for name, value in _tested(evaluations.metrics.get(0, {})).items()}
     return {**metrics, "steps": step, "rows": state["rows"], "parameters": state["parameters"]}
 
 
-def _move_adapters(context: StageContext) -> None:
-    """Move adapters out of the folders of models; those of the result go into an output of their own."""
-    for folder in context.outputs.values():
-        if (inside := folder / ADAPTER).is_dir():
-            if folder == context.output and ADAPTER in context.outputs:
-                shutil.copytree(inside, context.outputs[ADAPTER], dirs_exist_ok=True)
-            shutil.rmtree(inside)
+def _move_parts(context: StageContext) -> None:
+    """Move adapters and master weights out of the folders of models; those of the result become outputs of their own."""
+    for part in (ADAPTER, MASTERS):
+        for folder in context.outputs.values():
+            if (inside := folder / part).is_dir():
+                if folder == context.output and part in context.outputs:
+                    inside.rename(context.outputs[part])  # which is empty
+                else:
+                    shutil.rmtree(inside)
+    if MASTERS in context.outputs and any(context.outputs[MASTERS].iterdir()):
+        name_masters(context.output, context.outputs[MASTERS])
 
 
 def _loop(

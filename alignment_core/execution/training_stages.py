@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.metric_window import movement
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 LAST = "last"
 """Output of the last checkpoint, where the best one is another."""
-TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter"}
-"""The outputs of a stage that trains a policy; ``adapter`` of one with LoRA."""
+TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter", MASTERS: MASTERS}
+"""The outputs of a stage that trains a policy; ``adapter`` of one with LoRA, ``masters`` of one in bf16."""
 
 
 def train(
@@ -51,6 +52,7 @@ def train(
     data = context.inputs["data"]
     if not (data / "train.parquet").is_file():
         raise DataError("the data set holds no training rows")
+    saves_masters = training.saves_masters and MASTERS in context.outputs
     job = TrainJob(
         method=method,
         model=context.model(model),
@@ -62,6 +64,8 @@ def train(
         reference=context.model("reference") if "reference" in context.inputs else None,
         sync=sync,
         scratch=context.progress,
+        masters=context.masters(model) if saves_masters else None,
+        saves_masters=saves_masters,
         dropout=dropout,
     )
     if training.eval_steps and job.test_data is None:

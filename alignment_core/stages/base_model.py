@@ -17,6 +17,7 @@ from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import RemoteFile, download, pinned_folder
 from alignment_core.errors import AlignmentError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.models.masters import POINTER
 from alignment_core.models.saving import (
     CHAT_TEMPLATES,
     NO_SAFETENSORS,
@@ -93,6 +94,7 @@ def _files(folder: Path, model: ModelConfig) -> dict[str, Path]:
     if missing := [path for path in weights if not path.is_file()]:
         raise UserError(f"model: {missing[0]} is missing, which {WEIGHTS_INDEX} names; copy or download it again")
     paths = {path for pattern in _patterns(model) for path in folder.glob(pattern) if path.is_file()}
+    paths.discard(folder / POINTER)  # the master weights may be in another store
     if weights[0].name == "model.safetensors":
         paths.discard(folder / WEIGHTS_INDEX)
     return {path.relative_to(folder).as_posix(): path for path in sorted({*paths, *weights})}

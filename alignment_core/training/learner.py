@@ -71,6 +71,8 @@ class ModelSource:
     """Whether the model's own dropout is on in training; that of LoRA adapters always is."""
     context: int | None = None
     """Tokens of the longest sequence that an engine samples with it; see :class:`~alignment_core.models.rope.RopeLengths`."""
+    masters: Path | None = None
+    """fp32 master weights of ``model``; None: its weights as they are stored."""
     chat_template: str | None = None
     """Chat template of the training data, if it is not the tokenizer's own."""
 
@@ -141,6 +143,8 @@ class Learner:
         limit = 0.0 if clips else training.max_grad_norm
         self.engine = make_engine(self.packed, optimizer, resources, self.zero_stage, training.bf16, limit)
         self.engine.train()  # a model is loaded in evaluation mode
+        if source.masters is not None:
+            Portable(self.engine, self.zero_stage).load(source.masters)
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
         self._portable = Portable(self.engine, self.zero_stage) if resources.progress == "store" else None
 
@@ -235,11 +239,13 @@ class Learner:
         parts = cut(rows, self.world, self.resources.max_tokens_per_microbatch, share_prefixes)[self.rank]
         return (pack(part, self.device.torch_device, share_prefixes) for part in parts)
 
-    def export(self, directory: Path, average: bool = False, adapter: Path | None = None) -> None:
+    def export(
+        self, directory: Path, average: bool = False, adapter: Path | None = None, masters: Path | None = None
+    ) -> None:
         """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part).
 
-        With LoRA its adapters are written to the folder ``adapter``, if one is given. Raises EnvironmentFault if the disk has
-        no room for the model.
+        With LoRA its adapters are written to the folder ``adapter``, if one is given; the fp32 master weights, which are never
+        averaged, to ``masters``. Raises EnvironmentFault if the disk has no room for them.
         """
         self.check_consistent()
         if average:
@@ -252,7 +258,15 @@ class Learner:
             state = self.packed.state_dict()
         if self.rank == 0:
             self._write({name.removeprefix("model."): tensor for name, tensor in state.items()}, directory, adapter)
+        if masters is not None:
+            self._write_masters(masters)
         torch.distributed.barrier()
+
+    def _write_masters(self, folder: Path) -> None:
+        if self.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_room(folder, 4 * self.parameters(), f"the master weights of step {self.steps}")
+        Portable(self.engine, self.zero_stage).save(folder, optimizer=False)
 
     def _write(self, weights: Mapping[str, torch.Tensor], directory: Path, adapter: Path | None = None) -> None:
         model, source = self.packed.model, self.source.model

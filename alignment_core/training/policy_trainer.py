@@ -54,6 +54,8 @@ class RlJob:
     """Folder for rows of ``pretraining`` on disk; None: the folder for temporary files."""
     context: int | None = None
     """Maximum number of tokens of a sampled sequence."""
+    masters: Path | None = None
+    """fp32 master weights of ``policy``, see :mod:`alignment_core.models.masters`."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
         """The object of one rank."""
@@ -73,7 +75,9 @@ class PolicyTrainer:
         bonus = job.section.loss.entropy_coef > 0
         adapters = derive_seed(job.seed, "adapters")
         template = job.section.prompts.chat_template
-        policy = ModelSource(job.policy, "lm", None, adapters, bonus, context=job.context, chat_template=template)
+        policy = ModelSource(
+            job.policy, "lm", None, adapters, bonus, context=job.context, masters=job.masters, chat_template=template
+        )
         decay = job.section.ema.decay if job.section.ema else None
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
@@ -240,11 +244,11 @@ class PolicyTrainer:
         """The files of the policy's adapter by name; empty on ranks other than 0."""
         return self.policy.adapter()
 
-    def export(self, name: str, directory: Path, adapter: Path | None = None) -> None:
-        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, and its LoRA adapter to the
-        folder ``adapter``, if one is given."""
+    def export(self, name: str, directory: Path, adapter: Path | None = None, masters: Path | None = None) -> None:
+        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, and its LoRA adapter and
+        master weights to the folders ``adapter`` and ``masters``, if they are given."""
         average = name == "average"
-        self.learners["policy" if average else name].export(directory, average, adapter)
+        self.learners["policy" if average else name].export(directory, average, adapter, masters)
 
     def describe(self) -> dict[str, Any]:
         """The description of a checkpoint of this step, without the loop's state."""

@@ -54,9 +54,10 @@ class Portable:
         self.rank = torch.distributed.get_rank()
         self._own = {} if zero_stage else whole_tensors(engine)
 
-    def save(self, folder: Path, average: WeightAverage | None = None) -> None:
+    def save(self, folder: Path, average: WeightAverage | None = None, optimizer: bool = True) -> None:
         """Write files below ``folder``, which exists: weights, optimiser, and the moving average of the weights."""
-        tensors = {f"{_NUMBERS}.{key}": number for key, number in self._numbers().items()}
+        numbers = self._numbers() if optimizer else {}
+        tensors = {f"{_NUMBERS}.{key}": number for key, number in numbers.items()}
         count = 0
 
         def add(name: str, whole: Tensor) -> None:
@@ -69,7 +70,7 @@ class Portable:
                     count += 1
 
         for name, parameter in self._trained():
-            for key in (_WEIGHTS, *self._keys()):
+            for key in (_WEIGHTS, *(self._keys() if optimizer else ())):
                 add(f"{key}.{name}", self._whole(parameter, key))
         if average is not None:
             with average.in_place():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.data.turn_end import chat_template_of
@@ -61,6 +62,10 @@ class TrainJob:
     sync: ReferenceSyncConfig | None = None
     scratch: Path | None = None
     """Folder for rows that are not in memory; None: the folder for temporary files."""
+    masters: Path | None = None
+    """fp32 master weights of ``model``, see :mod:`alignment_core.models.masters`."""
+    saves_masters: bool = False
+    """Whether the trained model is exported with its master weights."""
     dropout: bool = False
     """Whether the model's own dropout is on; that of LoRA adapters always is."""
 
@@ -98,6 +103,7 @@ class Trainer:
             head_seed=derive_seed(job.seed, "head"),
             adapter_seed=derive_seed(job.seed, "adapters"),
             dropout=job.dropout,
+            masters=job.masters,
             chat_template=chat_template_of(job.train_data.parent),
         )
         self.learner = Learner(source, config, resources, device, rank, world)
@@ -230,9 +236,10 @@ class Trainer:
         return report
 
     def export(self, directory: Path) -> None:
-        """Write the trained model as a Hugging Face folder, and adapters of LoRA into a folder in it (rank 0 writes, all ranks
-        take part)."""
-        self.learner.export(directory, adapter=directory / ADAPTER)
+        """Write the trained model as a Hugging Face folder, and adapters of LoRA and master weights into folders in it (rank 0
+        writes, all ranks take part)."""
+        masters = directory / MASTERS if self.job.saves_masters else None
+        self.learner.export(directory, adapter=directory / ADAPTER, masters=masters)
 
     def close(self) -> None:
         """Free the model's memory."""

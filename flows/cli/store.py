@@ -138,6 +138,13 @@ def artifacts_gc(
             help="Also delete the bytes of rollouts, scores and trajectories that were unused for this many days.",
         ),
     ] = None,
+    masters_days: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Also delete fp32 master weights that were unused for this many days, except those of tagged policies.",
+        ),
+    ] = None,
     cache_days: Annotated[
         float | None,
         typer.Option(
@@ -150,7 +157,7 @@ def artifacts_gc(
 ) -> None:
     """Find, and with --delete remove, objects that no tag and no stage record needs."""
     opened = open_store(store, writes=False)
-    pruned = prune(opened, progress_days, rollouts_days, delete, in_use(), cache_days)
+    pruned = prune(opened, progress_days, rollouts_days, delete, in_use(), cache_days, masters_days)
     report = collect(opened, delete, older_than)
     pruned_paths = {garbage.path for garbage in pruned}
     report = GcReport(

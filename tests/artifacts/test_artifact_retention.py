@@ -11,6 +11,8 @@ import pytest
 
 from alignment_core.artifacts import collect, open_store, prune
 from alignment_core.artifacts.paths import BLOBS, MANIFESTS, USES, blob_path, manifest_path
+from alignment_core.artifacts.reference import MASTERS
+from alignment_core.artifacts.uses import note_use
 from alignment_core.errors import NotFound
 from alignment_core.lineage import Graph
 from tests.artifacts.conftest import age, is_whole
@@ -97,6 +99,40 @@ def test_gc_keeps_manifests_of_pruned_artifacts_and_deletes_marks_of_deleted_art
     assert report.of("mark") == [f"pruned/{orphan.digest}"]
     assert [manifest.reference for manifest in store.artifacts()] == [rollouts]
     assert store.is_pruned(rollouts)
+
+
+# ------------------------------------------------------------------ master weights
+
+
+def policy_with_masters(store, write, draft, name, key):
+    folders = {"model": (write(f"{name}-model", {"w": name}), "model"), MASTERS: (write(name, {"m": name}), MASTERS)}
+    return store.publish_outputs(folders, draft(key))
+
+
+def test_master_weights_are_pruned_unless_a_tag_points_to_their_policy_now(store, write, draft):
+    old, now, untagged = (
+        policy_with_masters(store, write, draft, name, key * 64)
+        for name, key in (("old", "a"), ("now", "b"), ("untagged", "c"))
+    )
+    store.tags.move("policy/production", old["model"], None, "a night")
+    store.tags.move("policy/production", now["model"], old["model"], "the next night")
+    age(store, 2)
+    assert prune(store, None, 1, delete=True) == [], "rollouts_days is of other kinds"
+    gone = {str(of[MASTERS]) for of in (old, untagged)}
+    assert {garbage.path for garbage in prune(store, None, None, delete=True, masters_days=1)} == gone
+    assert is_whole(store, now[MASTERS])
+    assert all(is_whole(store, of["model"]) for of in (old, now, untagged))
+    assert store.records.find("c" * 64) is not None, "the stage does not run again for them"
+    assert store.records.find("c" * 64, needs=(MASTERS,)) is None
+
+
+def test_master_weights_that_were_used_lately_are_kept_and_gc_keeps_those_of_a_record(store, write, draft):
+    policy = policy_with_masters(store, write, draft, "policy", "a" * 64)
+    age(store, 2)
+    note_use(store.backend, policy[MASTERS])
+    assert prune(store, None, None, delete=True, masters_days=1) == []
+    collect(store, delete=True, older_than=-1)
+    assert is_whole(store, policy[MASTERS])
 
 
 # ------------------------------------------------------------------ progress

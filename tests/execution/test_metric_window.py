@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from alignment_core.artifacts.manifest import Manifest
 from alignment_core.execution.metric_window import MetricWindow, movement
+from alignment_core.models.masters import masters_of, name_masters
 from alignment_core.models.saving import changed_weights
 
 
@@ -91,6 +93,36 @@ def test_weights_are_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Monke
     changed[[2, 3, 9]] = 1
     start = weights(tmp_path / "start", "float32", a=torch.zeros(10))
     assert changed_weights(start, weights(tmp_path / "result", "float32", a=changed)) == 0.3
+
+
+def test_few_changes_are_not_lost_where_the_master_weights_are_kept(tmp_path: Path) -> None:
+    ones = torch.ones(200, dtype=torch.bfloat16)
+    start = weights(tmp_path / "start", "bfloat16", a=ones)
+    (tmp_path / "masters").mkdir()
+    save_file({"weights.model.a": torch.full((200,), 1 + 2**-10)}, tmp_path / "masters" / "a.safetensors")
+    for name, changed, warned in (("none", 0, 1), ("one", 1, 0)):
+        moved = ones.clone()
+        moved[:changed] = 2
+        result = weights(tmp_path / name, "bfloat16", a=moved)
+        name_masters(result, tmp_path / "masters")
+        metrics, warnings = movement(start, result)
+        assert metrics == {"changed_weights": changed / 200}
+        assert len(warnings) == warned
+        reference = masters_of(result)
+        assert reference is not None
+        assert reference == Manifest.of_directory(tmp_path / "masters", "masters").reference
+
+
+def test_equal_policies_in_bf16_with_other_master_weights_are_other_artifacts(tmp_path: Path) -> None:
+    policy = weights(tmp_path / "policy", "bfloat16", a=torch.ones(3, dtype=torch.bfloat16))
+    digests = [Manifest.of_directory(policy, "model").digest]
+    for number, weight in enumerate((1 + 2**-12, 1 + 2**-11, 1 + 2**-12)):
+        (tmp_path / f"masters-{number}").mkdir()
+        save_file({"weights.model.a": torch.full((3,), weight)}, tmp_path / f"masters-{number}" / "a.safetensors")
+        name_masters(policy, tmp_path / f"masters-{number}")
+        digests.append(Manifest.of_directory(policy, "model").digest)
+    assert digests[1] == digests[3]
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts import Reference, Store, prune
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.composition.graph import StageSpec, composing, submit
 from alignment_core.composition.steps import dpo
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import DpoLossConfig, ResourcesConfig, TrainingConfig
+from alignment_core.recipes.sections.training import LoraConfig
 from alignment_core.stages.dpo import DpoStageConfig
 from tests.stages.killing import store_with
 
@@ -74,3 +78,58 @@ def test_passes_before_a_few_steps_cover_only_the_rows_of_these_steps(composed: 
     config = DpoStageConfig(training=training, loss=DpoLossConfig())
     with pytest.raises(DataError, match=r"are missing for \d of the 6 train rows that are used"):
         submit("dpo", "dpo", config, inputs, stream="round-2")  # which takes the rows in another order
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Weights in the files of a folder, by their names in the model."""
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= {name.removeprefix("weights.model."): tensor for name, tensor in load_file(file).items()}
+    return tensors
+
+
+def test_a_round_in_bf16_continues_from_the_master_weights_of_the_one_before(composed: Any) -> None:
+    run, model, data = composed
+    training = TrainingConfig(batch_size=14, learning_rate=1e-5, bf16=True)
+
+    def round_of(number: int, start: Reference, **changes: Any) -> StageResult:
+        label = f"round-{number}"
+        dpo(f"{label}/dpo", training.model_copy(update=changes), DpoLossConfig(), start, data, stream=label)
+        return run.results[f"{label}/dpo"]
+
+    first = round_of(1, model)
+    second = round_of(2, first.reference)
+    fetch = run.store.fetch
+    folders = [(fetch(result.reference), fetch(result.output(MASTERS))) for result in (first, second)]
+    for policy, masters in folders:
+        exact, rounded = weights_of(masters), weights_of(policy)
+        assert all(torch.equal(exact[name].bfloat16(), tensor) for name, tensor in rounded.items())
+    before, after = (weights_of(masters) for _, masters in folders)
+    moved = torch.cat([(after[name] - before[name]).abs().flatten() for name in before])
+    assert moved.max() < 1.01e-5, "one step: by the learning rate at most"
+    assert 0 < second.metrics["changed_weights"] < (moved > 0).float().mean()
+
+    from_bf16 = round_of(2, first.reference, keep_master_weights=False)
+    assert list(from_bf16.outputs) == ["model"]
+    assert from_bf16.key != second.key
+    again = round_of(2, first.reference)
+    assert (again.state, again.outputs) == ("cached", second.outputs)
+
+
+def test_a_policy_whose_master_weights_were_deleted_can_be_trained_from_its_weights_in_bf16(composed: Any) -> None:
+    run, model, data = composed
+    training = TrainingConfig(batch_size=14, learning_rate=1e-5, bf16=True)
+    dpo("first", training, DpoLossConfig(), model, data)
+    start = run.results["first"].reference
+    prune(run.store, None, None, delete=True, masters_days=1e-9)
+    with pytest.raises(UserError, match=r"its fp32 master weights are not in the store.*keep_master_weights: false"):
+        dpo("second", training, DpoLossConfig(), start, data)
+    dpo("first", training, DpoLossConfig(), model, data)
+    assert run.results["first"].state == "cached", "it is not trained again for them"
+    dpo("second", training.model_copy(update={"keep_master_weights": False}), DpoLossConfig(), start, data)
+    in_fp32 = TrainingConfig(batch_size=14, learning_rate=1e-5)
+    dpo("third", in_fp32, DpoLossConfig(), start, data)
+    assert list(run.results["third"].outputs) == ["model"]
+    with_lora = TrainingConfig(batch_size=14, learning_rate=1e-4, bf16=True, lora=LoraConfig(r=2))
+    dpo("fourth", with_lora, DpoLossConfig(), start, data)
+    assert list(run.results["fourth"].outputs) == ["model", "adapter"]

@@ -71,6 +71,15 @@ def test_weights_that_a_folder_holds_in_two_forms_are_taken_once(tiny_model, tmp
     assert names[0] == names[1]
 
 
+def test_a_copied_policy_names_no_master_weights_of_the_store_that_it_comes_from(tiny_model, tmp_path):
+    trained = tmp_path / "trained"
+    shutil.copytree(tiny_model(), trained)
+    (trained / "masters.json").write_text('{"masters": "masters@sha256:' + 64 * "0" + '"}')
+    assert stored(trained, tmp_path / "out") == stored(tiny_model(), tmp_path / "plain")
+    assert "config.json" in {path.name for path in (tmp_path / "out").iterdir()}
+    assert not (tmp_path / "out" / "masters.json").exists()
+
+
 def test_only_weight_files_named_by_the_index_are_taken(model, tmp_path_factory):
     (model / "tokenizer_config.json").write_text("{}")
     save_file({"other": np.zeros(9, np.float32)}, model / "consolidated.safetensors")

@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.artifacts.attachments import attachment
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.data.messages import user
 from alignment_core.environments.episode import version_of
-from alignment_core.errors import DataError, NumericError
+from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.inference.engine import Engine
 from alignment_core.models.loading import load_model
@@ -346,6 +347,27 @@ def test_configured_trajectories_are_kept_and_an_uninformative_run_warns(
         assert equal_rewards.startswith("in every step all completions had equal rewards")
     else:
         assert result.warnings == []
+
+
+def test_a_policy_in_bf16_has_master_weights_from_which_the_next_run_continues(
+    section: Section, run: RunRl, tmp_path: Path
+) -> None:
+    section |= {"steps": 1}
+    section["training"] |= {"bf16": True, "learning_rate": 1e-5, "lr_scheduler_type": "constant"}
+    first, _ = run(section)
+    open_store(tmp_path / "next" / "store").publish(first[MASTERS], MASTERS)
+    following, _ = run(section, "next", first["policy"])
+    exact = []
+    for outputs in (first, following):
+        (file,) = outputs[MASTERS].iterdir()
+        masters = {name.removeprefix("weights.model."): tensor for name, tensor in load_file(file).items()}
+        policy = load_file(outputs["policy"] / "model.safetensors")
+        assert all(torch.equal(masters[name].bfloat16(), policy[name]) for name in policy)
+        exact.append(masters)
+    moved = max(float((exact[1][name] - exact[0][name]).abs().max()) for name in exact[0])
+    assert 0 < moved < 1.01e-5, "one step from the master weights, where rounding would be up to 2⁻⁹ of a weight"
+    with pytest.raises(UserError, match="keep_master_weights: false"):
+        run(section, "elsewhere", first["policy"])
 
 
 def test_a_loss_that_explodes_names_learner_step_and_rows(section: Section, run: RunRl) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.environments.environments import environment_content
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext
@@ -27,6 +28,7 @@ OUTPUTS = {
     "critic": "critic",
     ADAPTER: "adapter",  # of the policy after the last step
     "trajectories": "trajectories",
+    MASTERS: MASTERS,  # of the policy after the last step
 }
 SHOWS = titles("reward", "kl", "completion_length", "critic_loss")
 """The stage's key metrics."""

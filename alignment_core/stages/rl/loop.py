@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
@@ -19,6 +20,7 @@ from alignment_core.execution.metric_window import MetricWindow, movement
 from alignment_core.execution.save_schedule import SaveSchedule
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.losses.kl import adapted_coefficient
+from alignment_core.models.masters import name_masters
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rollout.advantages import ValueScale, add_advantages, reasoning_step_rewards
@@ -260,15 +262,19 @@ class Loop:
 
     def _export(self) -> None:
         """Write the models that the recipe asks for."""
-        self._export_model("policy", self.context.outputs["policy"], self.context.outputs[ADAPTER])
+        outputs = self.context.outputs
+        masters = outputs[MASTERS] if self.section.training.saves_masters else None
+        self._export_model("policy", outputs["policy"], outputs[ADAPTER], masters)
+        if masters:
+            name_masters(outputs["policy"], masters)
         if self.section.critic:
             self._export_model("critic", self.context.outputs["critic"])
         if self.section.ema:
             self._export_model("average", self.context.outputs["average"])
 
-    def _export_model(self, name: str, folder: Path, adapter: Path | None = None) -> None:
-        folders = [folder, adapter] if adapter else [folder]
-        write(self.ranks, folders, PolicyTrainer.export, name, folder, adapter)
+    def _export_model(self, name: str, folder: Path, adapter: Path | None = None, masters: Path | None = None) -> None:
+        folders = [path for path in (folder, adapter, masters) if path]
+        write(self.ranks, folders, PolicyTrainer.export, name, folder, adapter, masters)
 
     def _warnings(self, rewards_differ: bool) -> list[str]:
         """Sentences for the run's report. ``rewards_differ``: whether the rewards of any step did."""

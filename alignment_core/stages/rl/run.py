@@ -62,6 +62,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
         _reference(context, tokenizer),
         context.progress,
         length,
+        masters=context.masters("policy") if section.training.saves_masters else None,
     )
     drop_incomplete(context.progress)
     watch = Stopwatch()

@@ -1,0 +1,29 @@
+"""fp32 master weights of a policy in bf16: an artifact beside the policy, from which the next training of the line continues.
+
+A policy in bf16 would lose changes below the precision of bf16 whenever a stage continues from it. Its folder therefore names
+its master weights in the file ``masters.json``. So policies that are equal in bf16 and differ in their master weights are
+different artifacts, and a stage's key depends on the master weights through its policy. Nothing but training reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from alignment_core.artifacts.manifest import Manifest
+from alignment_core.artifacts.reference import MASTERS, Reference
+
+POINTER = "masters.json"
+"""File in a policy's folder that names its master weights."""
+
+
+def name_masters(policy: Path, masters: Path) -> None:
+    """Name the master weights in the folder ``masters``, as they will be published, in the folder of their policy."""
+    reference = Manifest.of_directory(masters, MASTERS).reference
+    (policy / POINTER).write_text(json.dumps({"masters": str(reference)}) + "\n")
+
+
+def masters_of(policy: Path) -> Reference | None:
+    """The master weights of the policy in a folder; None if it has none."""
+    file = policy / POINTER
+    return Reference.parse(json.loads(file.read_text())["masters"]) if file.is_file() else None
