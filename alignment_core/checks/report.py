@@ -246,6 +246,10 @@ def _beside(model: PlannedStage | Reference) -> PlannedStage | Reference:
     return model
 
 
+_OF_TOKENIZER = ("chat_template", "chat_template_kwargs", "eos_token")
+"""Settings of a model that change its tokenizer."""
+
+
 def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> rows.TokenizerSource:
     if isinstance(model, PlannedStage) and model.stage == "merge_adapter":
         return _of_adapter(store, model, _tokenizer(store, model.inputs["model"], trust))
@@ -259,7 +263,7 @@ def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> ro
         place = {"folder": str(shapes.without_weights(config.remote))}
     elif config.model.scratch is None:
         place = {"folder": str(Path(config.model.name).expanduser())}
-    templates = {name: getattr(config.model, name) for name in ("chat_template", "chat_template_kwargs")}
+    templates = {name: getattr(config.model, name) for name in _OF_TOKENIZER}
     return rows.TokenizerSource(**place, **templates, trust_remote_code=trust)
 
 
@@ -273,7 +277,7 @@ def _of_adapter(store: Store, merged: PlannedStage, base: rows.TokenizerSource) 
         place["folder"] = str(shapes.without_weights(config.remote))
     elif config.commit is not None:
         place = {"hub": config.adapter, "folder": None, "commit": config.commit}
-    base = base.model_copy(update={"chat_template_kwargs": config.chat_template_kwargs})
+    base = base.model_copy(update={name: getattr(config, name) for name in _OF_TOKENIZER[1:]})
     if _file_of(place, "tokenizer_config.json"):
         return base.model_copy(update={**place, "chat_template": config.chat_template})
     template = _file_of(place, "chat_template.jinja")

@@ -53,6 +53,7 @@ class TokenizerSource(BaseModel):
     commit: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    eos_token: str | None = None
     trust_remote_code: bool = False
 
 
@@ -282,7 +283,7 @@ def _tokenizer(source: TokenizerSource) -> Any:
     if source.folder is None and source.hub is None:
         from alignment_core.models.tokenizer import byte_tokenizer
 
-        return _with_kwargs(byte_tokenizer(source.chat_template), source)
+        return _with_settings(byte_tokenizer(source.chat_template), source)
     from transformers import AutoTokenizer
 
     trust = source.trust_remote_code
@@ -290,14 +291,18 @@ def _tokenizer(source: TokenizerSource) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(source.folder or source.hub, trust_remote_code=trust, **place)
     if source.chat_template is not None:
         tokenizer.chat_template = source.chat_template
-    return _with_kwargs(tokenizer, source)
+    return _with_settings(tokenizer, source)
 
 
-def _with_kwargs(tokenizer: Any, source: TokenizerSource) -> Any:
-    """The tokenizer with the arguments in its chat template, as the stage writes them. Raises UserError for one that no
-    template reads."""
+def _with_settings(tokenizer: Any, source: TokenizerSource) -> Any:
+    """The tokenizer with the recipe's end of sequence and the arguments in its chat template, as the stage writes them. Raises
+    UserError for one that no template reads, or that is no token."""
+    from alignment_core.models.eos_token import check_in_vocabulary
     from alignment_core.models.template_kwargs import check_read, with_kwargs
 
+    if source.eos_token is not None:
+        check_in_vocabulary(tokenizer, source.eos_token)
+        tokenizer.eos_token = source.eos_token
     if kwargs := source.chat_template_kwargs:
         own: Any = tokenizer.chat_template or {}
         several = own if isinstance(own, dict) else {"default": own}

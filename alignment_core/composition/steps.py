@@ -64,9 +64,9 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
     """The model that the recipe names: an artifact or tag of the store as it is, any other through a stage."""
     store = current().store
     if model.adapter is not None:
-        base = base_model(
-            f"{label}/base", model.model_copy(update={"adapter": None, "chat_template_kwargs": {}}), kinds
-        )
+        # The merge applies settings of the tokenizer, because the adapter may have its own.
+        plain: dict[str, Any] = {"adapter": None, "chat_template_kwargs": {}, "eos_token": None}
+        base = base_model(f"{label}/base", model.model_copy(update=plain), kinds)
         named = ModelConfig(name=model.adapter)
         adapter = in_store(store, named, (ADAPTER,), "model.adapter")
         config = (
@@ -74,8 +74,8 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
             if adapter
             else pin_adapter(model.adapter, near_tags(store, named))
         )
-        templates = {"chat_template": model.chat_template, "chat_template_kwargs": model.chat_template_kwargs}
-        config = config.model_copy(update=templates)
+        settings = ("chat_template", "chat_template_kwargs", "eos_token")
+        config = config.model_copy(update={name: getattr(model, name) for name in settings})
         return submit("merge_adapter", label, config, {"model": base, ADAPTER: adapter})
     known = in_store(store, model, kinds)
     return known or submit("base_model", label, pin_model(model, near_tags(store, model)), {})

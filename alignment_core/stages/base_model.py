@@ -17,6 +17,7 @@ from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import RemoteFile, download, pinned_folder
 from alignment_core.errors import AlignmentError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.models.eos_token import set_eos_token
 from alignment_core.models.masters import POINTER
 from alignment_core.models.saving import (
     CHAT_TEMPLATES,
@@ -56,7 +57,9 @@ class BaseModelConfig(StageConfig):
         return {**model, "hub": hub_name, "commit": self.commit, "files": self.files, **remote}
 
     def packages_used(self) -> tuple[str, ...]:
-        return ("tokenizers", "torch", "transformers") if self.model.scratch else ()
+        if self.model.scratch:
+            return ("tokenizers", "torch", "transformers")
+        return ("tokenizers", "transformers") if self.model.eos_token else ()
 
 
 def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
@@ -66,6 +69,7 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
     if model.scratch is not None:
         parameters = create_model(model.scratch, model.chat_template, context.seed, context.output)
         set_template_kwargs(context.output, model.chat_template_kwargs)
+        set_eos_token(context.output, model.eos_token)
         return {"parameters": parameters}
     if config.remote:
         source = context.progress / "model"  # files that were complete before a restart are not sent again
@@ -116,6 +120,7 @@ def _tidy(directory: Path, model: ModelConfig) -> None:
     if model.chat_template is not None:
         write_chat_template(directory, model.chat_template)
     set_template_kwargs(directory, model.chat_template_kwargs)
+    set_eos_token(directory, model.eos_token, model.trust_remote_code)
 
 
 def _download(model: ModelConfig, commit: str) -> Path:
@@ -175,7 +180,7 @@ def in_store(
         raise UserError(f"{field}: {name} names a {known.kind}; the required kind is {' or '.join(kinds)}")
     if known is not None:
         _check_no_revision(model, f"{name} is an artifact")
-    for template in ("chat_template", "chat_template_kwargs") if known is not None else ():
+    for template in ("chat_template", "chat_template_kwargs", "eos_token") if known is not None else ():
         if not getattr(model, template):
             continue
         raise UserError(

@@ -13,6 +13,7 @@ from alignment_core.data.addresses import RemoteFile, download, pinned_folder
 from alignment_core.errors import AlignmentError, UserError, first_line
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.adapters import NF4, QUANTISATION
+from alignment_core.models.eos_token import set_eos_token
 from alignment_core.models.padding import set_padding
 from alignment_core.models.quantization import round_to_4_bits
 from alignment_core.models.saved_stop_tokens import stop_at_turn_end
@@ -48,13 +49,16 @@ class MergeAdapterConfig(StageConfig):
     """The recipe's chat template, which replaces the adapter's."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda kwargs: not kwargs)
     """Arguments of the chat template."""
+    eos_token: str | None = Field(None, exclude_if=lambda token: token is None)
+    """The recipe's end of sequence, which replaces the tokenizer's."""
 
     def content(self) -> Any:
         hub = self.adapter if self.commit else None
         versions = {name: [file.version, file.size] for name, file in self.remote.items()}
         remote = {"remote": versions} if versions else {}
         kwargs = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
-        shown = {"chat_template": self.chat_template, **kwargs}
+        eos = {"eos_token": self.eos_token} if self.eos_token else {}
+        shown = {"chat_template": self.chat_template, **kwargs, **eos}
         return {"hub": hub, "commit": self.commit, "files": self.files, **shown, **remote}
 
 
@@ -157,6 +161,7 @@ def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, tru
     if config.chat_template is not None:
         write_chat_template(output, config.chat_template)
     set_template_kwargs(output, config.chat_template_kwargs)
+    set_eos_token(output, config.eos_token, trust_remote_code)
     if not own:
         return
     tokenizer = transformers.AutoTokenizer.from_pretrained(output, trust_remote_code=trust_remote_code)

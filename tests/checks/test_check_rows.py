@@ -136,3 +136,11 @@ def test_rows_are_rendered_with_the_arguments_of_the_chat_template(store, rows):
     assert lengths[1] == [length + 20 for length in lengths[0]]
     (problem,) = look(store, {**recipe, "model": {**model, "chat_template_kwargs": {"nota": 1}}}).problems
     assert "model.chat_template_kwargs: the chat template does not read `nota`" in problem
+
+
+def test_a_recipes_end_of_sequence_is_looked_up_in_the_vocabulary(store, rows):
+    recipe = sft(rows)
+    (answer,) = look(store, {**recipe, "model": {**recipe["model"], "eos_token": "<unused0>"}}).seen
+    assert answer.problem is None
+    (problem,) = look(store, {**recipe, "model": {**recipe["model"], "eos_token": "<|end|>"}}).problems
+    assert "model.eos_token: the tokenizer's vocabulary has no token '<|end|>'" in problem

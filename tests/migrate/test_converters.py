@@ -202,6 +202,7 @@ TRL_ROWS = [
         "model.chat_template_kwargs",
         {"enable_thinking": False},
     ),
+    (f"trl sft {TRL} --eos_token '<|im_end|>'", "model.eos_token", "<|im_end|>"),
     (f"trl sft {TRL} --completion_only_loss false", "sft.data.completion_only_loss", False),
     (f"trl sft {TRL} --completion_only_loss true", "sft.data.completion_only_loss", {}),
     (f"trl sft {TRL}", "sft.training.learning_rate", 2e-5),

@@ -68,6 +68,10 @@ class ModelConfig(Config):
     """Arguments of the chat template, such as `{enable_thinking: false}` of Qwen3. They are written into the template as
     defaults, so that training, sampling, evaluation, agents and served or exported models all render with them. A
     `chat_template` of a data set does not get them."""
+    eos_token: str | None = unkeyed(None)
+    """Token of the vocabulary that ends a sequence, and a turn that the chat template ends with no token, in place of the
+    tokenizer's own (TRL's field of this name); it is saved with every checkpoint. Sampling still stops at the tokens of the
+    model's generation_config.json, too."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave off unless you have read that code."""
 
