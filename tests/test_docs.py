@@ -14,7 +14,7 @@ import yaml
 
 from alignment.flows.cli.main import app
 from alignment_core.errors import UserError
-from alignment_core.recipes import reference
+from alignment_core.recipes import peer_defaults, reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -124,6 +124,11 @@ def test_every_file_and_module_exists(page):
             assert shown or name in OF_A_USER or any(str(file).endswith(f"/{name}") for file in FILES), name
         for name in re.findall(r"(?<![\w.])(?:alignment_core|flows|tasks)(?:\.\w+)+|(?<=python -m )tests\.\w+", text):
             assert find_spec(name) is not None, name
+
+
+def test_the_page_of_defaults_is_up_to_date():
+    written = (ROOT / "docs" / "defaults.md").read_text()
+    assert written == peer_defaults.markdown(), "run: align fields --defaults > docs/defaults.md"
 
 
 def anchors(page: Path) -> set[str]:

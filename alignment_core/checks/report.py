@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.checks import cache, functions, memory_needs, rows, shapes
+from alignment_core.checks import amounts, cache, functions, memory_needs, rows, shapes
 from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
 from alignment_core.errors import DataError
@@ -80,7 +80,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     for label, sentence in _other_templates(plan):
         if label in seen:
             seen[label].warnings.append(sentence)
-    warnings = [short_of_memory] if short_of_memory else []
+    warnings = [*([short_of_memory] if short_of_memory else []), *amounts.warnings(todo, seen)]
     return Findings(problems=list(dict.fromkeys(problems)), seen=of_todo, warnings=warnings, caches=needs)
 
 

@@ -14,6 +14,7 @@ from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections import rewards
+from alignment_core.recipes.sections.kto import KtoConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig, learning_rate
 from alignment_core.recipes.sections.rejection_sampling import RejectionSamplingConfig
 from alignment_core.recipes.sections.rl import LEARNED, CriticConfig, RlConfig
@@ -23,13 +24,15 @@ FAR = 10
 """A learning rate of more than this many times the method's default is a warning."""
 FEW_STEPS = 30
 """Optimiser steps of a round or a night below which a warning says so."""
+KTO_BATCH = 16
+"""Rows of a batch of KTO, below which its baseline is noise."""
 NOT_QUALITY = ("kl", "kl_to_model", "length", "truncated", "reward_model_accuracy")
 """Metrics that say nothing about how good the policy's answers are."""
 
 
 def warnings(recipe: BaseRecipe) -> list[str]:
     """Warnings about a recipe before it runs, its variants and branches included: about gates, and traps in sections."""
-    sentences = [*gates.warnings(recipe), *_gated_by_the_optimised_reward(recipe)]
+    sentences = [*gates.warnings(recipe), *_gated_by_the_optimised_reward(recipe), *_too_few_prompts(recipe)]
     if recipe.method == "nightly" and recipe.model.scratch is None:
         night: Any = recipe  # its class is above this module
         sentences += _few_steps("nightly.min_rows", night.nightly.min_rows, night.dpo.training)
@@ -40,6 +43,8 @@ def warnings(recipe: BaseRecipe) -> list[str]:
             sentences += _warmup(path, section, owner)
         if isinstance(section, DpoLossConfig):
             sentences += _simpo(path, section)
+        if isinstance(section, KtoConfig) and recipe.model.scratch is None:
+            sentences += _small_batches_of_kto(path, section)
         if isinstance(section, IterativeDpoConfig) and recipe.model.scratch is None:
             selection = section.selection
             pairs = selection.max_pairs_per_prompt if selection.strategy == "all_pairs" else 1
@@ -111,6 +116,32 @@ def _simpo(path: str, loss: DpoLossConfig) -> Iterator[str]:
             f"{path}.beta: {loss.beta:g} is DPO's; SimPO's rewards are means per token and need 2 to 2.5, or up to 10 (Meng et "
             "al. 2024)"
         )
+
+
+def _small_batches_of_kto(path: str, kto: KtoConfig) -> Iterator[str]:
+    if kto.loss.loss_type == "kto" and kto.training.batch_size < KTO_BATCH:
+        yield (
+            f"{path}.training.batch_size: {kto.training.batch_size} rows are few for KTO, whose KL baseline is a mean over the "
+            f"batch: {KTO_BATCH} to 128 (TRL's documentation of KTO)"
+        )
+
+
+def _too_few_prompts(recipe: BaseRecipe) -> Iterator[str]:
+    """Gates on a gain that a share of these prompts cannot show, where the recipe says how many they are."""
+    if recipe.evaluation is None or recipe.promotion is None:
+        return
+    counts = [source.rows for source in recipe.evaluation.prompts.sources]
+    if any(count is None for count in counts):
+        return
+    prompts = sum(count or 0 for count in counts)
+    error = math.sqrt(0.5 * 0.5 / prompts)  # of a share near one half
+    for number, gate in enumerate(recipe.promotion.gates):
+        if gate.measures == "accuracy" and gate.min_gain is not None and 0 < gate.min_gain < error:
+            yield (
+                f"promotion.gates.{number}.min_gain: {gate.min_gain:g} is less than the standard error of an accuracy on "
+                f"{prompts} prompts, up to {error:.2g} (Miller 2024, Adding Error Bars to Evals): evaluate on "
+                f"{math.ceil(0.25 / gate.min_gain**2):,} prompts or more"
+            )
 
 
 def _few_steps(field: str, value: int, training: TrainingConfig, rows: int = 1) -> Iterator[str]:

@@ -211,6 +211,30 @@ def test_sections_of_a_users_flow_have_the_defaults_of_their_class() -> None:
     assert warned(mine) == ["training.learning_rate"]
 
 
+def test_small_batches_of_kto_are_warned_about() -> None:
+    kto = {"kto": {"data": "rows.jsonl", "training": {"batch_size": 8}}}
+    assert warned(parsed("kto", kto)) == ["kto.training.batch_size"]
+    assert warned(parsed("kto", kto, ("kto.training.batch_size", 16))) == []
+    assert warned(parsed("kto", kto, ("kto.loss.loss_type", "apo_zero_unpaired"))) == [], "it has no baseline"
+
+
+def test_a_gain_that_the_prompts_cannot_show_is_warned_about() -> None:
+    """On 100 prompts the standard error of a share is up to sqrt(0.25 / 100) = 0.05; 0.02 needs 0.25 / 0.02² = 625."""
+    promoted = {"tag": "policy/a", "gates": [{"metric": "accuracy", "min_gain": 0.02}]}
+    judged = {"prompts": {"path": "q.jsonl", "rows": 100}, "verifier": "math"}
+    recipe = {"sft": {"data": "rows.jsonl"}, "evaluation": judged, "promotion": promoted}
+    (sentence,) = traps.warnings(parsed("sft", recipe))
+    assert sentence.startswith(
+        "promotion.gates.0.min_gain: 0.02 is less than the standard error of an accuracy on 100 "
+    )
+    assert "up to 0.05" in sentence
+    assert "625 prompts or more" in sentence
+    for gain in (0, 0.06):  # no worse, within the error, and more than it
+        gates = [{"metric": "accuracy", "min_gain": gain}]
+        assert warned(parsed("sft", recipe, ("promotion.gates", gates))) == []
+    assert warned(parsed("sft", recipe, ("evaluation.prompts", "q.jsonl"))) == [], "how many is not known"
+
+
 @pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_shipped_recipes_have_none_of_the_traps(file: Any) -> None:
     assert traps.warnings(load_recipe(file)) == []

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from alignment_core.recipes import peer_defaults
 
-PAGE = Path(__file__).parents[2] / "docs" / "defaults.md"
 TABLE = yaml.safe_load(peer_defaults.FILE.read_text())
 WORDS = {"the paper of Online-RLHF", "its script"}
-
-
-def test_the_page_of_defaults_in_docs_is_up_to_date() -> None:
-    assert PAGE.read_text() == peer_defaults.markdown(), "run: align fields --defaults > docs/defaults.md"
 
 
 @pytest.mark.parametrize(
