@@ -211,7 +211,8 @@ class Environments:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
         messages = observation["messages"] if isinstance(observation, dict) else self._messages(observation, episode)
-        ended_by = int(episode.ids[-1]) if episode.finish_reason == "stop" else None
+        last = int(episode.ids[-1])
+        ended_by = last if episode.finish_reason == "stop" and last in self._renderer.turn_end.stop_ids else None
         ids = self._renderer.encode_reply(messages, ended_by)
         if len(episode.ids) + len(ids) < episode.room:
             episode.append_observation(ids)

@@ -84,6 +84,7 @@ class Engine:
             )
         self.queue = RequestQueue(self.llm)
         self.policy = str(policy.reference)
+        self._tokenizer = policy.tokenizer
         self._max_model_len = max_model_len
         self._resources = resources
         self._own_gpu = device.kind == "cuda" and resources.tensor_parallel_size == 1
@@ -192,6 +193,7 @@ class Engine:
         from ``first`` on.
         """
         self._check_policy(policy)
+        self._look_for_texts(config)
         # Far apart: vLLM adds 0 to n - 1 to the seed of a prompt for its n completions.
         seeds = [(seed + 104_729 * (first + number)) % 2**31 for number in range(len(prompts))]
         parameters = [parameters_of(config, stop_ids, of_prompt, n=config.num_generations) for of_prompt in seeds]
@@ -202,10 +204,17 @@ class Engine:
     ) -> Completions:
         """One completion for each request. The same arguments give the same tokens, whatever this engine did before."""
         self._check_policy(policy)
+        self._look_for_texts(config)
         parameters = [
             parameters_of(config, stop_ids, request.seed, max_tokens=request.max_tokens) for request in requests
         ]
         return self.queue.complete([request.prompt_ids for request in requests], parameters)
+
+    def _look_for_texts(self, config: GenerationConfig) -> None:
+        """Give vLLM the tokenizer, which it needs for texts that end completions alone."""
+        processor = self.llm.llm_engine.output_processor
+        if config.stop and processor.tokenizer is None:
+            processor.tokenizer = self._tokenizer()
 
     def _check_policy(self, policy: str) -> None:
         if policy != self.policy:
@@ -218,6 +227,7 @@ class Engine:
 
         The others stay in progress, even during an update of the weights.
         """
+        self._look_for_texts(config)
         for request in requests:
             self.queue.add(request, parameters_of(config, stop_ids, request.seed, max_tokens=request.max_tokens))
         return self.queue.run(seconds)

@@ -21,6 +21,9 @@ def parameters_of(config: GenerationConfig, stop_ids: Sequence[int], seed: int, 
         logprobs=0,  # of the sampled tokens only
         flat_logprobs=True,  # columns instead of a dict for each token
         stop_token_ids=list(stop_ids),
-        detokenize=False,
+        detokenize=bool(config.stop),
+        stop=list(config.stop),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,  # a stop text may contain them
         **{"max_tokens": config.max_completion_length, **more},
     )

@@ -36,8 +36,19 @@ class GenerationConfig(Config):
     """Sample from the k most likely tokens. 0 means all tokens."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Exclude tokens whose probability is below this fraction of that of the most likely token."""
+    stop: tuple[str, ...] = unkeyed(())
+    """Texts that end a completion, or a turn of an episode, beside the end-of-turn tokens: vLLM's `stop` with
+    `include_stop_str_in_output`. The completion keeps all tokens that were sampled, up to the one that completes the text, and
+    all of them are trained on; no end-of-turn token follows them."""
     shard_size: int = Field(64, ge=1)
     """Prompts per shard. After a crash, sampling resumes at the last complete shard."""
+
+    @field_validator("stop")
+    @classmethod
+    def _is_not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(stop):
+            raise ValueError("an empty text would end every completion at once: leave it out")
+        return stop
 
     @field_validator("temperature")
     @classmethod
