@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import typing
 from collections.abc import Mapping
@@ -53,6 +54,8 @@ def with_file(given: Mapping[str, Words], folder: Path) -> dict[str, Words]:
 def _as_words(value: Any) -> list[str]:
     if isinstance(value, list) and not any(isinstance(item, dict) for item in value):
         return [str(item) for item in value]
+    if isinstance(value, dict):
+        return [json.dumps(value)]
     return [yaml.safe_dump(value) if isinstance(value, list) else str(value)]
 
 
@@ -181,6 +184,17 @@ def trackers(words: Words, flags: Flags) -> Any:
     """`--report_to`: W&B and TensorBoard."""
     wandb, tensorboard = ({name, "all"} & {*words} for name in ("wandb", "tensorboard"))
     return {"project": "trl"} if wandb else None, True if tensorboard else None
+
+
+def stop_texts(words: Words, flags: Flags) -> list[str] | None:
+    """`stop` of `--generation_kwargs`. Raises NoCounterpart if there are other settings."""
+    settings = convert.mapping(words, flags) or {}
+    stop = settings.pop("stop", None)
+    if settings:
+        raise NoCounterpart(
+            f"{', '.join(settings)}: samples come from the policy itself; `rl.generation` has the supported settings."
+        )
+    return [stop] if isinstance(stop, str) else stop
 
 
 def chat_template(words: Words, flags: Flags) -> str:

@@ -202,6 +202,11 @@ TRL_ROWS = [
         "model.chat_template_kwargs",
         {"enable_thinking": False},
     ),
+    (
+        f"""trl grpo {TRL} --reward_funcs accuracy_reward --generation_kwargs '{{"stop": "</answer>"}}'""",
+        "rl.generation.stop",
+        ["</answer>"],
+    ),
     (f"trl sft {TRL} --eos_token '<|im_end|>'", "model.eos_token", "<|im_end|>"),
     (f"trl sft {TRL} --completion_only_loss false", "sft.data.completion_only_loss", False),
     (f"trl sft {TRL} --completion_only_loss true", "sft.data.completion_only_loss", {}),
@@ -380,6 +385,16 @@ REFUSED = [
     ("trl sft --model_name_or_path '' --dataset_name acme/rows", "--model_name_or_path", "a path or name is needed"),
     ("python -m openrlhf.cli.train_sft --dataset a/b,", "--dataset", "a path or name is needed"),
     (f"trl grpo {TRL} --reward_funcs mine.right --reward_weights a", "--reward_funcs", "not a valid value"),
+    (
+        f"""trl grpo {TRL} --reward_funcs accuracy_reward --generation_kwargs '{{"stop": "x", "n": 2}}'""",
+        "--generation_kwargs",
+        "n: samples come from the policy itself",
+    ),
+    (
+        f"trl grpo {TRL} --reward_funcs accuracy_reward --generation_kwargs x",
+        "--generation_kwargs",
+        "is not a JSON object",
+    ),
     (f"trl grpo {TRL} --loss_type sapo --epsilon 0.1", "--epsilon", "SAPO has no clip bounds"),
 ]
 
@@ -544,3 +559,13 @@ def test_the_default_precision_is_remarked_only_without_a_flag_for_it(flags: str
 @pytest.mark.parametrize("flag", ["--hf_token hf_abc", "--use_wandb abc", "--wandb_key abc", "--hub_token abc"])
 def test_no_secret_is_written(flag: str, migrated: Migrate):
     assert "abc" not in migrated(f"trl sft {TRL} {flag}").text()
+
+
+def test_mappings_of_a_configuration_file_are_read_as_those_of_a_command(migrated: Migrate, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "model_name_or_path: acme/base\ndataset_name: acme/rows\nreward_funcs: [accuracy_reward]\n"
+        "chat_template_kwargs: {enable_thinking: false}\ngeneration_kwargs: {stop: [</answer>]}\n"
+    )
+    migration = migrated("trl grpo --config c.yaml")
+    assert at(migration, "model.chat_template_kwargs") == {"enable_thinking": False}
+    assert at(migration, "rl.generation.stop") == ["</answer>"]
