@@ -263,6 +263,8 @@ def written(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple | list):
         return f"[{', '.join(written(item) for item in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {written(item)}" for name, item in value.items()) + "}"
     if isinstance(value, BaseModel):
         plain = {} if _required(type(value)) else type(value)().model_dump()
         changed = {name: item for name, item in value.model_dump().items() if name not in plain or plain[name] != item}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from alignment.flows.comparison import compare
+from alignment.flows.shipped_recipes import for_large_models
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.composition.graph import NotMade, StageSpec, composing
 from alignment_core.execution.base import StageCall
@@ -452,3 +453,13 @@ def test_a_night_is_compared_with_production_or_else_with_its_start(composed, tm
         assert composed.roles("candidate/evaluation/score")["reference"] == str(production)
         assert composed.configs["candidate/evaluation/drift"].verifier is None
     assert "scores_to_origin" not in composed.roles(f"{baseline}/evaluation")
+
+
+@pytest.mark.parametrize("name", sorted(for_large_models()))
+def test_recipes_for_large_models_are_composed(composed, monkeypatch, name):
+    """The Hub is not asked: its commits are made up."""
+    for user in ("data.hub", "data.origins.path"):
+        monkeypatch.setattr(f"alignment_core.{user}.commit_of", lambda *_: "c")
+    recipe = for_large_models()[name].recipe()
+    method_of(recipe).compose(recipe)
+    assert {"model"} < composed.inputs.keys()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from alignment.flows.shipped_recipes import file_of
+from alignment_core.checks import traps
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.methods import METHODS
 
@@ -24,6 +25,7 @@ def test_a_command_loads_with_its_fields(command: str) -> None:
     loaded = load_recipe(path, rest[1::2])
     plain = load_recipe(path)
     assert (loaded != plain) == bool(rest), "the override changes the recipe"
+    assert traps.warnings(loaded) == []
 
 
 def test_every_kind_of_training_has_a_command() -> None:
