@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 @contextmanager
-def listening(listener: Callable[[], None]) -> Iterator[None]:
-    """Call ``listener`` at each :func:`beat` of this thread."""
-    token = _LISTENER.set(listener)
+def listening(called: Callable[[], None]) -> Iterator[None]:
+    """Call ``called`` at each :func:`beat` of this thread."""
+    token = _LISTENER.set(called)
     try:
         yield
     finally:
@@ -24,7 +24,12 @@ def listening(listener: Callable[[], None]) -> Iterator[None]:
 
 def beat() -> None:
     """Show that a part of the operation is done."""
-    _LISTENER.get(lambda: None)()
+    listener()()
+
+
+def listener() -> Callable[[], None]:
+    """The listener of this thread, for other threads that work for it."""
+    return _LISTENER.get(lambda: None)
 
 
 def beating(items: Iterable[T]) -> Iterator[T]:

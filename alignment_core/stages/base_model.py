@@ -17,6 +17,7 @@ from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import RemoteFile, download, pinned_folder
 from alignment_core.errors import AlignmentError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.heartbeat import listener
 from alignment_core.models.eos_token import set_eos_token
 from alignment_core.models.masters import POINTER
 from alignment_core.models.saving import (
@@ -126,10 +127,20 @@ def _tidy(directory: Path, model: ModelConfig) -> None:
 def _download(model: ModelConfig, commit: str) -> Path:
     import huggingface_hub
 
+    beat = listener()
+
+    class Bar(huggingface_hub.utils.tqdm):
+        """The client updates bars as bytes arrive, from several threads; they are not shown."""
+
+        def update(self, n: float | None = 1) -> bool | None:
+            beat()
+            return super().update(n)
+
     return Path(
         huggingface_hub.snapshot_download(
             str(model.name),
             revision=commit,
+            tqdm_class=Bar,
             allow_patterns=["*.safetensors", *_patterns(model)],
             ignore_patterns=["consolidated*", "*/*.safetensors"],
         )

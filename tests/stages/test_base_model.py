@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import botocore.session
+import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub import HfApi, constants
 from safetensors.numpy import save_file
 
 from alignment_core.checks.shapes import without_weights
 from alignment_core.data.addresses import RemoteFile, download
 from alignment_core.errors import DataError, EnvironmentFault, Unavailable, UserError
+from alignment_core.heartbeat import listening
 from alignment_core.lineage.sources import Source, sources_of
 from alignment_core.recipes import ModelConfig
+from alignment_core.stages import base_model
 from alignment_core.stages.base_model import BaseModelConfig, pin_model, run
 from alignment_core.stages.merge_adapter import pin_adapter
+from tests.servers.hub import HubServer
 
 
 @pytest.fixture
@@ -271,3 +280,31 @@ def test_answer_of_another_size_is_refused(in_bucket, tmp_path):
     with pytest.raises(Unavailable, match=f"the server sent {sent} of {sent + 1} bytes"):
         download({"config.json": other}, tmp_path / "model")
     assert not (tmp_path / "model" / "config.json").exists()
+
+
+@pytest.fixture
+def hub_server(tmp_path: Path) -> Iterator[HubServer]:
+    server = HubServer(tmp_path / "hub").start()
+    yield server
+    server.end()
+
+
+def test_a_download_from_the_hub_shows_its_progress(
+    hub_server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bars of the client are off in the run host; bytes arrive in its threads."""
+    monkeypatch.setattr(sys.modules["huggingface_hub.utils.tqdm"], "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    api = HfApi(endpoint=hub_server.url, token=hub_server.environment()["HF_TOKEN"])
+    name = f"org/{tmp_path.name}"
+    api.create_repo(name)
+    for path, data in (("config.json", b"{}"), ("model.safetensors", os.urandom(1 << 20))):
+        api.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=name)
+    there = functools.partial(api.snapshot_download, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", there)
+    beats: list[str] = []
+    with listening(lambda: beats.append(threading.current_thread().name)):
+        folder = base_model._download(ModelConfig(name=name), str(api.repo_info(name).sha))
+    assert (folder / "model.safetensors").stat().st_size == 1 << 20
+    assert len(beats) >= 2
+    assert {*beats} - {threading.current_thread().name}, "as bytes arrive"
