@@ -27,7 +27,8 @@ def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, In
 def fine_tuned(label: str, section: SftConfig, model: Input, tokenizer: Input) -> Step:
     """``model``, fine-tuned on the demonstrations of ``section`` in the tokens of ``tokenizer``."""
     demonstrations = steps.dataset(f"{label}/data", section.data, "demonstrations", tokenizer)
-    return steps.sft(label, section.training, model, demonstrations, disable_dropout=section.disable_dropout)
+    options = section.model_dump(include={"disable_dropout", "neftune_noise_alpha"})
+    return steps.sft(label, section.training, model, demonstrations, **options)
 
 
 def reward_model(section: RewardModelConfig | None, base: Input, start: Input) -> Input | None:

@@ -124,16 +124,23 @@ def overlap(label: str, field: str, held_out: Input, max_overlap: float | None) 
 
 
 def sft(
-    label: str, training: TrainingConfig, model: Input, data: Input, stream: str = "", disable_dropout: bool = True
+    label: str,
+    training: TrainingConfig,
+    model: Input,
+    data: Input,
+    stream: str = "",
+    disable_dropout: bool = True,
+    neftune_noise_alpha: float = 0.0,
 ) -> Step:
     """Fine-tune ``model`` on demonstrations."""
-    config = SftStageConfig(training=training, disable_dropout=disable_dropout)
+    config = SftStageConfig(training=training, disable_dropout=disable_dropout, neftune_noise_alpha=neftune_noise_alpha)
     return submit("sft", label, config, {"model": model, "data": data}, stream)
 
 
 def reward_model(label: str, section: RewardModelConfig, model: Input, data: Input) -> Step:
     """Train a reward model that starts from ``model``."""
-    config = RewardModelStageConfig(training=section.training, loss_type=section.loss_type)
+    fields = section.model_dump(include={"loss_type", "center_rewards_coefficient"})
+    config = RewardModelStageConfig(training=section.training, **fields)
     return submit("reward_model", label, config, {"model": model, "data": data})
 
 

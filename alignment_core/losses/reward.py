@@ -24,3 +24,12 @@ def log_exp_loss(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor | float 
     """
     difference_P = rejected_P - chosen_P + margin_P
     return torch.logaddexp(torch.zeros_like(difference_P), difference_P)
+
+
+def centering_loss(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+    """``L = (s_w + s_l)²``, which centres the scores at 0: Eisenstein et al. 2023, "Helping or Herding? Reward Model Ensembles
+    Mitigate but do not Eliminate Reward Hacking", equation 2.
+
+    Args: scores [P]. Returns [P].
+    """
+    return (chosen_P + rejected_P) ** 2

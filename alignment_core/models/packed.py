@@ -77,6 +77,8 @@ class PackedModel(nn.Module):
             log.info("the layers of a %s model carry a state: its sequences are not packed", model.config.model_type)
         self.router_loss: Tensor | None = None
         """The load-balancing loss of the last forward pass in training, after :meth:`balance_routers`; has a gradient."""
+        self.noise: Tensor | None = None
+        """Noise that the next forward pass adds to the embeddings of its micro-batch, [L, W, H]; after :meth:`accept_noise`."""
         self._balancing: Any = None
         self._selected: Tensor | None = None
         if head == "lm":
@@ -131,6 +133,13 @@ class PackedModel(nn.Module):
                 "balanced; leave it at 0"
             )
 
+    def accept_noise(self) -> None:
+        """Let forward passes add ``noise`` to the embeddings."""
+        self.model.get_input_embeddings().register_forward_hook(self._add_noise)
+
+    def _add_noise(self, _module: nn.Module, _arguments: Any, embeddings: Tensor) -> Tensor | None:
+        return None if self.noise is None else embeddings + self.noise.to(embeddings.dtype)
+
     def _select_places(self, _module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """[L, W, H] hidden states → [1, K, H], those of the selected places."""
         if self._selected is None:
@@ -153,7 +162,12 @@ class PackedModel(nn.Module):
         if self.rope.needed:
             self.rope.lengths = self._lengths(position_ids)
         if self.alone:
+            used_N = multiplicity.flatten() > 0
             input_ids, position_ids, multiplicity, place_N = _apart(input_ids, position_ids, multiplicity)
+            if self.noise is not None:
+                noise_NH = self.noise.new_zeros(input_ids.numel(), self.noise.shape[-1])
+                noise_NH[place_N[used_N]] = self.noise.flatten(0, 1)[used_N]
+                self.noise = noise_NH.view(*input_ids.shape, -1)
             predict_K, last_S = place_N[predict_K], place_N[last_S]
             if self.rope.needed:
                 self.rope.lengths = torch.where(

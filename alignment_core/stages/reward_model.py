@@ -15,6 +15,7 @@ from alignment_core.execution.forward_passes import ForwardPasses
 from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import LAST, train
 from alignment_core.models.saving import ADAPTER
+from alignment_core.recipes.base import unkeyed
 
 MEASURED_ROWS = 512
 """Training rows whose completions give mean and deviation of the rewards."""
@@ -26,12 +27,13 @@ class RewardModelStageConfig(TrainingStageConfig):
     """How to train the reward model."""
 
     loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
+    center_rewards_coefficient: float = unkeyed(0.0)
 
 
 def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.reward_model import RewardModel
 
-    method = RewardModel(config.loss_type, config.training.bf16)
+    method = RewardModel(config.loss_type, config.training.bf16, config.center_rewards_coefficient)
     metrics = train(context, method, config.training)
     held_out = {name: value for name, value in metrics.items() if name.startswith("test_")}
     (context.output / HELD_OUT).write_text(json.dumps(held_out, indent=2, sort_keys=True) + "\n")

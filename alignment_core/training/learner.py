@@ -19,12 +19,14 @@ from safetensors import SafetensorError
 
 from alignment_core.artifacts.os_errors import check_room
 from alignment_core.artifacts.permissions import check_ours
+from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
+from alignment_core.models.neftune import embedding_noise
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.padding import set_padding
 from alignment_core.models.quantization import FIELD as IN_4_BITS
@@ -73,6 +75,9 @@ class ModelSource:
     """Tokens of the longest sequence that an engine samples with it; see :class:`~alignment_core.models.rope.RopeLengths`."""
     masters: Path | None = None
     """fp32 master weights of ``model``; None: its weights as they are stored."""
+    neftune_noise_alpha: float = 0.0
+    """Scale of the noise on embeddings in training; see :mod:`alignment_core.models.neftune`."""
+    noise_seed: int = 0
     chat_template: str | None = None
     """Chat template of the training data, if it is not the tokenizer's own."""
 
@@ -119,7 +124,8 @@ class Learner:
             model,
             source.head,
             with_entropy=source.with_entropy,
-            share_prefixes=resources.attention == "auto",
+            # each row has its own noise, also on a prefix that is the same in others
+            share_prefixes=resources.attention == "auto" and not source.neftune_noise_alpha,
             device=device.torch_device,
             dropout=source.dropout,
             context=source.context,
@@ -129,6 +135,8 @@ class Learner:
                 "resources.attention: prefix trees can be computed on some of the trainers' devices and not on others; use "
                 "devices of one kind, or set it to `sdpa`"
             )
+        if source.neftune_noise_alpha:
+            self.packed.accept_noise()
         coefficient = training.router_aux_loss_coef
         self.router_aux_loss_coef = self.packed.router_aux_loss_coef if coefficient is None else coefficient
         if self.router_aux_loss_coef:
@@ -207,8 +215,13 @@ class Learner:
         """
         sums = MetricSums()
         tokens = sum(row.tokens for step_term in terms for row in step_term.rows)
+        alpha = self.source.neftune_noise_alpha
         for micro in self._packs(term.rows, self.packed.shares_prefixes):
+            if alpha:
+                size = self.packed.model.get_input_embeddings().embedding_dim
+                self.packed.noise = embedding_noise(micro, alpha, size, derive_seed(self.source.noise_seed, self.steps))
             loss_of_pack, metrics = term.loss(run_packed(self.engine, micro, term.temperature), micro)
+            self.packed.noise = None
             tokens_of_pack = sum(row.tokens for row in micro.rows)
             objective = loss_of_pack * (term.weight / term.normaliser)
             if self.packed.router_loss is not None:

@@ -68,6 +68,8 @@ class TrainJob:
     """Whether the trained model is exported with its master weights."""
     dropout: bool = False
     """Whether the model's own dropout is on; that of LoRA adapters always is."""
+    neftune_noise_alpha: float = 0.0
+    """Scale of the noise on embeddings, for rows of one sequence; see :mod:`alignment_core.models.neftune`."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> Trainer:
         """The trainer of one rank."""
@@ -104,6 +106,8 @@ class Trainer:
             adapter_seed=derive_seed(job.seed, "adapters"),
             dropout=job.dropout,
             masters=job.masters,
+            neftune_noise_alpha=job.neftune_noise_alpha,
+            noise_seed=derive_seed(job.seed, "noise"),
             chat_template=chat_template_of(job.train_data.parent),
         )
         self.learner = Learner(source, config, resources, device, rank, world)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from alignment_core.losses.logprobs import entropy, sum_by_sequence, token_logps
 from alignment_core.losses.preference import dpo_loss, ipo_loss
-from alignment_core.losses.reward import bradley_terry_loss, log_exp_loss
+from alignment_core.losses.reward import bradley_terry_loss, centering_loss, log_exp_loss
+from alignment_core.models.microbatch import Row, TokenSequence, pack
+from alignment_core.training.methods.reward_model import RewardModel
 
 
 def scalar(value: float) -> torch.Tensor:
@@ -66,6 +69,23 @@ def test_ipo_is_zero_where_the_gap_is_one_over_two_beta() -> None:
 def test_bradley_terry_by_hand() -> None:
     # s_w - s_l = 2: -log σ(2) = log(1 + e^-2) = 0.126928
     assert bradley_terry_loss(scalar(3.0), scalar(1.0)).item() == pytest.approx(0.1269280110, abs=1e-9)
+
+
+def test_the_centering_of_rewards_by_hand() -> None:
+    """Scores 3 and 1, and −2 and 0.5: the squares of 4 and −1.5."""
+    chosen, rejected = torch.tensor([3.0, -2.0]), torch.tensor([1.0, 0.5])
+    assert centering_loss(chosen, rejected).tolist() == [16.0, 2.25]
+
+
+def test_a_reward_model_adds_the_mean_of_the_centering_times_its_coefficient() -> None:
+    """TRL 1.16: ``loss += coefficient * torch.mean((rewards_chosen + rewards_rejected) ** 2)``; of the scores above 9.125."""
+    sequence = TokenSequence(np.ones(3, np.int64), np.arange(3) > 0)
+    batch = pack([Row(number, (sequence, sequence)) for number in range(2)], share_prefixes=False)
+    scores = torch.tensor([3.0, 1.0, -2.0, 0.5])
+    plain, _ = RewardModel().loss(scores, batch, None)
+    centred, metrics = RewardModel(center_rewards_coefficient=0.01).loss(scores, batch, None)
+    assert (centred - plain).item() / 2 == pytest.approx(0.09125, abs=1e-6)
+    assert metrics["loss"].item() == centred.item()
 
 
 def test_bradley_terry_with_margin_asks_for_a_larger_gap() -> None:

@@ -226,6 +226,8 @@ TRL_ROWS = [
     (f"trl sft {TRL} --no_bf16", "sft.training.bf16", False),
     (f"trl sft {TRL} --no_gradient_checkpointing", "resources.gradient_checkpointing", False),
     (f"trl sft {TRL} --num-train-epochs 2.0", "sft.training.num_train_epochs", 2),
+    (f"trl sft {TRL} --neftune_noise_alpha 5", "sft.neftune_noise_alpha", 5.0),
+    (f"trl reward {TRL} --center_rewards_coefficient 0.01", "reward_model.center_rewards_coefficient", 0.01),
     (f"trl sft {TRL} --optim adamw_bnb_8bit", "sft.training.optimizer", "adamw_8bit"),
     (f"trl sft {TRL} --optim paged_adamw_8bit", "sft.training.optimizer", "paged_adamw_8bit"),
     (f"trl sft {TRL} --warmup_steps 0.1", "sft.training.warmup_ratio", 0.1),

@@ -295,6 +295,10 @@ def test_a_plain_section_rl_is_enough(load):
             "`training` has no effect because `model` names",
         ),
         (["reward_model={model: some/judge, loss_type: logexp}"], "`loss_type` has no effect because `model` names"),
+        (
+            ["reward_model={model: some/judge, center_rewards_coefficient: 0.01}"],
+            "`center_rewards_coefficient` has no effect because `model` names",
+        ),
     ],
 )
 def test_fields_that_nothing_would_read_are_refused(load, overrides, says):

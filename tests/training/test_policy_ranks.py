@@ -233,7 +233,7 @@ def test_the_critic_has_its_own_warm_up_and_clipping(machines: Any, tiny_model: 
             "adam_epsilon": 1,
         },
         "advantage": {"estimator": "gae"},
-        "training": {"lr_scheduler_type": "constant"},
+        "training": {"lr_scheduler_type": "constant", "warmup_ratio": 0},
     }
     data = sampled()
     data.numbers.update(dict.fromkeys(("returns", "old_values"), data.numbers["advantages"]))

@@ -200,6 +200,9 @@ class SftConfig(Config):
     disable_dropout: bool = unkeyed(True)
     """Disable the dropout in the model's configuration (such as GPT-2's 0.1), as all other methods do; `lora_dropout` is not
     affected. Not part of the stage's key while true."""
+    neftune_noise_alpha: float = unkeyed(0.0, ge=0)
+    """Scale α of the noise that is added to the embeddings in training (NEFTune): uniform between ±α/√(tokens of the row ·
+    hidden size). 5 to 15 in the paper (Jain et al. 2023). Default: no noise. Not part of the stage's key while 0."""
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> SftConfig:
@@ -216,6 +219,9 @@ class RewardModelConfig(Config):
     """Preference pairs to train on."""
     loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
     """Bradley–Terry, or its log-exp form; both use a `margin` column if there is one."""
+    center_rewards_coefficient: float = unkeyed(0.0, ge=0)
+    """Coefficient of the mean of (chosen score + rejected score)², which is added to the loss so that scores are centred at 0
+    (Eisenstein et al. 2023, Helping or Herding); 0.01 in TRL's examples. Not part of the stage's key while 0."""
     training: TrainingConfig = TrainingConfig(warmup_ratio=0.03)
     """Optimiser and schedule."""
 
@@ -224,7 +230,7 @@ class RewardModelConfig(Config):
         if self.model is not None:
             self.refuse_unused(
                 info,
-                ("loss_type", "training"),
+                ("loss_type", "center_rewards_coefficient", "training"),
                 "because `model` names an existing reward model",
                 "leave it out, or set the whole section, as in --set 'reward_model={model: NAME}'",
             )
