@@ -177,8 +177,8 @@ def _gated_by_the_optimised_reward(recipe: BaseRecipe) -> Iterator[str]:
     gates = recipe.promotion.gates if recipe.promotion else ()
     optimised = [judge for _, section, _ in _sections(recipe) for judge in _optimised(section)]
     listed = (recipe.evaluation.rewards if recipe.evaluation else ()) or (rewards.ours(),)
-    by_optimised = {f"reward_{number}" for number, reward in enumerate(listed) if reward.model in optimised}
-    if all(reward.model in optimised for reward in listed if reward.weight):
+    by_optimised = {f"reward_{number}" for number, reward in enumerate(listed) if _model_of(reward) in optimised}
+    if all(_model_of(reward) in optimised for reward in listed if reward.weight):
         by_optimised |= {"reward", "win_rate"}
     quality = [gate.measures for gate in gates if gate.measures not in NOT_QUALITY]
     if quality and by_optimised.issuperset(quality):
@@ -188,10 +188,15 @@ def _gated_by_the_optimised_reward(recipe: BaseRecipe) -> Iterator[str]:
         )
 
 
-def _optimised(section: Config) -> list[Any]:
+def _optimised(section: Config) -> list[tuple[str, Any]]:
     """The reward models that a section trains a policy on; `ours` is the recipe's own, which the section `rl` has to name."""
     if not isinstance(section, IterativeDpoConfig | RejectionSamplingConfig | RlConfig):
         return []
     if not section.rewards and not isinstance(section, RlConfig):
-        return ["ours"] if section.selection.score == "reward" else []
-    return [reward.model for reward in section.rewards if reward.model is not None]
+        return [_model_of(rewards.ours())] if section.selection.score == "reward" else []
+    return [_model_of(reward) for reward in section.rewards if reward.model is not None]
+
+
+def _model_of(reward: rewards.RewardConfig) -> tuple[str, Any]:
+    """The model of a reward: `ours` is another one for a reward model and for a process reward model."""
+    return reward.KEY, reward.model

@@ -130,6 +130,15 @@ def test_a_named_reward_model_that_trains_the_policy_does_not_judge_it_alone_eit
     assert warned(parsed("rl", rl, other, ("promotion", gates))) == []
 
 
+def test_a_process_reward_model_that_trains_the_policy_is_not_the_reward_model_that_judges_it() -> None:
+    trained = [{"process_reward_model": {"name": "some/judge"}}]
+    judged = {"prompts": {"path": "q.jsonl"}, "rewards": [{"reward_model": {"name": "some/judge"}}]}
+    gates = {"tag": "policy/a", "gates": [{"metric": "win_rate.low", "min": 0.5}]}
+    rl = {"rl": {**RL["rl"], "rewards": trained, "kl": {"coefficient": 0.05}}, "evaluation": judged, "promotion": gates}
+    assert warned(parsed("rl", rl)) == []
+    assert warned(parsed("rl", rl, ("evaluation.rewards", trained))) == ["promotion.gates"]
+
+
 def test_branches_of_a_comparison_are_warned_about_by_name() -> None:
     recipe = parse_recipe(
         {
