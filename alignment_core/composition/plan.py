@@ -41,10 +41,13 @@ class PlannedStage:
 
     def output(self, name: str) -> PlannedStage:
         """The same stage, standing for another of its outputs. Raises UserError for one that cannot be relied on."""
-        default, *_ = outputs = load_stage(self.stage).outputs
-        if name not in outputs:
-            raise UserError(f"{self.label}: the stage {self.stage} has no output {name!r}; it has {', '.join(outputs)}")
-        if outputs[name] in PRUNABLE and name not in (default, *self.needs):
+        stage = load_stage(self.stage)
+        default, *_ = stage.outputs
+        try:
+            kind = stage.kind_of(name)
+        except UserError as error:
+            raise UserError(f"{self.label}: {error}") from None
+        if kind in PRUNABLE and name not in (default, *self.needs):
             raise UserError(
                 f"{self.label}: retention may delete the output {name!r}; submit the stage with needs=({name!r},)"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -95,7 +96,8 @@ class Stage(Generic[C]):
     name: str
     version: int
     outputs: Mapping[str, str]
-    """Its output artifacts: their kinds by name. The first one is the default output, which is always made."""
+    """Its output artifacts: their kinds by name. The first one is the default output, which is always made. A name such as
+    ``checkpoint-*`` stands for any number of outputs, which :meth:`StageContext.add_output` adds."""
     config: type[C]
     run: Callable[[StageContext, C], dict[str, Any]]
     """Writes files into the folders of ``context.outputs`` and returns metrics. An output whose folder stays empty is not made.
@@ -107,6 +109,13 @@ class Stage(Generic[C]):
     """The key metrics on the terminal and in tables: their titles by name, in order."""
     packages: tuple[str, ...] = ()
     """Distributions that compute the result, such as ``torch``. The key contains their versions."""
+
+    def kind_of(self, output: str) -> str:
+        """The kind of the output of this name. Raises UserError if the stage has none."""
+        for name, kind in self.outputs.items():
+            if fnmatchcase(output, name):
+                return kind
+        raise UserError(f"the stage {self.name} has no output {output!r}; it has {', '.join(self.outputs)}")
 
 
 class StageCall(BaseModel):
@@ -229,7 +238,7 @@ class StageContext:
     inputs: dict[str, Path]
     """Verified local folders by role."""
     references: dict[str, Reference]
-    outputs: Mapping[str, Path]
+    outputs: dict[str, Path]
     """An empty folder for each output; its content at the end becomes the artifact."""
     progress: Path
     """Folder of this stage's key that survives a crash. It is on the file system of the outputs, so that they can be hard
@@ -260,6 +269,12 @@ class StageContext:
     def output(self) -> Path:
         """The folder of the default output."""
         return next(iter(self.outputs.values()))
+
+    def add_output(self, name: str) -> Path:
+        """An empty folder for one more output, whose name fits a pattern among the stage's outputs."""
+        self.outputs[name] = self.output.with_name(name)
+        self.outputs[name].mkdir()
+        return self.outputs[name]
 
     def model(self, role: str) -> Model:
         """The model that is the input of this role. Raises KeyError if there is none."""

@@ -186,7 +186,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
         return placed(store, store.fetch(reference, until))
 
     with store.workspace.scratch() as folder, ExitStack() as until:
-        folders = {name: placed(store, folder / name) for name in stage.outputs}
+        folders: dict[str, Path] = {name: placed(store, folder / name) for name in stage.outputs if "*" not in name}
         for output in folders.values():
             output.mkdir()
         context = StageContext(
@@ -229,9 +229,9 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             run_ids=dict(request.run_ids),
         )
         folder_of = {
-            name: (folders[name], kind)
-            for number, (name, kind) in enumerate(stage.outputs.items())
-            if number == 0 or any(folders[name].iterdir())
+            name: (output, stage.kind_of(name))
+            for number, (name, output) in enumerate(folders.items())
+            if number == 0 or any(output.iterdir())
         }
         outputs = store.publish_outputs(folder_of, draft)
     if context.curve.lines:

@@ -16,6 +16,7 @@ from alignment_core.errors import NumericError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.curve import Curve
 from alignment_core.execution.evaluation_checkpoints import EvaluationCheckpoints
+from alignment_core.execution.intermediate_checkpoints import IntermediateCheckpoints
 from alignment_core.execution.metric_window import MetricWindow
 from alignment_core.execution.save_schedule import SaveSchedule
 from alignment_core.models.masters import name_masters
@@ -27,6 +28,8 @@ from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_report import StepReport
 from alignment_core.training.trainer import Trainer, TrainJob
 
+PARTS = (ADAPTER, MASTERS)
+"""Folders in that of an exported model."""
 REPORT_SECONDS = 1.0
 """Seconds for which the ranks train before they report."""
 
@@ -43,7 +46,8 @@ def run_job(context: StageContext, job: TrainJob, test_before: bool, last: Path 
         state = resume(ranks, context.progress)
         before = test_before and job.test_data is not None
         evaluations = EvaluationCheckpoints(context.progress, job.training, state["step"], state["total_steps"], before)
-        step, metrics = _loop(context, ranks, state, evaluations)
+        checkpoints = IntermediateCheckpoints(context.progress, job.training, state["step"], state["total_steps"])
+        step, metrics = _loop(context, ranks, state, evaluations, checkpoints)
         result = step if evaluations.best is None else evaluations.best
         if job.test_data and result not in evaluations.metrics:
             evaluations.metrics[result] = _averages(ranks.all(Trainer.evaluate))
@@ -53,6 +57,7 @@ def run_job(context: StageContext, job: TrainJob, test_before: bool, last: Path 
             _export(ranks, target)
     if result != step:
         evaluations.link_best(context.output)
+    checkpoints.link(context)
     if evaluations.best is not None:
         metrics["best_step"] = evaluations.best
     _move_parts(context)
@@ -64,7 +69,7 @@ def run_job(context: StageContext, job: TrainJob, test_before: bool, last: Path 
 
 def _move_parts(context: StageContext) -> None:
     """Move adapters and master weights out of the folders of models; those of the result become outputs of their own."""
-    for part in (ADAPTER, MASTERS):
+    for part in PARTS:
         for folder in context.outputs.values():
             if (inside := folder / part).is_dir():
                 if folder == context.output and part in context.outputs:
@@ -76,9 +81,13 @@ def _move_parts(context: StageContext) -> None:
 
 
 def _loop(
-    context: StageContext, ranks: ActorGroup[Trainer], state: dict[str, Any], evaluations: EvaluationCheckpoints
+    context: StageContext,
+    ranks: ActorGroup[Trainer],
+    state: dict[str, Any],
+    evaluations: EvaluationCheckpoints,
+    checkpoints: IntermediateCheckpoints,
 ) -> tuple[int, dict[str, Any]]:
-    """Take steps in slices of about a second, report them one by one, and evaluate between them where that is due.
+    """Take steps in slices of about a second, report them one by one, and evaluate and export between them where that is due.
 
     Returns the last step, and the averages of the last tenth of the steps and of the first.
     """
@@ -97,7 +106,10 @@ def _loop(
             context.report(step, total, "steps", **tested)
         if step == total or evaluations.stop:
             break
-        reports = ranks.all(Trainer.train, evaluations.next_after(step) - step, REPORT_SECONDS)
+        if checkpoints.is_due(step):
+            checkpoints.add(step, partial(_export_model, ranks))
+        until = min(evaluations.next_after(step), checkpoints.next_after(step))
+        reports = ranks.all(Trainer.train, until - step, REPORT_SECONDS)
         before = step
         step += reports[0].steps
         tokens += sum(report.tokens for report in reports)
@@ -168,6 +180,13 @@ def _name_last_good_checkpoint(progress: Path) -> Iterator[None]:
         raise NumericError(
             f"{error}. Check these rows, or lower training.learning_rate; {kept}, and nothing later is saved"
         ) from error
+
+
+def _export_model(ranks: ActorGroup[Trainer], folder: Path) -> None:
+    """The model alone: its other parts would take twice its space until the stage ends."""
+    _export(ranks, folder)
+    for part in PARTS:
+        shutil.rmtree(folder / part, ignore_errors=True)
 
 
 def _export(ranks: ActorGroup[Trainer], folder: Path) -> None:

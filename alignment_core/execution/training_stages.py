@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.artifacts.reference import MASTERS
 from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
+from alignment_core.execution.intermediate_checkpoints import CHECKPOINTS
 from alignment_core.execution.metric_window import movement
 from alignment_core.models.saving import ADAPTER
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 LAST = "last"
 """Output of the last checkpoint, where the best one is another."""
-TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter", MASTERS: MASTERS}
+TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter", MASTERS: MASTERS, CHECKPOINTS: "model"}
 """The outputs of a stage that trains a policy; ``adapter`` of one with LoRA, ``masters`` of one in bf16."""
 
 

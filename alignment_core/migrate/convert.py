@@ -195,6 +195,21 @@ def positive(words: Words, flags: Flags) -> int | None:
     return value if value > 0 else None
 
 
+def save_steps(words: Words, flags: Flags) -> int | None:
+    """Steps between checkpoints that are models. Raises NoCounterpart if training ends before the first one."""
+    steps = positive(words, flags)
+    if steps is not None and 0 < flags.number("max_steps") <= steps:
+        raise NoCounterpart("training ends before the first one, and its last model is an output anyway.")
+    return steps
+
+
+def save_total_limit(words: Words, flags: Flags) -> int | None:
+    """The number of such checkpoints. Raises NoCounterpart if there are none."""
+    if save_steps(flags.words("save_steps"), flags) is None:
+        raise NoCounterpart("--save_steps keeps no checkpoints.")
+    return positive(words, flags)
+
+
 def positive_number(words: Words, flags: Flags) -> float | None:
     """A number above 0; 0 and None switch it off."""
     return None if _is_none(words) else number(words, flags) or None

@@ -52,6 +52,21 @@ def held_out(words: Words, flags: Flags) -> list[dict[str, Any]]:
     return [{**source, "held_out": True} for source in with_split(words, flags)]
 
 
+def hf_save_steps(words: Words, flags: Flags) -> int | None:
+    """Steps between checkpoints, which are models with `--save_hf_ckpt` alone. Raises NoCounterpart without it."""
+    if not flags.on("save_hf_ckpt"):
+        raise NoCounterpart(
+            "without --save_hf_ckpt they are for resuming alone: progress is saved by time (`resources.progress_seconds`)."
+        )
+    return convert.save_steps(words, flags)
+
+
+def hf_save_total_limit(words: Words, flags: Flags) -> int | None:
+    """The number of such checkpoints."""
+    hf_save_steps(flags.words("save_steps"), flags)
+    return convert.save_total_limit(words, flags)
+
+
 def mixing(words: Words, flags: Flags) -> str | None:
     """How several sources are mixed if they have weights."""
     return "all_exhausted" if "," in flags.text("dataset") + flags.text("prompt_data") else None

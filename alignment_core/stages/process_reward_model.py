@@ -8,6 +8,7 @@ from typing import Any
 from alignment_core.data.steps import STEPS, verdict_ids
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageContext
+from alignment_core.execution.intermediate_checkpoints import CHECKPOINTS
 from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import LAST, train
 from alignment_core.models.saving import ADAPTER
@@ -40,7 +41,12 @@ SHOWS = titles("test_accuracy", "accuracy", "loss")
 STAGE = Stage(
     "process_reward_model",
     1,
-    {"process-reward-model": "process-reward-model", LAST: "process-reward-model", ADAPTER: "adapter"},
+    {
+        "process-reward-model": "process-reward-model",
+        LAST: "process-reward-model",
+        ADAPTER: "adapter",
+        CHECKPOINTS: "process-reward-model",
+    },
     ProcessRewardModelStageConfig,
     run,
     SHOWS,

@@ -12,6 +12,7 @@ from alignment_core.evaluation.files import HELD_OUT, SPREAD
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageContext
 from alignment_core.execution.forward_passes import ForwardPasses
+from alignment_core.execution.intermediate_checkpoints import CHECKPOINTS
 from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageConfig
 from alignment_core.execution.training_stages import LAST, train
 from alignment_core.models.saving import ADAPTER
@@ -65,7 +66,7 @@ SHOWS = titles("test_accuracy", "accuracy", "loss")
 STAGE = Stage(
     "reward_model",
     4,
-    {"reward-model": "reward-model", LAST: "reward-model", ADAPTER: "adapter"},
+    {"reward-model": "reward-model", LAST: "reward-model", ADAPTER: "adapter", CHECKPOINTS: "reward-model"},
     RewardModelStageConfig,
     run,
     SHOWS,

@@ -38,6 +38,10 @@ def test_a_section_with_held_out_rows_may_choose_the_best(load: Load) -> None:
             RL | {"rl": {**RL["rl"], "training": EVALUATION}},
             "`eval_steps` has no effect in `rl.training`: use `rl.best`",
         ),
+        (
+            RL | {"rl": {**RL["rl"], "steps": 5, "training": {"save_steps": 5}}},
+            "`save_steps` has no effect with `rl.steps` 5, because the last model is an output anyway: set it below 5",
+        ),
     ],
 )
 def test_evaluation_fields_are_refused_without_held_out_rows(content: dict[str, Any], says: str, load: Load) -> None:

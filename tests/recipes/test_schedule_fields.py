@@ -12,6 +12,13 @@ from tests.recipes.contents import SFT, refusal
 @pytest.mark.parametrize(
     ("training", "sentence"),
     [
+        ("{save_total_limit: 3}", "`save_total_limit` needs `save_steps`"),
+        ("{save_steps: 0}", "sft.training.save_steps: "),
+        ("{save_steps: 9, save_total_limit: 0}", "sft.training.save_total_limit: "),
+        (
+            "{save_steps: 9, max_steps: 9}",
+            "`save_steps` has no effect with `max_steps` 9, because the last model is an output anyway: set it below 9",
+        ),
         ("{decay_ratio: 0.2}", "`decay_ratio` has no effect without `lr_scheduler_type: wsd`: leave it out"),
         (
             "{lr_scheduler_type: linear, decay_type: 1-sqrt}",

@@ -91,6 +91,7 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
         "ema": {"decay": 0.5},
         "pretraining": {"data": "none.jsonl", "batch_size": 3},
         "best": {"prompts": "none.jsonl", "eval_steps": 1},
+        "training": {**section["training"], "save_steps": 1, "save_total_limit": 2},
     }
     seen: dict[float, float] = {}
 
@@ -115,6 +116,14 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
     assert policy != ema
     assert first.metrics["best_step"] == max(seen, key=lambda step: (seen[step], -step))
     assert (best == policy) == (first.metrics["best_step"] == STEPS)
+    kept = [name for name in whole if name.startswith("checkpoint-")]
+    assert kept == ["checkpoint-2", "checkpoint-3"]
+    models = {f"checkpoint-{first.metrics['best_step']}": best, f"checkpoint-{STEPS}": policy}
+    for name in kept:
+        content = (whole[name] / "model.safetensors").read_bytes()
+        assert content == models.setdefault(name, content)
+        transformers.AutoModelForCausalLM.from_pretrained(whole[name])
+    assert len({*models.values()}) == len(models)
 
     rows = rows_of(whole)
     drawn = {row["group"]: row["prompt"] for row in rows}

@@ -12,6 +12,7 @@ import pytest
 from alignment_core.errors import Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.curve import Curve
+from alignment_core.recipes import TrainingConfig
 from alignment_core.stages.rl.loop import Loop
 from alignment_core.training.checkpoints import CURVE, folder_of
 
@@ -35,7 +36,7 @@ class _Loop(Loop):
             reporter=lambda *_: None,
             resources=SimpleNamespace(progress_seconds=1e9),
         )
-        self.section = SimpleNamespace(steps=STEPS)  # type: ignore[assignment]
+        self.section = SimpleNamespace(steps=STEPS, training=TrainingConfig())  # type: ignore[assignment]
         self.ranks = SimpleNamespace(  # type: ignore[assignment]
             all=lambda *_: [{"step": start, "driver": {}, "parameters": 1}]
         )

@@ -485,6 +485,7 @@ class RlConfig(Config):
             info, ("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps"
         )
         self.training.refuse_unused(info, EVALUATION_FIELDS, "in `rl.training`", "use `rl.best`")
+        self.training.check_save_steps(info, "rl.steps", self.steps)
         if self.training.num_train_epochs % 1:
             raise ValueError(
                 f"`rl.training.num_train_epochs` {self.training.num_train_epochs:g} counts passes over the completions of a "

@@ -109,6 +109,13 @@ class TrainingConfig(Config):
     Default: the last checkpoint."""
     early_stopping_patience: int | None = unkeyed(None, ge=1)
     """Stop after this many consecutive evaluations without improvement."""
+    save_steps: int | None = unkeyed(None, ge=1)
+    """Number of steps (in reinforcement learning, of `rl.steps`) between models that are kept as outputs of the stage:
+    `checkpoint-40` is the model after 40 steps, with adapters merged in. The last model is an output anyway. Default: no
+    others, because each takes the space of a whole model and progress is saved without them (TRL 1.16: every 500 steps). Not
+    part of the stage's key while unset, nor is `save_total_limit`."""
+    save_total_limit: int | None = unkeyed(None, ge=1)
+    """Maximum number of models that `save_steps` keeps: the newest ones. Default: all."""
     max_loss: float | None = unkeyed(None, gt=0)
     """Stop if the loss of a batch exceeds this value, as a guard against divergence. Not part of the stage's key while
     unset."""
@@ -153,6 +160,9 @@ class TrainingConfig(Config):
             raise ValueError("`metric_for_best_model` needs `eval_steps`")
         if self.early_stopping_patience is not None and self.metric_for_best_model is None:
             raise ValueError("`early_stopping_patience` needs `metric_for_best_model`")
+        if self.save_total_limit is not None and self.save_steps is None:
+            raise ValueError("`save_total_limit` needs `save_steps`")
+        self.check_save_steps(info, "max_steps", self.max_steps)
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError(
                 f"`warmup_steps` {self.warmup_steps} and `warmup_ratio` {self.warmup_ratio} are two lengths of one warm-up: "
@@ -180,6 +190,16 @@ class TrainingConfig(Config):
     def saves_masters(self) -> bool:
         """Whether a policy's fp32 master weights are saved, and those of its start are used."""
         return self.bf16 and self.keep_master_weights and self.lora is None
+
+    def check_save_steps(self, info: ValidationInfo, field: str, steps: int | None) -> None:
+        """Raise ValueError if `save_steps` keeps no model in so many ``steps``, which the recipe sets in ``field``."""
+        if self.save_steps is not None and steps is not None and self.save_steps >= steps:
+            self.refuse_unused(
+                info,
+                ("save_steps",),
+                f"with `{field}` {steps}, because the last model is an output anyway",
+                f"set it below {steps}, or leave it out",
+            )
 
     def check_held_out(self, data: DataConfig) -> None:
         """Raise ValueError if evaluations are set and ``data`` has no held-out rows."""

@@ -13,6 +13,7 @@ from alignment_core.artifacts.reference import MASTERS
 from alignment_core.environments.environments import environment_content
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext
+from alignment_core.execution.intermediate_checkpoints import CHECKPOINTS
 from alignment_core.execution.packages import packages_of
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rewards import RewardConfig
@@ -29,6 +30,7 @@ OUTPUTS = {
     ADAPTER: "adapter",  # of the policy after the last step
     "trajectories": "trajectories",
     MASTERS: MASTERS,  # of the policy after the last step
+    CHECKPOINTS: "model",  # policies
 }
 SHOWS = titles("reward", "kl", "completion_length", "critic_loss")
 """The stage's key metrics."""

@@ -16,6 +16,7 @@ from alignment_core.artifacts.reference import MASTERS
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
+from alignment_core.execution.intermediate_checkpoints import IntermediateCheckpoints
 from alignment_core.execution.metric_window import MetricWindow, movement
 from alignment_core.execution.save_schedule import SaveSchedule
 from alignment_core.execution.stopwatch import Stopwatch
@@ -81,7 +82,10 @@ class Loop:
             self.best.resume(state["driver"].get("best"), state["driver"].get("evaluated", 0))
         metrics |= self._sync_weights(step, self._evaluates(step))
         context.report(step, section.steps, "steps", **metrics)
+        checkpoints = IntermediateCheckpoints(context.progress, section.training, step, section.steps)
         while step < section.steps:
+            if checkpoints.is_due(step):
+                checkpoints.add(step, partial(self._export_model, "policy"))
             with self._saved_if_stopped(step):
                 metrics = self._step(step)
             step += 1
@@ -100,6 +104,7 @@ class Loop:
             context.report(step, section.steps, "steps", **metrics)
         self.sampler.close()
         self._export()
+        checkpoints.link(context)
         self.trajectories.settle()
         moved, warnings = movement(context.inputs["policy"], context.outputs["policy"])
         if warnings := [*warnings, *self._warnings(rewards_differ)]:
