@@ -50,12 +50,13 @@ def test_a_stage_saves_a_checkpoint_when_its_flow_ends_and_resumes_there(
 SLOW_SAVES = """
 import time
 from alignment_core.training import checkpoints
-complete = checkpoints.complete
+newest_progress = checkpoints.newest_progress
 def slow(*arguments):
     time.sleep(4.0)
-    complete(*arguments)
-checkpoints.complete = slow
+    return newest_progress(*arguments)
+checkpoints.newest_progress = slow
 """
+"""The call comes before the ranks write, so that a save fails if the actors end during these seconds."""
 
 
 def test_a_stop_waits_for_a_save_that_takes_longer_than_stop_seconds(

@@ -31,6 +31,8 @@ class _Loop(Loop):
         self.context.__dict__.update(
             curve=Curve(),
             progress=progress,
+            inputs={"policy": progress},
+            outputs={"policy": progress},
             stopping=threading.Event(),
             resumed=lambda lines: None,
             reporter=lambda *_: None,
