@@ -150,6 +150,12 @@ def test_a_checkpoint_is_the_model_of_a_run_that_ends_there_also_after_a_kill(ru
         torch.testing.assert_close(tensor, merged[name])
     assert not (folder / "adapter").exists()
 
+    half, store = run("bf16", save_steps=4, bf16=True)
+    assert list(half.outputs) == ["model", "masters", "checkpoint-4"]
+    folder = store.fetch(half.outputs["checkpoint-4"])
+    assert transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
+    assert not (folder / "masters").exists()
+
 
 @pytest.mark.slow
 def test_a_reward_models_checkpoint_loads_as_a_classifier(machines: Any, tiny_model: Any, tmp_path: Path) -> None:
