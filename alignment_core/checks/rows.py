@@ -87,6 +87,8 @@ class Answer(BaseModel):
     """Whether all rows were read."""
     longest: int = 0
     """Tokens of the longest prompt, for a data set of prompts."""
+    thinks: bool = False
+    """Whether the chat template knows of thoughts before an answer."""
     lengths: list[int] = []
     """Tokens of each prompt, ascending."""
     sequences: list[tuple[int, int | None]] = []
@@ -203,6 +205,7 @@ def _render(question: Question) -> dict[str, Any]:
     warnings = [*_notes(config.sources), *statistics.not_read(ledger.unread + renderer.fields.unread)]
     result: dict[str, Any] = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
     result |= {"shortened": ledger.shortened.total(), "warnings": warnings}
+    result["thinks"] = "think>" in str(tokenizer.chat_template or "")
     whole = all(_to_its_end(source, pinned[n], ledger.read[n]) for n, source in enumerate(config.sources))
     if not rows:
         if whole:

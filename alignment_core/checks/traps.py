@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from alignment_core.doctor import machine
 from alignment_core.evaluation import gates
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.base import Config
@@ -33,6 +34,8 @@ NOT_QUALITY = ("kl", "kl_to_model", "length", "truncated", "reward_model_accurac
 def warnings(recipe: BaseRecipe) -> list[str]:
     """Warnings about a recipe before it runs, its variants and branches included: about gates, and traps in sections."""
     sentences = [*gates.warnings(recipe), *_gated_by_the_optimised_reward(recipe), *_too_few_prompts(recipe)]
+    device = recipe.resources.device
+    on_gpus = recipe.model.scratch is None and (device == "cuda" or (device == "auto" and machine.has_gpu()))
     if recipe.method == "nightly" and recipe.model.scratch is None:
         night: Any = recipe  # its class is above this module
         sentences += _few_steps("nightly.min_rows", night.nightly.min_rows, night.dpo.training)
@@ -41,6 +44,8 @@ def warnings(recipe: BaseRecipe) -> list[str]:
             sentences += _learning_rate(path, section, owner)
         if isinstance(section, TrainingConfig | CriticConfig):
             sentences += _warmup(path, section, owner)
+        if isinstance(section, TrainingConfig) and on_gpus:
+            sentences += _fp32(path, section)
         if isinstance(section, DpoLossConfig):
             sentences += _simpo(path, section)
         if isinstance(section, KtoConfig) and recipe.model.scratch is None:
@@ -107,6 +112,14 @@ def _warmup(path: str, training: TrainingConfig | CriticConfig, owner: Config) -
         yield (
             f"{path}.warmup_steps: training ends after {steps} steps, before the {training.warmup_steps} of the warm-up, so "
             "that the learning rate never reaches its peak"
+        )
+
+
+def _fp32(path: str, training: TrainingConfig) -> Iterator[str]:
+    if not training.bf16 and training.optimizer not in ("muon", "adafactor"):
+        yield (
+            f"{path}.bf16: false trains in fp32, which takes a GPU several times as long and twice the memory for weights and "
+            "activations; TRL and OpenRLHF train in bf16 by default"
         )
 
 

@@ -18,6 +18,8 @@ QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
 ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
 """Compilation is off on a CPU: DeepSpeed and vLLM would import torch's compiler, and the first call of each compiled function
 would take seconds."""
+CHECKPOINTED_PARAMETERS = 1_500_000_000
+"""On GPUs, models from this size on recompute activations unless the recipe says otherwise."""
 TRAINER_GPU = 0.5
 ENGINE_GPU = 0.45
 JUDGE_GPU = 0.01
@@ -127,7 +129,7 @@ class Device:
             "attention": resources.attention,
             "zero_stage": zero_stage(resources, trainers),
             "offload_optimizer": resources.offload_optimizer,
-            "max_tokens_per_microbatch": resources.max_tokens_per_microbatch,
+            "max_tokens_per_microbatch": resources.token_budget,
         }
 
     def trainer_place(self, rank: int) -> Place:
@@ -198,6 +200,13 @@ def zero_stage(resources: ResourcesConfig, trainers: int) -> int:
         return resources.zero_stage
     alone = trainers == 1 and not resources.offload_optimizer  # nothing to shard or offload
     return 0 if alone else 2
+
+
+def checkpoints_activations(resources: ResourcesConfig, device: Device, parameters: int) -> bool:
+    """Whether the backward pass of a model with so many parameters recomputes its activations."""
+    if resources.gradient_checkpointing is not None:
+        return resources.gradient_checkpointing
+    return device.kind == "cuda" and parameters >= CHECKPOINTED_PARAMETERS
 
 
 def cpu_model() -> str:

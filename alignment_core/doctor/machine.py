@@ -137,6 +137,14 @@ def gpus(fields: str) -> GpuList | None:
     return GpuList(listed, failed and (" ".join(others) or failed))
 
 
+def has_gpu() -> bool:
+    """Whether the driver answers with a GPU that the installed torch can use."""
+    try:
+        return not torch_is_for_cpus() and bool(gpus("name"))
+    except (subprocess.TimeoutExpired, OSError):
+        return False
+
+
 def torch_is_for_cpus() -> bool:
     """Whether the installed torch is the build without CUDA."""
     return str(_version("torch")).endswith("+cpu")

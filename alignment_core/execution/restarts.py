@@ -60,14 +60,14 @@ def with_restarts(
     """
     restarts = 0
     kills = 0
-    given = resources.max_tokens_per_microbatch
+    given = resources.token_budget
 
     def report(sentence: str) -> None:
         log.warning("%s: %s", label, sentence)
         warn(sentence)
 
     while True:
-        budget = resources.max_tokens_per_microbatch
+        budget = resources.token_budget
         cost = {"restarts": restarts, "memory_kills": kills, "tokens_per_microbatch": budget if budget < given else 0}
         try:
             return attempt(resources, {name: float(value) for name, value in cost.items() if value})

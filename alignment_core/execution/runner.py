@@ -126,12 +126,11 @@ def run_stage(request: StageRequest) -> StageResult:
         def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
             return _run(replace(request, resources=given, ticket=meter.ticket), key, progress, meter, cost)
 
+        resources = request.machines.actors.on_device(request.resources)
         pushed = partial(request.saved, "push")
         seconds = request.resources.progress_seconds or LEAST_SECONDS
         with stored.mirrored(progress, seconds, pushed) if stored else nullcontext():
-            result = with_restarts(
-                call.label, request.resources, request.stopping, attempt, request.warn, meter.ticket.waits
-            )
+            result = with_restarts(call.label, resources, request.stopping, attempt, request.warn, meter.ticket.waits)
         store.workspace.drop_progress(key.value)
         if stored is not None:
             stored.drop()

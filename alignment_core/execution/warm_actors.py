@@ -60,6 +60,7 @@ class WarmActors:
                 if not ray_cluster.is_private():
                     check_nodes(self.ray, COMPARED, self.resources.wait_timeout_seconds)
                 self._device = device
+                self.resources = self.resources.on(device.kind)
             return self.ray
 
     @property
@@ -68,6 +69,10 @@ class WarmActors:
         self.connect()
         assert self._device is not None
         return self._device
+
+    def on_device(self, resources: ResourcesConfig) -> ResourcesConfig:
+        """A stage's resources with the defaults of the device."""
+        return resources.on(self.device.kind)
 
     @property
     def gpus_needed(self) -> int:

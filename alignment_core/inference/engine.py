@@ -119,7 +119,7 @@ class Engine:
 
     def _wake(self, part: str) -> None:
         if part in self._asleep:
-            with memory_explained(self._resources.max_tokens_per_microbatch):  # smaller micro-batches leave more memory
+            with memory_explained(self._resources.token_budget):  # smaller micro-batches leave more memory
                 self.llm.wake_up([part])
             self._asleep.remove(part)
 

@@ -31,6 +31,8 @@ class Lengths:
     """Why the rows were not measured."""
     warnings: tuple[str, ...] = ()
     """Sentences about fields that the chat template does not show."""
+    thinks: bool = False
+    """Whether the model's chat template knows of thoughts before an answer."""
 
     @property
     def longest(self) -> int | None:
@@ -66,4 +68,5 @@ def measure(
         sorted(prompt for prompt, _ in answer.sequences),
         sorted(completion for _, completion in answer.sequences if completion is not None),
         warnings=tuple(answer.warnings),
+        thinks=answer.thinks,
     )

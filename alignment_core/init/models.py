@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from alignment_core.artifacts import Store
 from alignment_core.checks.memory_needs import parameters
@@ -39,6 +41,8 @@ class Model:
     """Longest sequence in tokens, if it is known."""
     parameters: int | None = None
     """Approximate number of parameters, if it is known."""
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    """The content of config.json, if it is known."""
     problem: str | None = None
     """Why the model could not be inspected."""
 
@@ -76,7 +80,9 @@ def choose(name: str | None, store: Store) -> Model:
         shape = dict(json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{folder / 'config.json'}: cannot be read: {error}") from None
-    return Model(name, why, TokenizerSource(folder=str(folder)), longest_sampled(shape), parameters(shape) or None)
+    return Model(
+        name, why, TokenizerSource(folder=str(folder)), longest_sampled(shape), parameters(shape) or None, shape
+    )
 
 
 def _of_hub(name: str, why: str, store: Store) -> Model:
@@ -88,7 +94,7 @@ def _of_hub(name: str, why: str, store: Store) -> Model:
         return Model(name, why, problem=f"model: {error}; or give another --model")
     shape = model_shape(BaseModelConfig(model=model, commit=commit))
     tokenizer = TokenizerSource(hub=name, commit=commit)
-    return Model(name, why, tokenizer, longest_sampled(shape), parameters(shape) or None)
+    return Model(name, why, tokenizer, longest_sampled(shape), parameters(shape) or None, shape)
 
 
 def relative(path: str, folder: Path) -> str:

@@ -21,7 +21,7 @@ from alignment_core.init.held_out import hold_out, in_folder
 from alignment_core.init.lengths import Lengths, measure
 from alignment_core.init.machine import this_machine
 from alignment_core.init.prompts import with_further_column
-from alignment_core.init.sections import promotion
+from alignment_core.init.sections import memory_fields, memory_problem, promotion
 from alignment_core.init.text import Commented
 from alignment_core.init.verifying import labels, verifier_of
 from alignment_core.recipes import methods
@@ -125,7 +125,13 @@ def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -
         recipe=text.plain(content),
         profile=profile,
         columns=_columns(data.first, mapping),
-        warnings=[*data.notes, *notes, *lengths.warnings, *_warnings(profile, start)],
+        warnings=[
+            *data.notes,
+            *notes,
+            *lengths.warnings,
+            *_warnings(profile, start),
+            *memory_problem(profile, sections),
+        ],
         problems=_labels_without_answer(profile),
     )
 
@@ -235,6 +241,8 @@ def _content(profile: Profile, method: str, start: Init, sections: dict[str, Any
     content = {"method": method, "name": profile.name, "seed": 0, "model": model, **sections}
     if start.promotes:
         content["promotion"] = promotion(f"policy/{profile.name}", method, sections)
+    if memory := memory_fields(profile, sections):
+        content["resources"] = memory
     if profile.model.is_scratch:
         content["resources"] = {"zero_stage": Commented(0, "so small a model has nothing to share between ranks")}
     return content

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from alignment_core.errors import UserError
+from alignment_core.init import memory
 from alignment_core.init.base import Profile
 from alignment_core.init.machine import BYTES_PER_PARAMETER
 from alignment_core.init.text import Commented, plain
@@ -18,6 +19,9 @@ LONGEST_UNMEASURED = 1024
 """Limits of a row in tokens; the last one for rows that were not measured."""
 ANSWER = 200
 """Tokens of an answer if none were measured."""
+THOUGHTS_ON_GPU = 4096
+THOUGHTS_ON_CPU = 1024
+"""Tokens of an answer of a model that thinks first; answers that end there have no end to reward."""
 MOST_DROPPED = 0.05
 """Share of rows above the limit that are dropped; of more rows the end is cut off."""
 LORA_RATE = 10
@@ -73,6 +77,8 @@ def answer_room(profile: Profile, least: int = MULTIPLE) -> int:
     """The limit of a policy's answers in tokens: a quarter above the rows' own, as far as the model takes them."""
     own = _quantile(profile.lengths.answers, 0.95) if profile.lengths.rows else ANSWER
     wanted = min(_rounded(max(least, 1.25 * own)), 1024 if profile.machine.gpus else 256)
+    if profile.lengths.thinks:
+        wanted = THOUGHTS_ON_GPU if profile.machine.gpus else THOUGHTS_ON_CPU
     return min(wanted, max(16, (profile.model.context or longest_row(profile)) // 2))
 
 
@@ -87,7 +93,10 @@ def _rounded(length: float) -> int:
 
 def prompts(profile: Profile, sources: list[dict[str, Any]], room: int) -> dict[str, Any]:
     """Prompts that leave ``room`` tokens for the answer."""
-    most = max(16, longest_row(profile) - room)
+    most = longest_row(profile)
+    if profile.machine.gpus:  # beside the answer, as far as the model takes both
+        most = min(most + room, profile.model.context or most)
+    most = max(16, most - room)
     longest = profile.lengths.prompts[-1] if profile.lengths.prompts else most
     limits = {"max_length": Commented(min(_rounded(longest * 1.1), most), "tokens of a prompt")}
     return _rows(profile, sources, limits)
@@ -98,25 +107,73 @@ def preference_training(profile: Profile) -> dict[str, Any]:
     return training(profile, 1e-6, 2e-4) | {"warmup_ratio": 0.1}
 
 
-def training(profile: Profile, learning_rate: float, scratch: float) -> dict[str, Any]:
-    """Optimiser and schedule. ``scratch`` is the learning rate of a new model."""
+def fit(profile: Profile, room: int = 0) -> memory.Fit | None:
+    """How the model fits on a GPU of this machine; ``room`` are the tokens that an engine samples beside the trainer."""
+    longest = profile.lengths.prompts[-1:] if room else profile.lengths.rows[-1:]
+    row = min(longest_row(profile), *(longest or [LONGEST_UNMEASURED])) + room
+    return memory.fit(profile.machine, profile.model, row, shares=room > 0)
+
+
+def _fit_of(profile: Profile, written: dict[str, Any]) -> tuple[memory.Fit | None, bool, bool]:
+    """How the model fits with these sections, and whether they train and sample."""
+    sections = [section for section in plain(written).values() if isinstance(section, dict)]
+    room = plain(written)["rl"]["generation"]["max_completion_length"] if "rl" in written else 0
+    trains = any("training" in section for section in sections)
+    return fit(profile, room), trains, any("generation" in section for section in sections)
+
+
+def memory_fields(profile: Profile, written: dict[str, Any]) -> dict[str, Any]:
+    """Fields of `resources` for a recipe with these sections, from the memory of a GPU as it was counted."""
+    fitted, trains, samples = _fit_of(profile, written)
+    fields: dict[str, Any] = {}
+    if fitted and trains:
+        fields["gradient_checkpointing"] = Commented(fitted.checkpointing, f"counted on each GPU: {fitted.words}")
+        fields["max_tokens_per_microbatch"] = Commented(fitted.budget, "tokens that a GPU trains on at once")
+    if fitted and samples and fitted.engine:
+        comment = "what training leaves" if "rl" in written else "weights and key-value cache; nothing trains meanwhile"
+        fields["gpu_memory_utilization"] = Commented(fitted.engine, f"an engine's share of a GPU: {comment}")
+    return fields
+
+
+def memory_problem(profile: Profile, written: dict[str, Any]) -> list[str]:
+    """A sentence if no way to train, or to sample, fits on a GPU."""
+    fitted, trains, samples = _fit_of(profile, written)
+    if fitted is None or ((fitted.fits or not trains) and (fitted.engine or not samples)):
+        return []
+    engine = "" if fitted.engine or not samples else ", and an engine as much as its weights and a tenth of a GPU"
+    return [
+        f"{profile.model.name} does not fit, as it is counted for {profile.machine.words}: {fitted.trained} need "
+        f"{fitted.words} on each GPU{engine}; use a smaller model or more GPUs"
+    ]
+
+
+def training(profile: Profile, learning_rate: float, scratch: float, room: int = 0) -> dict[str, Any]:
+    """Optimiser and schedule. ``scratch`` is the learning rate of a new model; ``room`` is that of :func:`fit`."""
     count, section = profile.rows.count, dict[str, Any]()
     section["num_train_epochs"] = 1 if count >= 10_000 else 2 if count >= 1_000 else 3
     size = 64 if count >= 10_000 else 32 if count >= 1_000 else 16 if count >= 200 else 8
     section["batch_size"] = Commented(size, f"rows in a step; there are {profile.rows.count_in_words}")
-    lora = _lora(profile)
+    lora = _lora(profile, room)
     if profile.model.is_scratch:
         section["learning_rate"] = Commented(scratch, f"of a new model; about {learning_rate:g} for a trained one")
     elif lora:
-        section["learning_rate"] = Commented(learning_rate * LORA_RATE, "about ten times that of full training")
+        section["learning_rate"] = Commented(
+            float(f"{learning_rate * LORA_RATE:.3g}"), "about ten times that of full training"
+        )
     else:
         section["learning_rate"] = Commented(learning_rate, "lower it if the loss jumps")
     precision = {"bf16": Commented(True, f"this machine has {profile.machine.words}")} if profile.machine.gpus else {}
     return {**section, "warmup_ratio": 0.03, **lora, **precision}
 
 
-def _lora(profile: Profile) -> dict[str, Any]:
+def _lora(profile: Profile, room: int) -> dict[str, Any]:
     """Adapters, if full training does not fit into this machine's memory."""
+    if fitted := fit(profile, room):
+        in_4_bits = {"load_in_4bit": True} if fitted.trained == "adapters beside 4 bits" else {}
+        adapters = Commented(
+            {"r": 16, "lora_alpha": 32, **in_4_bits}, f"{profile.machine.words}: all weights do not fit"
+        )
+        return {} if fitted.trained == "all weights" else {"lora": adapters}
     if profile.model.parameters is None or profile.machine.holds(profile.model.parameters):
         return {}
     needed = profile.model.parameters * BYTES_PER_PARAMETER / 2**30

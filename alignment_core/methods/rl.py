@@ -102,7 +102,7 @@ def init_sections(profile: Profile) -> dict[str, Any]:
     per_step = 64 if profile.machine.gpus else 16
     per_step = max(2, min(per_step, profile.rows.count // 4))
     prompts = sections.prompts(profile, profile.all_sources, room)
-    train = sections.training(profile, 1e-6, 2e-4)
+    train = sections.training(profile, 1e-6, 2e-4, room)
     del train["num_train_epochs"]  # passes over the completions of a step: one
     train["batch_size"] = Commented(per_step * GENERATIONS, "completions in an optimiser step: all of a step")
     section = {
@@ -116,6 +116,9 @@ def init_sections(profile: Profile) -> dict[str, Any]:
         "advantage": Commented({"estimator": "group", "scale_rewards": "group"}, "GRPO"),
         "training": {**train, "lr_scheduler_type": "constant"},
     }
+    if profile.machine.gpus:
+        correction = {"mode": "mask", "level": "sequence", "high": 3.0}
+        section["importance_sampling_correction"] = Commented(correction, "as in TRL: engines round otherwise in bf16")
     evaluation = sections.evaluation(profile)
     if evaluation:
         evaluation["evaluation"]["generation"] |= sections.generation(1, room)
@@ -127,6 +130,8 @@ def answer_room(profile: Profile) -> int:
     """Tokens of an answer that reasons before it ends."""
     if profile.model.is_scratch:
         return 32
+    if profile.lengths.thinks:
+        return sections.answer_room(profile)
     return min(512 if profile.machine.gpus else 256, max(16, (profile.model.context or 4096) // 2))
 
 

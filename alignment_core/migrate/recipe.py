@@ -147,7 +147,11 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
             _apply(migration, command, flag, spelled.get(flag, f"--{flag}"), flags, usual)
     for default in usual:
         place, value = default.field, default.value
-        if not _is_set(migration.recipe, place) and value != _chosen_default(migration.recipe, place):
+        known = [
+            _chosen_default(migration.recipe, place),
+            *([reference.default_at(place)] if place in DEPENDENT else []),
+        ]
+        if not _is_set(migration.recipe, place) and any(value != default for default in known):
             migration.defaults.append(default)
             _put(migration.recipe, place, value)
     for name, value in command.fixed.items():

@@ -44,7 +44,7 @@ class Forward:
 
     def __init__(self, job: ForwardJob, resources: ResourcesConfig, device: Device) -> None:
         self.job = job
-        self.token_budget = resources.max_tokens_per_microbatch
+        self.token_budget = resources.token_budget
         self.device = device
         bf16 = job.model.bf16 if job.bf16 is None else job.bf16
         dtype = torch.bfloat16 if bf16 else torch.float32

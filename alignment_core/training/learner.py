@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from alignment_core.artifacts.os_errors import check_room
 from alignment_core.artifacts.permissions import check_ours
 from alignment_core.canonical import derive_seed
-from alignment_core.cluster.device import Device, zero_stage
+from alignment_core.cluster.device import Device, checkpoints_activations, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
 from alignment_core.models.loading import Head
@@ -114,7 +114,7 @@ class Learner:
         self.grad_norm = 0.0
         dtype = torch.bfloat16 if training.bf16 else torch.float32
         model = replace(source.model, in_4bit=training.in_4bit).load(source.head, dtype, source.head_seed)
-        if resources.gradient_checkpointing:
+        if checkpoints_activations(resources, device, model.num_parameters()):
             # Reentrant checkpointing needs an input with a gradient, and frozen embeddings (LoRA) have none.
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if training.lora:
@@ -249,7 +249,7 @@ class Learner:
         return list(self._packs(rows, self.packed.shares_prefixes if share_prefixes is None else share_prefixes))
 
     def _packs(self, rows: Sequence[Row], share_prefixes: bool) -> Iterator[MicroBatch]:
-        parts = cut(rows, self.world, self.resources.max_tokens_per_microbatch, share_prefixes)[self.rank]
+        parts = cut(rows, self.world, self.resources.token_budget, share_prefixes)[self.rank]
         return (pack(part, self.device.torch_device, share_prefixes) for part in parts)
 
     def export(

@@ -40,7 +40,7 @@ def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -
     """
     group: ActorGroup[T] = trainers.group
     shared = {"resources": resources, "device": trainers.device, "world": group.size}
-    guard = partial(memory_explained, resources.max_tokens_per_microbatch)
+    guard = partial(memory_explained, resources.token_budget)
     group.make(job.open, [{"rank": rank, **shared} for rank in range(group.size)], guard)
     return group
 

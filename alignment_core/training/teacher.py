@@ -40,7 +40,7 @@ class Teacher:
     """
 
     def __init__(self, job: TeacherJob, resources: ResourcesConfig, device: Device) -> None:
-        self.token_budget = resources.max_tokens_per_microbatch
+        self.token_budget = resources.token_budget
         self.device = device
         dtype = torch.bfloat16 if job.bf16 else torch.float32
         with memory_explained(self.token_budget):

@@ -247,3 +247,22 @@ def test_a_gain_that_the_prompts_cannot_show_is_warned_about() -> None:
 @pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_shipped_recipes_have_none_of_the_traps(file: Any) -> None:
     assert traps.warnings(load_recipe(file)) == []
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "changes", "fields"),
+    [
+        (True, [], ["sft.training.bf16"]),
+        (True, [("sft.training.bf16", True)], []),
+        (True, [("sft.training.optimizer", "muon")], []),
+        (True, [("resources.device", "cpu")], []),
+        (True, [("model", {"scratch": {"hidden_size": 16, "num_attention_heads": 2}})], []),
+        (False, [], []),
+        (False, [("resources.device", "cuda")], ["sft.training.bf16"]),
+    ],
+)
+def test_fp32_on_a_gpu_is_warned_about(
+    has_gpu: bool, changes: list[Any], fields: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignment_core.doctor.machine.has_gpu", lambda: has_gpu)
+    assert warned(parsed("sft", {"sft": {"data": "rows.jsonl"}}, *changes)) == fields

@@ -10,11 +10,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.device import Device, checkpoints_activations
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys
 from alignment_core.cluster import ray_cluster
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.device import Device, checkpoints_activations
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.recipes import ResourcesConfig
 from tests.cluster.visible import Visible
@@ -121,3 +121,29 @@ def test_too_few_gpus_are_an_error_that_names_the_fields_to_lower() -> None:
 def test_cuda_without_a_gpu_is_refused() -> None:
     with pytest.raises(EnvironmentFault, match=r"resources\.device is `cuda`, but there is no GPU"):
         Device.detect("cuda", gpus=0)
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("cpu", 2048), ("cuda", 8192)])
+def test_the_budget_of_a_micro_batch_follows_the_device(kind: Literal["cpu", "cuda"], tokens: int) -> None:
+    assert ResourcesConfig().on(kind).token_budget == tokens
+    assert ResourcesConfig(max_tokens_per_microbatch=300).on(kind).token_budget == 300
+    assert Device(kind, 2).rounding(ResourcesConfig().on(kind))["max_tokens_per_microbatch"] == tokens
+    halved = ResourcesConfig().on(kind).model_copy(update={"max_tokens_per_microbatch": tokens // 2})
+    assert halved.on(kind).token_budget == tokens // 2, "a restart with less is not undone"
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted", "parameters", "expected"),
+    [
+        ("cpu", None, 8_000_000_000, False),
+        ("cuda", None, 494_000_000, False),
+        ("cuda", None, 1_543_000_000, True),
+        ("cuda", False, 8_000_000_000, False),
+        ("cpu", True, 1_000, True),
+    ],
+)
+def test_large_models_recompute_activations_on_gpus(
+    kind: Literal["cpu", "cuda"], wanted: bool | None, parameters: int, expected: bool
+) -> None:
+    resources = ResourcesConfig(gradient_checkpointing=wanted)
+    assert checkpoints_activations(resources, Device(kind, 1), parameters) is expected

@@ -119,7 +119,7 @@ def test_out_of_memory_halves_the_micro_batch_until_the_stage_fits(run: Any, cap
     budgets: list[int] = []
 
     def needs_little(context: StageContext) -> None:
-        budgets.append(context.resources.max_tokens_per_microbatch)
+        budgets.append(context.resources.token_budget)
         if budgets[-1] > 300:
             raise OutOfMemory(f"out of memory with micro-batches of {budgets[-1]} tokens")
 

@@ -174,6 +174,9 @@ OPENRLHF = [
     ("train_ppo_ray --data.max_len 4096 --rollout.max_new_tokens 3072", "rl.prompts.max_prompt_length", 1024),
     ("train_ppo_ray --data.max_len 4096 --rollout.max_new_tokens 1024", "rl.prompts.max_prompt_length", 3072),
     ("train_ppo_ray --data.max_len 4096", "rl.generation.max_completion_length", 2048),
+    ("train_ppo_ray --actor.adam.lr 2e-6", "rl.importance_sampling_correction", {"mode": "none"}),  # of 0.11, in bf16
+    ("train_ppo_ray --bf16", "rl.importance_sampling_correction", {"mode": "none"}),
+    ("train_ppo_ray", "rl.importance_sampling_correction", {}),
     (
         "train_ppo_ray --algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating binary_kl "
         "--algo.advantage.is_correction_threshold 0.01",
@@ -320,6 +323,11 @@ TRL_ROWS = [
         {"mode": "mask", "level": "sequence", "high": 3.0},
     ),
     (f"trl grpo {TRL}", "rl.importance_sampling_correction", {}),
+    (
+        f"trl grpo {TRL} --use_vllm --vllm_importance_sampling_correction false",
+        "rl.importance_sampling_correction",
+        {"mode": "none"},
+    ),
     (f"trl grpo {TRL} --sapo_temperature_neg 1.2", "rl.loss.sapo_temperatures", [1.0, 1.2]),
     (
         f"trl grpo {TRL} --reward_model_name_or_path acme/judge --reward_funcs mine.right accuracy_reward "

@@ -128,6 +128,26 @@ def test_the_warm_up_is_that_of_the_methods_recipes() -> None:
     assert (steps.warmup_steps, steps.warmup_ratio) == (5, 0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], ("none", "token", 2.0)),
+        ([("rl.training.bf16", True)], ("mask", "sequence", 3.0)),
+        ([("rl.training.bf16", True), ("rl.execution.max_staleness", 1)], ("clip", "token", 2.0)),
+        ([("rl.training.bf16", True), ("rl.importance_sampling_correction", {"high": 5})], ("mask", "sequence", 5.0)),
+        ([("rl.training.bf16", True), ("rl.importance_sampling_correction", {"mode": "none"})], ("none", "token", 2.0)),
+        ([("rl.training.bf16", True), ("rl.importance_sampling_correction", {"mode": "clip"})], ("clip", "token", 2.0)),
+        ([("rl.training.bf16", True), ("rl.mismatch", {"correction": "clip"})], ("clip", "token", 2.0)),
+    ],
+)
+def test_engines_in_bf16_are_corrected_as_in_trl(changes: list[Any], expected: tuple[str, str, float]) -> None:
+    """TRL 1.16's GRPOConfig: vllm_importance_sampling_mode sequence_mask, vllm_importance_sampling_clip_max 3.0."""
+    rl = parsed("rl", RL, *changes)
+    correction = rl.rl.importance_sampling_correction
+    assert (correction.mode, correction.level, correction.high) == expected
+    assert parse_recipe(rl.model_dump(mode="json"), refuse_unused=True) == rl
+
+
 @pytest.mark.parametrize("rewards", [None, "ours", {"reward_model": "x"}, [None], ["ours"], []])
 def test_rewards_of_another_form_get_a_sentence(rewards: Any) -> None:
     with pytest.raises(UserError, match=r"rl\.rewards"):

@@ -35,6 +35,9 @@ class HostAlone(WarmMachines):
 class NoActors(WarmActors):
     """Of a host that starts no Ray."""
 
+    def on_device(self, resources: ResourcesConfig) -> ResourcesConfig:
+        return resources.on("cpu")
+
     def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
         return {}
 

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.paths import Anything
 
+MICROBATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""Default token budgets of micro-batches, by device."""
 OURS_OF_DEEPSPEED = (
     *(
         "train_batch_size",
@@ -71,10 +73,14 @@ class ResourcesConfig(Config):
     offload_optimizer: bool = False
     """Keep optimiser states in CPU memory, and run the optimiser step there. Needs ZeRO stage 1 or above (then 2 by
     default)."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
-    max_tokens_per_microbatch: int = Field(2048, ge=16)
-    """Token budget of a packed micro-batch; 2048 is best on a CPU, 8192 and more on a GPU."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass, for about a third more time. Default: on a GPU, for models of at least 1.5B
+    parameters. Stored activations need about 34 bytes × hidden size × layers for each token (Korthikanti et al. 2022, Reducing
+    Activation Recomputation): 12 GB for 8,192 tokens of a model of 1.5B, 28 GB of 7B. Also set it for rows longer than
+    `max_tokens_per_microbatch`, each of which is a micro-batch of its own."""
+    max_tokens_per_microbatch: int | None = Field(None, ge=16)
+    """Token budget of a packed micro-batch. Default: 2,048 on a CPU, where more is not faster; 8,192 on a GPU, half of
+    OpenRLHF 0.11's 16,192, which is for 80 GB. A stage that runs out of memory restarts with half of it."""
     attention: Literal["auto", "sdpa"] = "auto"
     """Attention of models that train or score. `auto`: sequences of a micro-batch share the computation of common prefixes, if
     the model has plain causal attention (on CUDA by FlexAttention, if it passes a test when the model is loaded). Otherwise,
@@ -133,6 +139,17 @@ class ResourcesConfig(Config):
     """Maximum restarts of a stage from its last checkpoint, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)
     """Maximum retries of a stage in a new run host, after the host died or a deadline passed."""
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of a micro-batch: those of a CPU, until :meth:`on` has set those of another device."""
+        return self.max_tokens_per_microbatch or MICROBATCH_TOKENS["cpu"]
+
+    def on(self, device: Literal["cpu", "cuda"]) -> ResourcesConfig:
+        """With the token budget of this device, if the recipe sets none."""
+        return self.model_copy(
+            update={"max_tokens_per_microbatch": self.max_tokens_per_microbatch or MICROBATCH_TOKENS[device]}
+        )
 
     @property
     def passed(self) -> dict[str, dict[str, Any]]:

@@ -23,8 +23,12 @@ LEARNED = ("reward_model", "process_reward_model")
 """Keys of rewards by models that were trained to judge."""
 MOST_LEARNED = (-10.0, 10.0)
 """Bounds of a reward model's score for a critic: OpenRLHF 0.11's `--reward.clip_range`."""
-DEPENDENT = ("rl.kl.coefficient", "rl.advantage.gae_lambda")
-"""Fields whose default depends on the rewards."""
+OF_ROUNDING = {"mode": "mask", "level": "sequence", "high": 3.0}
+"""Correction of bf16's rounding: TRL 1.16's `sequence_mask`."""
+OF_STALE = {"mode": "clip"}
+"""Correction with `max_staleness`, where the product of many ratios is rarely near 1: truncated importance sampling."""
+DEPENDENT = ("rl.kl.coefficient", "rl.advantage.gae_lambda", "rl.importance_sampling_correction.mode")
+"""Fields whose default depends on other sections of `rl`."""
 
 
 def _functions(value: Any) -> Any:
@@ -33,7 +37,9 @@ def _functions(value: Any) -> Any:
 
 def _given(section: Any, name: str) -> Any:
     """A field of a section as in a recipe, or of one that was made in Python; None if it is not set."""
-    return section.get(name) if isinstance(section, Mapping) else getattr(section, name, None)
+    if isinstance(section, Config):
+        return getattr(section, name) if name in section.model_fields_set else None
+    return section.get(name) if isinstance(section, Mapping) else None
 
 
 def _is_unscaled(reward: Any) -> bool:
@@ -256,7 +262,9 @@ class ImportanceSamplingConfig(Config):
     RENAMED: ClassVar = {"correction": "mode"}
 
     mode: Literal["none", "clip", "mask"] = "none"
-    """Weight each token by its importance ratio; outside the bounds, clip the ratio (`clip`) or set it to 0 (`mask`)."""
+    """Weight each token by its importance ratio; outside the bounds, clip the ratio (`clip`) or set it to 0 (`mask`). Default
+    with `training.bf16`, in which the engine's log-probabilities differ by up to 0.01: `mask` at the level `sequence` with
+    `high: 3`, as in TRL 1.16; with `max_staleness`, too: `clip` (Yao et al. 2025, truncated importance sampling)."""
     level: Literal["token", "sequence"] = "token"
     """Level at which the bounds apply: the token, or the whole completion."""
     measure: Literal["ratio", "kl", "tv"] = "ratio"
@@ -429,13 +437,18 @@ class RlConfig(Config):
 
     @classmethod
     def section_defaults(cls, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With those that depend on the rewards."""
+        """With those that depend on the rewards, or on the precision."""
         defaults = {**super().section_defaults(content)}
         rewards = content.get("rewards")
         rewards = rewards if isinstance(rewards, list | tuple) else ()
         learned = any(_given(reward, key) for reward in rewards for key in LEARNED)
         if learned:
             defaults["kl"] = {"coefficient": 0.04}
+        correction = content.get("importance_sampling_correction")
+        chosen = any(_given(correction, name) for name in ("mode", *ImportanceSamplingConfig.RENAMED))
+        if _given(content.get("training"), "bf16") and not chosen:
+            is_stale = bool(_given(content.get("execution"), "max_staleness"))
+            defaults["importance_sampling_correction"] = OF_STALE if is_stale else OF_ROUNDING
         if content.get("critic") is not None and _given(content.get("advantage"), "estimator") == "gae":
             defaults["advantage"] = {} if learned else {"gae_lambda": 1.0}
             if rewards:

@@ -1,0 +1,90 @@
+"""The memory of a GPU, counted from the model's shape before anything runs: what a first recipe trains, and in which pieces."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from alignment_core.init.machine import Machine
+from alignment_core.init.models import Model
+from alignment_core.machine_memory import GIB
+
+WEIGHTS = 2
+"""Bytes of a parameter in bf16, on every GPU."""
+OF_ADAMW = 16
+"""Bytes of a trained parameter beside: gradient, master weight and two moments in fp32, which ZeRO 2 splits between GPUs."""
+ADAPTERS = 0.01
+"""Parameters of adapters of rank 16 for each of the model."""
+IN_4_BITS = 0.8
+"""Bytes of a parameter in NF4, with embeddings and scales in bf16."""
+STORED, RECOMPUTED = 34, 2
+"""Bytes for each layer and unit of the hidden size that a token's activations take until the backward pass; with checkpointing
+the layer's input alone, and one layer in full (Korthikanti et al. 2022, Reducing Activation Recomputation, equation 2)."""
+OF_LOGITS = 10
+"""Bytes for each token and word of the vocabulary: logits in bf16 and in fp32, and their gradient."""
+USABLE = 0.9
+"""Share of a GPU's memory that is counted on; CUDA, NCCL and fragmentation take the rest."""
+CACHE = 0.1
+"""Least share of a GPU's memory for an engine's key-value cache and activations."""
+ENOUGH = 0.7
+"""Share of a GPU's memory beyond which an engine gets no more than it needs, so that judges have room, too."""
+LARGE = 1_500_000_000
+"""Parameters from which on activations are recomputed even where they would fit."""
+BUDGETS = (16384, 8192, 4096, 2048)
+"""Token budgets of a micro-batch; the first one is that of OpenRLHF's scripts for GPUs of 80 GB."""
+Trained = Literal["all weights", "adapters", "adapters beside 4 bits"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model is trained on a GPU of this machine. Bytes are those of one GPU."""
+
+    trained: Trained
+    checkpointing: bool
+    budget: int
+    """Tokens of a micro-batch."""
+    state: int
+    """Bytes of weights, gradients and moments."""
+    activations: int
+    engine: float | None
+    """`gpu_memory_utilization`; None if no engine fits beside the trainer."""
+    fits: bool
+
+    @property
+    def words(self) -> str:
+        return f"{self.state / GIB:.1f} GiB of weights and optimiser and {self.activations / GIB:.1f} of activations"
+
+
+def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | None:
+    """The first way to train that fits, from all weights to adapters beside weights in 4 bits; otherwise the last one. None
+    without a GPU, or for a model of unknown size.
+
+    ``longest`` is the number of tokens of the longest row, and ``shares`` whether an engine samples while the trainer's
+    weights and moments stay on its GPU, as in reinforcement learning.
+    """
+    count, shape = model.parameters, model.shape.get("text_config") or model.shape
+    hidden, layers, words = (shape.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    if not (machine.gpus and count and hidden and layers and words):
+        return None
+    memory = machine.memory // machine.gpus
+    states: dict[Trained, float] = {
+        "all weights": count * (WEIGHTS + OF_ADAMW / machine.gpus),
+        "adapters": count * (WEIGHTS + ADAPTERS * (WEIGHTS + OF_ADAMW)),
+        "adapters beside 4 bits": count * (IN_4_BITS + ADAPTERS * (WEIGHTS + OF_ADAMW)),
+    }
+    is_large = count >= LARGE
+    fits = False
+    for trained, checkpointing, budget in itertools.product(states, (True,) if is_large else (False, True), BUDGETS):
+        of_layers = RECOMPUTED * layers + STORED if checkpointing else STORED * layers
+        activations = int(max(budget, longest) * (hidden * of_layers + words * OF_LOGITS))
+        state = int(states[trained])
+        spare = USABLE * memory - (state if shares else 0)
+        needed = math.ceil(20 * (count * WEIGHTS / memory + CACHE)) / 20
+        engine = min(max(ENOUGH, needed), math.floor(20 * spare / memory) / 20)
+        samples = engine >= needed
+        fits = state + activations <= USABLE * memory and (samples or not shares)
+        if fits:
+            break
+    return Fit(trained, checkpointing, budget, state, activations, engine if samples else None, fits)

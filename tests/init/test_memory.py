@@ -1,0 +1,155 @@
+"""The memory of a GPU, counted for stand-in machines: what a first recipe trains, and with which settings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from alignment_core.checks.memory_needs import parameters
+from alignment_core.init.machine import Machine
+from alignment_core.init.memory import fit
+from alignment_core.init.models import Model
+from tests.init.conftest import CPU, GIB, Draft
+from tests.init.rows_of_kinds import ROWS, jsonl
+
+QWEN = {"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
+SHAPES = {
+    "0.5B": QWEN | {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
+    "3B": QWEN | {"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "intermediate_size": 11008},
+    "8B": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
+}
+"""Qwen2.5 and Llama 3.1, from their config.json."""
+
+
+def gpus(count: int, each: int) -> Machine:
+    return Machine(count, count * each * GIB)
+
+
+def model(name: str) -> Model:
+    return Model(name, "", parameters=parameters(SHAPES[name]), shape=SHAPES[name])
+
+
+def test_bytes_are_those_of_a_calculation_by_hand() -> None:
+    """0.494e9 parameters (model card) with 18 bytes: 8.28 GiB. A token: 34 · 896 · 24 in layers, 10 · 151,936 of logits."""
+    half = fit(gpus(1, 80), model("0.5B"), 1024, shares=False)
+    assert half is not None
+    assert half.state / GIB == pytest.approx(8.28, rel=0.01)
+    assert (half.budget, half.activations) == (16384, 16384 * (731136 + 1519360))
+    # 3.09e9 parameters with 18 bytes: 51.7 GiB. A token with checkpointing: 2048 · (2 · 36 + 34) and 10 · 151,936.
+    three = fit(gpus(1, 80), model("3B"), 1024, shares=False)
+    assert three is not None
+    assert three.state / GIB == pytest.approx(51.7, rel=0.01)
+    assert (three.budget, three.activations) == (8192, 8192 * (217088 + 1519360))
+    split = fit(gpus(8, 80), model("3B"), 1024, shares=False)
+    assert split is not None
+    assert split.state / GIB == pytest.approx(3.09e9 * (2 + 16 / 8) / GIB, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "shares", "trained", "checkpointing", "engine"),
+    [
+        ("0.5B", gpus(1, 24), True, "all weights", False, 0.55),  # (0.9 · 24 − 8.3) / 24
+        ("0.5B", gpus(1, 80), True, "all weights", False, 0.7),
+        ("3B", gpus(1, 80), True, "all weights", True, 0.25),  # (72 − 51.7) / 80
+        ("3B", gpus(1, 24), False, "adapters", True, 0.7),
+        ("8B", gpus(1, 80), True, "adapters", True, 0.65),  # 0.9 − 16.3 / 80, rounded down
+        ("8B", gpus(8, 80), True, "all weights", True, 0.5),  # 0.9 − 29.9 / 80
+        ("8B", gpus(1, 16), False, "adapters beside 4 bits", True, None),  # 15 GiB of weights for an engine
+    ],
+)
+def test_the_engine_gets_what_training_leaves(
+    name: str, machine: Machine, shares: bool, trained: str, checkpointing: bool, engine: float | None
+) -> None:
+    fitted = fit(machine, model(name), 1024, shares)
+    assert fitted is not None
+    assert fitted.fits
+    assert (fitted.trained, fitted.checkpointing, fitted.engine) == (trained, checkpointing, engine)
+
+
+def test_a_model_that_does_not_fit_says_so() -> None:
+    fitted = fit(gpus(1, 24), model("8B"), 1024, shares=True)
+    assert fitted is not None
+    assert not fitted.fits
+    assert fit(CPU, model("8B"), 1024, shares=True) is None
+    assert fit(gpus(1, 24), Model("unknown", ""), 1024, shares=True) is None
+
+
+def test_long_rows_recompute_activations_of_small_models() -> None:
+    """32,768 tokens of 0.5B: 2.25 MB each are 69 GiB beside 8; recomputed 1.65 MB each are 50."""
+    long = fit(gpus(1, 80), model("0.5B"), 32768, shares=False)
+    assert long is not None
+    assert (long.checkpointing, long.fits) == (True, True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Any) -> Any:
+    """A folder with the tokenizer of the tiny model and the shape of another."""
+
+    def of(name: str, template: str | None = None) -> str:
+        path = shutil.copytree(tiny_model(), tmp_path / name)
+        config = json.loads((path / "config.json").read_text())
+        del config["head_dim"]
+        (path / "config.json").write_text(json.dumps(config | SHAPES[name] | {"max_position_embeddings": 32768}))
+        if template is not None:
+            (path / "chat_template.jinja").write_text(template)
+        return str(path)
+
+    return of
+
+
+def test_a_recipe_for_a_gpu_has_the_counted_memory(draft: Draft, tmp_path: Path, folder: Any) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", ROWS["messages"][2])
+    written = draft(file, gpus(1, 80), model=folder("3B"), method="sft")
+    resources = written.recipe["resources"]
+    assert resources == {
+        "gradient_checkpointing": True,
+        "max_tokens_per_microbatch": 8192,
+        "gpu_memory_utilization": 0.7,
+    }
+    assert "counted on each GPU: 51.7 GiB of weights and optimiser" in written.text
+    assert yaml.safe_load(written.text) == written.recipe
+    assert "resources" not in draft(file, CPU, model=folder("0.5B"), method="sft").recipe
+
+
+def test_a_recipe_that_does_not_fit_warns(draft: Draft, tmp_path: Path, folder: Any) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", ROWS["worked solutions"][2])
+    written = draft(file, gpus(1, 24), model=folder("8B"), method="rl")
+    assert any("does not fit, as it is counted for 1 GPU with 24 GiB" in sentence for sentence in written.warnings)
+    assert written.recipe["rl"]["training"]["lora"]["load_in_4bit"] is True
+    fits = draft(file, gpus(1, 80), model=written.recipe["model"], method="rl")
+    assert not any("does not fit" in sentence for sentence in fits.warnings)
+    assert fits.recipe["resources"]["gpu_memory_utilization"] == 0.65
+    assert fits.recipe["rl"]["importance_sampling_correction"] == {"mode": "mask", "level": "sequence", "high": 3.0}
+
+
+def test_a_model_that_thinks_gets_room_for_it(draft: Draft, tmp_path: Path, folder: Any) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", ROWS["worked solutions"][2])
+    template = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    thinks = draft(file, gpus(1, 80), model=folder("0.5B", template), method="rl")
+    assert thinks.recipe["rl"]["generation"]["max_completion_length"] == 4096
+    assert thinks.recipe["rl"]["prompts"]["max_length"] >= 32
+    plain = draft(file, gpus(1, 80), model=folder("3B"), method="rl")
+    assert plain.recipe["rl"]["generation"]["max_completion_length"] == 512
+
+
+def test_a_reward_model_is_trained_for_one_epoch(draft: Draft, tmp_path: Path, folder: Any) -> None:
+    """Ouyang et al. 2022: reward models overfit after one epoch."""
+    file = jsonl(tmp_path / "rows.jsonl", ROWS["preferences"][2])
+    written = draft(file, CPU, model=folder("0.5B"), method="reward-model").recipe
+    assert written["reward_model"]["training"]["num_train_epochs"] == 1
+    rounds = draft(file, gpus(1, 80), model=folder("3B"), method="iterative-dpo").recipe
+    assert rounds["reward_model"]["training"]["num_train_epochs"] == 1
+    assert rounds["iterative_dpo"]["training"]["num_train_epochs"] > 1
