@@ -293,7 +293,8 @@ class StageContext:
         except NotFound as error:
             raise UserError(
                 f"{self.references[role].short} was trained in bf16, and its fp32 master weights are not in the store "
-                f"({error}): set `training.keep_master_weights: false` to start from its weights in bf16"
+                f"({error}): train it again (`align run --from-stage`), or set `training.keep_master_weights: false` to start "
+                "from its weights in bf16"
             ) from error
 
     def derive(self, *parts: Any) -> int:
