@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +34,8 @@ def policy_objective(
     """The weighted sum over tokens of policy loss, KL and entropy bonus, and sums of metrics.
 
     Args: ``output`` the policy's log-probabilities [K] in nats, or these and its entropies [2, K]; ``numbers`` by name, [K]
-    each: ``advantages``, ``rollout_logps``, and if there are any ``old_logps`` and ``reference_logps``; ``sequence_K`` [K] the
+    each: ``advantages``, ``rollout_logps``, and if there are any ``old_logps``, ``reference_logps`` and ``top_entropy``, by
+    which the policy loss alone is multiplied; ``sequence_K`` [K] the
     sequences, ``count`` of them, that the tokens belong to.
     """
     config = section.loss
@@ -45,6 +47,8 @@ def policy_objective(
     old_K = numbers["old_logps"] if "old_logps" in numbers else logps_K.detach()
     log_ratio_K = logps_K - old_K
     loss_K = policy_loss(config, log_ratio_K, logps_K, numbers["advantages"], sequence_K, count)
+    if "top_entropy" in numbers:
+        loss_K = loss_K * numbers["top_entropy"]
     if correction.mode != "none":
         loss_K = loss_K * correction_weights(
             old_K - rollout_K,
@@ -205,6 +209,14 @@ def value_loss(values_K: Tensor, old_values_K: Tensor, returns_K: Tensor, clip: 
         near_K = torch.clamp(values_K, old_values_K - clip, old_values_K + clip)
         squares_K = torch.maximum(squares_K, (near_K - returns_K) ** 2)
     return 0.5 * squares_K
+
+
+def top_entropy(entropy_K: np.ndarray, quantile: float) -> np.ndarray:
+    """1 for the tokens of a step's batch whose entropies are in its highest ``quantile``, 0 for others: Wang et al. 2025,
+    "Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning". [K] → [K] float32."""
+    if not len(entropy_K):
+        return entropy_K
+    return (entropy_K >= np.quantile(entropy_K, 1 - quantile)).astype(np.float32)
 
 
 def aggregation_weights(sequence_K: Tensor, count: int, aggregation: Aggregation) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
-from alignment_core.losses.policy import aggregation_normaliser, policy_objective, value_objective
+from alignment_core.losses.policy import aggregation_normaliser, policy_objective, top_entropy, value_objective
 from alignment_core.models import weight_transfer
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.model_ref import Model
@@ -140,7 +140,8 @@ class PolicyTrainer:
 
     def forward(self, old: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         """Add results of forward passes to the batch on every rank: of the reference and the critic if there are any, and with
-        ``old`` the policy's log-probabilities. Rank 0 returns the ``wanted`` ones, [K] by name.
+        ``old`` the policy's log-probabilities, and its tokens of high entropy if only these are trained. Rank 0 returns the
+        ``wanted`` ones, [K] by name.
         """
         passes: list[tuple[str, Any, bool]] = []
         if old:
@@ -155,15 +156,24 @@ class PolicyTrainer:
         for learner in self.learners.values():
             learner.engine.eval()
         packs = {share: self.policy.micro_batches(self.rows, share) for share in {share for _, _, share in passes}}
+        quantile = self.section.loss.top_entropy_quantile
+        with_entropy = self.policy.packed.with_entropy
         for name, model, share in passes:
+            columns = (name, "entropies") if name == "old_logps" and quantile < 1 else (name,)
+            self.policy.packed.with_entropy = with_entropy or len(columns) > 1
             # Zero where other ranks compute, so that the sum over ranks is the whole column.
-            values_K = torch.zeros(len(self.batch.numbers["rollout_logps"]), device=self.device.torch_device)
+            values_CK = torch.zeros(
+                len(columns), len(self.batch.numbers["rollout_logps"]), device=self.device.torch_device
+            )
             for micro in packs[share]:
                 with torch.no_grad():
                     output = run_packed(model, micro, self.temperature).float()
-                places_K = torch.from_numpy(self.batch.places_K(micro.rows)).to(values_K.device)
-                values_K[places_K] = output if output.ndim == 1 else output[0]
-            self.batch.numbers[name] = sum_over_ranks(values_K).cpu().numpy()
+                places_K = torch.from_numpy(self.batch.places_K(micro.rows)).to(values_CK.device)
+                values_CK[:, places_K] = output[None] if output.ndim == 1 else output[: len(columns)]
+            self.batch.numbers.update(zip(columns, sum_over_ranks(values_CK).cpu().numpy(), strict=True))
+            self.policy.packed.with_entropy = with_entropy
+        if "entropies" in self.batch.numbers:
+            self.batch.numbers["top_entropy"] = top_entropy(self.batch.numbers.pop("entropies"), quantile)
         return {name: self.batch.numbers[name] for name in wanted} if self.rank == 0 else {}
 
     def update(self, numbers: Mapping[str, np.ndarray], kl_coefficient: float) -> dict[str, StepReport]:

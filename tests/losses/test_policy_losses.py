@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from alignment_core.losses.policy import (
     policy_objective,
     sapo_loss,
     sequence_log_ratio,
+    top_entropy,
     value_loss,
 )
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
@@ -89,6 +91,28 @@ def test_a_loss_without_bounds_has_no_clip_fraction(loss_type: str, expected: fl
     _, sums = policy_objective(section, 0.0, of(0.2, 0.2).log(), numbers, torch.tensor([0, 1]), 2)
     assert sums["ratio"] == pytest.approx(4.0)
     assert sums.get("clipped") == expected
+
+
+def test_tokens_of_high_entropy_are_trained_and_the_kl_keeps_all() -> None:
+    # the highest 40 % of five are two; the threshold is between 3 and 2
+    selected = top_entropy(np.array([0.5, 3.0, 1.0, 2.0, 4.0], np.float32), 0.4)
+    assert selected.tolist() == [0, 1, 0, 0, 1]
+    assert top_entropy(np.array([1.0, 1.0], np.float32), 0.1).tolist() == [1, 1], "equal ones are together"
+    content = {
+        "prompts": "prompts.jsonl",
+        "rewards": [{"verifier": "math"}],
+        "kl": {"coefficient": 0.1, "estimator": "k1"},
+    }
+    logps = of(0.5, 0.5).log()
+    numbers = {
+        "advantages": of(2.0, 2.0),
+        "rollout_logps": logps,
+        "reference_logps": logps - 1,
+        "top_entropy": of(1.0, 0.0),
+    }
+    # at ratio 1 the policy loss is -A: -2 of the first token and 0 of the second; k1 is 1 of both
+    loss, _ = policy_objective(RlConfig.model_validate(content), 0.1, logps, numbers, torch.tensor([0, 0]), 1)
+    assert loss.item() == pytest.approx(-2 + 2 * 0.1)
 
 
 def test_cispo_weighs_the_log_probability_by_a_ratio_without_gradient() -> None:

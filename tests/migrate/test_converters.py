@@ -305,6 +305,7 @@ TRL_ROWS = [
     ),
     (f"trl grpo {TRL} --num_iterations 2 --max_steps 100", "rl.steps", 50),
     (f"trl grpo {TRL}", "rl.advantage", {"scale_rewards": "group", "estimator": "group"}),
+    (f"trl grpo {TRL} --top_entropy_quantile 0.2", "rl.loss.top_entropy_quantile", 0.2),
     (f"trl grpo {TRL} --scale_rewards batch", "rl.advantage.scale_rewards", "batch"),
     (f"trl grpo {TRL} --scale_rewards false", "rl.advantage.scale_rewards", "none"),
     (f"trl grpo {TRL} --loss_type dr_grpo", "rl.loss.aggregation", "fixed-length"),

@@ -25,8 +25,15 @@ from ragged import (
 from torch import Tensor
 
 from alignment_core.losses.logprobs import entropy, token_logps
-from alignment_core.losses.policy import aggregation_normaliser, aggregation_weights, policy_loss, value_loss
-from alignment_core.recipes.sections.rl import PolicyLossConfig
+from alignment_core.losses.policy import (
+    aggregation_normaliser,
+    aggregation_weights,
+    policy_loss,
+    policy_objective,
+    top_entropy,
+    value_loss,
+)
+from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 
 TOKENS = int(MASK_ST.sum())
 BUDGET = 11  # the longest completion that was allowed; none came to it
@@ -273,6 +280,24 @@ def test_the_entropy_bonus_is_trls_under_the_token_mean() -> None:
         )
 
     same_with_gradient(mine, theirs, logits_STV)
+
+
+@pytest.mark.parametrize("quantile", [0.01, 0.2, 0.8])
+def test_tokens_of_high_entropy_are_trls_of_a_single_micro_batch(quantile: float) -> None:
+    entropy_ST = draw(42).abs().float().double()
+    advantages = {"advantages": packed(ADVANTAGES_ST), "rollout_logps": packed(OLD_ST), "old_logps": packed(OLD_ST)}
+    selected_K = torch.from_numpy(top_entropy(packed(entropy_ST).float().numpy(), quantile))
+    section = RlConfig.model_validate({"prompts": "none.jsonl", "rewards": [{"verifier": "math"}]})
+
+    def mine(x: Tensor) -> Tensor:
+        numbers = {**advantages, "top_entropy": selected_K}
+        loss, _ = policy_objective(section, 0.0, packed(x), numbers, sequences_of(MASK_ST), SEQUENCES)
+        return loss / TOKENS
+
+    def theirs(x: Tensor) -> Tensor:
+        return trl.grpo_loss(x, OLD_ST, ADVANTAGES_ST, MASK_ST, "bnpo", entropy_ST=entropy_ST, quantile=quantile)
+
+    same_with_gradient(mine, theirs, LOGPS_ST)
 
 
 def test_log_probabilities_and_entropy_of_logits_are_the_same_in_all_peers() -> None:

@@ -60,6 +60,7 @@ def grpo_loss(
     weights_ST: Tensor | None = None,
     entropy_ST: Tensor | None = None,
     entropy_bonus: float = 0.0,
+    quantile: float = 1.0,
     temperatures: tuple[float, float] = (1.0, 1.05),
 ) -> Tensor:
     """GRPOTrainer's loss; ``advantages`` [S] or [S, T]."""
@@ -72,7 +73,10 @@ def grpo_loss(
         importance_sampling_level=level,
         beta=beta,
         max_completion_length=longest,
-        top_entropy_quantile=1.0,
+        top_entropy_quantile=quantile,
+        get_high_entropy_mask=lambda *given: GRPOTrainer.get_high_entropy_mask(
+            SimpleNamespace(accelerator=Accelerator(cpu=True)), *given
+        ),
         off_policy_mask_threshold=None,
         use_vllm=weights_ST is not None,
         vllm_importance_sampling_correction=True,

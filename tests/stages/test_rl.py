@@ -174,6 +174,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "LoRA": {"training.lora": {"r": 4}, "kl": {"coefficient": 0.04}},
     "QLoRA": {"training.lora": {"r": 4, "load_in_4bit": True}, "kl": {"coefficient": 0.04}},
     "TIS": {"importance_sampling_correction": {"mode": "clip"}},
+    "high-entropy tokens": {"loss": {"top_entropy_quantile": 0.2}},
     "IcePop": {"importance_sampling_correction": {"mode": "mask", "low": 0.5, "high": 5.0}},
     "trust region": {
         "importance_sampling_correction": {"mode": "mask", "level": "sequence", "measure": "kl", "high": 0.01}

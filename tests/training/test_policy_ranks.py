@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from alignment_core.models.model_ref import Model
@@ -278,3 +279,32 @@ def test_a_policy_that_waits_for_its_critic_warms_up_from_its_own_first_step(
         {"critic": 2e-3, "policy": pytest.approx(0.2e-3)},
         {"critic": 2e-3, "policy": pytest.approx(0.4e-3)},
     ]
+
+
+def test_tokens_of_high_entropy_are_those_of_all_ranks(machines: Any, tiny_model: Any, tmp_path: Path) -> None:
+    """By plain `transformers`; without the others' advantages a training on all tokens is the same."""
+    data = sampled()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model(), dtype=torch.float32).eval()
+    entropies = []
+    for row in data.rows():
+        (sequence,) = row.sequences
+        with torch.no_grad():
+            logps = model(torch.from_numpy(sequence.ids.astype(np.int64))[None]).logits[0].log_softmax(-1)
+        entropies.append(-(logps.exp() * logps).sum(-1)[np.flatnonzero(sequence.targets) - 1])
+    entropy_K = torch.cat(entropies).numpy()
+    others_K = entropy_K < np.sort(entropy_K)[4 * len(entropy_K) // 5]  # the first above four fifths of the way
+    alone = sampled()
+    alone.numbers["advantages"][others_K] = 0
+    weights = []
+    for world, quantile, batch in ((1, 1.0, alone), (1, 0.2, data), (2, 0.2, data)):
+        section = {"loss": {"top_entropy_quantile": quantile}}
+        folder = tmp_path / f"{world}-{quantile}"
+        with machines(world).trainers() as group:
+            cut: Any = {"max_tokens_per_microbatch": 64, "zero_stage": 2 if world == 2 else 0}
+            policy = Policy(group, machines(world), tiny_model(), folder, section, **cut)
+            policy.open()
+            policy.ranks.all(PolicyTrainer.load, batch)
+            policy.ranks.all(PolicyTrainer.forward, True, [])
+            policy.ranks.all(PolicyTrainer.update, {}, 0.0)
+            weights.append(policy.export("policy"))
+    assert all(greatest_difference(weights[0], other) < 1e-5 for other in weights[1:])

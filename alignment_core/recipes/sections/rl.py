@@ -193,6 +193,11 @@ class PolicyLossConfig(Config):
     (DAPO's overlong filtering; TRL's field of this name). Its reward still counts in the mean and deviation of its group, and
     its sequence in the averages over sequences; `token-mean` divides by the tokens that are trained on."""
 
+    top_entropy_quantile: float = unkeyed(1.0, gt=0, le=1)
+    """Fraction of a step's tokens with the highest entropies that the policy loss trains (Wang et al. 2025, "Beyond the 80/20
+    Rule", which advises 0.2); KL and entropy bonus keep all tokens, and the average is over all, as in TRL. It takes a forward
+    pass before the update. Default: all tokens."""
+
     @property
     def bounds(self) -> tuple[float, float]:
         """The lower and the upper bound of the ratio."""

@@ -150,11 +150,12 @@ class Loop:
 
     def _needs_old_logps(self, completions: int) -> bool:
         """Whether the policy changes while it trains on the batch, so that the clipped ratio needs its log-probabilities from
-        before."""
+        before, or whether this pass selects tokens by their entropy."""
         training = self.section.training
         kl = self.section.kl
         off_policy = training.num_train_epochs > 1 or training.batch_size < completions
-        return off_policy or (kl.place == "reward" and kl.coefficient > 0)
+        selects = self.section.loss.top_entropy_quantile < 1
+        return off_policy or selects or (kl.place == "reward" and kl.coefficient > 0)
 
     def _columns_needed(self, step: int, old: bool) -> list[str]:
         """The results of forward passes that are needed here: for rewards and advantages, or for the trajectories."""
