@@ -23,8 +23,9 @@ COMMANDS = {
     "grpo": ("GRPOConfig", RL),
     "rloo": ("RLOOConfig", RL),
 }
-CHANGE_NO_RESULT = {"vllm_gpu_memory_utilization", "model_revision", "seed"}
-"""Memory, the Hub's own default, and another seed."""
+CHANGE_NO_RESULT = {"vllm_gpu_memory_utilization", "model_revision", "seed", "save_steps"}
+"""Memory, the Hub's own default, another seed, and the models of earlier steps, which are kept only if they are asked for: a
+run resumes without them."""
 NOT_ALONE = {"max_steps", "output_dir", "dataset_text_field"}
 """Flags that the command already has, or that choose another table."""
 
