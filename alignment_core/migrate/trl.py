@@ -105,6 +105,11 @@ def rl_warmup(words: Words, flags: Flags) -> tuple[float | None, int | None]:
     return convert.warmup(words, flags, _updates(flags))
 
 
+def rl_sync(words: Words, flags: Flags) -> int:
+    """`--ref_model_sync_steps`, in steps of sampling."""
+    return max(1, round(convert.whole(words, flags) / _updates(flags)))
+
+
 def rl_steps(words: Words, flags: Flags) -> int | None:
     """Steps of sampling: from the optimizer steps of `--max_steps`, or from the epochs if the rows can be counted."""
     updates = _updates(flags)

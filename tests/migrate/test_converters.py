@@ -345,6 +345,17 @@ TRL_ROWS = [
         "rl.kl.sync_ref_model",
         {"mixup_alpha": 1.0, "sync_steps": 50},
     ),
+    (
+        f"trl grpo {TRL} --beta 0.1 --sync_ref_model --ref_model_sync_steps 64 --num_iterations 4",
+        "rl.kl.sync_ref_model",
+        {"sync_steps": 16},  # TRL counts optimizer steps
+    ),
+    (
+        f"trl grpo {TRL} --beta 0.1 --sync_ref_model --num_iterations 4",
+        "rl.kl.sync_ref_model",
+        {"sync_steps": 128},
+    ),
+    (f"trl rloo {TRL}", "rl.importance_sampling_correction", {"mode": "none"}),
     (f"trl rloo {TRL}", "rl.advantage.estimator", "leave-one-out"),
     (f"trl rloo {TRL}", "rl.kl", {"coefficient": 0.05, "place": "reward", "estimator": "k1"}),
     (f"trl rloo {TRL}", "rl.loss.aggregation", "fixed-length"),
