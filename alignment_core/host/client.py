@@ -185,7 +185,7 @@ class _Clock:
     """The deadlines of a stage and of its next sign of progress, with pauses."""
 
     def __init__(self, resources: ResourcesConfig) -> None:
-        self._patience = resources.no_progress_timeout_seconds
+        self._patience = resources.no_progress_timeout_seconds or 2 * resources.wait_timeout_seconds
         self._total = resources.stage_timeout_seconds
         now = time.monotonic()
         self._begun = now

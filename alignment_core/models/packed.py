@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 from collections.abc import Callable
@@ -115,10 +116,13 @@ class PackedModel(nn.Module):
 
     @property
     def _load_balancing_loss(self) -> Any:
-        """The function of ``transformers`` for the model; None if it has no routers."""
-        if not hasattr(self.model.config.get_text_config(), "router_aux_loss_coef"):
+        """The function of ``transformers`` for the model; None if it has no routers, or if the function takes other arguments,
+        as Doge's does."""
+        if not hasattr(self.model.config.get_text_config(), "router_aux_loss_coef") or not _has_routers(self.model):
             return None
-        return getattr(sys.modules[type(self.model).__module__], "load_balancing_loss_func", None)
+        function = getattr(sys.modules[type(self.model).__module__], "load_balancing_loss_func", None)
+        parameters = inspect.signature(function).parameters if function else ()
+        return function if [*parameters] == ["gate_logits", "num_experts", "top_k", "attention_mask"] else None
 
     def balance_routers(self) -> None:
         """Let forward passes in training set ``router_loss``, the load-balancing loss of ``transformers``.
@@ -214,6 +218,20 @@ class PackedModel(nn.Module):
                 "other rotary positions for longer sequences: set max_length of its rows, or resources.attention to `sdpa`"
             )
         return torch.ones_like(position_ids)
+
+
+def _has_routers(model: nn.Module) -> bool:
+    """Whether a module computes the ``router_logits`` that ``transformers`` records. Families of mixtures of experts have dense
+    models, too, such as Granite 4 with no local experts."""
+    recorded = getattr(model, "_can_record_outputs", None) or {}
+    recorders: Any = recorded.get("router_logits", ())
+    recorders = recorders if isinstance(recorders, list | tuple) else (recorders,)
+    return any(
+        isinstance(module, getattr(recorder, "target_class", recorder))
+        and f".{getattr(recorder, 'layer_name', None) or name}." in f".{name}."
+        for recorder in recorders
+        for name, module in model.named_modules()
+    )
 
 
 def _linear_in_fp32(layer: nn.Linear, states: Tensor) -> Tensor:

@@ -101,6 +101,12 @@ def test_a_long_stage_with_progress_is_not_ended_and_its_waits_have_no_deadline(
         end_of([(1, WAITS)], monkeypatch, tmp_path)
 
 
+def test_by_default_the_limit_is_twice_that_of_a_single_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sentence, seconds = end_of([], monkeypatch, tmp_path, wait_timeout_seconds=20000)
+    assert sentence == "sft made no progress for 40000 seconds (resources.no_progress_timeout_seconds)"
+    assert seconds == 40000
+
+
 def test_the_whole_time_of_a_stage_may_be_limited_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Stored recipes of versions with this limit alone have 86400 here."""
     limits = {"stage_timeout_seconds": 200.0, "no_progress_timeout_seconds": 60.0}

@@ -20,7 +20,7 @@ EVALUATION = {
 
 def recipe(**fields: Any) -> Any:
     content = {"name": "prm", "model": "some/model", "process_reward_model": DATA, **fields}
-    return parse_recipe({"method": "process-reward-model", **content})
+    return parse_recipe({"method": "process-reward-model", **content}, refuse_unused=True)
 
 
 def test_a_recipe_without_an_evaluation_only_trains() -> None:
@@ -39,6 +39,10 @@ def test_a_recipe_without_an_evaluation_only_trains() -> None:
         ({"promotion": {"tag": "best"}}, "trains no policy that could be promoted"),
         ({"process_reward_model": {**DATA, "steps": {"verdict_tokens": ["+", "+"]}}}, "are the same token"),
         ({"evaluation": {**EVALUATION, "rewards": [{"reward_model": "ours"}]}}, "add a section `reward_model`"),
+        (
+            {"process_reward_model": {**DATA, "training": {"bf16": True, "keep_master_weights": False}}},
+            "`keep_master_weights` has no effect because nothing trains a reward model further",
+        ),
     ],
 )
 def test_inconsistent_fields_are_refused_with_the_fix(fields: dict[str, Any], says: str) -> None:

@@ -296,6 +296,10 @@ def test_a_plain_section_rl_is_enough(load):
         ),
         (["reward_model={model: some/judge, loss_type: logexp}"], "`loss_type` has no effect because `model` names"),
         (
+            ["reward_model={data: p.jsonl, training: {bf16: true, keep_master_weights: false}}"],
+            "`keep_master_weights` has no effect because nothing trains a reward model further",
+        ),
+        (
             ["reward_model={model: some/judge, center_rewards_coefficient: 0.01}"],
             "`center_rewards_coefficient` has no effect because `model` names",
         ),

@@ -186,3 +186,28 @@ def test_a_model_without_routers_is_refused(make_job: Any, machines: Any, tmp_pa
         ),
     ):
         open_job(group, machines(1), job, tmp_path / "progress")
+
+
+def test_a_dense_model_of_a_family_with_experts_has_no_coefficient() -> None:
+    """Granite 4's dense models have a coefficient, and no layer of experts; the forward pass of ``transformers`` ends in an
+    error when it is asked for router logits."""
+    config = transformers.GraniteMoeHybridConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        shared_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        layer_types=["attention", "attention"],
+        mamba_n_heads=2,
+        mamba_d_head=32,
+    )
+    assert config.router_aux_loss_coef == 0.001
+    model = transformers.GraniteMoeHybridForCausalLM(config)
+    packed = PackedModel(model, "lm", share_prefixes=False)
+    assert packed.router_aux_loss_coef == 0
+    with pytest.raises(UserError, match="has no routers whose load could be balanced"):
+        packed.balance_routers()

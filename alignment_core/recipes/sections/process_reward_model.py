@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
@@ -38,6 +38,7 @@ class ProcessRewardModelConfig(Config):
     """Optimiser and schedule. OpenRLHF's script for Math-Shepherd trains a model of 7B with the same learning rate."""
 
     @model_validator(mode="after")
-    def _has_rows_to_measure(self) -> ProcessRewardModelConfig:
+    def _has_rows_to_measure(self, info: ValidationInfo) -> ProcessRewardModelConfig:
         self.training.check_held_out(self.data)
+        self.training.refuse_unused(info, ("keep_master_weights",), "because nothing trains a reward model further")
         return self

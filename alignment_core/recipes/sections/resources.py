@@ -117,11 +117,11 @@ class ResourcesConfig(Config):
     progress: Literal["local", "store"] = "local"
     """Location of in-stage checkpoints: only this machine, or also the store (whole weights in safetensors). From the
     store, a run resumes on another machine, with any number of trainers and any ZeRO stage."""
-    no_progress_timeout_seconds: float = unkeyed(4 * 3600.0, gt=0)
+    no_progress_timeout_seconds: float | None = unkeyed(None, gt=0)
     """A stage without progress for this many seconds is ended and retried (`stage_retries`), however long it has run before.
     Progress is a step, shard, block, row or reward that is done, an answer of an actor or engine, a file that is downloaded or
-    copied, and each start. Waits for a machine do not count. Default: twice that of `wait_timeout_seconds`, so that a call
-    that hangs ends by its own deadline, which names it."""
+    copied, and each start. Waits for a machine do not count. Default: twice `wait_timeout_seconds`, so that a call that hangs
+    ends by its own deadline, which names it."""
     stage_timeout_seconds: float | None = Field(None, gt=0)
     """Deadline of a whole stage, without waits for a machine. Default: none, because a long training is no failure."""
     wait_timeout_seconds: float = Field(7200.0, gt=0)

@@ -258,6 +258,7 @@ class RewardModelConfig(Config):
             )
         elif self.data is not None:
             self.training.check_held_out(self.data)
+            self.training.refuse_unused(info, ("keep_master_weights",), "because nothing trains a reward model further")
         return self
 
     def check_origin(self) -> None:
