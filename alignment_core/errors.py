@@ -105,6 +105,10 @@ class StoreError(AlignmentError):
     """The artifact store refused an operation; the message names the object and the reason."""
 
 
+class Changed(StoreError):
+    """A file changed while it was being stored."""
+
+
 class NotFound(StoreError):
     """No such artifact, tag or blob in this store."""
 

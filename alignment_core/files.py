@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +17,14 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         file.flush()
         os.fsync(file.fileno())  # before the rename, which the file system may write to the disk earlier than the bytes
     os.replace(partial, path)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Hard-link a file, or copy it if the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def sync(path: Path) -> None:

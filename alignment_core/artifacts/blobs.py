@@ -16,7 +16,7 @@ from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.paths import SUSPECTS, blob_path, suspect_path
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, EnvironmentFault, NotFound, StoreError
+from alignment_core.errors import MAKE_IT_AGAIN, Changed, Corrupt, EnvironmentFault, NotFound, StoreError
 from alignment_core.heartbeat import beating
 
 _ATTEMPTS = 5
@@ -40,14 +40,14 @@ class Blobs:
     def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> bool:
         """Store the file ``source`` as the blob of ``entry`` unless an intact one exists; whether it is new.
 
-        ``hashed`` is the state of the file before it was hashed; StoreError when it has changed since.
+        ``hashed`` is the state of the file before it was hashed; Changed when it has changed since.
         """
         path, existing = blob_path(entry.sha256), None
         for _ in range(_ATTEMPTS):
             if self.backend.put(path, source, replaces=existing.version if existing else None):
                 if _identity(source.lstat()) != _identity(hashed):
                     self.backend.delete(path)
-                    raise StoreError(f"{source} changed while it was being published: publish it again")
+                    raise Changed(f"{source} changed while it was being published: publish it again")
                 return True
             existing = self.backend.stat(path)
             if existing is not None and not self._is_damaged(entry, existing):

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,11 +25,14 @@ from alignment_core.artifacts.paths import snapshot_path
 from alignment_core.artifacts.portable_paths import get_files
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import files_below, remove_tree
-from alignment_core.errors import AlignmentError, NotFound, one_line
+from alignment_core.errors import AlignmentError, Changed, NotFound, one_line
+from alignment_core.files import link_or_copy
 
 log = logging.getLogger(__name__)
 
 _LOCK, _MARK = "lock", ".snapshot"
+_LINKS = ".push"
+"""Folder with hard links to the files of a push: the stage may delete its checkpoint, which stays readable here."""
 _CHECKPOINT, _COMPLETE = "step-", "complete.json"
 PLAIN = frozenset(
     {
@@ -38,6 +41,8 @@ PLAIN = frozenset(
     }
 )
 """Suffixes of files that nothing unpickles."""
+_Identity = tuple[int, int, int]
+"""Inode, size and time of modification (ns) of a file."""
 _POLL_SECONDS = 1.0
 _THREADS = 8
 
@@ -57,8 +62,8 @@ class StoredProgress:
         self.store = store
         self.key = key
         self.path = snapshot_path(key)
-        self._entries: dict[tuple[str, int, int], FileEntry] = {}
-        self._pushed: Mapping[str, os.stat_result] = {}
+        self._entries: dict[tuple[str, _Identity], FileEntry] = {}
+        self._pushed: Mapping[str, _Identity] = {}
         self._listed: set[FileEntry] = set()  # in the snapshot, while that has this version
         self._version = ""
         self._exists = False
@@ -89,22 +94,27 @@ class StoredProgress:
         self._note(folder, stored)
 
     def push(self, folder: Path) -> bool:
-        """Replace the snapshot by the content of ``folder``; False if that changed meanwhile and a retry is needed."""
+        """Replace the snapshot by the content of ``folder``, which may change once its files are linked; False if it changed
+        before, and a retry is needed."""
+        links = folder / _LINKS
         try:
-            files = settled(folder)
+            files = _identities(settled(folder))
             if not files or files == self._pushed:
                 return True
-            entries = self._entries_of(folder, files)
+            linked = _link(folder, files, links)
+            if _identities(settled(folder)) != files:
+                return False
+            entries = self._entries_of(links, files)
             digests = {entry.sha256 for entry in entries}
             with self.store.leases.publication(digests, lasting=False):
                 current = self.store.backend.stat(self.path)
                 present = self._listed if current is not None and current.version == self._version else set()
-                self.store.blobs.put_files([entry for entry in entries if entry not in present], folder, files)
-                if settled(folder).keys() != files.keys():
-                    return False
+                self.store.blobs.put_files([entry for entry in entries if entry not in present], links, linked)
                 stored = self._write(ProgressFiles(files=entries))
-        except (FileNotFoundError, NotFound):
-            return False  # the stage deleted an old checkpoint meanwhile
+        except (FileNotFoundError, NotFound, Changed):
+            return False  # the stage deleted an old checkpoint meanwhile, or appended to a file
+        finally:
+            remove_tree(links)
         self._pushed = files
         self._listed = set(entries)
         if stored is not None:
@@ -120,6 +130,7 @@ class StoredProgress:
         that each push took."""
         stopping = threading.Event()
         arguments = (folder, seconds, stopping, pushed)
+        remove_tree(folder / _LINKS)  # a process that was killed during a push left the space of a checkpoint taken
         thread = threading.Thread(target=self._follow, args=arguments, name="progress", daemon=True)
         thread.start()
         try:
@@ -154,13 +165,13 @@ class StoredProgress:
             log.warning("progress could not be put into the store: %s", error)
             return True  # try again after a while
 
-    def _entries_of(self, folder: Path, files: Mapping[str, os.stat_result]) -> tuple[FileEntry, ...]:
+    def _entries_of(self, links: Path, files: Mapping[str, _Identity]) -> tuple[FileEntry, ...]:
         """The entries of files; only new or changed ones are hashed."""
-        identities = {path: (path, status.st_ino, status.st_mtime_ns) for path, status in files.items()}
-        new = [path for path, identity in identities.items() if identity not in self._entries]
-        hashed = {entry.path: entry for entry in entries_of(folder, new)}
-        self._entries = {identity: self._entries.get(identity) or hashed[path] for path, identity in identities.items()}
-        return tuple(self._entries[identities[path]] for path in sorted(files))
+        hashed = {
+            entry.path: entry for entry in entries_of(links, [path for path, _ in files.items() - self._entries.keys()])
+        }
+        self._entries = {file: self._entries.get(file) or hashed[file[0]] for file in files.items()}
+        return tuple(self._entries[path, files[path]] for path in sorted(files))
 
     def _write(self, snapshot: ProgressFiles) -> Object | None:
         """Replace the snapshot unconditionally: this process holds the claim."""
@@ -184,7 +195,9 @@ def files_of(store: Store, path: str) -> tuple[FileEntry, ...]:
 
 def settled(folder: Path) -> dict[str, os.stat_result]:
     """The files of a progress folder that may be pushed: complete checkpoints without pickles, and finished files."""
-    present = {path: stat for path, stat in files_below(folder).items() if path not in (_LOCK, _MARK)}
+    present = {
+        path: stat for path, stat in files_below(folder).items() if path.partition("/")[0] not in (_LOCK, _MARK, _LINKS)
+    }
     checkpoints = {path.partition("/")[0] for path in present if path.startswith(_CHECKPOINT) and "/" in path}
     complete = {checkpoint for checkpoint in checkpoints if f"{checkpoint}/{_COMPLETE}" in present}
     complete -= {path.partition("/")[0] for path in present if not _is_plain(path)}
@@ -193,6 +206,19 @@ def settled(folder: Path) -> dict[str, os.stat_result]:
         for path, stat in present.items()
         if _is_plain(path) and ((top := path.partition("/")[0]) in complete or top not in checkpoints)
     }
+
+
+def _identities(files: Mapping[str, os.stat_result]) -> dict[str, _Identity]:
+    return {path: (status.st_ino, status.st_size, status.st_mtime_ns) for path, status in files.items()}
+
+
+def _link(folder: Path, paths: Iterable[str], links: Path) -> dict[str, os.stat_result]:
+    """Link files of a folder into a new folder ``links``; their states there, by path."""
+    remove_tree(links)
+    for path in paths:
+        (links / path).parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(folder / path, links / path)
+    return files_below(links)
 
 
 def _is_plain(path: str) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-from alignment_core.files import sync
+from alignment_core.files import link_or_copy, sync
 
 CURVE = "metrics.jsonl"
 """File with the metrics of the steps up to a checkpoint, in its folder."""
@@ -32,14 +31,7 @@ def put_in_place(partial: Path, folder: Path) -> None:
 
 def link_tree(folder: Path, target: Path) -> None:
     """Hard-link the files of a folder into another one, or copy them if the file system has no hard links."""
-
-    def link(source: str, name: str) -> None:
-        try:
-            os.link(source, name)
-        except OSError:
-            shutil.copyfile(source, name)
-
-    shutil.copytree(folder, target, copy_function=link, dirs_exist_ok=True)
+    shutil.copytree(folder, target, copy_function=link_or_copy, dirs_exist_ok=True)
 
 
 def described(checkpoint: Path) -> dict[str, Any]:

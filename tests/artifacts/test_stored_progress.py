@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,8 @@ from alignment_core.artifacts import Store, collect, open_store, prune
 from alignment_core.artifacts.paths import SNAPSHOTS
 from alignment_core.artifacts.stored_progress import StoredProgress, settled
 from alignment_core.errors import Stopped
+from alignment_core.files import write_whole
+from alignment_core.training.checkpoints import drop_older, newest_progress
 from tests.processes import ended, in_child, wait_until
 
 KEY = "b" * 64
@@ -165,18 +170,102 @@ def test_only_new_files_are_uploaded(machine: Machine, monkeypatch: pytest.Monke
 def test_a_checkpoint_deleted_during_a_push_is_no_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     store, folder = machine("one")
     checkpoint(folder, 10)
-    put, gone = store.blobs.put, []
+    link, gone = os.link, []
 
-    def vanishes(*arguments: object) -> None:
+    def vanishes(*arguments: Path) -> None:
         if not gone:
             gone.append(os.rename(folder / "step-00000010", folder / "step-00000010.partial"))
-        put(*arguments)  # type: ignore[arg-type]
+        link(*arguments)
 
-    monkeypatch.setattr(store.blobs, "put", vanishes)
+    monkeypatch.setattr(os, "link", vanishes)
     progress = StoredProgress(store, KEY)
     assert not progress.push(folder)
     checkpoint(folder, 20)
     assert progress.push(folder)
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["linked", "copied"])
+def test_a_push_that_is_slower_than_saves_stores_the_checkpoint_that_they_delete(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    store, folder = machine("one")
+    progress = StoredProgress(store, KEY)
+    checkpoint(folder, 10)
+    note = folder / "save-seconds.json"
+    write_whole(note, lambda file: file.write(b"1.0"))
+    before = contents(folder)
+    put = store.blobs.put
+    begun, saved = threading.Event(), threading.Event()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no hard links")
+
+    def slow(*arguments: Any) -> bool:
+        begun.set()
+        assert saved.wait(30)
+        return put(*arguments)
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(store.blobs, "put", slow)
+    with ThreadPoolExecutor() as pool:
+        push = pool.submit(progress.push, folder)
+        assert begun.wait(30)
+        checkpoint(folder, 20)
+        drop_older(folder, 20)
+        write_whole(note, lambda file: file.write(b"2.0"))
+        assert newest_progress(folder) == folder / "step-00000020"
+        after = contents(folder)
+        saved.set()
+        assert push.result()
+    there, theirs = machine("two")
+    StoredProgress(there, KEY).pull(theirs)
+    assert contents(theirs) == before
+    assert {path.name for path in folder.iterdir()} == {".snapshot", "save-seconds.json", "step-00000020"}
+    assert progress.push(folder)
+    StoredProgress(there, KEY).pull(theirs)
+    assert contents(theirs) == after
+
+
+def test_a_file_that_grows_during_a_push_is_pushed_soon_after(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, folder = machine("one")
+    growing = folder / "lm-eval.log"
+    growing.write_text("one\n")
+    put = store.blobs.put
+
+    def grows_once(*arguments: Any) -> bool:
+        if growing.read_text() == "one\n":
+            growing.write_text("one\ntwo\n")
+        return put(*arguments)
+
+    monkeypatch.setattr(store.blobs, "put", grows_once)
+    progress = StoredProgress(store, KEY)
+    assert not progress.push(folder)
+    assert progress.push(folder)
+    there, theirs = machine("two")
+    StoredProgress(there, KEY).pull(theirs)
+    assert contents(theirs) == {"lm-eval.log": b"one\ntwo\n"}
+
+
+def test_the_next_process_removes_what_one_killed_during_a_push_left(machine: Machine) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+
+    def killed(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def stage() -> None:
+        store.blobs.put_files = killed  # type: ignore[method-assign,assignment]
+        StoredProgress(store, KEY).push(folder)
+
+    assert ended(in_child(stage)) == -signal.SIGKILL
+    (left,) = [path for path in folder.iterdir() if path.name != "step-00000010"]
+    assert set(contents(folder)) == {"step-00000010/complete.json", "step-00000010/state/weights.safetensors"}
+    assert newest_progress(folder) == folder / "step-00000010"
+    with StoredProgress(store, KEY).mirrored(folder, seconds=3600):
+        assert not left.exists()
 
 
 def test_gc_keeps_progress_until_its_stage_drops_it(machine: Machine) -> None:
