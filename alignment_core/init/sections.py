@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from alignment_core.checks.traps import FEW_STEPS
 from alignment_core.errors import UserError
 from alignment_core.init import memory
 from alignment_core.init.base import Profile
@@ -218,8 +220,10 @@ def generation(answers: int, room: int) -> dict[str, Any]:
 
 
 def steps(profile: Profile, per_step: int) -> int:
-    """Steps that use each prompt about twice, at most 200."""
-    return max(10, min(200, 2 * profile.rows.count // per_step))
+    """Steps that use each prompt about twice, at most 200. At 1e-6 a pretrained model learns little in less than 100: published
+    runs have hundreds of updates (TinyZero, Open-R1)."""
+    least = 10 if profile.model.is_scratch else 100
+    return max(least, min(200, 2 * profile.rows.count // per_step))
 
 
 def check_verified(profile: Profile, method: str) -> str:
@@ -253,13 +257,21 @@ def rounds(profile: Profile, method: str, rates: tuple[float, float], verified: 
     pairs = profile.mapping.kind == "preferences"
     verifier = None if pairs else check_verified(profile, method)
     room = answer_room(profile, least=32 if profile.model.is_scratch else 128)
+    train = training(profile, *rates)
+    per_round = min(10_000 if profile.machine.gpus else 1024, profile.rows.count)
+    if method == "iterative-dpo" and not profile.model.is_scratch:  # a pair of each prompt
+        batch = 2 ** int(math.log2(max(1, per_round // FEW_STEPS)))
+        train["warmup_ratio"] = 0.1
+        train["batch_size"] = Commented(
+            min(batch, plain(train["batch_size"])), f"pairs in a step: {FEW_STEPS} steps or more in a round"
+        )
     section: dict[str, Any] = {
         "rounds": 2,
         "prompts": prompts(profile, profile.all_sources, room),
-        "prompts_per_round": Commented(min(1024, profile.rows.count), "each round takes the next ones"),
+        "prompts_per_round": Commented(per_round, "each round takes the next ones"),
         "generation": generation(8 if profile.machine.gpus else 4, room),
         **({} if pairs else {"selection": {"score": "verifier", **verified}}),
-        "training": training(profile, *rates),
+        "training": train,
     }
     measured = evaluation(profile)
     if verifier and not measured:  # the verifier that scores the rounds is a field of `evaluation`
@@ -273,7 +285,7 @@ def rounds(profile: Profile, method: str, rates: tuple[float, float], verified: 
 
 def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]:
     """The section `promotion`. Its gates require a result better than chance, or no worse than the tag's."""
-    gates, content = [], plain(sections)
+    gates, content, why = [], plain(sections), TAG
     evaluation = content.get("evaluation")
     if method in TEST_GATES and _holds_out(content[method]):
         gates.append(TEST_GATES[method])
@@ -284,11 +296,13 @@ def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]
         gates.append(Commented(gate, "a reward model that is no better than chance teaches nothing"))
     if evaluation is not None and "verifier" in evaluation:
         gates.append(Commented({"metric": "accuracy", "min_gain": 0}, "no worse than the model with the tag"))
+    elif evaluation is not None and judge == "reward model":
+        why = f"{TAG}; the optimised reward model cannot judge the policy: add another to `evaluation.rewards`, and a gate"
     elif evaluation is not None and judge:
         gates.append(Commented({"metric": "win_rate", "min": 0.5}, f"against the initial policy, by the {judge}"))
     if not gates:
         return {"tag": Commented(tag, f"{TAG}; add `gates` that it must pass")}
-    return {"tag": Commented(tag, TAG), "gates": gates}
+    return {"tag": Commented(tag, why), "gates": gates}
 
 
 def _holds_out(section: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from alignment_core.artifacts import Store
+from alignment_core.checks import traps
 from alignment_core.errors import UserError
 from alignment_core.init.base import loaded
 from alignment_core.init.machine import Machine
@@ -50,6 +51,26 @@ def test_every_method_that_init_supports_can_be_requested(
 def test_methods_that_can_train_on_pairs_accept_them(method: str, draft: Draft, store: Store, tmp_path: Path) -> None:
     draft(jsonl(tmp_path / "rows.jsonl", ROWS["preferences"][2]), method=method)
     assert problems(tmp_path / "recipe.yaml", store) == []
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("method", ["dpo", "reward-model", "iterative-dpo", "kto"])
+def test_recipes_for_pretrained_models_have_no_trap(
+    method: str, machine: Machine, draft: Draft, tiny_model: Any, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"q {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(1500)]
+    draft(jsonl(tmp_path / "rows.jsonl", rows), machine, method=method, model=str(tiny_model()))
+    assert traps.warnings(load_recipe(tmp_path / "recipe.yaml")) == []
+
+
+def test_a_pretrained_model_takes_enough_steps_of_reinforcement_learning(
+    draft: Draft, tiny_model: Any, tmp_path: Path
+) -> None:
+    rows = jsonl(tmp_path / "rows.jsonl", [{"question": f"{n} + 1", "answer": str(n + 1)} for n in range(60)])
+    assert draft(rows, method="rl", model=str(tiny_model())).recipe["rl"]["steps"] == 100
+    assert draft(rows, method="rl").recipe["rl"]["steps"] == 10, (
+        "of a new model, whose learning rate is 200 times as high"
+    )
 
 
 @real
