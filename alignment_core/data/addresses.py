@@ -227,6 +227,9 @@ class _Reader(io.RawIOBase):
             conditions = _conditions(file)
             as_stream = file.address.startswith("http") and not (file.size and _has_ranges(files, path, conditions))
             self._opened = files.open(path, "rb", block_size=0 if as_stream else BLOCK, **conditions)
+        # It is the version that was there when it was opened, after the check above.
+        if _version_in(getattr(self._opened, "details", None) or {}) not in (None, file.version):
+            raise _changed(file.address)
 
     def readable(self) -> bool:
         return True
@@ -252,6 +255,8 @@ class _Reader(io.RawIOBase):
             try:
                 with _explained(self._address):
                     data = self._opened.read(len(buffer))
+                if self._has_ranges and not data and start < self._opened.size:  # or the rows would end here
+                    raise Unavailable(f"{self._address}: the server sent {start} of {self._opened.size} bytes")
                 break
             except Unavailable:
                 if not self._has_ranges or attempt + 1 == ATTEMPTS:
@@ -289,8 +294,13 @@ def _has_ranges(files: Any, url: str, conditions: Mapping[str, Any]) -> bool:
     return bool(fsspec.asyn.sync(files.loop, has_ranges))
 
 
+def _version_in(info: Mapping[str, Any]) -> str | None:
+    """The version that a file system names; None if it names none."""
+    return next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
+
+
 def _pinned(files: Any, address: str, info: Mapping[str, Any]) -> RemoteFile:
-    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
+    version = _version_in(info)
     if version is None:
         with files.open(info["name"], "rb", block_size=BLOCK) as opened:
             version = f"sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()}"
