@@ -194,7 +194,8 @@ def test_the_mixed_in_loss_is_the_fine_tuning_loss_for_every_split(
         weights = load_file(export(sft, tmp_path / "sft"))
 
     for coefficient in (1.0, 0.25):
-        section = {"pretraining": {"data": "none.jsonl", "coefficient": coefficient, "batch_size": 14}}
+        pretraining = {"data": "none.jsonl", "coefficient": coefficient, "batch_size": 14}
+        section = {"pretraining": pretraining, "training": {"warmup_ratio": 0}}
         with machines(2).trainers() as group:
             policy = Policy(
                 group,
