@@ -15,6 +15,8 @@ KIND = re.compile(r"[a-z][a-z0-9_-]*")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MASTERS = "masters"
 """Kind of fp32 master weights of a policy in bf16; see :mod:`alignment_core.models.masters`."""
+POINTER = "masters.json"
+"""File in a policy's folder that names its master weights."""
 PRUNABLE = ("rollouts", "scores", "trajectories", MASTERS)
 """Large kinds that can be made again, and are needed only until the stages that use them are finished."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from alignment_core.artifacts.gc import Garbage, collector
@@ -22,6 +22,8 @@ from alignment_core.artifacts.paths import (
 from alignment_core.artifacts.reference import MASTERS, PRUNABLE, Reference
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.stored_progress import files_of
+from alignment_core.artifacts.tag_history import TagMove
+from alignment_core.artifacts.tag_history import before as move_before
 from alignment_core.artifacts.workspace import entries, is_mine, key_of_progress, time_and_size
 from alignment_core.errors import UserError
 
@@ -44,8 +46,8 @@ def prune(
     Progress is deleted as a whole, unless its stage is running. Rollouts and scores that no tag ever named lose their
     blobs and their cached copy; manifest and stage record stay, so that lineage and comparisons still work, and a
     marker says that the bytes were deleted on purpose. The same applies to master weights, except those of policies to which a
-    tag points now. Blobs that another artifact needs stay. Raises Corrupt when a tag
-    cannot be read: the artifacts that it protects are then unknown.
+    tag points now or would point after a rollback. Blobs that another artifact needs stay. Raises Corrupt when a tag cannot be
+    read: the artifacts that it protects are then unknown.
     """
     pruned: list[Garbage] = []
     if cache_days is not None:
@@ -119,7 +121,8 @@ def _prune_artifacts(
     leased, _ = store.leases.protected(min(before.values()))
     marked = {Path(stored.path).name for stored in store.backend.list(PRUNED)}
     manifests = list(store.artifacts())  # unreadable ones are left out: publishing them again brings all of their blobs
-    tagged = {move.to for move in store.tags.moves()} | _masters_of_tagged(store)
+    moves = list(store.tags.moves())
+    tagged = {move.to for move in moves} | _masters_of_tagged(store, moves)
     chosen = []
     needed = set[str]()
     for manifest in manifests:
@@ -155,9 +158,13 @@ def _prune_artifacts(
     return pruned
 
 
-def _masters_of_tagged(store: Store) -> set[Reference]:
-    """The master weights of policies to which a tag points now."""
-    records = [record for reference in store.tags.all().values() for record in store.records.makers(reference)]
+def _masters_of_tagged(store: Store, moves: Iterable[TagMove]) -> set[Reference]:
+    """The master weights of policies to which a tag points now, or would point after a rollback."""
+    histories: dict[str, list[TagMove]] = {}
+    for move in moves:
+        histories.setdefault(move.name, []).append(move)
+    kept = {move.to for history in histories.values() for move in (history[-1], move_before(history)) if move}
+    records = [record for reference in kept for record in store.records.makers(reference)]
     return {record.outputs[MASTERS] for record in records if MASTERS in record.outputs}
 
 

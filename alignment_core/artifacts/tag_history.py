@@ -28,8 +28,9 @@ class TagMove(BaseModel):
 
 def origin(moves: list[TagMove], move: TagMove) -> TagMove:
     """The move that put ``move.to`` under the tag: ``move`` itself, or the one that it went back to."""
-    while move.back_to is not None and move.back_to < move.number:
-        move = moves[move.back_to - 1]
+    by_number = {earlier.number: earlier for earlier in moves if earlier.number < move.number}
+    while move.back_to in by_number:
+        move = by_number.pop(move.back_to)
     return move
 
 
@@ -41,8 +42,8 @@ def before(moves: list[TagMove]) -> TagMove | None:
     (to B) repeats move 2; a second one starts at move 2, finds move 1 before it, and goes to A, not to C again.
     """
     candidate = origin(moves, moves[-1])
-    while candidate.number > 1:
-        candidate = origin(moves, moves[candidate.number - 2])
+    while earlier := [move for move in moves if move.number < candidate.number]:  # the file of a move may be deleted
+        candidate = origin(moves, earlier[-1])
         if candidate.to != moves[-1].to:
             return candidate
     return None

@@ -283,7 +283,7 @@ class StageContext:
     def masters(self, role: str) -> Path | None:
         """The fp32 master weights of the policy that is the input of this role; None if it has none.
 
-        Raises UserError if they were deleted.
+        Raises UserError if they were deleted, or are in another store.
         """
         reference = masters_of(self.inputs[role])
         if reference is None or self.fetch is None:
@@ -293,8 +293,9 @@ class StageContext:
         except NotFound as error:
             raise UserError(
                 f"{self.references[role].short} was trained in bf16, and its fp32 master weights are not in the store "
-                f"({error}): train it again (`align run --from-stage`), or set `training.keep_master_weights: false` to start "
-                "from its weights in bf16"
+                f"({error}): copy them from a store that has them (`align artifacts copy {reference} --from … --to …`), train "
+                "it again (`align run --from-stage`), or set `training.keep_master_weights: false` to start from its "
+                "weights in bf16"
             ) from error
 
     def derive(self, *parts: Any) -> int:

@@ -11,10 +11,7 @@ import json
 from pathlib import Path
 
 from alignment_core.artifacts.manifest import Manifest
-from alignment_core.artifacts.reference import MASTERS, Reference
-
-POINTER = "masters.json"
-"""File in a policy's folder that names its master weights."""
+from alignment_core.artifacts.reference import MASTERS, POINTER, Reference
 
 
 def name_masters(policy: Path, masters: Path) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 from pydantic import Field
 
 from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts.reference import POINTER
 from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import RemoteFile, download, pinned_folder
 from alignment_core.errors import AlignmentError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.heartbeat import listener
 from alignment_core.models.eos_token import set_eos_token
-from alignment_core.models.masters import POINTER
 from alignment_core.models.saving import (
     CHAT_TEMPLATES,
     NO_SAFETENSORS,

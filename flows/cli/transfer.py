@@ -67,7 +67,7 @@ def _copy(reference: str, source: str | None, target: str | None, ancestors: boo
         copied = transfer.copy(from_store, to_store, plan, on_file)
     if as_json:
         return print_json({"from": from_store.uri, "to": to_store.uri, **copied.model_dump(mode="json")})
-    more = f" and {len(copied.artifacts) - 1} that it comes from" if len(copied.artifacts) > 1 else ""
+    more = f" and {len(copied.artifacts) - 1} more" if len(copied.artifacts) > 1 else ""
     sent = f"{copied.sent} files sent, {copied.sent_bytes / 2**20:.1f} MiB; {copied.kept} were there"
     return out.print(f"{copied.artifacts[0]}{more}: in {to_store.uri} ({sent})", markup=False)
 

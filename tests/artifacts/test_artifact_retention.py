@@ -10,7 +10,8 @@ import time
 import pytest
 
 from alignment_core.artifacts import collect, open_store, prune
-from alignment_core.artifacts.paths import BLOBS, MANIFESTS, USES, blob_path, manifest_path
+from alignment_core.artifacts.paths import BLOBS, MANIFESTS, USES, blob_path, manifest_path, tag_path
+from alignment_core.artifacts.promotion import rollback
 from alignment_core.artifacts.reference import MASTERS
 from alignment_core.artifacts.uses import note_use
 from alignment_core.errors import NotFound
@@ -109,21 +110,35 @@ def policy_with_masters(store, write, draft, name, key):
     return store.publish_outputs(folders, draft(key))
 
 
-def test_master_weights_are_pruned_unless_a_tag_points_to_their_policy_now(store, write, draft):
-    old, now, untagged = (
+def test_master_weights_are_pruned_unless_a_tag_points_to_their_policy_or_would_after_a_rollback(store, write, draft):
+    old, previous, now, untagged = (
         policy_with_masters(store, write, draft, name, key * 64)
-        for name, key in (("old", "a"), ("now", "b"), ("untagged", "c"))
+        for name, key in (("old", "a"), ("previous", "b"), ("now", "d"), ("untagged", "c"))
     )
     store.tags.move("policy/production", old["model"], None, "a night")
-    store.tags.move("policy/production", now["model"], old["model"], "the next night")
+    store.tags.move("policy/production", previous["model"], old["model"], "the next night")
+    store.tags.move("policy/production", now["model"], previous["model"], "the night after")
     age(store, 2)
     assert prune(store, None, 1, delete=True) == [], "rollouts_days is of other kinds"
     gone = {str(of[MASTERS]) for of in (old, untagged)}
     assert {garbage.path for garbage in prune(store, None, None, delete=True, masters_days=1)} == gone
-    assert is_whole(store, now[MASTERS])
-    assert all(is_whole(store, of["model"]) for of in (old, now, untagged))
+    assert rollback(store, "policy/production").to == previous["model"]
+    assert all(is_whole(store, of[MASTERS]) for of in (previous, now))
+    assert all(is_whole(store, of["model"]) for of in (old, previous, now, untagged))
     assert store.records.find("c" * 64) is not None, "the stage does not run again for them"
     assert store.records.find("c" * 64, needs=(MASTERS,)) is None
+
+
+def test_after_a_rollback_and_without_the_file_of_a_move_the_next_target_keeps_its_master_weights(store, write, draft):
+    policies = [policy_with_masters(store, write, draft, key, key * 64) for key in "abcd"]
+    for before, after in zip([None, *policies], policies, strict=False):
+        store.tags.move("policy/production", after["model"], before and before["model"], "a night")
+    assert rollback(store, "policy/production").to == policies[2]["model"]
+    store.backend.delete(tag_path("policy/production", 2))
+    age(store, 2)
+    pruned = {garbage.path for garbage in prune(store, None, None, delete=True, masters_days=1)}
+    assert pruned == {str(policies[number][MASTERS]) for number in (1, 3)}
+    assert rollback(store, "policy/production").to == policies[0]["model"]
 
 
 def test_master_weights_that_were_used_lately_are_kept_and_gc_keeps_those_of_a_record(store, write, draft):

@@ -12,6 +12,7 @@ import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, collect, open_store, prune
 from alignment_core.artifacts.attachments import attach, attachments
+from alignment_core.artifacts.reference import MASTERS, POINTER
 from alignment_core.artifacts.transfer import copy, plan
 from alignment_core.errors import NotFound, UserError
 from alignment_core.lineage import Graph
@@ -81,6 +82,28 @@ def test_outputs_left_out_of_a_copy_are_marked_as_pruned_and_can_be_copied_later
     copy(store, target, plan(store, target, references["trajectories"], ancestors=False))
     assert target.records.find(KEYS["rl"], needs=["trajectories"]) is not None
     assert not target.is_pruned(references["policy"])
+
+
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_the_master_weights_of_a_policy_are_copied_with_it_unless_they_were_pruned(
+    store: Store, target: Store, write: Callable[..., Path], is_pruned: bool
+) -> None:
+    outputs = {
+        "model": (write("in-bf16", {"weights": "w" * 100, POINTER: "{}"}), "model"),
+        "last": (write("last", {"weights": "l" * 100}), "model"),
+        MASTERS: (write(MASTERS, {"weights": "m" * 200}), MASTERS),
+    }
+    policy = store.publish_outputs(outputs, ProvenanceDraft(key="5" * 64, stage="dpo", label="dpo"))
+    copied = copy(store, target, plan(store, target, policy["last"], ancestors=False))
+    assert copied.artifacts == (policy["last"],), "it has no master weights"
+    if is_pruned:
+        age(store, 2)
+        assert prune(store, None, None, delete=True, masters_days=1)
+    copied = copy(store, target, plan(store, target, policy["model"], ancestors=False))
+    assert copied.artifacts == ((policy["model"],) if is_pruned else (policy["model"], policy[MASTERS]))
+    assert target.is_pruned(policy[MASTERS]) == is_pruned
+    assert target.verify(policy[MASTERS]) == []
+    assert (target.records.find("5" * 64, needs=[MASTERS]) is None) == is_pruned
 
 
 def test_a_pruned_artifact_is_copied_as_a_mark_among_ancestors_and_refused_alone(

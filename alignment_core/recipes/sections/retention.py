@@ -17,8 +17,8 @@ class RetentionConfig(Config):
     computes them again. Default: they are kept."""
     masters_days: float | None = Field(7.0, gt=0)
     """Days after which unused fp32 master weights (`training.keep_master_weights`) are deleted, except those of policies to
-    which a tag points, which the next night needs. The policies stay; to train them further, set `keep_master_weights: false`,
-    which starts from the weights in bfloat16. Null keeps them."""
+    which a tag points, or would point after `align rollback`: the next night needs them. The policies stay; to train them
+    further, set `keep_master_weights: false`, which starts from the weights in bfloat16. Null keeps them."""
     journal_days: float | None = Field(90.0, gt=0)
     """Days after which a run is removed from `align status`, `resume` and `explain`; the store is not affected. Null keeps all
     runs."""
