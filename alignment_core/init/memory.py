@@ -14,7 +14,7 @@ from alignment_core.machine_memory import GIB
 WEIGHTS = 2
 """Bytes of a parameter in bf16, on every GPU."""
 OF_ADAMW = 16
-"""Bytes of a trained parameter beside: gradient, master weight and two moments in fp32, which ZeRO 2 splits between GPUs."""
+"""Further bytes of a trained parameter: gradient, master weight and two moments in fp32, which ZeRO 2 splits between GPUs."""
 ADAPTERS = 0.01
 """Parameters of adapters of rank 16 for each of the model."""
 IN_4_BITS = 0.8
@@ -34,6 +34,8 @@ LARGE = 1_500_000_000
 """Parameters from which on activations are recomputed even where they would fit."""
 BUDGETS = (16384, 8192, 4096, 2048)
 """Token budgets of a micro-batch; the first one is that of OpenRLHF's scripts for GPUs of 80 GB."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields of config.json with the number of experts in a layer."""
 Trained = Literal["all weights", "adapters", "adapters beside 4 bits"]
 
 
@@ -61,12 +63,12 @@ def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | Non
     """The first way to train that fits, from all weights to adapters beside weights in 4 bits; otherwise the last one. None
     without a GPU, or for a model of unknown size.
 
-    ``longest`` is the number of tokens of the longest row, and ``shares`` whether an engine samples while the trainer's
-    weights and moments stay on its GPU, as in reinforcement learning.
+    ``longest`` is the number of tokens of the longest row, of all its sequences, and ``shares`` whether an engine samples while
+    the trainer's weights and moments stay on its GPU, as in reinforcement learning.
     """
     count, shape = model.parameters, model.shape.get("text_config") or model.shape
-    hidden, layers, words = (shape.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    if not (machine.gpus and count and hidden and layers and words):
+    hidden, layers, vocabulary = (shape.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    if not (machine.gpus and count and hidden and layers and vocabulary):
         return None
     memory = machine.memory // machine.gpus
     states: dict[Trained, float] = {
@@ -74,11 +76,13 @@ def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | Non
         "adapters": count * (WEIGHTS + ADAPTERS * (WEIGHTS + OF_ADAMW)),
         "adapters beside 4 bits": count * (IN_4_BITS + ADAPTERS * (WEIGHTS + OF_ADAMW)),
     }
+    if any(shape.get(name) for name in EXPERTS):
+        del states["adapters beside 4 bits"]  # only linear layers are quantised, and transformers 5 fuses experts
     is_large = count >= LARGE
     fits = False
     for trained, checkpointing, budget in itertools.product(states, (True,) if is_large else (False, True), BUDGETS):
         of_layers = RECOMPUTED * layers + STORED if checkpointing else STORED * layers
-        activations = int(max(budget, longest) * (hidden * of_layers + words * OF_LOGITS))
+        activations = int(max(budget, longest) * (hidden * of_layers + vocabulary * OF_LOGITS))
         state = int(states[trained])
         spare = USABLE * memory - (state if shares else 0)
         needed = math.ceil(20 * (count * WEIGHTS / memory + CACHE)) / 20

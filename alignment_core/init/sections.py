@@ -113,6 +113,8 @@ def fit(profile: Profile, room: int = 0) -> memory.Fit | None:
     """How the model fits on a GPU of this machine; ``room`` are the tokens that an engine samples beside the trainer."""
     longest = profile.lengths.prompts[-1:] if room else profile.lengths.rows[-1:]
     row = min(longest_row(profile), *(longest or [LONGEST_UNMEASURED])) + room
+    if profile.mapping.kind == "preferences":
+        row *= 2  # a pair is one row of two sequences, each with the prompt
     return memory.fit(profile.machine, profile.model, row, shares=room > 0)
 
 

@@ -191,13 +191,12 @@ def in_store(
         raise UserError(f"{field}: {name} names a {known.kind}; the required kind is {' or '.join(kinds)}")
     if known is not None:
         _check_no_revision(model, f"{name} is an artifact")
-    for template in ("chat_template", "chat_template_kwargs", "eos_token") if known is not None else ():
-        if not getattr(model, template):
-            continue
-        raise UserError(
-            f"model.{template}: {name} is an artifact, which has its own chat template; leave the field out, or give "
-            "the model's folder instead"
-        )
+    for setting in ("chat_template", "chat_template_kwargs", "eos_token") if known is not None else ():
+        if getattr(model, setting):
+            raise UserError(
+                f"model.{setting}: {name} is an artifact, which has its own tokenizer and chat template; leave the field out, "
+                "or give the model's folder instead"
+            )
     return known
 
 

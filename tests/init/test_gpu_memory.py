@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import yaml
 
 from alignment_core.checks.memory_needs import parameters
+from alignment_core.init import sections
+from alignment_core.init.lengths import Lengths
 from alignment_core.init.machine import Machine
 from alignment_core.init.memory import fit
 from alignment_core.init.models import Model
@@ -85,6 +88,38 @@ def test_a_model_that_does_not_fit_says_so() -> None:
     assert not fitted.fits
     assert fit(CPU, model("8B"), 1024, shares=True) is None
     assert fit(gpus(1, 24), Model("unknown", ""), 1024, shares=True) is None
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_fused_experts_are_not_counted_in_4_bits(name: str, nested: bool) -> None:
+    """The same number of parameters fits into 16 GiB in 4 bits without experts, which transformers 5 keeps in parameters."""
+    dense = model("8B")
+    shape = {**dense.shape, name: 8}
+    mixture = replace(dense, shape={"text_config": shape} if nested else shape)
+    fitted = fit(gpus(1, 16), mixture, 1024, shares=False)
+    assert fitted is not None
+    assert (fitted.trained, fitted.fits) == ("adapters", False)
+    without = fit(gpus(1, 16), replace(dense, shape={**dense.shape, name: 0}), 1024, shares=False)
+    assert without is not None
+    assert (without.trained, without.fits) == ("adapters beside 4 bits", True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "trained", "tokens"),
+    [("messages", "sft", "adapters", 2048), ("preferences", "dpo", "adapters beside 4 bits", 4096)],
+)
+def test_a_pair_is_a_row_of_two_sequences(
+    kind: str, method: str, trained: str, tokens: int, draft: Draft, tmp_path: Path
+) -> None:
+    """A token of 8B with checkpointing takes 4096 · (2 · 32 + 34) + 10 · 128,256 bytes. 2,048 tokens are 3.2 GiB, beside 16.3
+    in bf16; a pair of 2,048 each takes 6.4, more than 24 · 0.9 - 16.3."""
+    profile = draft(jsonl(tmp_path / "rows.jsonl", ROWS[kind][2]), method=method).profile
+    profile = replace(profile, machine=gpus(1, 24), model=model("8B"), lengths=Lengths([2048], [100], [1948]))
+    fitted = sections.fit(profile)
+    assert fitted is not None
+    assert fitted.trained == trained
+    assert fitted.activations == max(fitted.budget, tokens) * (401_408 + 1_282_560)
 
 
 def test_long_rows_recompute_activations_of_small_models() -> None:
