@@ -23,6 +23,8 @@ from alignment_core.canonical import digest_of
 from alignment_core.errors import EnvironmentFault
 
 _LOCK = "lock"
+_FOR_LOCKING = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+"""For writing: NFS grants exclusive locks only on files that are open for writing."""
 _SCRATCH, _DISCARD = "scratch-", "discard-"
 _YOUNG_SECONDS = 60.0
 """Longer than a living process takes from creating a temporary directory to locking it."""
@@ -160,12 +162,27 @@ def open_lock(path: Path) -> BinaryIO:
     """Open a file in order to lock it, and create it if it is missing; other users may lock it, too, whatever the umask. It
     may be another user's, such as root's."""
     try:
-        # For writing: NFS grants exclusive locks only on files that are open for writing.
-        lock = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        lock = os.open(path, _FOR_LOCKING)
+    except FileNotFoundError:
+        _create_lock(path)
+        return open_lock(path)
     except PermissionError:
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")  # enough for a lock on a local disk
     open_lock_to_others(lock, path.parent)
     return os.fdopen(lock, "ab")
+
+
+def _create_lock(path: Path) -> None:
+    """Give a lock its name only once it has its mode: another user may open it at once."""
+    unnamed = path.with_name(f"{path.name}-{uuid.uuid4().hex}")
+    lock = os.open(unnamed, _FOR_LOCKING | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        open_lock_to_others(lock, path.parent)
+        with contextlib.suppress(FileExistsError):
+            os.link(unnamed, path)  # exclusive, unlike a rename
+    finally:
+        os.close(lock)
+        unnamed.unlink()
 
 
 def names(path: Path, descriptor: int) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Store, collect, open_store, prune
 from alignment_core.artifacts.group_access import Closed, open_to_group
+from alignment_core.artifacts.workspace import open_lock
 from alignment_core.canonical import digest_of
 from alignment_core.doctor import storage  # noqa: F401  (other users may not read where Python lies)
 from alignment_core.errors import StoreError
@@ -118,6 +119,17 @@ def test_concurrent_writers_of_a_group_never_meet_a_closed_directory(
 
     assert in_children(user(ALICE, 0o077, tries), user(BOB, 0o077, tries)) == [0, 0]
     assert closed_paths(folder) == []
+
+
+def test_a_lock_that_two_users_create_at_once_is_open_to_both(folder: Path, user: As, in_children: InChildren) -> None:
+    """Each lock is new, so both meet while one of them creates it."""
+
+    def creates(folder: Path) -> None:
+        for number in range(2000):
+            open_lock(folder / f"lock-{number}").close()
+
+    assert in_children(user(ALICE, 0o077, creates), user(BOB, 0o077, creates)) == [0, 0]
+    assert len(list(folder.iterdir())) == 2000, "nothing but the locks is left"
 
 
 def test_a_store_that_is_made_in_a_folder_of_the_team_is_the_teams(
