@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
 would take seconds."""
 CHECKPOINTED_PARAMETERS = 1_500_000_000
 """On GPUs, models from this size on recompute activations unless the recipe says otherwise."""
+_BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 TRAINER_GPU = 0.5
 ENGINE_GPU = 0.45
 JUDGE_GPU = 0.01
@@ -211,9 +213,19 @@ def checkpoints_activations(resources: ResourcesConfig, device: Device, paramete
 
 def cpu_model() -> str:
     """Name of this machine's processor in Linux; empty if unknown."""
+    return next(_of_processor("model name", "Model"), platform.processor())
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether this machine's processor has instructions for products of bfloat16 matrices, as Linux lists them for x86 and
+    ARM; False if unknown. Without them, bfloat16 is no faster than fp32."""
+    return not _BF16_INSTRUCTIONS.isdisjoint(next(_of_processor("flags", "Features"), "").split())
+
+
+def _of_processor(*names: str) -> Iterator[str]:
+    """Values of the lines with these names in Linux's description of the processors."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
-    return next(names, platform.processor())
+        return iter(())
+    return (line.partition(":")[2].strip() for line in lines if line.startswith(names))

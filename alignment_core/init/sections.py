@@ -166,7 +166,8 @@ def training(profile: Profile, learning_rate: float, scratch: float, room: int =
         )
     else:
         section["learning_rate"] = Commented(learning_rate, "lower it if the loss jumps")
-    precision = {"bf16": Commented(True, f"this machine has {profile.machine.words}")} if profile.machine.gpus else {}
+    in_bf16 = profile.machine.precision and (profile.machine.gpus or not profile.model.is_scratch)
+    precision = {"bf16": Commented(True, profile.machine.precision)} if in_bf16 else {}
     return {**section, "warmup_ratio": 0.03, **lora, **precision}
 
 

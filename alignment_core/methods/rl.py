@@ -99,7 +99,8 @@ def init_sections(profile: Profile) -> dict[str, Any]:
             )
         ]
     room = answer_room(profile)
-    per_step = 64 if profile.machine.gpus else 16
+    # Two cores take 40 s and more for 32 answers of a model of 135M parameters.
+    per_step = 64 if profile.machine.gpus else 16 if profile.model.is_scratch else 4
     per_step = max(2, min(per_step, profile.rows.count // 4))
     prompts = sections.prompts(profile, profile.all_sources, room)
     train = sections.training(profile, 1e-6, 2e-4, room)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from alignment_core.artifacts import Store
 from alignment_core.checks.memory_needs import parameters
+from alignment_core.cluster.device import cpu_multiplies_bf16
 from alignment_core.errors import UserError
 from alignment_core.init import models
 from alignment_core.init.machine import Machine
@@ -35,10 +37,29 @@ def test_lengths_follow_the_rows_and_the_model(draft: Draft, tmp_path: Path, tin
     assert draft(jsonl(file, content), model=str(tiny_model())).recipe["sft"]["data"]["overlong"] == "truncate"
 
 
-def test_a_gpu_trains_in_bf16_and_a_cpu_does_not(draft: Draft, tmp_path: Path) -> None:
+def test_training_is_in_bf16_where_that_is_faster(draft: Draft, tmp_path: Path, tiny_model: Any) -> None:
     file = jsonl(tmp_path / "rows.jsonl", ROWS["messages"][2])
+    fast = Machine(0, CPU.memory, cpu_multiplies_bf16=True)
     assert draft(file, GPU).recipe["sft"]["training"]["bf16"] is True
-    assert "bf16" not in draft(file, CPU).recipe["sft"]["training"]
+    assert draft(file, fast, model=str(tiny_model())).recipe["sft"]["training"]["bf16"] is True
+    assert "bf16" not in draft(file, CPU, model=str(tiny_model())).recipe["sft"]["training"]
+    assert "bf16" not in draft(file, fast).recipe["sft"]["training"], (
+        "a tiny model: products are not what takes the time"
+    )
+
+
+def test_torch_knows_the_same_instructions_of_this_processor() -> None:
+    known = torch.cpu.get_capabilities()
+    assert cpu_multiplies_bf16() == any(known.get(name, False) for name in ("avx512_bf16", "amx_bf16", "arm_bf16"))
+
+
+def test_a_cpu_samples_few_answers_of_a_pretrained_model_in_a_step(
+    draft: Draft, tmp_path: Path, tiny_model: Any
+) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(300)])
+    asked = {"method": "rl", "model": str(tiny_model())}
+    steps = [draft(file, machine, **asked).recipe["rl"] for machine in (CPU, GPU)]
+    assert [(step["prompts_per_step"], step["training"]["batch_size"]) for step in steps] == [(4, 32), (64, 512)]
 
 
 def test_a_model_that_is_too_big_gets_adapters(draft: Draft, tmp_path: Path, tiny_model: Any) -> None:
