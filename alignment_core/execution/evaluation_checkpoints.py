@@ -24,12 +24,12 @@ class EvaluationCheckpoints:
     only after a checkpoint of the progress was written that knows a better one.
     """
 
-    def __init__(self, progress: Path, training: TrainingConfig, step: int, total: int, before: bool = False) -> None:
-        """For a stage that is at ``step`` of ``total``. With ``before`` there is an evaluation before the first step, which is
-        no candidate for the best."""
+    def __init__(self, progress: Path, training: TrainingConfig, step: int, total: int, on_start: bool = False) -> None:
+        """For a stage that is at ``step`` of ``total``. With ``on_start`` there is an evaluation before the first step, which
+        is no candidate for the best."""
         self._progress = progress
         self._total = total
-        self._before = before
+        self._on_start = on_start
         self._every = training.eval_steps
         self._name = training.metric_for_best_model
         self._patience = training.early_stopping_patience
@@ -46,7 +46,7 @@ class EvaluationCheckpoints:
         if step in self.metrics:
             return False
         if step == 0:
-            return self._before
+            return self._on_start
         return self._every is not None and (step % self._every == 0 or step == self._total)
 
     def next_after(self, step: int) -> int:

@@ -34,18 +34,19 @@ REPORT_SECONDS = 1.0
 """Seconds for which the ranks train before they report."""
 
 
-def run_job(context: StageContext, job: TrainJob, test_before: bool, last: Path | None) -> dict[str, Any]:
+def run_job(context: StageContext, job: TrainJob, last: Path | None) -> dict[str, Any]:
     """Train a job to its end, and write the default output of its stage; returns metrics.
 
-    ``last`` is the folder for the last checkpoint where the best one is another. ``test_before`` is that of
-    :func:`alignment_core.execution.training_stages.train`.
+    ``last`` is the folder for the last checkpoint where the best one is another.
     """
     drop_incomplete(context.progress)
     with _name_last_good_checkpoint(context.progress), context.machines.trainers(context.ticket) as trainers:
         ranks = open_job(trainers, job, context.resources)
         state = resume(ranks, context.progress)
-        before = test_before and job.test_data is not None
-        evaluations = EvaluationCheckpoints(context.progress, job.training, state["step"], state["total_steps"], before)
+        on_start = job.training.eval_on_start and job.test_data is not None
+        evaluations = EvaluationCheckpoints(
+            context.progress, job.training, state["step"], state["total_steps"], on_start
+        )
         checkpoints = IntermediateCheckpoints(context.progress, job.training, state["step"], state["total_steps"])
         step, metrics = _loop(context, ranks, state, evaluations, checkpoints)
         result = step if evaluations.best is None else evaluations.best
@@ -96,16 +97,14 @@ def _loop(
     if step:
         _resume_curve(context, evaluations, step)
     context.report(step, total, "steps")
+    # Before the first step or after a resume; all other evaluations are part of the report of their step.
+    if tested := _evaluate(ranks, evaluations, step):
+        context.report(step, total, "steps", **tested)
     schedule = SaveSchedule(context)
     started = time.monotonic()
     window = MetricWindow(context.progress, step, total)
     tokens = 0
-    while True:
-        # Before the first step or after a resume; otherwise the metrics came with the step.
-        if tested := _evaluate(ranks, evaluations, step):
-            context.report(step, total, "steps", **tested)
-        if step == total or evaluations.stop:
-            break
+    while step < total and not evaluations.stop:
         if checkpoints.is_due(step):
             checkpoints.add(step, partial(_export_model, ranks))
         until = min(evaluations.next_after(step), checkpoints.next_after(step))

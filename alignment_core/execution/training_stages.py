@@ -30,7 +30,6 @@ def train(
     method: TrainingMethod,
     training: TrainingConfig,
     model: str = "model",
-    test_before: bool = False,
     sync: ReferenceSyncConfig | None = None,
     dropout: bool = False,
     neftune_noise_alpha: float = 0.0,
@@ -38,10 +37,10 @@ def train(
     """Train the input of role ``model`` on the input ``data``; returns metrics.
 
     A method that needs a reference compares with the input ``reference_logps``, which the stage of this name makes of the same
-    data. Raises DataError if rows that the training takes are missing in it. With ``test_before`` the metrics of held-out rows
-    before the first step are returned as ``test_<name>.first``. With ``sync`` the reference is the input ``reference``, or the
-    model itself, and follows the policy. With ``dropout`` the model's own dropout is on, and with
-    ``neftune_noise_alpha`` embeddings are noisy.
+    data. Raises DataError if rows that the training takes are missing in it. Metrics of held-out rows are ``test_<name>``, and
+    ``test_<name>.first`` before the first step. With ``sync`` the reference is the input ``reference``, or the model itself,
+    and follows the policy. With ``dropout`` the model's own dropout is on, and with ``neftune_noise_alpha`` embeddings are
+    noisy.
     """
     from alignment_core.execution.training_loop import run_job
     from alignment_core.training.trainer import TrainJob
@@ -74,7 +73,7 @@ def train(
     )
     if training.eval_steps and job.test_data is None:
         raise UserError("training.eval_steps: the data holds out no rows; set its `test_rows`, or leave the field out")
-    metrics = run_job(context, job, test_before, context.outputs.get(LAST))
+    metrics = run_job(context, job, context.outputs.get(LAST))
     moved, warnings = movement(context.inputs[model], context.output)
     if warnings:
         metrics["warnings"] = warnings

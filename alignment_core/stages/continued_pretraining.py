@@ -21,7 +21,7 @@ class ContinuedPretrainingStageConfig(TrainingStageConfig):
 def run(context: StageContext, config: ContinuedPretrainingStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.sft import Sft
 
-    metrics = train(context, Sft(), config.training, test_before=True)
+    metrics = train(context, Sft(), config.training)
     for at in ("", ".first"):
         if f"test_loss{at}" in metrics:
             metrics[f"test_perplexity{at}"] = perplexity(metrics[f"test_loss{at}"])

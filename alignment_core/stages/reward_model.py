@@ -36,7 +36,7 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
 
     method = RewardModel(config.loss_type, config.training.bf16, config.center_rewards_coefficient)
     metrics = train(context, method, config.training)
-    held_out = {name: value for name, value in metrics.items() if name.startswith("test_")}
+    held_out = {name: metrics[name] for name in metrics if name.startswith("test_") and not name.endswith(".first")}
     (context.output / HELD_OUT).write_text(json.dumps(held_out, indent=2, sort_keys=True) + "\n")
     return {**metrics, **_spread(context)}
 

@@ -52,7 +52,7 @@ def test_evaluations_are_due_every_eval_steps_and_at_the_end(tmp_path: Path) -> 
 
 def test_an_evaluation_before_the_first_step_is_no_candidate(tmp_path: Path) -> None:
     checkpoints = EvaluationCheckpoints(
-        tmp_path, TrainingConfig(eval_steps=2, metric_for_best_model="loss"), 0, 9, before=True
+        tmp_path, TrainingConfig(eval_steps=2, metric_for_best_model="loss"), 0, 9, on_start=True
     )
     assert checkpoints.is_due(0)
     take(checkpoints, 0, loss=0.1)

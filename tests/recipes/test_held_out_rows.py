@@ -39,6 +39,10 @@ def test_a_section_with_held_out_rows_may_choose_the_best(load: Load) -> None:
             "`eval_steps` has no effect in `rl.training`: use `rl.best`",
         ),
         (
+            ROUNDS | {"iterative_dpo": {"prompts": "prompts.jsonl", "training": {"eval_on_start": False}}},
+            "`eval_on_start` has no effect in `iterative_dpo.training`: the pairs of a round hold out no rows",
+        ),
+        (
             RL | {"rl": {**RL["rl"], "steps": 5, "training": {"save_steps": 5}}},
             "`save_steps` has no effect with `rl.steps` 5, because the last model is an output anyway: set it below 5",
         ),
@@ -50,4 +54,4 @@ def test_evaluation_fields_are_refused_without_held_out_rows(content: dict[str, 
 
 def test_keys_without_evaluation_fields_are_unchanged(load: Load) -> None:
     training = load(SFT).model_dump(mode="json")["sft"]["training"]
-    assert not {*EVALUATION, "early_stopping_patience"} & training.keys()
+    assert not {*EVALUATION, "early_stopping_patience", "eval_on_start"} & training.keys()

@@ -15,7 +15,7 @@ from alignment_core.recipes.sections.preference import DpoLossConfig, with_learn
 Epochs = Annotated[float, PlainSerializer(lambda epochs: int(epochs) if epochs == int(epochs) else epochs)]
 """A number of epochs. Whole ones are integers in dumps, and so in keys."""
 ROUTER_LOSS = "router_aux_loss_coef"
-EVALUATION_FIELDS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
+EVALUATION_FIELDS = ("eval_steps", "eval_on_start", "metric_for_best_model", "early_stopping_patience")
 """Fields of :class:`TrainingConfig` that need held-out rows."""
 ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 """Fields that Adafactor does not have."""
@@ -109,6 +109,9 @@ class TrainingConfig(Config):
     Default: the last checkpoint."""
     early_stopping_patience: int | None = unkeyed(None, ge=1)
     """Stop after this many consecutive evaluations without improvement."""
+    eval_on_start: bool = unkeyed(True)
+    """Evaluate held-out rows before the first step, too, which shows how much a training improves (TRL 1.16: off). It takes one
+    pass over them and does not change the result. Not part of the stage's key while true."""
     save_steps: int | None = unkeyed(None, ge=1)
     """Number of steps (in reinforcement learning, of `rl.steps`) between models that are kept as outputs of the stage:
     `checkpoint-40` is the model after 40 steps, with adapters merged in. The last model is an output anyway. Default: no
