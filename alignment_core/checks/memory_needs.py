@@ -56,7 +56,7 @@ def _of_stage(config: Any, count: int, trainers: int, engines: int) -> tuple[int
     training, samples = getattr(getattr(config, "section", config), "training", None), config.sampling() is not None
     needed = 0
     if isinstance(training, TrainingConfig):
-        weights = 0.5 if training.in_4bit else 2 if training.bf16 else 4
+        weights = training.base_bits / 8 if training.base_bits else 2 if training.bf16 else 4
         state = 0 if training.lora else GRADIENT_AND_MOMENTS.get(training.optimizer, 0) * count
         needed += trainers * (TRAINER_BYTES + int(weights * count)) + state
     if samples:

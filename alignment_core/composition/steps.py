@@ -181,10 +181,11 @@ def reference_logps(
     They are those of ``reference``; default: of ``policy`` before its training. With ``mismatched``, completions of other
     prompts are added, which KTO estimates its KL from; ``ld_alpha`` is LD-DPO's.
     """
-    in_4bit = reference is None and training.in_4bit
+    bits = training.base_bits if reference is None else None
     config = ReferenceLogpsConfig(
         bf16=training.bf16,
-        load_in_4bit=in_4bit,
+        load_in_4bit=bits == 4,
+        load_in_8bit=bits == 8,
         completions=completions,
         mismatched=mismatched,
         ld_alpha=ld_alpha,

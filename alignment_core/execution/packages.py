@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignment_core.execution.base import StageConfig
-from alignment_core.models.quantization import check_installed
+from alignment_core.models.quantization import check_installed, field_of
 from alignment_core.recipes import TrainingConfig
 
 TRAINING_PACKAGES = ("deepspeed", "jinja2", "torch", "transformers")
@@ -11,11 +11,11 @@ TRAINING_PACKAGES = ("deepspeed", "jinja2", "torch", "transformers")
 
 def packages_of(training: TrainingConfig) -> tuple[str, ...]:
     """Further packages that a training with these settings depends on. Raises UserError if one is not installed."""
-    if training.in_4bit:
-        check_installed()
+    if training.base_bits:
+        check_installed(field_of(training.base_bits))
     if training.has_8bit_moments:
         check_installed("training.optimizer")
-    bitsandbytes = ("bitsandbytes",) if training.in_4bit or training.has_8bit_moments else ()
+    bitsandbytes = ("bitsandbytes",) if training.base_bits or training.has_8bit_moments else ()
     return (*bitsandbytes, "peft") if training.lora else bitsandbytes
 
 

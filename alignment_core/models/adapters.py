@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import UserError
-from alignment_core.models.quantization import STATE, is_quantised, plain_weight
+from alignment_core.models.quantization import Bits, is_quantised, plain_weight
 from alignment_core.recipes import LoraConfig
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 """PEFT's name for the only adapter."""
 QUANTISATION = "quantization_config.json"
-"""File in the folder of an adapter that was trained beside weights in 4 bits: their quantization, in ``transformers``' form."""
-NF4 = {
-    "quant_method": "bitsandbytes",
-    "load_in_4bit": True,
-    "bnb_4bit_quant_type": "nf4",
-    "bnb_4bit_use_double_quant": True,
+"""File in the folder of an adapter that was trained beside quantized weights: their quantization, in ``transformers``' form."""
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+QUANTISATIONS: dict[Bits, dict[str, Any]] = {
+    4: {"quant_method": "bitsandbytes", **NF4},
+    8: {"quant_method": "bitsandbytes", "load_in_8bit": True},
 }
+"""The content of that file, by bits of a weight."""
 BASE = ".base_layer."
 """PEFT's infix in the names of an adapted layer's own parameters: ``layer.base_layer.weight``."""
 
@@ -51,7 +51,7 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
     for name in whole:
         if any(is_quantised(module) for module in model.get_submodule(name).modules()):
             raise UserError(
-                f"training.lora.modules_to_save: {name} is in 4 bits (`load_in_4bit`) and cannot be trained whole; embeddings "
+                f"training.lora.modules_to_save: {name} is in {config.base_bits} bits and cannot be trained whole; embeddings "
                 "and the head can"
             )
         model.get_submodule(name).requires_grad_(True)
@@ -61,7 +61,7 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
 
 def _options(config: LoraConfig) -> dict[str, Any]:
     """PEFT's options for the layers that get an adapter."""
-    return config.model_dump(exclude={"target_modules", "modules_to_save", "load_in_4bit"})
+    return config.model_dump(exclude={"target_modules", "modules_to_save", "load_in_4bit", "load_in_8bit"})
 
 
 def _trained_whole(model: nn.Module, config: LoraConfig) -> list[str]:
@@ -141,17 +141,18 @@ def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``weights`` of the model with adapters merged in: W + (lora_alpha / r) B A, with DoRA m times the directions of its rows,
-    computed in fp32. A weight in 4 bits is dequantized first, so that the result is the trained model.
+    computed in fp32. A quantized weight is dequantized first, so that the result is the trained model.
 
     A layer whose adapters are missing in ``weights`` keeps W. Merged weights are on the CPU, so that a device holds one of them
     at a time; all others are returned as they are.
     """
+    tensors = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tensors |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     plain = {}
     for name, tensor in weights.items():
         layer, base, kind = name.rpartition(BASE)
-        parent, is_state, _ = name.rpartition(STATE)
-        if is_state and is_quantised(model.get_submodule(parent)):
-            continue  # scales of weights in 4 bits
+        if name not in tensors:
+            continue  # scales of quantized weights
         owner = model.get_submodule(name.rpartition(".")[0])
         if name.endswith(".weight") and is_quantised(owner):
             tensor = plain_weight(owner)
@@ -192,8 +193,8 @@ def save_adapter(
         modules_to_save=whole or None,
         inference_mode=True,
     ).save_pretrained(directory)
-    if config.load_in_4bit:
-        (directory / QUANTISATION).write_text(json.dumps(NF4, indent=2) + "\n")
+    if config.base_bits:
+        (directory / QUANTISATION).write_text(json.dumps(QUANTISATIONS[config.base_bits], indent=2) + "\n")
     written = directory / "adapter_config.json"
     # PEFT writes a set, in another order each time
     content = json.loads(written.read_text()) | {"target_modules": layers}

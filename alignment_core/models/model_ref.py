@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from alignment_core.models.loading import Head
+    from alignment_core.models.quantization import Bits
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Model:
     """Its artifact."""
     trust_remote_code: bool = False
     """Whether code in the folder may run (the recipe's ``model.trust_remote_code``)."""
-    in_4bit: bool = False
-    """Whether it is quantized to 4 bits, see :mod:`alignment_core.models.quantization`."""
+    bits: Bits | None = None
+    """Bits that its linear layers are quantized to, see :mod:`alignment_core.models.quantization`; None: they are not."""
 
     @property
     def bf16(self) -> bool:
@@ -44,6 +45,6 @@ class Model:
         from alignment_core.models.quantization import quantise
 
         model = load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code)
-        if self.in_4bit:
-            quantise(model, model.get_output_embeddings() if head == "lm" else model.score)
+        if self.bits:
+            quantise(model, model.get_output_embeddings() if head == "lm" else model.score, self.bits)
         return model

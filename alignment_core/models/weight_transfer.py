@@ -58,7 +58,7 @@ def plan(model: nn.Module, size: int = BUCKET_BYTES) -> list[BucketSpec]:
     room = 0
     for name in plain_names(model):
         parameter = model.get_parameter(name)
-        needed = (getattr(parameter, "ds_numel", 0) or numbers_of(parameter)) * item_bytes(parameter)
+        needed = (getattr(parameter, "ds_numel", 0) or numbers_of(parameter)) * item_bytes(model, name)
         if needed > size:
             parts = -(-needed // size)
             specs += [BucketSpec((name,), number, parts) for number in range(parts)]

@@ -12,10 +12,10 @@ from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import RemoteFile, download, pinned_folder
 from alignment_core.errors import AlignmentError, UserError, first_line
 from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.models.adapters import NF4, QUANTISATION
+from alignment_core.models.adapters import QUANTISATION, QUANTISATIONS
 from alignment_core.models.eos_token import set_eos_token
 from alignment_core.models.padding import set_padding
-from alignment_core.models.quantization import round_to_4_bits
+from alignment_core.models.quantization import Bits, round_weights
 from alignment_core.models.saved_stop_tokens import stop_at_turn_end
 from alignment_core.models.saving import (
     ADAPTER,
@@ -117,9 +117,9 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         raise UserError(f"model.adapter: {config.adapter} is of the kind {adapter.peft_type}; only LoRA's are merged")
     is_lm = adapter.task_type != "SEQ_CLS"
     model = source.load("lm" if is_lm else "score", torch.float32, head_seed=0)
-    if _in_4bit(folder):
+    if bits := _base_bits(folder):
         stored = getattr(torch, checkpoint_dtype(source.path))
-        round_to_4_bits(model, model.get_output_embeddings() if is_lm else model.score, stored)
+        round_weights(model, model.get_output_embeddings() if is_lm else model.score, stored, bits)
     adapter.inference_mode = True
     tied = model.config.tie_word_embeddings
     try:
@@ -197,14 +197,17 @@ def _untie(model: Any) -> None:
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
 
 
-def _in_4bit(folder: Path) -> bool:
-    """Whether the adapter was trained on weights in 4 bits. Raises UserError for an unsupported quantisation."""
+def _base_bits(folder: Path) -> Bits | None:
+    """Bits of the weights that the adapter was trained beside; None: they were not quantised. Raises UserError for an
+    unsupported quantisation."""
     if not (folder / QUANTISATION).is_file():
-        return False
+        return None
     settings = json.loads((folder / QUANTISATION).read_text())
-    if settings != NF4:
-        raise UserError(f"model.adapter: {folder / QUANTISATION} has {settings}; only {NF4} is supported")
-    return True
+    for bits, supported in QUANTISATIONS.items():
+        if settings == supported:
+            return bits
+    known = " and ".join(map(str, QUANTISATIONS.values()))
+    raise UserError(f"model.adapter: {folder / QUANTISATION} has {settings}; only {known} are supported")
 
 
 def _tie_again(model: Any) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.forward_passes import ForwardPasses
+from alignment_core.models.quantization import Bits
 
 BLOCK = 64
 """Completions per block of one rank; a kill loses at most one block per rank."""
@@ -25,6 +26,8 @@ class ReferenceLogpsConfig(StageConfig):
     """Whether to compute in bfloat16, as the policy does."""
     load_in_4bit: bool = Field(False, exclude_if=lambda used: not used)
     """Whether its linear layers are in 4 bits, as those of a policy trained with QLoRA."""
+    load_in_8bit: bool = Field(False, exclude_if=lambda used: not used)
+    """Whether they are in 8 bits."""
     max_steps: int | None = None
     """Maximum number of training steps: only the rows of these steps are computed, and all held-out ones; None: all rows."""
     batch_size: int = 0
@@ -40,7 +43,12 @@ class ReferenceLogpsConfig(StageConfig):
     """α of LD-DPO: weight of the tokens of a completion beyond the length of the shortest one of its row."""
 
     def packages_used(self) -> tuple[str, ...]:
-        return ("bitsandbytes",) if self.load_in_4bit else ()
+        return ("bitsandbytes",) if self.base_bits else ()
+
+    @property
+    def base_bits(self) -> Bits | None:
+        """Bits of a weight of its linear layers; None: they are not quantised."""
+        return 4 if self.load_in_4bit else 8 if self.load_in_8bit else None
 
 
 def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
@@ -74,7 +82,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
                 beginnings += [(prompts[number], side[number][:shared]) for side in sides]
     passes = ForwardPasses(context, BLOCK)
     with passes.using_trainers():
-        model = replace(context.model("model"), in_4bit=config.load_in_4bit)
+        model = replace(context.model("model"), bits=config.base_bits)
         logps_BS = passes(model, "lm", "reference", pairs + beginnings, config.bf16).reshape(-1, len(names))
     if beginnings:
         whole_BS, beginning_BS = np.split(logps_BS, 2)

@@ -29,7 +29,7 @@ from alignment_core.models.model_ref import Model
 from alignment_core.models.neftune import embedding_noise
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.padding import set_padding
-from alignment_core.models.quantization import FIELD as IN_4_BITS
+from alignment_core.models.quantization import field_of
 from alignment_core.models.quantization import size as numbers_of
 from alignment_core.models.saved_stop_tokens import stop_at_turn_end
 from alignment_core.models.saving import save_checkpoint
@@ -103,9 +103,9 @@ class Learner:
         self.rank = rank
         self.world = world
         self.zero_stage = zero_stage(resources, world)
-        if self.zero_stage == 3 and training.in_4bit:
+        if self.zero_stage == 3 and (bits := training.base_bits):
             raise UserError(
-                f"{IN_4_BITS}: ZeRO 3 cannot shard weights in 4 bits; set resources.zero_stage to 2 or less"
+                f"{field_of(bits)}: ZeRO 3 cannot shard weights in {bits} bits; set resources.zero_stage to 2 or less"
             )
         self.steps = 0
         """Optimiser steps that are in the weights."""
@@ -113,7 +113,7 @@ class Learner:
         """False while a step runs, and after one that failed: its half-updated weights must not be saved."""
         self.grad_norm = 0.0
         dtype = torch.bfloat16 if training.bf16 else torch.float32
-        model = replace(source.model, in_4bit=training.in_4bit).load(source.head, dtype, source.head_seed)
+        model = replace(source.model, bits=training.base_bits).load(source.head, dtype, source.head_seed)
         if checkpoints_activations(resources, device, model.num_parameters()):
             # Reentrant checkpointing needs an input with a gradient, and frozen embeddings (LoRA) have none.
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

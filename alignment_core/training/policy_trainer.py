@@ -98,7 +98,7 @@ class PolicyTrainer:
         elif job.section.kl.coefficient > 0:
             dtype = torch.bfloat16 if training.bf16 else torch.float32
             share = resources.attention == "auto" if job.reference else self.policy.packed.shares_prefixes
-            start = job.reference or replace(job.policy, in_4bit=training.in_4bit)
+            start = job.reference or replace(job.policy, bits=training.base_bits)
             self.frozen = load_frozen(start, "lm", dtype, device.torch_device, share, job.context)
             self.reference = self.frozen
         sync = job.section.kl.sync_ref_model

@@ -241,6 +241,9 @@ def test_reference_logps_of_dpo_do_not_depend_on_other_training_settings(compose
     assert composed.configs["dpo/reference-logps"] == plain
     compose(composed, "dpo", dpo={**PAIRS, "training": {"bf16": True}})
     assert composed.configs["dpo/reference-logps"] != plain
+    for field in ("load_in_4bit", "load_in_8bit"):
+        compose(composed, "dpo", dpo={**PAIRS, "training": {"lora": {field: True}}})
+        assert composed.configs["dpo/reference-logps"].model_dump() == {**plain.model_dump(), field: True}
 
     few = {"max_steps": 3, "batch_size": 4}
     compose(composed, "dpo", dpo={**PAIRS, "training": few})

@@ -249,6 +249,7 @@ TRL_ROWS = [
     (f"trl sft {TRL} --max_steps -1", "sft.training.max_steps", {}),
     (f"trl sft {TRL} --use_peft", "sft.training.lora", {"lora_dropout": 0.05}),  # rank 16 and α 32 are ours, too
     (f"trl sft {TRL} --use_peft --lora_r 64", "sft.training.lora.r", 64),
+    (f"trl sft {TRL} --use_peft --load_in_8bit", "sft.training.lora.load_in_8bit", True),
     (
         f"trl sft {TRL} --use_peft --lora_target_modules q_proj k_proj",
         "sft.training.lora.target_modules",
@@ -410,6 +411,7 @@ REFUSED = [
     (f"trl sft {TRL} --eval_on_start", "--eval_on_start", "--eval_strategy"),
     (f"trl grpo {TRL} --eval_on_start", "--eval_on_start", "`rl.best`"),
     (f"trl sft {TRL} --lora_r 8", "--lora_r", "--use_peft"),
+    (f"trl sft {TRL} --load_in_8bit", "--load_in_8bit", "--use_peft"),
     (f"trl sft {TRL} --fp16", "--fp16", "`bf16`"),
     (f"trl grpo {TRL} --temperature 0.7 --top_k 50", "--top_k", "policy itself"),
     (f"trl grpo {TRL} --loss_type vespo", "--loss_type", "VESPO"),

@@ -105,8 +105,11 @@ def section(tmp_path: Path) -> Section:
 
 @pytest.mark.parametrize(
     ("lora", "zero_stage"),
-    [({"r": 4}, 1), ({"r": 4}, 3), ({"r": 4, "load_in_4bit": True}, 2), ({"r": 4, "use_dora": True}, 0)],
-    ids=["ZeRO 1", "ZeRO 3", "4 bits", "DoRA, which is merged"],
+    [
+        *(({"r": 4}, 1), ({"r": 4}, 3), ({"r": 4, "load_in_4bit": True}, 2), ({"r": 4, "load_in_8bit": True}, 1)),
+        ({"r": 4, "use_dora": True}, 0),
+    ],
+    ids=["ZeRO 1", "ZeRO 3", "4 bits", "8 bits", "DoRA, which is merged"],
 )
 def test_training_is_the_same_with_merged_weights_and_with_adapters(
     lora: dict[str, Any],

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import UserError
-from alignment_core.models.adapters import add_adapters, merged, save_adapter
+from alignment_core.models.adapters import QUANTISATION, add_adapters, merged, save_adapter
 from alignment_core.models.loading import Head, load_model
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import LoraConfig, ModelConfig
@@ -21,12 +21,13 @@ from alignment_core.stages.merge_adapter import WEIGHTS, pin_adapter, run
 
 EMBEDDINGS = {"modules_to_save": ("embed_tokens",)}
 IN_4_BITS = {"load_in_4bit": True}
+IN_8_BITS = {"load_in_8bit": True}
 
 
 def adapter_of(path: Path, folder: Path, head: Head = "lm", **config: Any) -> Any:
     """The model of an adapter that is saved in ``folder``, as if it had been trained."""
     lora = LoraConfig(r=4, **config)
-    handle = Model(path, Reference(kind="model", digest="a" * 64), in_4bit=lora.load_in_4bit)
+    handle = Model(path, Reference(kind="model", digest="a" * 64), bits=lora.base_bits)
     model = handle.load(head, torch.float32, head_seed=5)
     add_adapters(model, model.lm_head if head == "lm" else model.score, lora, 7, train_head=head != "lm")
     generator = torch.Generator().manual_seed(1)
@@ -53,7 +54,7 @@ def merge(path: Path, adapter: Path, output: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("config", [{}, {"use_dora": True}, {"use_rslora": True}, EMBEDDINGS, IN_4_BITS])
+@pytest.mark.parametrize("config", [{}, {"use_dora": True}, {"use_rslora": True}, EMBEDDINGS, IN_4_BITS, IN_8_BITS])
 def test_a_merged_adapter_equals_the_merged_model_of_training(
     config: dict[str, Any], tied: bool, tiny_model: Any, tmp_path: Path
 ) -> None:
@@ -139,6 +140,12 @@ def test_missing_and_broken_adapters_are_refused(tiny_model: Any, tmp_path: Path
         with pytest.raises(UserError, match=says):
             merge(tiny_model(), tmp_path / "adapter", tmp_path / f"config-{number}")
     config.write_text(json.dumps(content))
+    (tmp_path / "adapter" / QUANTISATION).write_text(json.dumps({"quant_method": "gptq", "bits": 4}))
+    with pytest.raises(
+        UserError, match=r"quantization_config\.json has .*gptq.*; only .*load_in_4bit.* and .*load_in_8bit"
+    ):
+        merge(tiny_model(), tmp_path / "adapter", tmp_path / "quantization")
+    (tmp_path / "adapter" / QUANTISATION).unlink()
     whole = (tmp_path / "adapter" / WEIGHTS).read_bytes()
     (tmp_path / "adapter" / WEIGHTS).write_bytes(whole[:-10])
     with pytest.raises(UserError, match="cannot be read"):

@@ -64,14 +64,15 @@ def values(store: Store, result: StageResult) -> Values:
     return logps
 
 
-def expected(folder: Path, pairs: pa.Table, bf16: bool = False, alpha: float = 1.0) -> np.ndarray:
-    """The model's own log-probability of each completion, in which tokens beyond the shorter one of the pair weigh ``alpha``:
-    [pairs, 2]."""
+def expected(folder: Path, pairs: pa.Table, bf16: bool = False, alpha: float = 1.0, **options: Any) -> np.ndarray:
+    """The log-probability of each completion by the model that ``transformers`` loads with these ``options``, in which tokens
+    beyond the shorter one of the pair weigh ``alpha``: [pairs, 2]."""
     import torch
     import transformers
 
     dtype = torch.bfloat16 if bf16 else torch.float32
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
+    model.train(bool(options))  # a quantized model rounds inputs, too, in evaluation mode; none has dropout
 
     def logp(prompt: list[int], completion: list[int], shared: int) -> float:
         ids = torch.tensor([[*prompt, *completion]])
@@ -132,6 +133,20 @@ def test_reference_logps_are_computed_in_the_precision_of_training(
     rough = [*values(store, compute(store, {"model": model, "data": data}, machines(1), bf16=True))["train"].values()]
     assert np.abs(rough - expected(tiny_model(), pairs)).max() > 1e-3, "of numbers that fp32 gives to 1e-4"
     np.testing.assert_allclose(rough, expected(tiny_model(), pairs, bf16=True), rtol=1e-2)
+
+
+def test_reference_logps_of_a_quantized_policy_are_those_of_transformers(
+    machines: Any, tiny_model: Any, pairs: pa.Table, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    import transformers
+
+    store, model, data = store_with(tmp_path, tiny_model(), pairs)
+    result = compute(store, {"model": model, "data": data}, machines(1), load_in_8bit=True)
+    logps = np.array([*values(store, result)["train"].values()])
+    config = transformers.BitsAndBytesConfig(load_in_8bit=True)
+    np.testing.assert_allclose(logps, expected(tiny_model(), pairs, quantization_config=config), rtol=1e-5)
+    assert np.abs(logps - expected(tiny_model(), pairs)).max() > 1e-3
 
 
 def test_only_rows_of_the_configured_steps_and_held_out_rows_are_computed(

@@ -173,6 +173,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "temperature": {"generation.temperature": 0.5, "kl": {"coefficient": 0.1}, "training.num_train_epochs": 2},
     "LoRA": {"training.lora": {"r": 4}, "kl": {"coefficient": 0.04}},
     "QLoRA": {"training.lora": {"r": 4, "load_in_4bit": True}, "kl": {"coefficient": 0.04}},
+    "8 bits": {"training.lora": {"r": 4, "load_in_8bit": True}, "kl": {"coefficient": 0.04}},
     "TIS": {"importance_sampling_correction": {"mode": "clip"}},
     "high-entropy tokens": {"loss": {"top_entropy_quantile": 0.2}},
     "IcePop": {"importance_sampling_correction": {"mode": "mask", "low": 0.5, "high": 5.0}},

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 LORA = {"r": 4, "lora_alpha": 8}
 WHOLE = {"modules_to_save": ["embed_tokens"]}
 IN_4_BITS = {"load_in_4bit": True}
+IN_8_BITS = {"load_in_8bit": True}
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
 
 
@@ -84,9 +85,12 @@ def test_steps_equal_plain_torch(make_job: Any, machines: Any, tables: Any, tmp_
     ("method", "lora"),
     [
         *((Sft(), LORA), (RewardModel(), LORA), (DPO, LORA), (Sft(), LORA | {"use_dora": True}), (Sft(), LORA | WHOLE)),
-        *((RewardModel(), LORA | IN_4_BITS), (Sft(), LORA | IN_4_BITS)),
+        *((RewardModel(), LORA | IN_4_BITS), (Sft(), LORA | IN_4_BITS), (DPO, LORA | IN_8_BITS)),
     ],
-    ids=["sft", "reward model", "dpo", "sft, DoRA", "sft, embeddings", "reward model, 4 bits", "sft, 4 bits"],
+    ids=[
+        *("sft", "reward model", "dpo", "sft, DoRA", "sft, embeddings"),
+        *("reward model, 4 bits", "sft, 4 bits", "dpo, 8 bits"),
+    ],
 )
 def test_ranks_sharding_and_micro_batches_do_not_change_the_result(
     method: Any, lora: Any, make_job: Any, machines: Any, tmp_path: Path
@@ -95,7 +99,7 @@ def test_ranks_sharding_and_micro_batches_do_not_change_the_result(
     single = trained(machines(1), job, tmp_path / "one")
     before = load_file(job.model.path / "model.safetensors")
     assert max(float((single[name] - before[name]).abs().max()) for name in before if name in single) > 1e-4
-    for stage in (0, 1, 2) if "load_in_4bit" in lora else (0, 1, 2, 3):
+    for stage in (0, 1, 2) if {"load_in_4bit", "load_in_8bit"} & lora.keys() else (0, 1, 2, 3):
         both = trained(
             machines(2),
             job,
@@ -129,7 +133,7 @@ def test_bf16_learns_as_fp32_does_up_to_its_rounding(
     [
         *((0, False, {}), (1, False, {}), (2, True, {}), (3, False, {}), (0, True, {}), (3, True, {})),
         *((0, False, {"use_dora": True}), (3, True, {"use_dora": True}), (0, False, WHOLE), (3, True, WHOLE)),
-        *((0, False, IN_4_BITS), (2, True, IN_4_BITS)),
+        *((0, False, IN_4_BITS), (2, True, IN_4_BITS), (0, False, IN_8_BITS), (2, True, IN_8_BITS)),
     ],
 )
 def test_a_job_resumed_from_a_checkpoint_of_trained_parameters_ends_in_the_same_bytes(
@@ -152,8 +156,9 @@ def test_a_job_resumed_from_a_checkpoint_of_trained_parameters_ends_in_the_same_
     assert size < 6 * parameters, "one of all weights takes 12 bytes for each, with the optimiser's moments"
 
 
-def test_fine_tuning_lowers_the_loss(make_job: Any, machines: Any, tmp_path: Path) -> None:
-    job = make_job(Sft(), lora=LORA, learning_rate=1e-2, num_train_epochs=10)
+@pytest.mark.parametrize("more", [{}, IN_8_BITS], ids=["whole", "8 bits"])
+def test_fine_tuning_lowers_the_loss(more: dict[str, Any], make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), lora=LORA | more, learning_rate=1e-2, num_train_epochs=10)
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, tmp_path / "progress")
         losses = []
@@ -163,11 +168,14 @@ def test_fine_tuning_lowers_the_loss(make_job: Any, machines: Any, tmp_path: Pat
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3
 
 
-def test_zero_3_is_refused_with_weights_in_4_bits(make_job: Any, machines: Any, tmp_path: Path) -> None:
-    job = make_job(Sft(), lora=IN_4_BITS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_3_is_refused_with_quantized_weights(bits: int, make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), lora={f"load_in_{bits}bit": True})
     with (
         machines(2).trainers() as group,
-        pytest.raises(UserError, match=r"^training\.lora\.load_in_4bit: ZeRO 3 .* set resources\.zero_stage to 2"),
+        pytest.raises(
+            UserError, match=rf"^training\.lora\.load_in_{bits}bit: ZeRO 3 .* set resources\.zero_stage to 2"
+        ),
     ):
         open_job(group, machines(2), job, tmp_path / "progress", zero_stage=3)
 

@@ -35,6 +35,10 @@ class LoraConfig(Config):
     load_in_4bit: bool = unkeyed(False)
     """Load the frozen linear layers in 4 bits, an eighth of fp32's memory (QLoRA: NF4 with double quantisation, by
     `bitsandbytes`, the extra `qlora`). In saved models the adapters are merged into the dequantised layers."""
+    load_in_8bit: bool = unkeyed(False)
+    """Load them in 8 bits instead, a quarter of fp32's memory and with less rounding: int8 with a scale for each row, as
+    `bitsandbytes` stores LLM.int8() (the extra `qlora`). Only weights are rounded, inputs are not, so that engines and saved
+    models compute what is trained. Not part of the stage's key while false."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
     modules_to_save: tuple[str, ...] = unkeyed(())
@@ -43,6 +47,17 @@ class LoraConfig(Config):
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability for the adapters' inputs. The dropout masks depend on the number of trainers and on
     `max_tokens_per_microbatch`."""
+
+    @model_validator(mode="after")
+    def _has_one_precision(self) -> LoraConfig:
+        if self.load_in_4bit and self.load_in_8bit:
+            raise ValueError("weights are loaded either in 4 or in 8 bits: leave out `load_in_4bit` or `load_in_8bit`")
+        return self
+
+    @property
+    def base_bits(self) -> Literal[4, 8] | None:
+        """Bits of a weight of the frozen linear layers; None: those of the training's precision."""
+        return 4 if self.load_in_4bit else 8 if self.load_in_8bit else None
 
     @property
     def is_addable(self) -> bool:
@@ -188,9 +203,9 @@ class TrainingConfig(Config):
         return self.optimizer in ("adamw_8bit", "paged_adamw_8bit")
 
     @property
-    def in_4bit(self) -> bool:
-        """Whether adapters are trained beside weights in 4 bits."""
-        return self.lora is not None and self.lora.load_in_4bit
+    def base_bits(self) -> Literal[4, 8] | None:
+        """Bits of a weight of the frozen layers beside which adapters are trained; None: none are quantised."""
+        return self.lora.base_bits if self.lora else None
 
     @property
     def saves_masters(self) -> bool:

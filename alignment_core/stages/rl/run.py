@@ -76,7 +76,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
         sources,
         closing(environments) if environments else nullcontext(),
     ):
-        name = str(policy.reference) + (" in 4 bits" if section.training.in_4bit else "")
+        name = str(policy.reference) + (f" in {bits} bits" if (bits := section.training.base_bits) else "")
         text = CompletionText(tokenizer, turn_end)
         sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, name, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]

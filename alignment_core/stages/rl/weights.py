@@ -45,8 +45,8 @@ class WeightSync:
             self._send_weights(step)
 
     def _send_start(self) -> None:
-        """Load the initial policy into the engines; a policy in 4 bits comes from the trainers, which alone quantized it."""
-        if self.section.training.in_4bit:
+        """Load the initial policy into the engines; a quantized policy comes from the trainers, which alone quantized it."""
+        if self.section.training.base_bits:
             self._send_weights(0, merge=False)
         else:
             self.engines.all(Engine.load, self.context.inputs["policy"], self.policy)
