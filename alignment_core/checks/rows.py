@@ -83,6 +83,8 @@ class Answer(BaseModel):
     read: int = 0
     dropped: dict[str, int] = {}
     shortened: int = 0
+    held_out: int = 0
+    """Rows of the sources that are held out."""
     whole: bool = False
     """Whether all rows were read."""
     longest: int = 0
@@ -200,11 +202,13 @@ def _render(question: Question) -> dict[str, Any]:
     pinned = [_first(source, RENDERED) for source in config.sources]
     ledger = statistics.Ledger(pinned, config.data.max_bad_rows, kind)
     limits = Limits(config.data, renderer, tokenizer.bos_token_id, config.settings)
-    rows = [columns for _, columns in kept_rows(pinned, limits, ledger, kind, question.seed, None)]
+    kept = list(kept_rows(pinned, limits, ledger, kind, question.seed, None))
+    rows = [columns for _, columns in kept]
     _judge(ledger, config.data)
     warnings = [*_notes(config.sources), *statistics.not_read(ledger.unread + renderer.fields.unread)]
     result: dict[str, Any] = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
     result |= {"shortened": ledger.shortened.total(), "warnings": warnings}
+    result["held_out"] = sum(pinned[row.source].source.held_out for row, _ in kept)
     result["thinks"] = "think>" in str(tokenizer.chat_template or "")
     whole = all(_to_its_end(source, pinned[n], ledger.read[n]) for n, source in enumerate(config.sources))
     if not rows:

@@ -44,6 +44,16 @@ def test_rows_that_are_held_out_are_not_trained_on(trained: Any) -> None:
     assert sentence.startswith("sft: 25 rows with a batch_size of 1 and num_train_epochs 1 are 25 optimiser steps")
 
 
+def test_a_source_that_is_held_out_is_not_trained_on(store: Any, rows: Path, tmp_path: Path, tiny_model: Any) -> None:
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(json.dumps({"prompt": f"{n} tests?", "completion": "!"}) + "\n" for n in range(40)))
+    recipe = sft(rows) | {"model": {"name": str(tiny_model())}}
+    sources = [{"path": str(rows)}, {"path": str(test), "held_out": True}]
+    recipe["sft"] = {"data": {"sources": sources}, "training": {"batch_size": 4, "num_train_epochs": 1}}
+    (sentence,) = look(store, recipe).warnings
+    assert sentence.startswith("sft: 100 rows with a batch_size of 4 and num_train_epochs 1 are 25 optimiser steps")
+
+
 def test_models_from_scratch_and_rows_that_were_not_all_read_are_not_judged(
     store: Any, rows: Path, trained: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
