@@ -11,8 +11,8 @@ from alignment_core.execution.packages import TRAINING_PACKAGES, TrainingStageCo
 from alignment_core.execution.training_stages import TRAINED, train
 from alignment_core.recipes.sections.kto import KtoLossConfig
 
-ADVISED = (1.0, 4 / 3)
-"""Weighted desirable rows per weighted undesirable one, as the paper advises."""
+ADVISED = (1.0, 3 / 2)
+"""Weighted desirable rows per weighted undesirable one: Ethayarajh et al. 2024, equation 9 (in the first version up to 4/3)."""
 TOLERANCE = 0.05
 """Relative deviation from that range without a warning: sampled labels are never exactly balanced."""
 
@@ -59,7 +59,7 @@ def imbalance(desirable: int, undesirable: int, loss: KtoLossConfig) -> Sequence
     even = undesirable * loss.undesirable_weight / desirable
     return [
         f"{desirable} desirable and {undesirable} undesirable rows weigh {ratio:.3g} to 1, and KTO's authors advise between 1 "
-        f"and 4/3: set kto.loss.desirable_weight between {least * even:.3g} and {most * even:.3g}, or undesirable_weight to "
+        f"and 3/2: set kto.loss.desirable_weight between {least * even:.3g} and {most * even:.3g}, or undesirable_weight to "
         "the same effect"
     ]
 

@@ -71,8 +71,8 @@ def test_kto_uses_reference_logps_of_matched_and_mismatched_rows(started: Any, t
     assert first.metrics["loss.first"] == pytest.approx(0.5, abs=1e-3), "at the reference: 1 - σ(0)"
     assert (first.metrics["desirable_rows"], first.metrics["undesirable_rows"]) == (5, 9)
     assert first.warnings == [
-        "5 desirable and 9 undesirable rows weigh 0.556 to 1, and KTO's authors advise between 1 and 4/3: set "
-        "kto.loss.desirable_weight between 1.8 and 2.4, or undesirable_weight to the same effect"
+        "5 desirable and 9 undesirable rows weigh 0.556 to 1, and KTO's authors advise between 1 and 3/2: set "
+        "kto.loss.desirable_weight between 1.8 and 2.7, or undesirable_weight to the same effect"
     ]
     assert weighted.warnings == []
 
@@ -97,10 +97,11 @@ def test_kto_uses_reference_logps_of_matched_and_mismatched_rows(started: Any, t
     [
         ((10, 10), {}, None),
         ((97, 100), {}, None),
-        ((13, 10), {}, None),
-        ((20, 10), {}, "between 0.5 and 0.667"),
+        ((15, 10), {}, None),
+        ((16, 10), {}, "between 0.625 and 0.938"),
+        ((20, 10), {}, "between 0.5 and 0.75"),
         ((20, 10), {"undesirable_weight": 2.0}, None),
-        ((10, 20), {}, "between 2 and 2.67"),
+        ((10, 20), {}, "between 2 and 3"),
         ((10, 0), {}, "no row is undesirable: .* more likely .*; add undesirable rows"),
         ((0, 10), {}, "no row is desirable: .* less likely .*; add desirable rows"),
     ],

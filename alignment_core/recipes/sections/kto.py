@@ -22,7 +22,7 @@ class KtoLossConfig(Config):
     """β: strength of the KL penalty to the reference policy."""
     desirable_weight: float = Field(1.0, gt=0)
     """Weight of the loss of desirable completions. The ratio of desirable to undesirable rows, each times its weight, should be
-    between 1 and 4/3."""
+    between 1 and 3/2 (Ethayarajh et al. 2024)."""
     undesirable_weight: float = Field(1.0, gt=0)
     """Weight of the loss of undesirable completions."""
     sync_ref_model: ReferenceSyncConfig | None = unkeyed(None)
