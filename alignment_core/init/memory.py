@@ -21,7 +21,7 @@ IN_4_BITS = 0.8
 """Bytes of a parameter in NF4, with embeddings and scales in bf16."""
 STORED, RECOMPUTED = 34, 2
 """Bytes for each layer and unit of the hidden size that a token's activations take until the backward pass; with checkpointing
-the layer's input alone, and one layer in full (Korthikanti et al. 2022, Reducing Activation Recomputation, equation 2)."""
+the layer's input alone, and one layer in full (Korthikanti et al. 2022, Reducing Activation Recomputation, equation 1)."""
 OF_LOGITS = 10
 """Bytes for each token and word of the vocabulary: logits in bf16 and in fp32, and their gradient."""
 USABLE = 0.9

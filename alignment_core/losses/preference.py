@@ -157,8 +157,8 @@ LEAST_BETA = 1e-3
 
 def dynamic_beta(beta: float, margin: float, alpha: float, threshold: float) -> float:
     """``β' = β (1 + α (m - m₀))``, at least 0.001, of a batch whose implicit rewards have the mean margin m: Wu et al. 2024,
-    "β-DPO: Direct Preference Optimization with Dynamic β", equation 8. In the paper the threshold m₀ follows the margins of
-    earlier batches; here it is fixed, so that a step depends on its own batch alone."""
+    "β-DPO: Direct Preference Optimization with Dynamic β". In the paper the threshold m₀ follows the margins of earlier
+    batches; here it is fixed, so that a step depends on its own batch alone."""
     return max(beta * (1 + alpha * (margin - threshold)), LEAST_BETA)
 
 

@@ -26,7 +26,7 @@ def learning_rate(config: TrainingConfig, step: int, total_steps: int, first_ste
     ``freezing_actor_steps`` and in verl with ``critic_warmup``, whose schedulers count updates of the policy).
 
     ``wsd`` (warm-up, stable, decay: Hu et al. 2024, "MiniCPM: Unveiling the Potential of Small Language Models with Scalable
-    Training Strategies", section 4.3) stays at the peak up to the last ``decay_ratio`` of all steps. They decay linearly, or
+    Training Strategies", section 4.2) stays at the peak up to the last ``decay_ratio`` of all steps. They decay linearly, or
     with 1 − √done (Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations").
     """
     warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)

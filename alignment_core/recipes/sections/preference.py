@@ -35,7 +35,7 @@ NEED_NLL = ("cpo", "orpo")
 OF_THE_DIFFERENCE = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair")
 """Losses of the difference of two implicit rewards, in which the unknown constant of another f-divergence cancels."""
 LEARNING_RATES = {"orpo": 8e-6}
-"""Default learning rates of losses for which DPO's is far too low: that of Hong et al. 2024 (ORPO), as in TRL's example."""
+"""Default learning rates of losses for which DPO's is far too low: that of Hong et al. 2024 (ORPO), appendix C."""
 
 
 class ReferenceSyncConfig(Config):
@@ -74,8 +74,8 @@ class DpoLossConfig(Config):
     """β of the last step; β changes linearly from `beta`. Default: β is constant. Not part of the stage's key while unset."""
     beta_alpha: float = unkeyed(0.0, ge=0)
     """α of β-DPO: β of a batch is multiplied by 1 + α (m − `beta_margin`), where m is the mean margin of the implicit rewards
-    of its pairs before the step, which takes an additional forward pass. 0.6 in the paper. Not part of the stage's key while
-    0."""
+    of its pairs before the step, which takes an additional forward pass. 0.6 in its authors' example. Not part of the stage's
+    key while 0."""
     beta_margin: float = unkeyed(0.0)
     """Margin at which β of a batch equals `beta`; only with `beta_alpha`."""
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = unkeyed("reverse_kl")

@@ -138,9 +138,9 @@ class AdvantageConfig(Config):
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount factor γ, per token."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
-    """λ of generalized advantage estimation. Default with a reward model: 0.95 (Schulman et al. 2017, PPO; TRL 1.16), as the
-    critic starts from it; with other rewards: 1 (OpenRLHF 0.11; Hu et al. 2025, Open-Reasoner-Zero), because a reward at the
-    last of 512 tokens would reach the first one as 0.95⁵¹¹, and a new critic has nothing to add yet."""
+    """λ of generalized advantage estimation. Default with a reward model: 0.95 (Schulman et al. 2017; Ziegler et al. 2019), as
+    the critic starts from it; with other rewards: 1 (OpenRLHF 0.11; Hu et al. 2025, Open-Reasoner-Zero), because a reward at
+    the last of 512 tokens would reach the first one as 0.95⁵¹¹, and a new critic has nothing to add yet."""
 
     @classmethod
     def of_old_names(cls, old: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class PolicyLossConfig(Config):
     DEFAULTS_BY: ClassVar = {
         "loss_type": {
             "gspo": {"epsilon": 3e-4, "epsilon_high": 4e-4},  # Zheng et al. 2025, section 5.1
-            "cispo": {"epsilon": 1.0, "epsilon_high": 5.0},  # ScaleRL (Khatri et al. 2025), TRL's docs
+            "cispo": {"epsilon": 1.0, "epsilon_high": 5.0},  # TRL's docs; Khatri et al. 2025, appendix A.17
         }
     }
 
@@ -178,7 +178,8 @@ class PolicyLossConfig(Config):
     because the ratio of a sequence is the geometric mean of its tokens' ratios; with `cispo`: 1, no lower bound."""
     epsilon_high: float | None = Field(None, ge=0)
     """Upper clip bound ε: the ratio is clipped above 1 + ε; DAPO's clip-higher is 0.28. Default: `epsilon`; with `gspo` 4e-4.
-    With `cispo` it is the maximum weight of a token itself, as in TRL, and the default is 5."""
+    With `cispo` it is the maximum weight of a token itself, as in TRL, and the default is 5, beside which 4 and 8 did as well
+    (Khatri et al. 2025, ScaleRL)."""
     delta: float | None = Field(None, gt=1)
     """Dual clip: upper bound of the ratio if the advantage is negative, above 1 + `epsilon_high`. Default: no dual clipping."""
     sapo_temperatures: tuple[float, float] = (1.0, 1.05)
@@ -237,7 +238,7 @@ class KlConfig(Config):
 
     coefficient: float = Field(0.0, ge=0)
     """KL coefficient, for the KL in nats per token. Default with a reward model: 0.04 (Shao et al. 2024, DeepSeekMath, section
-    4.2; usual are 0.01 in OpenRLHF to 0.05 in TRL's PPO), because the policy drifts to whatever it overrates; with other
+    4.2; usual are 0.01 in OpenRLHF to 0.05 in PPO of TRL 1.12), because the policy drifts to whatever it overrates; with other
     rewards: 0 (TRL 1.16's GRPO; Yu et al. 2025, DAPO)."""
     place: Literal["loss", "reward"] = "loss"
     """Add the KL to the loss, or subtract it from the reward of each token."""
@@ -292,8 +293,8 @@ class CriticConfig(Config):
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate of the critic."""
     value_clip: float | None = Field(0.5, gt=0)
-    """Value clipping: maximum change of a value by an update, in units of the reward. Default: OpenRLHF 0.11's. TRL's PPO has
-    0.2, at which rewards of a larger scale are learned slowly. Null disables it."""
+    """Value clipping: maximum change of a value by an update, in units of the reward. Default: OpenRLHF 0.11's. Ziegler et
+    al. 2019 have 0.2, at which rewards of a larger scale are learned slowly. Null disables it."""
     normalise: bool = unkeyed(False)
     """Train the critic on returns that are standardised by the running mean and standard deviation, for rewards that are large,
     small or drifting. `value_clip` is then in these units."""

@@ -262,7 +262,7 @@ class RewardModelConfig(Config):
     """Bradley–Terry, or its log-exp form; both use a `margin` column if there is one."""
     center_rewards_coefficient: float = unkeyed(0.0, ge=0)
     """Coefficient of the mean of (chosen score + rejected score)², which is added to the loss so that scores are centred at 0
-    (Eisenstein et al. 2023, Helping or Herding); 0.01 in TRL's examples. Not part of the stage's key while 0."""
+    (Eisenstein et al. 2023, Helping or Herding); 0.01 is advised by TRL. Not part of the stage's key while 0."""
     training: TrainingConfig = TrainingConfig(warmup_ratio=0.03)
     """Optimiser and schedule."""
 
