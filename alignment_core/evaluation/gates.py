@@ -11,9 +11,10 @@ from alignment_core.recipes import BaseRecipe, Gate
 GATES = {
     "test_margin": "{metric: test_margin, min: 0.0001}",
     "test_accuracy": "{metric: test_accuracy, min: 0.5}",
+    "test_loss.first": "{metric: test_loss, min_gain: 0}",
     "reward_model_accuracy": "{metric: reward_model_accuracy, min: 0.55}",
 }
-"""Gates on metrics of training that a policy should always pass: better than chance on held-out rows."""
+"""Gates on metrics of training that a policy should always pass: better than chance, or than before, on held-out rows."""
 
 
 def refusals(
@@ -21,8 +22,9 @@ def refusals(
 ) -> list[str]:
     """One sentence per condition that fails: the metric, its value, and the difference to the limit.
 
-    ``beside`` names the policy of ``baseline`` and of comparing metrics such as the win rate. A metric of training that was not
-    measured fails, too. Raises UserError if a gate names a metric of the evaluation that was not measured.
+    ``beside`` names the policy of ``baseline`` and of comparing metrics such as the win rate. A metric of training gains over
+    ``<name>.first`` among ``metrics``; one that was not measured fails, too. Raises UserError if a gate names a metric of the
+    evaluation that was not measured.
     """
     failed: list[str] = []
     for gate in gates:
@@ -36,12 +38,17 @@ def refusals(
         if gate.max is not None and not value <= gate.max:
             failed.append(f"{measured}, {value - gate.max:.4g} above the maximum of {gate.max:g}")
         if gate.min_gain is not None:
+            first = f"{gate.metric}.first"
+            if gate.is_of_training and first not in metrics:
+                failed.append(f"{first} is not on record: the training did not measure its start (`eval_on_start`)")
+                continue
+            before = metrics[first] if gate.is_of_training else _measured(gate.metric, baseline)
+            start = "the start of training" if gate.is_of_training else beside
             higher = higher_is_better(gate.metric, metrics)
-            change = value - _measured(gate.metric, baseline)
-            gain = change if higher else -change
+            gain = value - before if higher else before - value
             if not gain >= gate.min_gain:
                 failed.append(
-                    f"{gate.metric}{'' if higher else ', which should be low,'} gained {gain:.4g} over {beside}, "
+                    f"{gate.metric}{'' if higher else ', which should be low,'} gained {gain:.4g} over {start}, "
                     f"{gate.min_gain - gain:.4g} less than the required {gate.min_gain:g}"
                 )
     return failed

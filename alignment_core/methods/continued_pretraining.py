@@ -52,6 +52,11 @@ class ContinuedPretrainingRecipe(BaseRecipe):
     continued_pretraining: ContinuedPretrainingConfig
     """Documents and training."""
 
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        section = self.continued_pretraining
+        return (*super().measured_in_training, *section.training.measured(section.data, "test_loss"))
+
 
 LABEL = "continued-pretraining"
 

@@ -33,6 +33,13 @@ class DistillationRecipe(BaseRecipe):
     """The teacher, the text and training."""
 
     @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        section = self.distillation
+        last = section.data is not None and section.on_policy is None  # rounds hold out no rows
+        measured = section.training.measured(section.data, "test_loss") if last and section.data else ()
+        return (*super().measured_in_training, *measured)
+
+    @property
     def samples(self) -> bool:
         """The student answers prompts."""
         return self.evaluation is not None or self.distillation.on_policy is not None

@@ -28,8 +28,8 @@ class DpoRecipe(BaseRecipe):
 
     @property
     def measured_in_training(self) -> tuple[str, ...]:
-        held_out = self.dpo.data.has_test_rows
-        return (*super().measured_in_training, *(("test_margin", "test_accuracy", "test_loss") if held_out else ()))
+        measured = self.dpo.training.measured(self.dpo.data, "test_margin", "test_accuracy", "test_loss")
+        return (*super().measured_in_training, *measured)
 
 
 def compose(recipe: DpoRecipe) -> Outputs:

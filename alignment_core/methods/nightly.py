@@ -61,8 +61,8 @@ class NightlyRecipe(BaseRecipe):
 
     @property
     def measured_in_training(self) -> tuple[str, ...]:
-        last = self.iterative_dpo is None and self.dpo.data.has_test_rows
-        return (*super().measured_in_training, *(("test_margin", "test_accuracy", "test_loss") if last else ()))
+        measured = self.dpo.training.measured(self.dpo.data, "test_margin", "test_accuracy", "test_loss")
+        return (*super().measured_in_training, *(measured if self.iterative_dpo is None else ()))
 
     @model_validator(mode="before")
     @classmethod

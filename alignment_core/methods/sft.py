@@ -24,7 +24,7 @@ class SftRecipe(BaseRecipe):
 
     @property
     def measured_in_training(self) -> tuple[str, ...]:
-        return (*super().measured_in_training, *(("test_loss",) if self.sft.data.has_test_rows else ()))
+        return (*super().measured_in_training, *self.sft.training.measured(self.sft.data, "test_loss"))
 
 
 def compose(recipe: SftRecipe) -> Outputs:

@@ -71,7 +71,7 @@ class SweepRecipe(BaseRecipe):
     def measured_in_training(self) -> tuple[str, ...]:
         """Metrics that every variant measures; all until the variants are parsed, which check the gates themselves."""
         if not self._variants:
-            return HELD_OUT_METRICS
+            return (*HELD_OUT_METRICS, *(f"{name}.first" for name in HELD_OUT_METRICS))
         measured = [variant.measured_in_training for variant in self._variants.values()]
         return tuple(name for name in measured[0] if all(name in others for others in measured))
 

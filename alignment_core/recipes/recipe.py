@@ -64,7 +64,8 @@ class BaseRecipe(Config):
 
     @property
     def measured_in_training(self) -> tuple[str, ...]:
-        """Metrics for gates that trainings measure on held-out rows, including the training of an existing reward model."""
+        """Metrics for gates that trainings measure on held-out rows, including the training of an existing reward model, and
+        ``<name>.first`` for those that are known before the first step, too."""
         judge = getattr(self, "reward_model", None)
         if judge is None or (judge.data is not None and not judge.data.has_test_rows):
             return ()
@@ -96,11 +97,17 @@ class BaseRecipe(Config):
         if self.evaluation is None and not all(gate.is_of_training for gate in gates):
             raise ValueError("`promotion.gates` need an `evaluation` that measures their metrics")
         for number, gate in enumerate(gates):
-            if gate.is_of_training and gate.metric not in self.measured_in_training:
-                known = ", ".join(self.measured_in_training) or "none"
+            measured = self.measured_in_training if gate.is_of_training else ()
+            if gate.is_of_training and gate.metric not in measured:
+                known = ", ".join(name for name in measured if not name.endswith(".first")) or "none"
                 raise ValueError(
                     f"`promotion.gates.{number}`: no training of this recipe measures {gate.metric!r} on held-out rows "
                     f"(measured: {known}): hold rows out with `test_rows`, or use a metric of the evaluation"
+                )
+            if gate.is_of_training and gate.min_gain is not None and f"{gate.metric}.first" not in measured:
+                raise ValueError(
+                    f"`promotion.gates.{number}.min_gain`: the training has `eval_on_start: false`, so {gate.metric!r} is not "
+                    "known before its first step: leave that out, or give a `min` or a `max`"
                 )
             if self.evaluation and not gate.is_of_training and not self._measures(self.evaluation, gate.measures):
                 if gate.measures == "kl_to_model" and not self.CONTINUES:

@@ -24,6 +24,9 @@ from tests.align import align_here
 
 MARGIN = {"metric": "test_margin", "min": 0.0001}
 JUDGE = {"metric": "reward_model_accuracy", "min": 0.55}
+DOCUMENTS = {"path": "rows.jsonl", "test_rows": 10}
+ON_POLICY = {"teacher": {"model": "big"}, "on_policy": {"prompts": "prompts.jsonl"}}
+LOSS = {"metric": "test_loss", "min_gain": 0}
 
 
 def dpo(gates: list[dict[str, Any]], test_rows: int = 10, **more: Any) -> Any:
@@ -36,6 +39,13 @@ def dpo(gates: list[dict[str, Any]], test_rows: int = 10, **more: Any) -> Any:
             "promotion": {"gates": gates},
             **more,
         }
+    )
+
+
+def sft(gates: list[dict[str, Any]], training: Any = None, test_rows: int = 10) -> Any:
+    section = {"data": {"path": "rows.jsonl", "test_rows": test_rows}, "training": training or {}}
+    return parse_recipe(
+        {"method": "sft", "name": "a", "model": {"scratch": {}}, "sft": section, "promotion": {"gates": gates}}
     )
 
 
@@ -83,13 +93,68 @@ def parse_recipe_with_judge(gates: list[dict[str, Any]], test_rows: int = 10) ->
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "gates", "reason"),
+    [
+        (1.3, 0.9, [LOSS], ""),
+        (1.3, 1.3, [LOSS], ""),
+        (1.3, 1.5, [LOSS], "gained -0.2 over the start of training, 0.2 less than the required 0"),
+        (
+            1.3,
+            0.9,
+            [{**LOSS, "min_gain": 0.5}],
+            "gained 0.4 over the start of training, 0.1 less than the required 0.5",
+        ),
+        (1.3, float("nan"), [LOSS], "test_loss is not on record"),
+        (None, 0.9, [LOSS], "test_loss.first is not on record"),
+    ],
+)
+def test_a_loss_that_does_not_fall_is_refused_whatever_the_tag_points_to(
+    before: float | None, after: float, gates: list[dict[str, Any]], reason: str, store: Store, trained: Any
+) -> None:
+    recipe = sft(gates)
+    first = {} if before is None else {"test_loss.first": before}
+    measured = measured_in_training(store, Outputs(policy=trained("sft", test_loss=after, **first)))
+    refused = refusals(recipe.promotion.gates, measured, {"test_loss": 0.1}, "policy/production")
+    assert [reason in sentence for sentence in refused] == [True] * bool(reason)
+    assert not recipe.promotion.gates[0].compares
+
+
+def test_a_gain_of_another_metric_of_training_is_a_rise(store: Store, trained: Any) -> None:
+    gate = {"metric": "test_accuracy", "min_gain": 0.1}
+    first = {"test_accuracy.first": 0.5}
+    measured = measured_in_training(store, Outputs(policy=trained("dpo", test_accuracy=0.55, **first)))
+    (reason,) = refusals(dpo([gate]).promotion.gates, measured, {}, "nothing")
+    assert reason == "test_accuracy gained 0.05 over the start of training, 0.05 less than the required 0.1"
+
+
+@pytest.mark.parametrize(
+    ("section", "measures"),
+    [
+        ({"method": "continued-pretraining", "continued_pretraining": {"data": DOCUMENTS}}, True),
+        ({"method": "distillation", "distillation": {"teacher": {"model": "big"}, "data": DOCUMENTS}}, True),
+        ({"method": "distillation", "distillation": {**ON_POLICY, "data": DOCUMENTS}}, False),
+        ({"method": "distillation", "distillation": ON_POLICY}, False),
+    ],
+)
+def test_trainings_that_measure_the_loss_of_the_result_can_be_gated_by_it(
+    section: dict[str, Any], measures: bool
+) -> None:
+    content = {"name": "a", "model": {"scratch": {}}, **section}
+    assert ("test_loss" in parse_recipe(content).measured_in_training) == measures
+    (sentence,) = warnings(parse_recipe({**content, "promotion": {}}))
+    assert ("{metric: test_loss, min_gain: 0}" in sentence) == measures
+
+
+@pytest.mark.parametrize(
     ("make", "gate", "reason"),
     [
         (lambda gates: dpo(gates, test_rows=0), MARGIN, "no training of this recipe measures 'test_margin'"),
         (dpo, JUDGE, "measured: test_margin, test_accuracy, test_loss"),
         (lambda gates: parse_recipe_with_judge(gates, test_rows=0), JUDGE, "hold rows out with `test_rows`"),
         (parse_recipe_with_judge, MARGIN, "measured: reward_model_accuracy"),
-        (dpo, {"metric": "test_margin", "min_gain": 0}, "`min_gain` needs a metric of the evaluation"),
+        (parse_recipe_with_judge, {**JUDGE, "min_gain": 0}, "`min_gain` makes no sense for 'reward_model_accuracy'"),
+        (lambda gates: sft(gates, {"eval_on_start": False}), LOSS, "the training has `eval_on_start: false`"),
+        (lambda gates: sft(gates, test_rows=0), LOSS, "no training of this recipe measures 'test_loss'"),
         (dpo, {"metric": "test_margn", "min": 0}, "did you mean 'test_margin'"),
         (dpo, {"metric": "accuracy", "min": 0.5}, "need an `evaluation`"),
     ],

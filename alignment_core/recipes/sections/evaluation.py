@@ -105,8 +105,8 @@ class Gate(Config):
     """Maximum value."""
     min_gain: float | None = None
     """Minimum gain over the same metric of the policy that the tag points to, evaluated on the same prompts; while the
-    tag does not exist, over that of the initial policy. For a metric that should be low, such as a perplexity, it is the
-    minimum decrease."""
+    tag does not exist, over that of the initial policy. A metric of training is compared with its value before the first
+    step. For a metric that should be low, such as a loss or a perplexity, it is the minimum decrease."""
 
     @property
     def measures(self) -> str:
@@ -121,16 +121,17 @@ class Gate(Config):
     @property
     def compares(self) -> bool:
         """Whether the gate compares the policy with another one."""
-        return self.min_gain is not None or self.measures in ("win_rate", "judged_win_rate")
+        gains = self.min_gain is not None and not self.is_of_training
+        return gains or self.measures in ("win_rate", "judged_win_rate")
 
     @model_validator(mode="after")
     def _known_metric(self) -> Gate:
         if self.metric.startswith(PREFIX):  # the names of tasks are known to lm-eval only
             return self
         if self.is_of_training:
-            if self.min_gain is not None:
+            if self.min_gain is not None and self.metric == "reward_model_accuracy":
                 raise ValueError(
-                    f"`min_gain` needs a metric of the evaluation; give {self.metric!r} a `min` or a `max`"
+                    f"`min_gain` makes no sense for {self.metric!r}, which begins with a new head: give a `min`"
                 )
             return self
         name, _, end = self.metric.partition(".")

@@ -222,6 +222,11 @@ class TrainingConfig(Config):
                 f"set it below {steps}, or leave it out",
             )
 
+    def measured(self, data: DataConfig, *names: str) -> tuple[str, ...]:
+        """Those metrics for gates that a training on ``data`` measures on held-out rows, and ``<name>.first`` of its start."""
+        first = [f"{name}.first" for name in names] if self.eval_on_start else []
+        return (*names, *first) if data.has_test_rows else ()
+
     def check_held_out(self, data: DataConfig) -> None:
         """Raise ValueError if evaluations are set and ``data`` has no held-out rows."""
         if self.eval_steps is not None and not data.has_test_rows:
