@@ -28,11 +28,15 @@ MOST_DROPPED = 0.05
 """Share of rows above the limit that are dropped; of more rows the end is cut off."""
 LORA_RATE = 10
 """Factor of the learning rate for adapters."""
+LOSS_GATE = Commented({"metric": "test_loss", "min_gain": 0}, "no higher on held-out rows than before training")
 TEST_GATES = {
+    "continued-pretraining": LOSS_GATE,
+    "distillation": LOSS_GATE,
     "dpo": Commented({"metric": "test_margin", "min": 0.0001}, "prefers the better answers of held-out pairs"),
     "kto": Commented({"metric": "test_accuracy", "min": 0.5}, "tells good from bad held-out answers"),
+    "sft": LOSS_GATE,
 }
-"""Gates on what a method measures on its held-out rows: better than chance."""
+"""Gates on what a method measures on its held-out rows: better than chance, or than before."""
 TAG = "the name of the result in the store"
 
 
@@ -109,21 +113,35 @@ def preference_training(profile: Profile) -> dict[str, Any]:
     return training(profile, 1e-6, 2e-4) | {"warmup_ratio": 0.1}
 
 
-def fit(profile: Profile, room: int = 0) -> memory.Fit | None:
-    """How the model fits on a GPU of this machine; ``room`` are the tokens that an engine samples beside the trainer."""
-    longest = profile.lengths.prompts[-1:] if room else profile.lengths.rows[-1:]
-    row = min(longest_row(profile), *(longest or [LONGEST_UNMEASURED])) + room
-    if profile.mapping.kind == "preferences":
-        row *= 2  # a pair is one row of two sequences, each with the prompt
-    return memory.fit(profile.machine, profile.model, row, shares=room > 0)
+def given_tokens(profile: Profile) -> int:
+    """Tokens of the longest of the user's rows; a pair is one row of two sequences, each with the prompt."""
+    longest = min(longest_row(profile), *(profile.lengths.rows[-1:] or [LONGEST_UNMEASURED]))
+    return 2 * longest if profile.mapping.kind == "preferences" else longest
+
+
+def sampled_tokens(profile: Profile, room: int, method: str) -> int:
+    """Tokens of the longest row that a method makes of a prompt and answers of ``room`` tokens: of a pair, or of one answer."""
+    longest = min(longest_row(profile), *(profile.lengths.prompts[-1:] or [LONGEST_UNMEASURED])) + room
+    return 2 * longest if method == "iterative-dpo" else longest
+
+
+def fit(profile: Profile, tokens: int, shares: bool = False) -> memory.Fit | None:
+    """How the model fits on a GPU of this machine; ``tokens`` and ``shares`` are those of :func:`memory.fit`."""
+    return memory.fit(profile.machine, profile.model, tokens, shares)
 
 
 def _fit_of(profile: Profile, written: dict[str, Any]) -> tuple[memory.Fit | None, bool, bool]:
     """How the model fits with these sections, and whether they train and sample."""
-    sections = [section for section in plain(written).values() if isinstance(section, dict)]
-    room = plain(written)["rl"]["generation"]["max_completion_length"] if "rl" in written else 0
-    trains = any("training" in section for section in sections)
-    return fit(profile, room), trains, any("generation" in section for section in sections)
+    sections = {name: section for name, section in plain(written).items() if isinstance(section, dict)}
+    trained = {name.replace("_", "-"): section for name, section in sections.items() if "training" in section}
+    tokens = [
+        sampled_tokens(profile, section["generation"]["max_completion_length"], method)
+        if "generation" in section
+        else given_tokens(profile)
+        for method, section in trained.items()
+    ]
+    fitted = fit(profile, max(tokens, default=given_tokens(profile)), shares="rl" in trained)
+    return fitted, bool(trained), any("generation" in section for section in sections.values())
 
 
 def memory_fields(profile: Profile, written: dict[str, Any]) -> dict[str, Any]:
@@ -151,13 +169,18 @@ def memory_problem(profile: Profile, written: dict[str, Any]) -> list[str]:
     ]
 
 
-def training(profile: Profile, learning_rate: float, scratch: float, room: int = 0) -> dict[str, Any]:
-    """Optimiser and schedule. ``scratch`` is the learning rate of a new model; ``room`` is that of :func:`fit`."""
+def training(
+    profile: Profile, learning_rate: float, scratch: float, tokens: int | None = None, shares: bool = False
+) -> dict[str, Any]:
+    """Optimiser and schedule. ``scratch`` is the learning rate of a new model. ``tokens``, by default those of the user's rows,
+    and ``shares`` are those of :func:`fit`."""
     count, section = profile.rows.count, dict[str, Any]()
-    section["num_train_epochs"] = 1 if count >= 10_000 else 2 if count >= 1_000 else 3
+    epochs = 1 if count >= 10_000 else 2 if count >= 1_000 else 3
+    section["num_train_epochs"] = epochs
     size = 64 if count >= 10_000 else 32 if count >= 1_000 else 16 if count >= 200 else 8
+    size = batch(profile, size, epochs * trained_rows(profile))
     section["batch_size"] = Commented(size, f"rows in a step; there are {profile.rows.count_in_words}")
-    lora = _lora(profile, room)
+    lora = _lora(profile, given_tokens(profile) if tokens is None else tokens, shares)
     if profile.model.is_scratch:
         section["learning_rate"] = Commented(scratch, f"of a new model; about {learning_rate:g} for a trained one")
     elif lora:
@@ -171,9 +194,21 @@ def training(profile: Profile, learning_rate: float, scratch: float, room: int =
     return {**section, "warmup_ratio": 0.03, **lora, **precision}
 
 
-def _lora(profile: Profile, room: int) -> dict[str, Any]:
+def trained_rows(profile: Profile) -> int:
+    """The user's rows without those that are held out of them."""
+    return max(1, profile.rows.count - (profile.held_out.test_rows or len(profile.held_out.rows)))
+
+
+def batch(profile: Profile, most: int, rows: int) -> int:
+    """The largest power of two, up to ``most``, with which a pretrained model takes enough steps on so many rows in all."""
+    if profile.model.is_scratch or profile.mapping.kind == "documents":  # of which each makes one row or many
+        return most
+    return min(most, 2 ** int(math.log2(max(1, rows // FEW_STEPS))))
+
+
+def _lora(profile: Profile, tokens: int, shares: bool) -> dict[str, Any]:
     """Adapters, if full training does not fit into this machine's memory."""
-    if fitted := fit(profile, room):
+    if fitted := fit(profile, tokens, shares):
         in_4_bits = {"load_in_4bit": True} if fitted.trained == "adapters beside 4 bits" else {}
         adapters = Commented(
             {"r": 16, "lora_alpha": 32, **in_4_bits}, f"{profile.machine.words}: all weights do not fit"
@@ -241,13 +276,14 @@ def check_verified(profile: Profile, method: str) -> str:
     )
 
 
-def reward_model(profile: Profile) -> dict[str, Any]:
-    """The section of a reward model from preference pairs."""
-    section = training(profile, 1e-5, 1e-3)
-    if (
-        not profile.model.is_scratch
-    ):  # Ouyang et al. 2022, InstructGPT, appendix C.2; Touvron et al. 2023, Llama 2, 3.2.2
+def reward_model(profile: Profile, tokens: int | None = None) -> dict[str, Any]:
+    """The section of a reward model from preference pairs. ``tokens`` are those of :func:`training`."""
+    section = training(profile, 1e-5, 1e-3, tokens)
+    if not profile.model.is_scratch:
+        # Ouyang et al. 2022, InstructGPT, appendix C.2; Touvron et al. 2023, Llama 2, 3.2.2
         section["num_train_epochs"] = Commented(1, "reward models overfit in a second one")
+        size = batch(profile, plain(section["batch_size"]), trained_rows(profile))
+        section["batch_size"] = Commented(size, f"pairs in a step: {FEW_STEPS} steps or more in all")
     return {"reward_model": {"data": data(profile), "training": section}}
 
 
@@ -260,14 +296,13 @@ def rounds(profile: Profile, method: str, rates: tuple[float, float], verified: 
     pairs = profile.mapping.kind == "preferences"
     verifier = None if pairs else check_verified(profile, method)
     room = answer_room(profile, least=32 if profile.model.is_scratch else 128)
-    train = training(profile, *rates)
-    per_round = min(10_000 if profile.machine.gpus else 1024, profile.rows.count)
+    tokens = max(sampled_tokens(profile, room, method), given_tokens(profile) if pairs else 0)
+    train = training(profile, *rates, tokens)
+    per_round = min(10_000 if profile.machine.gpus else 1024, trained_rows(profile))
     if method == "iterative-dpo" and not profile.model.is_scratch:  # a pair of each prompt
-        batch = 2 ** int(math.log2(max(1, per_round // FEW_STEPS)))
+        size = batch(profile, plain(train["batch_size"]), per_round)
         train["warmup_ratio"] = 0.1
-        train["batch_size"] = Commented(
-            min(batch, plain(train["batch_size"])), f"pairs in a step: {FEW_STEPS} steps or more in a round"
-        )
+        train["batch_size"] = Commented(size, f"pairs in a step: {FEW_STEPS} steps or more in a round")
     section: dict[str, Any] = {
         "rounds": 2,
         "prompts": prompts(profile, profile.all_sources, room),
@@ -283,14 +318,14 @@ def rounds(profile: Profile, method: str, rates: tuple[float, float], verified: 
             "generation": {**generation(1, room), **decoding(scored=True)},
             "verifier": verifier,
         }
-    return {**(reward_model(profile) if pairs else {}), method.replace("-", "_"): section, **measured}
+    return {**(reward_model(profile, tokens) if pairs else {}), method.replace("-", "_"): section, **measured}
 
 
 def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]:
     """The section `promotion`. Its gates require a result better than chance, or no worse than the tag's."""
     gates, content, why = [], plain(sections), TAG
     evaluation = content.get("evaluation")
-    if method in TEST_GATES and _holds_out(content[method]):
+    if method in TEST_GATES and _holds_out(content[method.replace("-", "_")]):
         gates.append(TEST_GATES[method])
     judge = "reward functions" if evaluation and "rewards" in evaluation else None
     if _holds_out(content.get("reward_model", {})):

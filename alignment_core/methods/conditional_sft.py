@@ -97,7 +97,7 @@ def init_sections(profile: Profile) -> dict[str, Any]:
         "attributes": {"correct": Commented(correct, "what the verifier says of each answer")},
         "template": Commented("{prompt} [correct={correct}]", "how it is written into the prompt"),
         "wanted": [Commented({"correct": 1}, "what the trained policy is asked for")],
-        "training": sections.training(profile, 1e-5, 1e-3),
+        "training": sections.training(profile, 1e-5, 1e-3, sections.sampled_tokens(profile, room, "conditional-sft")),
     }
     return {"conditional_sft": section, **sections.evaluation(profile)}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from alignment_core.checks.traps import FEW_STEPS, KTO_BATCH
 from alignment_core.composition import steps
 from alignment_core.composition.base_model import base_and_start
 from alignment_core.composition.evaluations import Evaluations
@@ -13,7 +15,7 @@ from alignment_core.data.fields import Fields
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
 from alignment_core.init.guess import ColumnMapping
-from alignment_core.init.text import Commented
+from alignment_core.init.text import Commented, plain
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.kto import KtoConfig
@@ -32,8 +34,8 @@ class KtoRecipe(BaseRecipe):
 
     @property
     def measured_in_training(self) -> tuple[str, ...]:
-        held_out = self.kto.data.has_test_rows
-        return (*super().measured_in_training, *(("test_accuracy", "test_loss") if held_out else ()))
+        measured = self.kto.training.measured(self.kto.data, "test_accuracy", "test_loss")
+        return (*super().measured_in_training, *measured)
 
 
 def compose(recipe: KtoRecipe) -> Outputs:
@@ -47,7 +49,12 @@ def compose(recipe: KtoRecipe) -> Outputs:
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from completions with a thumb up or down."""
     loss = {"beta": Commented(0.1, "the lower, the further the policy may move")}
-    section = {"data": sections.data(profile), "loss": loss, "training": sections.preference_training(profile)}
+    training = sections.preference_training(profile)
+    if plain(training["batch_size"]) < KTO_BATCH:
+        steps = math.ceil(sections.trained_rows(profile) / KTO_BATCH)
+        training["batch_size"] = Commented(KTO_BATCH, "rows in a step; the KL baseline is a mean over them")
+        training["num_train_epochs"] = max(training["num_train_epochs"], math.ceil(FEW_STEPS / steps))
+    section = {"data": sections.data(profile), "loss": loss, "training": training}
     return {"kto": section, **sections.evaluation(profile, verifier=False)}
 
 

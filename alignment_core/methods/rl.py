@@ -103,7 +103,7 @@ def init_sections(profile: Profile) -> dict[str, Any]:
     per_step = 64 if profile.machine.gpus else 16 if profile.model.is_scratch else 4
     per_step = max(2, min(per_step, profile.rows.count // 4))
     prompts = sections.prompts(profile, profile.all_sources, room)
-    train = sections.training(profile, 1e-6, 2e-4, room)
+    train = sections.training(profile, 1e-6, 2e-4, sections.sampled_tokens(profile, room, "rl"), shares=True)
     del train["num_train_epochs"]  # passes over the completions of a step: one
     train["batch_size"] = Commented(per_step * GENERATIONS, "completions in an optimiser step: all of a step")
     section = {

@@ -13,6 +13,7 @@ import yaml
 
 from alignment_core.checks.memory_needs import parameters
 from alignment_core.init import sections
+from alignment_core.init.base import loaded
 from alignment_core.init.lengths import Lengths
 from alignment_core.init.machine import Machine
 from alignment_core.init.memory import fit
@@ -116,10 +117,35 @@ def test_a_pair_is_a_row_of_two_sequences(
     in bf16; a pair of 2,048 each takes 6.4, more than 24 · 0.9 - 16.3."""
     profile = draft(jsonl(tmp_path / "rows.jsonl", ROWS[kind][2]), method=method).profile
     profile = replace(profile, machine=gpus(1, 24), model=model("8B"), lengths=Lengths([2048], [100], [1948]))
-    fitted = sections.fit(profile)
+    fitted = sections.fit(profile, sections.given_tokens(profile))
     assert fitted is not None
     assert fitted.trained == trained
     assert fitted.activations == max(fitted.budget, tokens) * (401_408 + 1_282_560)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "longest", "in_4bit", "tokens"),
+    [
+        ("prompt and label", "rejection-sampling", 2000, False, 3024),
+        ("prompt and label", "conditional-sft", 2000, False, 3024),
+        ("prompt and label", "iterative-dpo", 2000, True, 8192),  # two answers with their prompt: 6,048
+        ("preferences", "rejection-sampling", 2100, True, 8192),  # the reward model's pairs: 4,200
+        ("preferences", "iterative-dpo", 2100, True, 8192),
+    ],
+)
+def test_training_on_sampled_answers_needs_the_memory_of_their_rows(
+    kind: str, method: str, longest: int, in_4bit: bool, tokens: int, draft: Draft, tmp_path: Path
+) -> None:
+    """Prompts of 2,000 tokens and answers of 1,024. A token of 8B takes 1,683,968 bytes, as above: 24 GiB have room for 3,376
+    beside 16.3 GiB of weights in bf16, and for 9,100, so a budget of 8,192, beside 7.3 in 4 bits."""
+    profile = draft(jsonl(tmp_path / "rows.jsonl", ROWS[kind][2]), method=method).profile
+    lengths = Lengths([longest], [2000], [1000])
+    profile = replace(profile, machine=gpus(1, 24), model=replace(model("8B"), context=32768), lengths=lengths)
+    written = loaded()[method].sections(profile)
+    trained = [section["training"]["lora"].value for section in written.values() if "training" in section]
+    assert [adapters.get("load_in_4bit", False) for adapters in trained] == [in_4bit] * len(trained)
+    counted = sections.memory_fields(profile, written)["gradient_checkpointing"].comment
+    assert f"{tokens * 1_683_968 / GIB:.1f} of activations" in counted
 
 
 def test_long_rows_recompute_activations_of_small_models() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import botocore.session
 import pytest
 import yaml
 
+from alignment.flows.planning import plan
 from alignment_core.artifacts import Store
 from alignment_core.checks import traps
+from alignment_core.checks.report import check
 from alignment_core.errors import UserError
 from alignment_core.init.base import loaded
 from alignment_core.init.machine import Machine
@@ -53,14 +57,68 @@ def test_methods_that_can_train_on_pairs_accept_them(method: str, draft: Draft, 
     assert problems(tmp_path / "recipe.yaml", store) == []
 
 
+KINDS = {
+    "conditional-sft": ["prompt and label"],
+    "continued-pretraining": ["text"],
+    "dpo": ["preferences"],
+    "iterative-dpo": ["preferences", "prompt and label"],
+    "kto": ["labels", "preferences"],
+    "generate": ["prompts alone"],
+    "process-reward-model": ["steps"],
+    "rejection-sampling": ["preferences", "prompt and label"],
+    "reward-model": ["preferences"],
+    "rl": ["prompt and label"],
+}
+"""The rows for each method; of others, those with and without answers that can be verified."""
+
+
+@pytest.mark.parametrize("count", [40, 1500])
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=["CPU", "GPU"])
-@pytest.mark.parametrize("method", ["dpo", "reward-model", "iterative-dpo", "kto"])
-def test_recipes_for_pretrained_models_have_no_trap(
-    method: str, machine: Machine, draft: Draft, tiny_model: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        (method, kind)
+        for method in sorted(loaded())
+        for kind in KINDS.get(method, ["prompt and completion", "solution and answer"])
+    ],
+)
+def test_recipes_for_pretrained_models_fall_into_no_trap(
+    method: str,
+    kind: str,
+    machine: Machine,
+    count: int,
+    draft: Draft,
+    tiny_model: Any,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = [{"prompt": f"q {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(1500)]
-    draft(jsonl(tmp_path / "rows.jsonl", rows), machine, method=method, model=str(tiny_model()))
-    assert traps.warnings(load_recipe(tmp_path / "recipe.yaml")) == []
+    monkeypatch.setattr("alignment_core.doctor.machine.has_gpu", lambda: machine.gpus > 0)
+    rows = (ROWS[kind][2] * math.ceil(count / 40))[:count]
+    renumbered = [json.loads(json.dumps(row).replace(str(n % 40), str(n))) for n, row in enumerate(rows)]
+    draft(jsonl(tmp_path / "rows.jsonl", renumbered), machine, method=method, model=str(tiny_model()))
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    assert traps.warnings(recipe) == []
+    assert check(plan(recipe, store), recipe.resources).warnings == []
+
+
+def test_small_data_of_kto_make_batches_for_its_baseline_and_enough_steps(
+    draft: Draft, tiny_model: Any, tmp_path: Path
+) -> None:
+    """TRL's documentation: 16 rows or more. 36 of 40 rows are 3 batches of 16 an epoch, and 10 epochs of them 30 steps."""
+    rows = jsonl(tmp_path / "rows.jsonl", ROWS["labels"][2])
+    training = draft(rows, model=str(tiny_model())).recipe["kto"]["training"]
+    assert (training["batch_size"], training["num_train_epochs"]) == (16, 10)
+
+
+def test_small_data_of_a_reward_model_make_small_batches_of_one_epoch(
+    draft: Draft, tiny_model: Any, tmp_path: Path
+) -> None:
+    """Of 140 pairs 14 are held out; 126 are 32 batches of 4, and 16 of 8."""
+    rows = [{"prompt": f"q {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(140)]
+    file = jsonl(tmp_path / "rows.jsonl", rows)
+    training = draft(file, method="reward-model", model=str(tiny_model())).recipe["reward_model"]["training"]
+    assert (training["batch_size"], training["num_train_epochs"]) == (4, 1)
 
 
 def test_a_pretrained_model_takes_enough_steps_of_reinforcement_learning(
