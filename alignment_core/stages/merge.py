@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from alignment_core.artifacts.reference import POINTER
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.saving import CHAT_TEMPLATES, check_loadable, copy_files, weight_files
@@ -60,7 +61,7 @@ def run(context: StageContext, config: MergeStageConfig) -> dict[str, Any]:
     _check_tokenizers({role: context.inputs[role] for role in config.roles})
     copy_files(first, context.output, (CHAT_TEMPLATES,))
     for path in first.iterdir():
-        if path.is_file() and path.suffix != ".safetensors":
+        if path.is_file() and path.suffix != ".safetensors" and path.name != POINTER:  # a merge has no master weights
             shutil.copyfile(path, context.output / path.name)
     with ExitStack() as opened:
         models = [Tensors(role, context.inputs[role], opened) for role in config.roles]

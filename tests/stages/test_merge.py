@@ -73,6 +73,15 @@ def test_a_model_merged_with_itself_is_itself(how: str, merge: Merge, tiny_model
         torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=1e-6)
 
 
+def test_a_merge_names_no_master_weights_of_its_first_model(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
+    """Training would continue from them, and not from the merged weights."""
+    first = tmp_path / "first"
+    shutil.copytree(tiny_model(), first)
+    (first / "masters.json").write_text('{"masters": "masters@sha256:' + 64 * "0" + '"}')
+    merge(first, tiny_model(seed=2))
+    assert {path.name for path in (tmp_path / "merged").iterdir()} == {path.name for path in tiny_model().iterdir()}
+
+
 def test_models_of_another_shape_are_refused(merge: Merge, tiny_model: Any) -> None:
     with pytest.raises(
         UserError, match=r"merge\.models: model-2 has the tensor lm_head\.weight \[\d+, 64\], model-1 not at all; merge"
