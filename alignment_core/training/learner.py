@@ -152,9 +152,18 @@ class Learner:
         self.engine = make_engine(self.packed, optimizer, resources, self.zero_stage, training.bf16, limit)
         self.engine.train()  # a model is loaded in evaluation mode
         if source.masters is not None:
-            Portable(self.engine, self.zero_stage).load(source.masters)
+            self._load_masters(source.masters)
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
         self._portable = Portable(self.engine, self.zero_stage) if resources.progress == "store" else None
+
+    def _load_masters(self, folder: Path) -> None:
+        if differs := Portable(self.engine, self.zero_stage).load_masters(folder):
+            raise UserError(
+                f"{self.source.model.reference.short} names master weights of another policy ({differs.removeprefix('model.')} "
+                "is not its master weight rounded to bfloat16): a stage that changes a policy must not copy its "
+                "masters.json; make the model again without this file, or set `training.keep_master_weights: false` to "
+                "start from its weights in bf16"
+            )
 
     def _clip(self, *_: Any) -> None:
         """Clip gradients; the optimiser calls it before it steps, when the gradients of all ranks are added up."""

@@ -106,6 +106,19 @@ class Portable:
             state = self.engine.basic_optimizer.state[tensor]
             state.update({key: number.to(device, copy=True) for key, number in numbers.items()})
 
+    @torch.no_grad()
+    def load_masters(self, folder: Path) -> str | None:
+        """Read the master weights of the model. Returns, on every rank, the first weight of the model that is not its master
+        weight rounded to the model's type; None if all are."""
+        parameters = dict(self._trained())
+        for full, tensor in _stored(folder):
+            name = full.removeprefix(f"{_WEIGHTS}.")
+            parameter = parameters.pop(name, None)
+            if parameter is None or not self._is_rounded(parameter, tensor):
+                return name
+            self._put(parameter, _WEIGHTS, tensor)
+        return next(iter(parameters), None)
+
     # ---------------------------------------------------------------- inside
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -160,6 +173,13 @@ class Portable:
         with GatheredParameters([parameter], modifier_rank=0, enabled=self.zero_stage == 3):
             if self.zero_stage < 3 or self.rank == 0:
                 parameter.data.copy_(weights)
+
+    def _is_rounded(self, parameter: nn.Parameter, weights: Tensor) -> bool:
+        """Whether the model's weights are these, rounded to its type."""
+        from deepspeed.runtime.zero import GatheredParameters
+
+        with GatheredParameters([parameter], enabled=self.zero_stage == 3):
+            return torch.equal(parameter.data, weights.to(parameter.device, parameter.dtype))
 
     def _part(self, parameter: Any) -> _Part | None:
         optimizer = self.engine.optimizer

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from alignment_core.artifacts.reference import MASTERS
+from alignment_core.errors import UserError
 from alignment_core.models.model_ref import Model
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.trainer import TrainJob
@@ -81,3 +82,28 @@ def test_two_rounds_are_the_same_as_in_fp32_up_to_the_rounding_of_the_last(
     same = [(results["fp32-second"][name].bfloat16() == results["second"][name]).float() for name in (NORM,)]
     assert all(part.mean() > 0.9 for part in same)
     assert not (tmp_path / "fp32-first" / MASTERS).exists()
+
+
+@pytest.mark.parametrize(("trainers", "zero_stage"), [(1, 0), (2, 1), (2, 3)])
+def test_masters_of_another_policy_are_refused_and_named(
+    trainers: int, zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    """As in a folder that a stage copied, with `masters.json`, before it changed some of its weights."""
+    job = dataclasses.replace(make_job(Sft(), bf16=True, learning_rate=RATE), saves_masters=True)
+    with machines(trainers).trainers() as group:
+        weights = one_step(group, machines(trainers), job, tmp_path / "first", zero_stage)
+        weights[NORM][3] += 2**-7  # to the next number of bf16
+        save_file(weights, tmp_path / "first" / "model.safetensors", metadata={"format": "pt"})
+        says = rf"master weights of another policy \({NORM} is not its master weight.*keep_master_weights: false"
+        with pytest.raises(UserError, match=says):
+            one_step(
+                group, machines(trainers), next_round(job, tmp_path / "first", True), tmp_path / "next", zero_stage
+            )
+        (file,) = (tmp_path / "first" / MASTERS).iterdir()
+        save_file({name: tensor for name, tensor in load_file(file).items() if NORM not in name}, file)
+        weights[NORM][3] -= 2**-7
+        save_file(weights, tmp_path / "first" / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UserError, match=rf"master weights of another policy \({NORM} is not"):
+            one_step(
+                group, machines(trainers), next_round(job, tmp_path / "first", True), tmp_path / "next", zero_stage
+            )
