@@ -40,13 +40,13 @@ class Plan(BaseModel):
     pruned: frozenset[Reference]
     """Those of them whose bytes retention deleted: they are recorded as pruned in the target."""
     records: tuple[Provenance, ...]
-    missing: tuple[FileEntry, ...]
-    """The files that the target does not have, each content once."""
+    missing: tuple[tuple[Reference, FileEntry], ...]
+    """The files that the target does not have, each content once, with an artifact that they are of."""
 
     @property
     def size(self) -> int:
         """Bytes to send."""
-        return sum(entry.size for entry in self.missing)
+        return sum(entry.size for _, entry in self.missing)
 
 
 def plan(source: Store, target: Store, reference: Reference, ancestors: bool) -> Plan:
@@ -77,14 +77,14 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
                 manifests[masters] = source.manifest(masters)
     gone = frozenset(ancestor for ancestor in manifests if ancestor != reference and source.is_pruned(ancestor))
     files = {
-        entry.sha256: entry
+        entry.sha256: (ancestor, entry)
         for ancestor, manifest in manifests.items()
         if ancestor not in gone
         for entry in manifest.files
     }
     with ThreadPoolExecutor(4 * _THREADS) as pool:
-        present = list(pool.map(target.blobs.is_intact, files.values()))
-    missing = tuple(entry for entry, intact in zip(files.values(), present, strict=True) if not intact)
+        present = list(pool.map(lambda file: target.blobs.is_intact(file[1]), files.values()))
+    missing = tuple(file for file, intact in zip(files.values(), present, strict=True) if not intact)
     return Plan(manifests=tuple(manifests.values()), pruned=gone, records=tuple(records.values()), missing=missing)
 
 
@@ -100,17 +100,18 @@ def copy(source: Store, target: Store, plan: Plan, on_arrival: Callable[[FileEnt
     digests |= {entry.sha256 for manifest in plan.manifests for entry in manifest.files}
     gone = plan.pruned | {manifest.reference for manifest in manifests[len(plan.manifests) :]}
 
-    def send(entry: FileEntry) -> None:
+    def send(missing: tuple[Reference, FileEntry]) -> None:
+        owner, entry = missing
         with source.workspace.scratch() as scratch:
             file = scratch / "file"
-            source.blobs.get(source.uri, entry, file)
+            source.blobs.get(owner.short, entry, file)
             target.blobs.put(entry, file, file.lstat())
         on_arrival(entry)
 
     with target.leases.publication(digests, lasting=not plan.records):
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(send, plan.missing))
-        target.blobs.trust(plan.missing)
+        target.blobs.trust(entry for _, entry in plan.missing)
         for manifest in reversed(manifests):
             if manifest.reference not in gone:
                 target.adopt(manifest)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import derive_seed
-from alignment_core.errors import NotFound, Stopped, UserError
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, NotFound, Stopped, UserError
 from alignment_core.execution.cost import times
 from alignment_core.execution.curve import Curve, Line
 from alignment_core.execution.scheduling import FIRST, Ticket
@@ -283,18 +283,19 @@ class StageContext:
     def masters(self, role: str) -> Path | None:
         """The fp32 master weights of the policy that is the input of this role; None if it has none.
 
-        Raises UserError if they were deleted, or are in another store.
+        Raises UserError if they were deleted, are damaged, or are in another store.
         """
         reference = masters_of(self.inputs[role])
         if reference is None or self.fetch is None:
             return None
         try:
             return self.fetch(reference)
-        except NotFound as error:
+        except (Corrupt, NotFound) as error:
+            problem = str(error).removesuffix(f"; {MAKE_IT_AGAIN}")  # its stage does not run again for them
             raise UserError(
-                f"{self.references[role].short} was trained in bf16, and its fp32 master weights are not in the store "
-                f"({error}): copy them from a store that has them (`align artifacts copy {reference} --from … --to …`), train "
-                "it again (`align run --from-stage`), or set `training.keep_master_weights: false` to start from its "
+                f"{self.references[role].short} was trained in bf16, and its fp32 master weights are not whole in the store "
+                f"({problem}): copy them from a store that has them (`align artifacts copy {reference} --from … --to …`), "
+                "train it again (`align run --from-stage`), or set `training.keep_master_weights: false` to start from its "
                 "weights in bf16"
             ) from error
 

@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment_core.artifacts import Reference, Store, prune
+from alignment_core.artifacts import Reference, Store, open_store, prune
+from alignment_core.artifacts.paths import blob_path
 from alignment_core.artifacts.reference import MASTERS
+from alignment_core.artifacts.transfer import copy, plan
 from alignment_core.composition.graph import StageSpec, composing, submit
 from alignment_core.composition.steps import dpo
-from alignment_core.errors import DataError, UserError
+from alignment_core.errors import Corrupt, DataError, UserError
 from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import DpoLossConfig, ResourcesConfig, TrainingConfig
@@ -116,13 +118,41 @@ def test_a_round_in_bf16_continues_from_the_master_weights_of_the_one_before(com
     assert (again.state, again.outputs) == ("cached", second.outputs)
 
 
+def test_damaged_master_weights_are_named_with_what_brings_them_back(composed: Any, tmp_path: Path) -> None:
+    run, model, data = composed
+    training = TrainingConfig(batch_size=14, learning_rate=1e-5, bf16=True)
+    dpo("first", training, DpoLossConfig(), model, data)
+    first = run.results["first"]
+    masters = first.output(MASTERS)
+    other = open_store(tmp_path / "other")
+    copy(run.store, other, plan(run.store, other, first.reference, ancestors=False))
+    (entry,) = run.store.manifest(masters).files
+    blob = Path(run.store.uri, blob_path(entry.sha256))
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.unlink()
+    blob.write_bytes(content)
+    says = rf"fp32 master weights are not whole.*{masters.short}.*has the digest \w+\): copy them.*--from-stage.*false"
+    with pytest.raises(UserError, match=says):
+        dpo("second", training, DpoLossConfig(), first.reference, data)
+    with pytest.raises(Corrupt, match=masters.short):
+        copy(
+            run.store, third := open_store(tmp_path / "third"), plan(run.store, third, first.reference, ancestors=False)
+        )
+    copy(other, run.store, plan(other, run.store, masters, ancestors=False))
+    dpo("second", training, DpoLossConfig(), first.reference, data)
+    assert run.results["second"].state == "run"
+
+
 def test_a_policy_whose_master_weights_were_deleted_can_be_trained_from_its_weights_in_bf16(composed: Any) -> None:
     run, model, data = composed
     training = TrainingConfig(batch_size=14, learning_rate=1e-5, bf16=True)
     dpo("first", training, DpoLossConfig(), model, data)
     start = run.results["first"].reference
     prune(run.store, None, None, delete=True, masters_days=1e-9)
-    with pytest.raises(UserError, match=r"its fp32 master weights are not in the store.*keep_master_weights: false"):
+    with pytest.raises(
+        UserError, match=r"its fp32 master weights are not whole in the store.*keep_master_weights: false"
+    ):
         dpo("second", training, DpoLossConfig(), start, data)
     dpo("first", training, DpoLossConfig(), model, data)
     assert run.results["first"].state == "cached", "it is not trained again for them"
