@@ -37,6 +37,9 @@ TEST_GATES = {
     "sft": LOSS_GATE,
 }
 """Gates on what a method measures on its held-out rows: better than chance, or than before."""
+NO_WORSE = "no worse than the model with the tag"
+UNHARMED = Commented({"metric": "win_rate.high", "min": 0.5}, f"as far as a few prompts can show, {NO_WORSE}")
+"""Beside a gate on what was trained: a change of a few answers by chance, up or down, decides nothing."""
 TAG = "the name of the result in the store"
 
 
@@ -333,7 +336,7 @@ def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]
         gate = {"metric": "reward_model_accuracy", "min": 0.55}
         gates.append(Commented(gate, "a reward model that is no better than chance teaches nothing"))
     if evaluation is not None and "verifier" in evaluation:
-        gates.append(Commented({"metric": "accuracy", "min_gain": 0}, "no worse than the model with the tag"))
+        gates.append(UNHARMED if gates else Commented({"metric": "accuracy", "min_gain": 0}, NO_WORSE))
     elif evaluation is not None and judge == "reward model":
         why = f"{TAG}; the optimised reward model cannot judge the policy: add another to `evaluation.rewards`, and a gate"
     elif evaluation is not None and judge:

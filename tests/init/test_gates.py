@@ -20,7 +20,7 @@ JUDGED = {"evaluation": {"verifier": "math"}}
         ("kto", {"kto": HELD_OUT}, ["test_accuracy"]),
         ("sft", {"sft": HELD_OUT}, ["test_loss"]),
         ("sft", {"sft": {"data": {}}}, []),
-        ("sft", {"sft": HELD_OUT, **JUDGED}, ["test_loss", "accuracy"]),
+        ("sft", {"sft": HELD_OUT, **JUDGED}, ["test_loss", "win_rate.high"]),
         ("distillation", {"distillation": HELD_OUT}, ["test_loss"]),
         ("continued-pretraining", {"continued_pretraining": {"data": {"test_rows": 20}}}, ["test_loss"]),
         ("rl", {"rl": {}, **JUDGED}, ["accuracy"]),
