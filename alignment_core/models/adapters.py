@@ -1,19 +1,24 @@
-"""LoRA: small trained matrices beside a model's frozen linear layers (Hu et al. 2021), and merging them into the model.
+"""LoRA: small trained matrices beside a model's frozen weights (Hu et al. 2021), and merging them into the model.
 
 A layer's output is W x + (lora_alpha / r) B A x, with A [r, in] random at first and B [out, r] zero: equation 3 of the paper.
 With rsLoRA (Kalajdzievski 2023) the factor is lora_alpha / √r. With DoRA (Liu et al. 2024) each row of
 W + (lora_alpha / r) B A is scaled to a trained length m [out], initially that of W's row.
+
+The experts of a mixture that are one parameter [E, out, in] have the matrices of all experts in one A [E·r, in] and one B
+[out, r·E], as PEFT keeps them: row e·r + i of A and column i·E + e of B belong to expert e.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.errors import UserError
+from alignment_core.errors import UserError, first_line
 from alignment_core.models.quantization import Bits, is_quantised, plain_weight
 from alignment_core.recipes import LoraConfig
 
@@ -30,24 +35,36 @@ QUANTISATIONS: dict[Bits, dict[str, Any]] = {
     8: {"quant_method": "bitsandbytes", "load_in_8bit": True},
 }
 """The content of that file, by bits of a weight."""
-BASE = ".base_layer."
-"""PEFT's infix in the names of an adapted layer's own parameters: ``layer.base_layer.weight``."""
+BASE = "base_layer."
+"""PEFT's infix in the names of an adapted module's own parameters: ``layer.base_layer.weight``; as often as the module has
+adapters, of which each belongs to another parameter."""
+PARAMETER = "parameter_name"
+"""Attribute of PEFT's wrappers for a module's parameter, by which they differ from its linear layers with adapters."""
 
 
 def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, train_head: bool) -> None:
-    """Freeze ``model`` and add adapters, initialised from ``seed``, to its linear layers other than ``head``.
+    """Freeze ``model`` and add adapters, initialised from ``seed``, to its linear layers other than ``head`` and to the
+    parameters of ``config.target_parameters``.
 
     The modules of ``config.modules_to_save`` and, with ``train_head``, the head are not frozen. Raises UserError for a name
-    that matches no module.
+    that matches no module or parameter, and for layers that PEFT does not adapt.
     """
     import peft
     import torch
 
     whole = _trained_whole(model, config)
-    options = {**_options(config), "target_modules": _targets(model, head, config, whole)}
+    layers = _targets(model, head, config, whole)
+    parameters = _target_parameters(model, head, config, whole)
+    options = {**_options(config), "target_modules": layers, "target_parameters": parameters}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER)
+        try:
+            peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER)
+        except ValueError as error:
+            raise UserError(
+                f"training.lora: `peft` cannot add these adapters to a {model.config.model_type} model ({first_line(error)})"
+            ) from None
+    _check_adapted(model, layers)
     for name in whole:
         if any(is_quantised(module) for module in model.get_submodule(name).modules()):
             raise UserError(
@@ -59,9 +76,25 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
         head.requires_grad_(True)
 
 
+def _check_adapted(model: Any, layers: Sequence[str]) -> None:
+    """Raise UserError unless each of the ``layers`` has an adapter. In some mixtures of experts PEFT takes all layers with the
+    names that experts had in earlier versions of ``transformers`` for experts, also those of dense blocks and shared experts.
+    """
+    adapted = {_plain(name) for name in _adapters(model)}
+    missed = [layer for layer in layers if f"{layer}.weight" not in adapted]
+    if missed:
+        kinds, wrong = ({name.rpartition(".")[2] for name in names} for names in (layers, missed))
+        rest = f", such as [{', '.join(sorted(kinds - wrong))}]" if kinds - wrong else ""
+        raise UserError(
+            f"training.lora.target_modules: `peft` adapts experts of a {model.config.model_type} model in the place of "
+            f"{missed[0]}, which has their name: name layers other than {', '.join(sorted(wrong))}{rest}"
+        )
+
+
 def _options(config: LoraConfig) -> dict[str, Any]:
     """PEFT's options for the layers that get an adapter."""
-    return config.model_dump(exclude={"target_modules", "modules_to_save", "load_in_4bit", "load_in_8bit"})
+    resolved = {"target_modules", "target_parameters", "modules_to_save"}
+    return config.model_dump(exclude={*resolved, "load_in_4bit", "load_in_8bit"})
 
 
 def _trained_whole(model: nn.Module, config: LoraConfig) -> list[str]:
@@ -95,9 +128,7 @@ def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Seque
     linear = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and module is not head
-        and not any(f"{name}.".startswith(f"{parent}.") for parent in whole)
+        if isinstance(module, nn.Linear) and module is not head and not _is_below(name, whole)
     ]
     kinds = sorted({name.rpartition(".")[2] for name in linear})
     wanted = kinds if config.target_modules == "all-linear" else config.target_modules
@@ -107,9 +138,46 @@ def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Seque
             f"training.lora.target_modules: apart from its head, this model has no linear layer {unknown[0]!r}; it has "
             f"{', '.join(kinds)}"
         )
-    if not linear:
+    if not linear and not config.target_parameters:
         raise UserError("training.lora: this model has no linear layer apart from its head; train all of its weights")
     return sorted({name for names in matches.values() for name in names})
+
+
+def _target_parameters(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Sequence[str]) -> list[str]:
+    """Full names of the parameters of ``config.target_parameters``: matrices, or one per expert, outside of linear layers and
+    embeddings. Modules that are trained ``whole`` have none."""
+    from torch import nn
+
+    layers = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
+    known = {
+        f"{name}.{parameter}": isinstance(module, layers) or module is head
+        for name, module in model.named_modules()
+        for parameter, weights in module.named_parameters(recurse=False)
+        if weights.dim() in (2, 3) and name and not _is_below(name, whole)
+    }
+    adaptable = [name for name, is_layer in known.items() if not is_layer]
+    matches = _by_suffix(config.target_parameters, adaptable)
+    for suffix, names in matches.items():
+        if names:
+            continue
+        kinds = sorted({_kind(name) for name in adaptable})
+        shown = difflib.get_close_matches(suffix, kinds, n=5, cutoff=0.4) or kinds
+        if _by_suffix([suffix], known)[suffix]:
+            why, cure = f"{suffix!r} is the weight of a layer", "`target_modules` adapts linear layers"
+        else:
+            why, cure = f"this model has no parameter {suffix!r}", "name linear layers in `target_modules`"
+        others = f"outside of layers it has {', '.join(shown)}" if shown else "it has none outside of layers"
+        raise UserError(f"training.lora.target_parameters: {why}; {others} ({cure})")
+    return sorted({name for names in matches.values() for name in names})
+
+
+def _kind(name: str) -> str:
+    """The name of a parameter within its block: ``mlp.experts.down_proj`` of ``model.layers.0.mlp.experts.down_proj``."""
+    return re.split(r"\.\d+\.", name)[-1]
+
+
+def _is_below(name: str, parents: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{parent}.") for parent in parents)
 
 
 @contextmanager
@@ -133,39 +201,67 @@ def plain_names(model: nn.Module) -> list[str]:
 
 
 def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Names of the adapter parameters of the layers whose parameters are named; none without LoRA."""
+    """Names of the adapter parameters that belong to the named parameters; none without LoRA."""
     known = {name for name, _ in model.named_parameters() if _is_adapter(name)}
-    layers = [name.rpartition(BASE)[0] for name in names if name.endswith(f"{BASE}weight")]
-    return [name for layer in layers for name in _names(layer) if name in known]
+    adapters = _adapters(model)
+    return [part for name in names if name in adapters for part in _names(adapters[name]) if part in known]
+
+
+def _adapters(model: nn.Module) -> dict[str, str]:
+    """For each parameter that has an adapter the module that holds the adapter, by name.
+
+    PEFT wraps a module once for each of its parameters that has an adapter.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    adapters = {}
+    for name, layer in layers.items():
+        base = f"{name}.{BASE}"
+        while base.removesuffix(".") in layers:
+            base += BASE
+        adapters[f"{base}{getattr(layer, PARAMETER, 'weight')}"] = name
+    return adapters
 
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``weights`` of the model with adapters merged in: W + (lora_alpha / r) B A, with DoRA m times the directions of its rows,
     computed in fp32. A quantized weight is dequantized first, so that the result is the trained model.
 
-    A layer whose adapters are missing in ``weights`` keeps W. Merged weights are on the CPU, so that a device holds one of them
-    at a time; all others are returned as they are.
+    A weight whose adapters are missing in ``weights`` stays W. Merged weights are on the CPU, so that a device holds one of
+    them at a time; all others are returned as they are.
     """
     tensors = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     tensors |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     plain = {}
+    adapters = _adapters(model)
     for name, tensor in weights.items():
-        layer, base, kind = name.rpartition(BASE)
         if name not in tensors:
             continue  # scales of quantized weights
         owner = model.get_submodule(name.rpartition(".")[0])
         if name.endswith(".weight") and is_quantised(owner):
             tensor = plain_weight(owner)
-        if base and kind == "weight" and _names(layer)[0] in weights:
-            a, b, *lengths = (weights[part].detach().float() for part in _names(layer) if part in weights)
-            scaling: Any = model.get_submodule(layer).scaling
-            whole = tensor.detach().float().addmm(b, a, alpha=scaling[ADAPTER])
-            for length in lengths:
-                whole *= (length / whole.norm(dim=1))[:, None]
-            tensor = whole.to(tensor.dtype).cpu()
+        if name in adapters and _names(adapters[name])[0] in weights:
+            parts = [weights[part].detach().float() for part in _names(adapters[name]) if part in weights]
+            tensor = _sum(model.get_submodule(adapters[name]), tensor.detach().float(), *parts).to(tensor.dtype).cpu()
         if not _is_adapter(name):
-            plain[f"{layer}.{kind}" if base else name] = tensor
+            plain[_plain(name)] = tensor
     return plain
+
+
+def _sum(layer: Any, weights: Tensor, a: Tensor, b: Tensor, length: Tensor | None = None) -> Tensor:
+    """W + (lora_alpha / r) B A. ``weights`` [out, in] or, of experts in one parameter, [E, out, in] or [E, in, out]; ``length``
+    [out] is DoRA's."""
+    scaling = layer.scaling[ADAPTER]
+    if weights.dim() == 3:
+        experts = len(weights)
+        a = a.view(experts, -1, a.shape[1])  # [E, r, in]
+        b = b.view(len(b), -1, experts).permute(2, 0, 1)  # [E, out, r]
+        if getattr(layer.get_base_layer(), "is_transposed", False):
+            a, b = b.mT, a.mT
+        return weights.baddbmm(b, a, alpha=scaling)
+    whole = weights.addmm(b, a, alpha=scaling)
+    return whole if length is None else whole * (length / whole.norm(dim=1))[:, None]
 
 
 def save_adapter(
@@ -180,14 +276,19 @@ def save_adapter(
     from safetensors.torch import save_file
 
     tensors = {_in_file(name): tensor for name, tensor in weights.items() if _is_adapter(name)}
-    layers = sorted(name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight"))
+    adapters = _adapters(model)
+    wraps = {name: hasattr(model.get_submodule(layer), PARAMETER) for name, layer in adapters.items()}
+    targets: dict[str, Any] = {
+        "target_modules": sorted(layer for name, layer in adapters.items() if not wraps[name]),
+        "target_parameters": sorted(_plain(name) for name in adapters if wraps[name]) or None,
+    }
     whole = sorted({*_trained_whole(model, config), *([head] if head else [])})
     tensors |= {name: weights[name] for name in weights if any(name.startswith(f"{parent}.") for parent in whole)}
     file = {f"base_model.model.{name}": tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(file, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     peft.LoraConfig(
-        **{**_options(config), "target_modules": layers},
+        **{**_options(config), **targets},
         base_model_name_or_path=base,
         task_type="SEQ_CLS" if head else "CAUSAL_LM",
         modules_to_save=whole or None,
@@ -197,12 +298,17 @@ def save_adapter(
         (directory / QUANTISATION).write_text(json.dumps(QUANTISATIONS[config.base_bits], indent=2) + "\n")
     written = directory / "adapter_config.json"
     # PEFT writes a set, in another order each time
-    content = json.loads(written.read_text()) | {"target_modules": layers}
+    content = json.loads(written.read_text()) | targets
     written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
 """PEFT's names for the parameters of an adapter; the last are DoRA's lengths."""
+
+
+def _plain(name: str) -> str:
+    """The name of a parameter in the model without adapters."""
+    return name.replace(BASE, "")
 
 
 def _in_file(name: str) -> str:

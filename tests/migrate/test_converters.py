@@ -255,6 +255,11 @@ TRL_ROWS = [
         "sft.training.lora.target_modules",
         ["q_proj", "k_proj"],
     ),
+    (
+        f"trl sft {TRL} --use_peft --lora_dropout 0 --lora_target_parameters experts.gate_up_proj experts.down_proj",
+        "sft.training.lora",
+        {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0},
+    ),
     (f"trl sft {TRL} --dataset_text_field body", "continued_pretraining.data.sources.0.columns", {"text": "body"}),
     (f"trl sft {TRL} --dataset_config main --dataset_train_split all", "sft.data.sources.0.subset", "main"),
     (
@@ -412,6 +417,7 @@ REFUSED = [
     (f"trl grpo {TRL} --eval_on_start", "--eval_on_start", "`rl.best`"),
     (f"trl sft {TRL} --lora_r 8", "--lora_r", "--use_peft"),
     (f"trl sft {TRL} --load_in_8bit", "--load_in_8bit", "--use_peft"),
+    (f"trl sft {TRL} --lora_target_parameters experts.down_proj", "--lora_target_parameters", "--use_peft"),
     (f"trl sft {TRL} --fp16", "--fp16", "`bf16`"),
     (f"trl grpo {TRL} --temperature 0.7 --top_k 50", "--top_k", "policy itself"),
     (f"trl grpo {TRL} --loss_type vespo", "--loss_type", "VESPO"),

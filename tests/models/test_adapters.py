@@ -203,3 +203,5 @@ def test_unset_options_of_lora_are_not_in_the_key_of_a_stage() -> None:
     stored = TrainingConfig(lora=LoraConfig(target_modules=("q_proj",))).model_dump(mode="json")
     assert stored["lora"] == {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj"], "lora_dropout": 0.0}
     assert TrainingConfig.model_validate(stored).model_dump(mode="json") == stored
+    named = TrainingConfig(lora=LoraConfig(target_modules=(), target_parameters=("experts.down_proj",)))
+    assert named.model_dump(mode="json")["lora"]["target_parameters"] == ["experts.down_proj"]

@@ -180,6 +180,23 @@ def test_the_section_nightly_is_optional(load):
             ["rl.training.lora={r: 16}", "resources.max_lora_rank=8"],
             "`rl.training.lora.r` is 16, above `resources.max_lora_rank` 8: raise that, or leave it out",
         ),
+        (
+            ["rl.training.lora={target_parameters: [experts.down_proj], lora_dropout: 0.1}"],
+            "`lora_dropout` 0.1 drops inputs of linear layers, and the adapters of `target_parameters` are added to weights",
+        ),
+        (
+            ["rl.training.lora={target_parameters: [experts.down_proj], use_dora: true}"],
+            "`use_dora` scales the rows of linear layers, and `target_parameters` are none: remove one of them",
+        ),
+        (["rl.training.lora={target_modules: []}"], "`target_modules` and `target_parameters` are empty"),
+        (
+            ["rl.training={optimizer: muon, lora: {target_parameters: [experts.down_proj]}}"],
+            "an adapter of `lora.target_parameters` holds those of all experts in one: use `adamw`",
+        ),
+        (
+            ["rl.training.lora={target_parameters: [a], lora_target_parameters: [a]}"],
+            "`lora_target_parameters` is the old name of `target_parameters`, and both are set",
+        ),
         (["rl.rewards.0={weight: 2}"], "`verifier`; this has none"),
         (["rl.rewards.0={verifer: math}"], "`verifier`; this has none; did you mean `verifier`?"),
         (["rl.rewards.0.wieght=2"], "rl.rewards.0.wieght: unknown field; did you mean 'weight'?"),

@@ -65,6 +65,19 @@ def test_a_stored_recipe_with_old_names_is_read_silently(caplog: Any) -> None:
     assert not caplog.records
 
 
+def test_the_name_that_trl_gives_the_parameters_of_lora_is_read_and_warned_about(tmp_path: Path, caplog: Any) -> None:
+    names = ["experts.down_proj"]
+    recipes = []
+    for name in ("lora_target_parameters", "target_parameters"):
+        sft = {"data": "rows.jsonl", "training": {"lora": {name: names}}}
+        recipes.append(
+            load_recipe(written(tmp_path, {"method": "sft", "name": "x", "model": "some/model", "sft": sft}))
+        )
+    assert recipes[0] == recipes[1]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("`lora_target_parameters` of a recipe is now called `target_parameters`: rename it")
+
+
 def test_a_field_by_both_of_its_names_is_refused() -> None:
     with pytest.raises(UserError, match=r"rl\.loss: `clip_low` is the old name of `epsilon`, and both are set: remove"):
         parse_recipe({**NEW, "rl": {**NEW["rl"], "loss": {"epsilon": 0.1, "clip_low": 0.1}}})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from alignment_core.artifacts import Reference
@@ -16,6 +17,7 @@ from alignment_core.errors import UserError
 from alignment_core.models.adapters import QUANTISATION, add_adapters, merged, save_adapter
 from alignment_core.models.loading import Head, load_model
 from alignment_core.models.model_ref import Model
+from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import LoraConfig, ModelConfig
 from alignment_core.stages.merge_adapter import WEIGHTS, pin_adapter, run
 
@@ -70,6 +72,28 @@ def test_a_merged_adapter_equals_the_merged_model_of_training(
     assert (folder / "tokenizer.json").read_bytes() == (path / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.parametrize("config", [{}, IN_4_BITS])
+def test_an_adapter_of_fused_experts_is_merged_into_each_expert(config: dict[str, Any], tmp_path: Path) -> None:
+    mixture = transformers.MixtralConfig(
+        vocab_size=300, hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4,
+    )  # fmt: skip
+    path, experts = tmp_path / "model", ("experts.gate_up_proj", "experts.down_proj")
+    transformers.AutoModelForCausalLM.from_config(mixture).save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    model = adapter_of(path, tmp_path / "adapter", target_parameters=experts, **config)
+    weights = load_file(merge(path, tmp_path / "adapter", tmp_path / "merged") / "model.safetensors")
+    start = load_file(path / "model.safetensors")
+    assert weights.keys() == start.keys()
+    of_experts = [name for name in start if ".experts." in name]
+    assert len(of_experts) == 2 * 4 * 3, "of two blocks with four experts, w1, w2 and w3"
+    assert all(float((weights[name] - start[name]).abs().max()) > 1e-4 for name in of_experts)
+    trained = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    expected = merged(model, model.state_dict())
+    for name, tensor in trained.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=1e-6)
+
+
 def test_a_reward_model_has_the_head_of_its_adapter(tiny_model: Any, tmp_path: Path) -> None:
     model = adapter_of(tiny_model(), tmp_path / "adapter", "score")
     folder = merge(tiny_model(), tmp_path / "adapter", tmp_path / "merged")
@@ -92,8 +116,6 @@ def test_a_merge_keeps_half_precision(tiny_model: Any, tmp_path: Path) -> None:
 def test_arguments_of_the_chat_template_reach_that_of_the_adapter_or_of_the_model(
     of_adapter: bool, tiny_model: Any, tmp_path: Path
 ) -> None:
-    import transformers
-
     adapter_of(tiny_model(), tmp_path / "adapter")
     shutil.copytree(tiny_model(), tmp_path / "model")
     template = "{{ note | default('') }}{% for m in messages %}{{ m.content }}{% endfor %}"

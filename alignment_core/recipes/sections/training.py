@@ -24,6 +24,8 @@ ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 class LoraConfig(Config):
     """Low-rank adaptation: small matrices are trained beside the model's linear layers, whose weights stay frozen."""
 
+    RENAMED: ClassVar = {"lora_target_parameters": "target_parameters"}
+
     r: int = Field(16, ge=1)
     """Rank of the matrices."""
     lora_alpha: int = Field(32, ge=1)
@@ -39,8 +41,14 @@ class LoraConfig(Config):
     """Load them in 8 bits instead, a quarter of fp32's memory and with less rounding: int8 with a scale for each row, as
     `bitsandbytes` stores LLM.int8() (the extra `qlora`). Only weights are rounded, inputs are not, so that engines and saved
     models compute what is trained. Not part of the stage's key while false."""
-    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
-    """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`. `[]`: only
+    `target_parameters` get adapters."""
+    target_parameters: tuple[str, ...] = unkeyed(())
+    """Parameters outside of linear layers that also get adapters, by the end of their names: above all the fused experts of a
+    mixture, `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`. Each expert has matrices of its own, of rank `r`. Engines
+    receive such adapters merged into the weights. As in `peft`, `lora_dropout` and `use_dora` are not supported with them. Not
+    part of the stage's key while unset."""
     modules_to_save: tuple[str, ...] = unkeyed(())
     """Modules that are fully trained beside the adapters, by name, such as `embed_tokens` and `lm_head` (with tied embeddings
     either name means both). They are saved with the adapters, as in `peft`."""
@@ -54,6 +62,24 @@ class LoraConfig(Config):
             raise ValueError("weights are loaded either in 4 or in 8 bits: leave out `load_in_4bit` or `load_in_8bit`")
         return self
 
+    @model_validator(mode="after")
+    def _has_targets(self) -> LoraConfig:
+        if not self.target_modules and not self.target_parameters:
+            raise ValueError(
+                "`target_modules` and `target_parameters` are empty, so nothing has an adapter: name modules, or leave "
+                "`target_modules` out for all linear layers"
+            )
+        if self.target_parameters and self.lora_dropout:
+            raise ValueError(
+                f"`lora_dropout` {self.lora_dropout} drops inputs of linear layers, and the adapters of `target_parameters` "
+                "are added to weights: set it to 0, or leave `target_parameters` out"
+            )
+        if self.target_parameters and self.use_dora:
+            raise ValueError(
+                "`use_dora` scales the rows of linear layers, and `target_parameters` are none: remove one of them"
+            )
+        return self
+
     @property
     def base_bits(self) -> Literal[4, 8] | None:
         """Bits of a weight of the frozen linear layers; None: those of the training's precision."""
@@ -61,8 +87,8 @@ class LoraConfig(Config):
 
     @property
     def is_addable(self) -> bool:
-        """Whether the adapter is a sum: a layer's output is that of its weights plus that of its adapter."""
-        return not self.use_dora and not self.modules_to_save
+        """Whether engines can add the adapter: a layer's output is that of its weights plus that of its adapter."""
+        return not self.use_dora and not self.modules_to_save and not self.target_parameters
 
 
 class TrainingConfig(Config):
@@ -172,6 +198,11 @@ class TrainingConfig(Config):
             raise ValueError(
                 f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` partitions the fp32 weights: use `adamw`, "
                 "or leave out `bf16`"
+            )
+        if self.optimizer == "muon" and self.lora is not None and self.lora.target_parameters:
+            raise ValueError(
+                "`optimizer: muon` works on whole matrices, and an adapter of `lora.target_parameters` holds those of all "
+                "experts in one: use `adamw`"
             )
         if not self.bf16 or self.lora is not None:
             self.refuse_unused(info, ("keep_master_weights",), "with `lora`" if self.bf16 else "without `bf16`")
