@@ -33,6 +33,8 @@ ROUTINE = {
 """Methods that do not affect training: a run trains, saves and evaluates in any case."""
 MODEL_FLAGS = FRAMEWORK.commands["sft"].rules
 """Among them are those for the arguments of ``LoraConfig``, ``from_pretrained`` and ``BitsAndBytesConfig``."""
+PEFT_DEFAULTS = {"lora_r": ["8"], "lora_alpha": ["8"], "lora_dropout": ["0.0"]}
+"""Defaults of ``LoraConfig`` that differ from those of TRL's commands."""
 PARSERS = ("TrlParser", "HfArgumentParser", "ArgumentParser")
 MOST_BYTES = 1 << 20
 
@@ -158,7 +160,7 @@ class _Reader:
             return
         if not isinstance(call, ast.Call) or self.source.called(call) != "LoraConfig":
             raise Unreadable(node, f"`{shown(call)}` is not a LoraConfig with its settings in the source")
-        self.flags["use_peft"] = ["true"]
+        self.flags |= {"use_peft": ["true"], **PEFT_DEFAULTS}
         for name, value in self.source.arguments(call).items():
             if not (name == "bias" and shown(value) == "'none'"):
                 self._put_known(name, value, "lora", "LoraConfig")

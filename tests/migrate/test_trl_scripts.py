@@ -109,7 +109,8 @@ def test_a_script_becomes_the_recipe_of_the_command_with_its_settings(script: Sc
     same = command(
         "trl grpo --model_name_or_path acme/base-instruct --dataset_name prompts.jsonl --output_dir out "
         "--learning_rate 2e-5 --num_generations 4 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 "
-        "--bf16 --max_steps 100 --use_peft --lora_r 8 --lora_alpha 16 --lora_target_modules q_proj v_proj "
+        "--bf16 --max_steps 100 --use_peft --lora_r 8 --lora_alpha 16 --lora_dropout 0 "
+        "--lora_target_modules q_proj v_proj "
         "--reward_funcs code_of_mine.rewards.three_sentences judging.right --reward_weights 1.0 0.5",
         tmp_path,
     )
@@ -121,6 +122,19 @@ def test_a_script_becomes_the_recipe_of_the_command_with_its_settings(script: Sc
     assert migration.loads
     assert "Line" not in sentences(migration), "all of it was read"
     assert not (tmp_path / "was-run").exists()
+
+
+def test_adapters_of_a_script_have_the_defaults_of_peft(script: Script) -> None:
+    """LoraConfig of peft 0.21: rank 8, alpha 8, no dropout. TRL's own flags: 16, 32 and 0.05."""
+    text = GRPO.replace(
+        'r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]', 'target_parameters=["experts.down_proj"]'
+    )
+    assert text != GRPO
+    migration = script(text)
+    expected = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "target_parameters": ["experts.down_proj"]}
+    assert migration.recipe["rl"]["training"]["lora"] == expected
+    assert migration.loads
+    assert "LoRA is applied to all linear layers here, beside `target_parameters`" in sentences(migration)
 
 
 def test_reward_functions_of_scripts_and_commands_can_be_loaded(
