@@ -114,6 +114,7 @@ _PATTERNS: tuple[tuple[str, str, Metric], ...] = (
     (r"rewards/(.+)/mean", "reward", Metric("reward: {}", REWARDS, curve=True)),
     (r"rewards/(.+)/std", "reward", Metric("reward std: {}", REWARDS, curve=True)),
     (r"reward_(\d+)", "reward", Metric("reward {}", REWARDS)),
+    (r"changed_weights/(.+)", "changed_weights", Metric("changed weights: {}", TRAINING, SHARE)),
     (r"extra_(.+)", "prompts_used", Metric("{} (logged by a reward)", REWARDS)),
     (r"pass@(\d+)", "accuracy", Metric("pass@{}", EVALUATION)),
     (r"best_(\d+)", "accuracy", Metric("best of n by reward {}", EVALUATION)),
@@ -154,7 +155,11 @@ def single_numbers(metrics: Mapping[str, Any]) -> list[str]:
 def arrow(name: str, metrics: Mapping[str, Any]) -> str:
     """``↑`` if a higher value of the metric is better, ``↓`` if a lower one is; empty if neither is."""
     bare = re.sub("^(test|critic)_", "", name)
-    if metric_of(name).group in (WORK, COMPLETIONS, OTHER) or bare in _NEUTRAL or re.search("/std$|^extra_", name):
+    if (
+        metric_of(name).group in (WORK, COMPLETIONS, OTHER)
+        or bare in _NEUTRAL
+        or re.search("/std$|^extra_|^changed_weights/", name)
+    ):
         return ""
     return "↑" if higher_is_better(name, metrics) else "↓"
 

@@ -47,9 +47,9 @@ class MetricWindow:
         return last | {f"{name}.first": first[name] for name in last if name in first}
 
 
-def movement(start: Path, result: Path) -> tuple[dict[str, float], list[str]]:
+def movement(start: Path, result: Path, name: str = "") -> tuple[dict[str, float], list[str]]:
     """The metric ``changed_weights`` of a policy in the folder ``result``, trained from that in ``start``, and warnings: if no
-    weight changed, or so few that rounding hides the training."""
+    weight changed, or so few that rounding hides the training. ``name`` is that of another output than the stage's first."""
     share = changed_weights(start, result)
     if share is None:
         return {}, []
@@ -67,7 +67,10 @@ def movement(start: Path, result: Path) -> tuple[dict[str, float], list[str]]:
             f"{share:.2%} of the weights differ from the initial ones: changes below the precision of {dtype} "
             "are lost when another stage continues from this policy: take more steps, raise the learning rate, or train in fp32"
         )
-    return {"changed_weights": share}, warnings
+    return (
+        {f"changed_weights/{name}" if name else "changed_weights": share},
+        [f"{name}: {warning}" if name else warning for warning in warnings],
+    )
 
 
 def _means(parts: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:

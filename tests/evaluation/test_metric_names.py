@@ -62,6 +62,7 @@ def test_metrics_of_reinforcement_learning_are_in_order_and_have_the_words_of_th
         ("critic_grad_norm", "critic gradient norm"),
         ("pretraining_loss", "pretraining loss"),
         ("reward_10", "reward 10"),
+        ("changed_weights/best", "changed weights: best (share)"),
         ("pass@4", "pass@4"),
         ("lm_eval/wikitext/word_perplexity", "wikitext/word_perplexity"),
         ("kl.low", "KL (nats)"),
@@ -98,7 +99,7 @@ def test_arrows_show_which_direction_is_better() -> None:
         "test_loss": "↓",
     }
     assert arrow("rewards/f/mean", {}) == "↑"
-    assert arrow("rewards/f/std", {}) == ""
+    assert [arrow(name, {}) for name in ("rewards/f/std", "changed_weights", "changed_weights/best")] == ["", "", ""]
     assert arrow("lm_eval/t/toxicity", {"lm_eval/t/toxicity.higher_is_better": 0.0}) == "↓"
 
 

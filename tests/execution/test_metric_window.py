@@ -140,7 +140,11 @@ def test_a_policy_that_hardly_moved_is_warned_about(
     start, result = torch.ones(200, dtype=dtype), torch.ones(200, dtype=dtype)
     result[:changed] = 2
     name = str(dtype).removeprefix("torch.")
-    folders = [weights(tmp_path / which, name, a=tensor) for which, tensor in (("start", start), ("result", result))]
-    metrics, warnings = movement(*folders)
+    before, after = weights(tmp_path / "start", name, a=start), weights(tmp_path / "result", name, a=result)
+    metrics, warnings = movement(before, after)
     assert metrics == {"changed_weights": changed / 200}
     assert [warning.split(": changes")[0] for warning in warnings] == sentences
+    assert movement(before, after, "average") == (
+        {"changed_weights/average": changed / 200},
+        [f"average: {warning}" for warning in warnings],
+    )

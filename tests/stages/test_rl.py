@@ -360,6 +360,45 @@ def test_configured_trajectories_are_kept_and_an_uninformative_run_warns(
         assert result.warnings == []
 
 
+FALLS = """
+calls = 0
+
+def falls(prompt, completion, label):
+    global calls
+    calls += 1
+    return 1 / calls
+"""
+"""A reward that falls from call to call, so that the best policy is the first that was evaluated."""
+
+
+def test_the_share_of_changed_weights_is_measured_of_each_policy_that_may_be_the_result(
+    section: Section, run: RunRl, tmp_path: Path, tiny_model: Any
+) -> None:
+    (tmp_path / "falls.py").write_text(FALLS)
+    section |= {
+        "steps": 2,
+        "rewards": [{"verifier": f"{tmp_path / 'falls.py'}:falls"}],
+        "ema": {"decay": 0.9},
+        "best": {"prompts": "none.jsonl", "eval_steps": 1},
+        "result": "best",
+    }
+    section["training"] |= {"bf16": True, "learning_rate": 1e-5, "lr_scheduler_type": "constant"}
+    outputs, result = run(section)
+    assert result.metrics["best_step"] == 1
+    start = load_file(tiny_model() / "model.safetensors")
+
+    def changed(output: str) -> float:
+        """As they are saved, in bf16."""
+        after = load_file(outputs[output] / "model.safetensors")
+        differ = [after[name] != weight.bfloat16() for name, weight in start.items()]
+        return float(sum(map(torch.sum, differ))) / sum(map(torch.numel, differ))
+
+    shares = [changed(output) for output in ("policy", "average", "best")]
+    measured = [result.metrics[f"changed_weights{part}"] for part in ("", "/average", "/best")]
+    assert measured == pytest.approx(shares, rel=1e-5)
+    assert len({*shares}) == 3
+
+
 def test_a_policy_in_bf16_has_master_weights_from_which_the_next_run_continues(
     section: Section, run: RunRl, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.intermediate_checkpoints import IntermediateCheckpoints
-from alignment_core.execution.metric_window import MetricWindow, movement
+from alignment_core.execution.metric_window import MetricWindow
 from alignment_core.execution.save_schedule import SaveSchedule
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.losses.kl import adapted_coefficient
@@ -106,10 +106,9 @@ class Loop:
         self._export()
         checkpoints.link(context)
         self.trajectories.settle()
-        moved, warnings = movement(context.inputs["policy"], context.outputs["policy"])
-        if warnings := [*warnings, *self._warnings(rewards_differ)]:
+        if warnings := self._warnings(rewards_differ):
             metrics["warnings"] = warnings
-        return {**metrics, **window.metrics(), **moved, "steps": section.steps, "parameters": state["parameters"]}
+        return {**metrics, **window.metrics(), "steps": section.steps, "parameters": state["parameters"]}
 
     def _step(self, step: int) -> dict[str, float]:
         """One step, including the update of the policy; metrics."""

@@ -14,6 +14,7 @@ from alignment_core.data.turn_end import chat_template_of, eos_token_ids
 from alignment_core.environments.environments import Environments
 from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
+from alignment_core.execution.metric_window import movement
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engine import EngineRequest
 from alignment_core.models.model_ref import Model
@@ -85,11 +86,18 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
             weights = WeightSync(context, section, engines, ranks, name)
             loop = Loop(context, section, ranks, weights, sampling, sampler, rewards, best, trajectories, watch, shows)
             metrics = loop.run()
-    if warnings:
-        metrics["warnings"] = [*warnings, *metrics.get("warnings", ())]
     link_tree(context.progress / "trajectories", context.outputs["trajectories"])
     if best:
         metrics |= best.link_to(context.outputs["best"])
+    # Of each, because `rl.result` chooses among the outputs of a stage that may have run with another choice.
+    for output, exists in {"policy": True, "average": section.ema is not None, "best": best is not None}.items():
+        if exists:
+            name = "" if output == "policy" else output
+            moved, hardly_moved = movement(context.inputs["policy"], context.outputs[output], name)
+            metrics |= moved
+            warnings += hardly_moved
+    if warnings:
+        metrics["warnings"] = [*warnings, *metrics.get("warnings", ())]
     context.cost.update({f"failed_rewards_{reason}": count for reason, count in sources.failed.items()})
     context.cost.update({f"{name}_seconds": round(value, 3) for name, value in watch.seconds.items()})
     return metrics
