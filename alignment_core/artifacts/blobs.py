@@ -85,6 +85,17 @@ class Blobs:
 
         self._checked(owner, entry, read)
 
+    def read(self, owner: str, entry: FileEntry) -> bytes:
+        """The verified content of a small blob. Raises as :meth:`get` does."""
+        content = bytearray()
+
+        def read(_: str) -> str | None:
+            content.clear()
+            return self._damage(entry, content.extend)
+
+        self._checked(owner, entry, read)
+        return bytes(content)
+
     def verify(self, owner: str, entry: FileEntry) -> None:
         """Read a blob where it lies. Raises as :meth:`get` does."""
         self._checked(owner, entry, lambda _: self._damage(entry))

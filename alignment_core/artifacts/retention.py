@@ -25,7 +25,7 @@ from alignment_core.artifacts.stored_progress import files_of
 from alignment_core.artifacts.tag_history import TagMove
 from alignment_core.artifacts.tag_history import before as move_before
 from alignment_core.artifacts.workspace import entries, is_mine, key_of_progress, time_and_size
-from alignment_core.errors import UserError
+from alignment_core.errors import NotFound, UserError
 
 DAY = 24 * 3600.0
 
@@ -46,8 +46,8 @@ def prune(
     Progress is deleted as a whole, unless its stage is running. Rollouts and scores that no tag ever named lose their
     blobs and their cached copy; manifest and stage record stay, so that lineage and comparisons still work, and a
     marker says that the bytes were deleted on purpose. The same applies to master weights, except those of policies to which a
-    tag points now or would point after a rollback. Blobs that another artifact needs stay. Raises Corrupt when a tag cannot be
-    read: the artifacts that it protects are then unknown.
+    tag points now or would point after a rollback. Blobs that another artifact needs stay. Raises Corrupt when a tag, or the
+    policy to which it points, cannot be read: the artifacts that it protects are then unknown.
     """
     pruned: list[Garbage] = []
     if cache_days is not None:
@@ -159,13 +159,17 @@ def _prune_artifacts(
 
 
 def _masters_of_tagged(store: Store, moves: Iterable[TagMove]) -> set[Reference]:
-    """The master weights of policies to which a tag points now, or would point after a rollback."""
+    """The master weights that policies name to which a tag points now, or would point after a rollback."""
     histories: dict[str, list[TagMove]] = {}
     for move in moves:
         histories.setdefault(move.name, []).append(move)
     kept = {move.to for history in histories.values() for move in (history[-1], move_before(history)) if move}
-    records = [record for reference in kept for record in store.records.makers(reference)]
-    return {record.outputs[MASTERS] for record in records if MASTERS in record.outputs}
+    named = set[Reference]()
+    for policy in kept:
+        with contextlib.suppress(NotFound):  # a policy that is lost has to be made again, with its master weights
+            if masters := store.masters_of(store.manifest(policy)):
+                named.add(masters)
+    return named
 
 
 def _marked_and_unused(store: Store, manifest: Manifest, before: float, marked: bool) -> bool:

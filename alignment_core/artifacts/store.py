@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from alignment_core.artifacts.os_errors import explained
 from alignment_core.artifacts.paths import MANIFESTS, PRUNED, STAGES, manifest_path, pruned_path
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
 from alignment_core.artifacts.records import Records
-from alignment_core.artifacts.reference import PRUNABLE, Reference
+from alignment_core.artifacts.reference import MASTERS, POINTER, PRUNABLE, Reference
 from alignment_core.artifacts.tags import Tags
 from alignment_core.artifacts.uses import is_pruned, note_use
 from alignment_core.artifacts.workspace import Workspace, files_below
@@ -153,6 +154,15 @@ class Store:
     def manifest(self, reference: Reference) -> Manifest:
         """The files of an artifact. Raises NotFound or Corrupt."""
         return read_manifest(self.backend, reference)
+
+    def masters_of(self, policy: Manifest) -> Reference | None:
+        """The fp32 master weights that a policy names, see :mod:`alignment_core.models.masters`; None if it names none. They
+        need not be in this store. Raises NotFound or Corrupt if the file with their name is lost or damaged."""
+        for entry in policy.files:
+            if entry.path == POINTER:
+                with suppress(ValueError, KeyError, TypeError, UserError):
+                    return Reference.parse(str(json.loads(self.blobs.read(policy.reference.short, entry))[MASTERS]))
+        return None
 
     def artifacts(self) -> Iterator[Manifest]:
         """Every artifact of the store; ``.reference`` is its name. Corrupt manifests are logged and left out."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from alignment_core.artifacts.attachments import attach, attachments
 from alignment_core.artifacts.manifest import FileEntry, Manifest
 from alignment_core.artifacts.provenance import Provenance
-from alignment_core.artifacts.reference import MASTERS, POINTER, Reference
+from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.store import Store
 from alignment_core.errors import MAKE_IT_AGAIN, NotFound, UserError
 
@@ -70,11 +70,11 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
                     with contextlib.suppress(NotFound):  # it was copied to the source without its ancestors
                         manifests[ancestor] = source.manifest(ancestor)
                         waiting.append(ancestor)
-    if any(entry.path == POINTER for entry in manifests[reference].files):
-        for record in source.records.makers(reference):
-            masters = record.outputs.get(MASTERS)
-            if masters and not source.is_pruned(masters):
-                manifests[masters] = source.manifest(masters)
+    masters = source.masters_of(manifests[reference])
+    if masters is not None and not source.is_pruned(masters):
+        with contextlib.suppress(NotFound):  # the policy was copied to the source without them
+            manifests[masters] = source.manifest(masters)
+            records |= {record.key: record for record in source.records.makers(masters)}
     gone = frozenset(ancestor for ancestor in manifests if ancestor != reference and source.is_pruned(ancestor))
     files = {
         entry.sha256: (ancestor, entry)

@@ -12,15 +12,21 @@ from pathlib import Path
 
 from alignment_core.artifacts.manifest import Manifest
 from alignment_core.artifacts.reference import MASTERS, POINTER, Reference
+from alignment_core.errors import UserError
 
 
 def name_masters(policy: Path, masters: Path) -> None:
     """Name the master weights in the folder ``masters``, as they will be published, in the folder of their policy."""
     reference = Manifest.of_directory(masters, MASTERS).reference
-    (policy / POINTER).write_text(json.dumps({"masters": str(reference)}) + "\n")
+    (policy / POINTER).write_text(json.dumps({MASTERS: str(reference)}) + "\n")
 
 
 def masters_of(policy: Path) -> Reference | None:
-    """The master weights of the policy in a folder; None if it has none."""
+    """The master weights of the policy in a folder; None if it has none. Raises UserError for a file that names none."""
     file = policy / POINTER
-    return Reference.parse(json.loads(file.read_text())["masters"]) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        return Reference.parse(str(json.loads(file.read_text())[MASTERS]))
+    except (ValueError, KeyError, TypeError, UserError) as error:
+        raise UserError(f"{file} names no master weights ({error!r}): make the model again without this file") from None

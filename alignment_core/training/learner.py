@@ -287,7 +287,7 @@ class Learner:
     def _write_masters(self, folder: Path) -> None:
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            check_room(folder, 4 * self.parameters(), f"the master weights of step {self.steps}")
+            check_room(folder, 4 * self.parameters(), f"the copy of the fp32 master weights of step {self.steps}")
         Portable(self.engine, self.zero_stage).save(folder, optimizer=False)
 
     def _write(self, weights: Mapping[str, torch.Tensor], directory: Path, adapter: Path | None = None) -> None:

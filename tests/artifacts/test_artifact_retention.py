@@ -14,8 +14,9 @@ from alignment_core.artifacts.paths import BLOBS, MANIFESTS, USES, blob_path, ma
 from alignment_core.artifacts.promotion import rollback
 from alignment_core.artifacts.reference import MASTERS
 from alignment_core.artifacts.uses import note_use
-from alignment_core.errors import NotFound
+from alignment_core.errors import Corrupt, NotFound, UserError
 from alignment_core.lineage import Graph
+from alignment_core.models.masters import masters_of, name_masters
 from tests.artifacts.conftest import age, is_whole
 from tests.processes import kill_at
 
@@ -106,8 +107,9 @@ def test_gc_keeps_manifests_of_pruned_artifacts_and_deletes_marks_of_deleted_art
 
 
 def policy_with_masters(store, write, draft, name, key):
-    folders = {"model": (write(f"{name}-model", {"w": name}), "model"), MASTERS: (write(name, {"m": name}), MASTERS)}
-    return store.publish_outputs(folders, draft(key))
+    model, masters = write(f"{name}-model", {"w": name}), write(name, {"m": name})
+    name_masters(model, masters)
+    return store.publish_outputs({"model": (model, "model"), MASTERS: (masters, MASTERS)}, draft(key))
 
 
 def test_master_weights_are_pruned_unless_a_tag_points_to_their_policy_or_would_after_a_rollback(store, write, draft):
@@ -127,6 +129,41 @@ def test_master_weights_are_pruned_unless_a_tag_points_to_their_policy_or_would_
     assert all(is_whole(store, of["model"]) for of in (old, previous, now, untagged))
     assert store.records.find("c" * 64) is not None, "the stage does not run again for them"
     assert store.records.find("c" * 64, needs=(MASTERS,)) is None
+
+
+def test_master_weights_are_kept_for_a_tagged_policy_of_another_stage_that_names_them(store, write, draft):
+    """Such as a stage of the user's that gave the policy another chat template; its record has no master weights."""
+    policy = policy_with_masters(store, write, draft, "policy", "a" * 64)
+    pointer = (store.fetch(policy["model"]) / "masters.json").read_text()
+    changed = write("changed", {"w": "policy", "chat_template.jinja": "{{ messages }}", "masters.json": pointer})
+    store.tags.move("policy/production", store.publish(changed, "model", draft("b" * 64)), None, "by hand")
+    age(store, 2)
+    assert prune(store, None, None, delete=True, masters_days=1) == []
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"masters": 7}', '{"masters": "masters@sha256:1"}'])
+def test_a_tagged_policy_that_names_no_master_weights_stops_no_pruning_and_cannot_be_trained(
+    content, store, write, draft, rollouts
+):
+    policy = store.publish(write("odd", {"w": "odd", "masters.json": content}), "model", draft(OTHER_KEY))
+    store.tags.move("policy/production", policy, None, "by hand")
+    age(store, 2)
+    assert [garbage.what for garbage in prune(store, None, 1, delete=True, masters_days=1)] == ["rollouts"]
+    with pytest.raises(UserError, match=r"masters\.json names no master weights"):
+        masters_of(store.fetch(policy))
+
+
+def test_a_damaged_tagged_policy_is_named_before_anything_is_pruned(store, write, draft):
+    policy = policy_with_masters(store, write, draft, "policy", "a" * 64)
+    store.tags.move("policy/production", policy["model"], None, "a night")
+    age(store, 2)
+    (entry,) = (entry for entry in store.manifest(policy["model"]).files if entry.path == "masters.json")
+    blob = store.workspace.root / blob_path(entry.sha256)
+    blob.unlink()
+    blob.write_text("x" * entry.size)
+    with pytest.raises(Corrupt, match=rf"masters\.json of {policy['model'].short}"):
+        prune(store, None, None, delete=True, masters_days=1)
+    assert is_whole(store, policy[MASTERS])
 
 
 def test_after_a_rollback_and_without_the_file_of_a_move_the_next_target_keeps_its_master_weights(store, write, draft):

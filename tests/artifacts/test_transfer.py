@@ -12,10 +12,11 @@ import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, collect, open_store, prune
 from alignment_core.artifacts.attachments import attach, attachments
-from alignment_core.artifacts.reference import MASTERS, POINTER
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.artifacts.transfer import copy, plan
 from alignment_core.errors import NotFound, UserError
 from alignment_core.lineage import Graph
+from alignment_core.models.masters import name_masters
 from tests.align import align_here
 from tests.artifacts.conftest import age
 from tests.processes import ended, in_child
@@ -88,11 +89,10 @@ def test_outputs_left_out_of_a_copy_are_marked_as_pruned_and_can_be_copied_later
 def test_the_master_weights_of_a_policy_are_copied_with_it_unless_they_were_pruned(
     store: Store, target: Store, write: Callable[..., Path], is_pruned: bool
 ) -> None:
-    outputs = {
-        "model": (write("in-bf16", {"weights": "w" * 100, POINTER: "{}"}), "model"),
-        "last": (write("last", {"weights": "l" * 100}), "model"),
-        MASTERS: (write(MASTERS, {"weights": "m" * 200}), MASTERS),
-    }
+    model, masters = write("in-bf16", {"weights": "w" * 100}), write(MASTERS, {"weights": "m" * 200})
+    name_masters(model, masters)
+    last = write("last", {"weights": "l" * 100})
+    outputs = {"model": (model, "model"), "last": (last, "model"), MASTERS: (masters, MASTERS)}
     policy = store.publish_outputs(outputs, ProvenanceDraft(key="5" * 64, stage="dpo", label="dpo"))
     copied = copy(store, target, plan(store, target, policy["last"], ancestors=False))
     assert copied.artifacts == (policy["last"],), "it has no master weights"
@@ -104,6 +104,25 @@ def test_the_master_weights_of_a_policy_are_copied_with_it_unless_they_were_prun
     assert target.is_pruned(policy[MASTERS]) == is_pruned
     assert target.verify(policy[MASTERS]) == []
     assert (target.records.find("5" * 64, needs=[MASTERS]) is None) == is_pruned
+
+
+def test_a_policy_of_another_stage_takes_the_master_weights_that_it_names_along_and_the_collector_keeps_them(
+    store: Store, target: Store, write: Callable[..., Path]
+) -> None:
+    model, masters = write("in-bf16", {"weights": "w" * 100}), write(MASTERS, {"weights": "m" * 200})
+    name_masters(model, masters)
+    trained = store.publish_outputs(
+        {"model": (model, "model"), MASTERS: (masters, MASTERS)},
+        ProvenanceDraft(key="5" * 64, stage="dpo", label="dpo"),
+    )
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    changed = store.publish(model, "model", ProvenanceDraft(key="6" * 64, stage="template", label="template"))
+    copied = copy(store, target, plan(store, target, changed, ancestors=False))
+    assert copied.artifacts == (changed, trained[MASTERS])
+    collect(target, delete=True, older_than=-1)
+    assert target.verify(trained[MASTERS]) == []
+    assert not target.is_pruned(trained[MASTERS])
+    assert target.is_pruned(trained["model"])
 
 
 def test_a_pruned_artifact_is_copied_as_a_mark_among_ancestors_and_refused_alone(
