@@ -12,10 +12,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.checks import amounts, cache, functions, memory_needs, rows, shapes
 from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
-from alignment_core.errors import DataError
+from alignment_core.errors import Corrupt, DataError, NotFound
+from alignment_core.execution.base import load_stage
+from alignment_core.models.masters import why_not_trained
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig
 
@@ -46,6 +49,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     todo = [stage for stage in plan.stages if stage.state != "cached"]
     problems = [*_without_variable(plan, todo)]
     problems += [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo), *_other_references(plan, todo)]
+    problems += _without_masters(plan.store, todo)
     if problems:
         return Findings(problems=list(dict.fromkeys(problems)))
     short_of_memory = memory_needs.shortage(_memory_needed(plan, todo, resources))
@@ -157,6 +161,35 @@ def _other_references(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
                     f"{stage.label}: with rl.kl.sync_ref_model the reference takes over the policy's weights, but the model of "
                     f"rl.kl.reference has another {field}: give one of the policy's architecture, or leave sync_ref_model out"
                 )
+
+
+def _without_masters(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
+    """Policies of the store to be trained further, of earlier runs, whose master weights are not there."""
+    for stage in todo:
+        config: Any = stage.config
+        policy = stage.inputs.get("policy" if stage.stage == "rl" else "model")
+        training = getattr(config.section if stage.stage == "rl" else config, "training", None)
+        if not isinstance(policy, Reference) or training is None or not training.saves_masters:
+            continue
+        if MASTERS not in load_stage(stage.stage).outputs:
+            continue
+        masters = store.masters_of(store.manifest(policy))
+        if masters is None or store.cache.folder(masters.digest).is_dir():
+            continue
+        if problem := _why_not_whole(store, masters):
+            yield f"{stage.label}: {why_not_trained(policy, masters, problem)}"
+
+
+def _why_not_whole(store: Store, reference: Reference) -> str | None:
+    """Why an artifact cannot be fetched, as far as is known without reading its content."""
+    if store.is_pruned(reference):
+        return f"the bytes of {reference.short} were pruned"
+    try:
+        files = store.manifest(reference).files
+    except (Corrupt, NotFound) as error:
+        return str(error)
+    broken = (entry for entry in files if not store.blobs.is_intact(entry))
+    return next((f"{entry.path} of {reference.short} is missing or damaged" for entry in broken), None)
 
 
 def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, NotFound, Stopped, Use
 from alignment_core.execution.cost import times
 from alignment_core.execution.curve import Curve, Line
 from alignment_core.execution.scheduling import FIRST, Ticket
-from alignment_core.models.masters import masters_of
+from alignment_core.models.masters import masters_of, why_not_trained
 from alignment_core.models.model_ref import Model
 from alignment_core.plugins import Group
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
@@ -292,12 +292,7 @@ class StageContext:
             return self.fetch(reference)
         except (Corrupt, NotFound) as error:
             problem = str(error).removesuffix(f"; {MAKE_IT_AGAIN}")  # its stage does not run again for them
-            raise UserError(
-                f"{self.references[role].short} was trained in bf16, and its fp32 master weights are not whole in the store "
-                f"({problem}): copy them from a store that has them (`align artifacts copy {reference} --from … --to …`), "
-                "train it again (`align run --from-stage`), or set `training.keep_master_weights: false` to start from its "
-                "weights in bf16"
-            ) from error
+            raise UserError(why_not_trained(self.references[role], reference, problem)) from error
 
     def derive(self, *parts: Any) -> int:
         """A seed for one shard, request or purpose of this stage."""

@@ -30,3 +30,12 @@ def masters_of(policy: Path) -> Reference | None:
         return Reference.parse(str(json.loads(file.read_text())[MASTERS]))
     except (ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{file} names no master weights ({error!r}): make the model again without this file") from None
+
+
+def why_not_trained(policy: Reference, masters: Reference, problem: str) -> str:
+    """The sentence for a policy whose master weights cannot be read, and what helps."""
+    return (
+        f"{policy.short} was trained in bf16, and its fp32 master weights are not whole in the store ({problem}): copy them "
+        f"from a store that has them (`align artifacts copy {masters} --from … --to …`), train it again "
+        "(`align run --from-stage`), or set `training.keep_master_weights: false` to start from its weights in bf16"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +16,18 @@ from alignment.flows import preflight
 from alignment.flows.cli import check as cli_check
 from alignment.flows.planning import plan
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.artifacts.paths import blob_path, manifest_path, pruned_path
+from alignment_core.artifacts.reference import MASTERS
 from alignment_core.checks.report import Findings, check
 from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.execution.base import StageCall, StageConfig
 from alignment_core.execution.key import StageKey, key_of
 from alignment_core.execution.runner import cached_result
+from alignment_core.models.masters import name_masters
 from alignment_core.recipes import GenerationConfig, parse_recipe
 from alignment_core.stages.generate import GenerateConfig
 from tests.align import align_here
-from tests.checks.recipes import MODEL, look, sft
+from tests.checks.recipes import MODEL, look, rl, sft
 
 ROOT = Path(__file__).parents[2]
 
@@ -179,3 +183,40 @@ def test_a_host_starts_before_the_run_only_if_a_stage_is_certain_to_run(store, r
     planned = Plan(store, 0, [PlannedStage(name, name, configs[name], {}, state) for name, state in states.items()])
     assert (preflight.early_host(parse_recipe(sft(rows)), planned) is None) == (starts is None)
     assert started == [samples for samples in [starts] if samples is not None], "engines only where a stage may sample"
+
+
+@pytest.mark.parametrize("lost", ["pruned", "manifest", "blob", None])
+def test_master_weights_that_the_first_training_would_miss_are_named_before_the_run(
+    lost, store, rows, tmp_path, tiny_model
+):
+    policy, masters = tmp_path / "policy", tmp_path / "masters"
+    shutil.copytree(tiny_model(), policy)
+    masters.mkdir()
+    (masters / "portable-00000.safetensors").write_text("weights")
+    name_masters(policy, masters)
+    outputs = {"model": (policy, "model"), MASTERS: (masters, MASTERS)}
+    trained = store.publish_outputs(outputs, ProvenanceDraft(key="a" * 64, stage="sft", label="sft"))
+    (entry,) = store.manifest(trained[MASTERS]).files
+    store.tags.move("policy/mine", trained["model"], None, "by hand")
+    recipe = {**sft(rows), "model": {"name": "policy/mine"}}
+    if lost == "pruned":
+        store.backend.put(pruned_path(trained[MASTERS].digest), b"pruned")
+    elif lost:
+        paths = {"manifest": manifest_path(trained[MASTERS].digest), "blob": blob_path(entry.sha256)}
+        Path(store.uri, paths[lost]).unlink()
+    recipe["sft"]["training"] = {"bf16": True}
+    problems = look(store, recipe).problems
+    if lost is None:
+        assert problems == []
+        return
+    (problem,) = problems
+    assert problem.startswith(
+        f"sft: {trained['model'].short} was trained in bf16, and its fp32 master weights are not whole"
+    )
+    assert f"`align artifacts copy {trained[MASTERS]} --from" in problem
+    of_rl = {**rl(rows, {"verifier": "math"}), "model": {"name": "policy/mine"}}
+    of_rl["rl"]["training"] = {"bf16": True}
+    assert look(store, of_rl).problems == [problem.replace("sft:", "rl:", 1)]
+    for settings in ({"bf16": True, "keep_master_weights": False}, {}):
+        recipe["sft"]["training"] = settings
+        assert look(store, recipe).problems == []
