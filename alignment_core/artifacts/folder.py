@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.group_access import is_shared
-from alignment_core.artifacts.os_errors import check_room, explained
+from alignment_core.artifacts.os_errors import check_room, explained, possible
 from alignment_core.artifacts.paths import LOCK, TEMPORARY, inside
 from alignment_core.artifacts.permissions import make_like_parent
 from alignment_core.artifacts.workspace import names, open_lock
 from alignment_core.errors import EnvironmentFault, NotFound, StoreError
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
-_IMPOSSIBLE = (
-    errno.EOPNOTSUPP,
-    errno.EXDEV,
-    errno.EINVAL,
-    errno.ENOTTY,
-    errno.ENOSYS,
-    errno.EMLINK,
-    errno.EPERM,
-)
 _CHUNK = 1 << 20
 CLOCK_OF_FILES = 5
 """CLOCK_REALTIME_COARSE (linux/time.h), the kernel's clock for file times; some milliseconds behind the others."""
@@ -266,28 +256,17 @@ def _copy(source: Path, destination: Path) -> None:
 
 def _clone(source: Path, destination: Path) -> bool:
     """Reflink ``source`` to ``destination``, a new or empty file; False if that is impossible."""
-    return _possible(lambda: _reflink(source, destination))
+    return possible(lambda: _reflink(source, destination))
 
 
 def _link(source: Path, destination: Path) -> bool:
     """Hard-link ``source`` to the new file ``destination``; False if that is impossible."""
-    return _possible(lambda: os.link(source, destination, follow_symlinks=False))
+    return possible(lambda: os.link(source, destination, follow_symlinks=False))
 
 
 def _reflink(source: Path, destination: Path) -> None:
     with source.open("rb") as old, destination.open("wb") as new:
         fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
-
-
-def _possible(work: Callable[[], None]) -> bool:
-    """Do work that a file system may not support; False if it does not."""
-    try:
-        work()
-    except OSError as error:
-        if error.errno not in _IMPOSSIBLE:
-            raise
-        return False
-    return True
 
 
 def _sync_directory(directory: Path) -> None:

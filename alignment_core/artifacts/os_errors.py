@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,15 @@ _MACHINE = {
     errno.EROFS: "the file system is read-only; choose another store",
     errno.EOPNOTSUPP: "the file system lacks hard links, which the store needs; choose another one",
 }
+_IMPOSSIBLE = (
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOTTY,
+    errno.ENOSYS,
+    errno.EMLINK,
+    errno.EPERM,
+)
 _DISK_FULL = ("No space left on device", "os error 28")
 _TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EBUSY}
 
@@ -29,6 +38,17 @@ def machine_fault(error: BaseException) -> EnvironmentFault | None:
     if number is None and any(sign in str(error) for sign in _DISK_FULL):
         number = errno.ENOSPC
     return EnvironmentFault(f"{error}: {_MACHINE[number]}") if number in _MACHINE else None
+
+
+def possible(work: Callable[[], None]) -> bool:
+    """Do work that a file system may not support, such as a hard link; False if it does not."""
+    try:
+        work()
+    except OSError as error:
+        if error.errno not in _IMPOSSIBLE:
+            raise
+        return False
+    return True
 
 
 def check_room(directory: Path, size: int, what: str) -> None:

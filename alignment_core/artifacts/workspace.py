@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alignment_core.artifacts.group_access import open_lock_to_others
-from alignment_core.artifacts.os_errors import explained
+from alignment_core.artifacts.os_errors import explained, possible
 from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
 from alignment_core.artifacts.permissions import belongs_to_another, make_like_parent, make_private
 from alignment_core.canonical import digest_of
@@ -173,13 +173,14 @@ def open_lock(path: Path) -> BinaryIO:
 
 
 def _create_lock(path: Path) -> None:
-    """Give a lock its name only once it has its mode: another user may open it at once."""
+    """Give a lock its name only once it has its mode, as another user may open it at once; on file systems with hard links."""
     unnamed = path.with_name(f"{path.name}-{uuid.uuid4().hex}")
     lock = os.open(unnamed, _FOR_LOCKING | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         open_lock_to_others(lock, path.parent)
         with contextlib.suppress(FileExistsError):
-            os.link(unnamed, path)  # exclusive, unlike a rename
+            if not possible(lambda: os.link(unnamed, path)):  # exclusive, unlike a rename
+                os.close(os.open(path, _FOR_LOCKING | os.O_CREAT, 0o666))
     finally:
         os.close(lock)
         unnamed.unlink()

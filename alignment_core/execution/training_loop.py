@@ -96,6 +96,8 @@ def _loop(
     total = state["total_steps"]
     if step:
         _resume_curve(context, evaluations, step)
+    elif 0 in evaluations.metrics:  # of an attempt that ended before its first checkpoint
+        context.curve.add(0, "steps", _tested(evaluations.metrics[0]))
     context.report(step, total, "steps")
     # Before the first step or after a resume; all other evaluations are part of the report of their step.
     if tested := _evaluate(ranks, evaluations, step):

@@ -54,6 +54,9 @@ def data(profile: Profile, documents: bool = False) -> dict[str, Any]:
     """The rows to train on, and the held-out ones."""
     section = _rows(profile, profile.all_sources, _max_length(profile, documents))
     if test_rows := profile.held_out.test_rows:
+        if documents:  # whose blocks are the rows, and stay together
+            blocks = max(profile.lengths.rows, default=0) / plain(section["max_length"])
+            test_rows *= max(1, math.ceil(blocks))
         section["test_rows"] = Commented(test_rows, "held out; their prompts are not trained on")
     return section
 
@@ -138,7 +141,7 @@ def _fit_of(profile: Profile, written: dict[str, Any]) -> tuple[memory.Fit | Non
     sections = {name: section for name, section in plain(written).items() if isinstance(section, dict)}
     trained = {name.replace("_", "-"): section for name, section in sections.items() if "training" in section}
     tokens = [
-        sampled_tokens(profile, section["generation"]["max_completion_length"], method)
+        sampled_tokens(profile, section["generation"].get("max_completion_length", LONGEST_UNMEASURED), method)
         if "generation" in section
         else given_tokens(profile)
         for method, section in trained.items()

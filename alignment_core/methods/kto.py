@@ -51,7 +51,8 @@ def init_sections(profile: Profile) -> dict[str, Any]:
     loss = {"beta": Commented(0.1, "the lower, the further the policy may move")}
     training = sections.preference_training(profile)
     if plain(training["batch_size"]) < KTO_BATCH:
-        steps = math.ceil(sections.trained_rows(profile) / KTO_BATCH)
+        rows = sections.trained_rows(profile) * (2 if "chosen" in profile.mapping.columns else 1)  # two of each pair
+        steps = math.ceil(rows / KTO_BATCH)
         training["batch_size"] = Commented(KTO_BATCH, "rows in a step; the KL baseline is a mean over them")
         training["num_train_epochs"] = max(training["num_train_epochs"], math.ceil(FEW_STEPS / steps))
     section = {"data": sections.data(profile), "loss": loss, "training": training}

@@ -6,6 +6,7 @@ group's bits r, w and x (mode 0070), and reads a file that has the group's bit r
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -130,6 +131,20 @@ def test_a_lock_that_two_users_create_at_once_is_open_to_both(folder: Path, user
 
     assert in_children(user(ALICE, 0o077, creates), user(BOB, 0o077, creates)) == [0, 0]
     assert len(list(folder.iterdir())) == 2000, "nothing but the locks is left"
+
+
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_lock_needs_no_hard_links(refusal: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on exFAT or in FUSE: the folder of the machine's locks may lie there."""
+
+    def link(*_: object, **__: object) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(os, "link", link)
+    for _ in range(2):
+        open_lock(folder / "lock").close()
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+    assert (folder / "lock").stat().st_mode & 0o664 == 0o664
 
 
 def test_a_store_that_is_made_in_a_folder_of_the_team_is_the_teams(

@@ -62,6 +62,20 @@ def test_a_cpu_samples_few_answers_of_a_pretrained_model_in_a_step(
     assert [(step["prompts_per_step"], step["training"]["batch_size"]) for step in steps] == [(4, 32), (64, 512)]
 
 
+def test_documents_are_held_out_with_all_their_blocks(draft: Draft, tmp_path: Path, tiny_model: Any) -> None:
+    """25 documents of 1,000 bytes are 4 blocks each of a model of 256 tokens; a tenth of them are 2 documents."""
+    file = jsonl(tmp_path / "texts.jsonl", [{"text": f"{n:04}".ljust(1000, ".")} for n in range(25)])
+    written = draft(file, model=str(tiny_model()), method="continued-pretraining").recipe["continued_pretraining"]
+    assert (written["data"]["max_length"], written["data"]["test_rows"]) == (256, 8)
+
+
+def test_kto_counts_both_answers_of_a_pair(draft: Draft, tmp_path: Path, tiny_model: Any) -> None:
+    """Of 40 pairs 4 are held out, and 72 rows in batches of 16 are 5 steps an epoch: 6 epochs for 30 steps."""
+    pairs = [{"prompt": f"{n}?", "chosen": f"yes {n}", "rejected": f"no {n}"} for n in range(40)]
+    written = draft(jsonl(tmp_path / "pairs.jsonl", pairs), model=str(tiny_model()), method="kto").recipe["kto"]
+    assert (written["training"]["batch_size"], written["training"]["num_train_epochs"]) == (16, 6)
+
+
 def test_a_model_that_is_too_big_gets_adapters(draft: Draft, tmp_path: Path, tiny_model: Any) -> None:
     file = jsonl(tmp_path / "rows.jsonl", ROWS["messages"][2])
     full = draft(file, CPU, model=str(tiny_model())).recipe["sft"]["training"]

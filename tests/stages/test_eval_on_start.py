@@ -91,7 +91,9 @@ def test_a_run_that_is_resumed_does_not_measure_the_start_again_and_ends_in_the_
     arguments = ("sft", tiny_model(), blocks(18, seed=1), blocks(7, seed=2))
     _, whole, _ = run(*arguments)
     for kill_at in (0, 2):  # before the first checkpoint, and after one
-        _, killed, tested = run(*arguments, kill_at=kill_at)
+        store, killed, tested = run(*arguments, kill_at=kill_at)
+        curve = Curve.from_bytes(attachment(store, killed.reference, CURVE) or b"")
+        assert [line["step"] for line in curve.lines if "test_loss" in line["metrics"]] == [0, 3]
         assert killed.cost["restarts"] == 1
         assert tested.count(0) == 1
         assert (killed.reference, killed.metrics["test_loss.first"]) == (
