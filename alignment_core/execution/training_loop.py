@@ -55,7 +55,7 @@ def run_job(context: StageContext, job: TrainJob, last: Path | None) -> dict[str
             context.curve.add(step, "steps", _tested(evaluations.metrics[result]))
             context.reporter(step, state["total_steps"], "steps", _tested(evaluations.metrics[result]))
         if target := context.output if evaluations.best in (None, step) else last:
-            _export(ranks, target)
+            _export(ranks, target, parts=target == context.output)
     if result != step:
         evaluations.link_best(context.output)
     checkpoints.link(context)
@@ -69,14 +69,13 @@ def run_job(context: StageContext, job: TrainJob, last: Path | None) -> dict[str
 
 
 def _move_parts(context: StageContext) -> None:
-    """Move adapters and master weights out of the folders of models; those of the result become outputs of their own."""
+    """Move adapters and master weights out of the folder of the result: they are outputs of their own."""
     for part in PARTS:
-        for folder in context.outputs.values():
-            if (inside := folder / part).is_dir():
-                if folder == context.output and part in context.outputs:
-                    inside.rename(context.outputs[part])  # which is empty
-                else:
-                    shutil.rmtree(inside)
+        if (inside := context.output / part).is_dir():
+            if part in context.outputs:
+                inside.rename(context.outputs[part])  # which is empty
+            else:
+                shutil.rmtree(inside)
     if MASTERS in context.outputs and any(context.outputs[MASTERS].iterdir()):
         name_masters(context.output, context.outputs[MASTERS])
 
@@ -108,7 +107,7 @@ def _loop(
     tokens = 0
     while step < total and not evaluations.stop:
         if checkpoints.is_due(step):
-            checkpoints.add(step, partial(_export_model, ranks))
+            checkpoints.add(step, partial(_export, ranks, parts=False))
         until = min(evaluations.next_after(step), checkpoints.next_after(step))
         reports = ranks.all(Trainer.train, until - step, REPORT_SECONDS)
         before = step
@@ -183,15 +182,9 @@ def _name_last_good_checkpoint(progress: Path) -> Iterator[None]:
         ) from error
 
 
-def _export_model(ranks: ActorGroup[Trainer], folder: Path) -> None:
-    """The model alone: its other parts would take twice its space until the stage ends."""
-    _export(ranks, folder)
-    for part in PARTS:
-        shutil.rmtree(folder / part, ignore_errors=True)
-
-
-def _export(ranks: ActorGroup[Trainer], folder: Path) -> None:
-    write(ranks, [folder], Trainer.export, folder)
+def _export(ranks: ActorGroup[Trainer], folder: Path, parts: bool = True) -> None:
+    """Write the model, with ``parts`` also its adapters and master weights, which take twice its space."""
+    write(ranks, [folder], Trainer.export, folder, parts)
 
 
 def _save(

@@ -239,11 +239,12 @@ class Trainer:
         report.sums.update(sums.read())
         return report
 
-    def export(self, directory: Path) -> None:
-        """Write the trained model as a Hugging Face folder, and adapters of LoRA and master weights into folders in it (rank 0
-        writes, all ranks take part)."""
-        masters = directory / MASTERS if self.job.saves_masters else None
-        self.learner.export(directory, adapter=directory / ADAPTER, masters=masters)
+    def export(self, directory: Path, parts: bool = True) -> None:
+        """Write the trained model as a Hugging Face folder, and with ``parts`` adapters of LoRA and master weights into folders
+        in it (rank 0 writes, all ranks take part)."""
+        adapter = directory / ADAPTER if parts else None
+        masters = directory / MASTERS if parts and self.job.saves_masters else None
+        self.learner.export(directory, adapter=adapter, masters=masters)
 
     def close(self) -> None:
         """Free the model's memory."""

@@ -20,7 +20,8 @@ from alignment_core.artifacts.reference import MASTERS
 from alignment_core.errors import UserError
 from alignment_core.models.model_ref import Model
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.trainer import TrainJob
+from alignment_core.training.rank_folders import write
+from alignment_core.training.trainer import Trainer, TrainJob
 from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import export, open_job, train
 
@@ -107,3 +108,15 @@ def test_masters_of_another_policy_are_refused_and_named(
             one_step(
                 group, machines(trainers), next_round(job, tmp_path / "first", True), tmp_path / "next", zero_stage
             )
+
+
+def test_a_model_of_an_earlier_step_is_written_without_master_weights(
+    make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    """Not even for a moment: they take twice its space on the disk."""
+    job = dataclasses.replace(make_job(Sft(), bf16=True), saves_masters=True)
+    with machines(1).trainers() as group:
+        ranks = open_job(group, machines(1), job, tmp_path / "progress")
+        write(ranks, [tmp_path / "model"], Trainer.export, tmp_path / "model", False)
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert not [path for path in (tmp_path / "model").iterdir() if path.is_dir()]
