@@ -34,7 +34,7 @@ LARGE = 1_500_000_000
 """Parameters from which on activations are recomputed even where they would fit."""
 BUDGETS = (16384, 8192, 4096, 2048)
 """Token budgets of a micro-batch; the first one is that of OpenRLHF's scripts for GPUs of 80 GB."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Fields of config.json with the number of experts in a layer."""
 Trained = Literal["all weights", "adapters", "adapters beside 4 bits"]
 

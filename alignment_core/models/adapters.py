@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from alignment_core.recipes import LoraConfig
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+log = logging.getLogger(__name__)
 ADAPTER = "default"
 """PEFT's name for the only adapter."""
 QUANTISATION = "quantization_config.json"
@@ -54,6 +56,8 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
 
     whole = _trained_whole(model, config)
     layers = _targets(model, head, config, whole)
+    if config.target_modules == "all-linear":
+        layers = _without_experts(model, layers)
     parameters = _target_parameters(model, head, config, whole)
     options = {**_options(config), "target_modules": layers, "target_parameters": parameters}
     with torch.random.fork_rng(devices=[]):
@@ -74,6 +78,24 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
         model.get_submodule(name).requires_grad_(True)
     if train_head:
         head.requires_grad_(True)
+
+
+def _without_experts(model: nn.Module, layers: list[str]) -> list[str]:
+    """The ``layers`` without those that PEFT takes for experts, see :func:`_check_adapted`."""
+    import peft
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    asked = peft.LoraConfig(target_modules=layers)
+    convert_peft_config_for_transformers(asked, model, None)
+    left = [layer for layer in layers if layer in asked.target_modules]
+    if len(left) < len(layers):
+        kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in {*layers} - {*left}}))
+        log.warning(
+            "training.lora.target_modules: all-linear leaves out %s, whose names `peft` has for the experts; those are adapted "
+            "by `target_parameters`",
+            kinds,
+        )
+    return left
 
 
 def _check_adapted(model: Any, layers: Sequence[str]) -> None:

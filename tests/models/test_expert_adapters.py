@@ -259,7 +259,23 @@ def test_a_model_without_such_parameters_is_refused(tiny_model: Any) -> None:
         moved(plain(tiny_model()), LoraConfig(target_parameters=("experts.down_proj",)))
 
 
-@pytest.mark.parametrize("modules", ["all-linear", ("gate_proj", "up_proj"), ("gate_proj",)])
+def test_all_linear_layers_are_those_that_peft_does_not_take_for_experts(caplog: pytest.LogCaptureFixture) -> None:
+    """DeepSeek-V3 has dense blocks and shared experts; without them, all linear layers are those of its attention."""
+    config = transformers.DeepseekV3Config(
+        **SHAPE, intermediate_size=48, moe_intermediate_size=24, n_routed_experts=4, n_group=1, topk_group=1,
+        first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    attention = {name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and "attn" in name}
+    moved(model, LoraConfig())
+    adapted = {
+        name.removesuffix(".lora_A.default") for name, _ in model.named_modules() if name.endswith("lora_A.default")
+    }
+    assert adapted == attention
+    assert "all-linear leaves out down_proj, gate_proj, up_proj" in caplog.text
+
+
+@pytest.mark.parametrize("modules", [("gate_proj", "up_proj"), ("gate_proj",)])
 def test_layers_that_peft_takes_for_experts_are_refused(modules: Any) -> None:
     """peft 0.21 maps `gate_proj` of Qwen3-MoE to the fused experts, also where a block is dense and has such a layer."""
     config = transformers.Qwen3MoeConfig(
