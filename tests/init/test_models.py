@@ -60,6 +60,7 @@ def test_a_cpu_samples_few_answers_of_a_pretrained_model_in_a_step(
     asked = {"method": "rl", "model": str(tiny_model())}
     steps = [draft(file, machine, **asked).recipe["rl"] for machine in (CPU, GPU)]
     assert [(step["prompts_per_step"], step["training"]["batch_size"]) for step in steps] == [(4, 32), (64, 512)]
+    assert [step["training"]["learning_rate"] for step in steps] == [5e-6, 5e-6], "of a model of less than 0.4B"
 
 
 def test_documents_are_held_out_with_all_their_blocks(draft: Draft, tmp_path: Path, tiny_model: Any) -> None:
