@@ -102,7 +102,7 @@ def _check_adapted(model: Any, layers: Sequence[str]) -> None:
     """Raise UserError unless each of the ``layers`` has an adapter. In some mixtures of experts PEFT takes all layers with the
     names that experts had in earlier versions of ``transformers`` for experts, also those of dense blocks and shared experts.
     """
-    adapted = {_plain(name) for name in _adapters(model)}
+    adapted = {plain_name(name) for name in _adapters(model)}
     missed = [layer for layer in layers if f"{layer}.weight" not in adapted]
     if missed:
         kinds, wrong = ({name.rpartition(".")[2] for name in names} for names in (layers, missed))
@@ -219,12 +219,12 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 def plain_names(model: nn.Module) -> list[str]:
     """Names of the parameters, without those of adapters."""
-    return [name for name, _ in model.named_parameters() if not _is_adapter(name)]
+    return [name for name, _ in model.named_parameters() if not is_adapter(name)]
 
 
 def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
     """Names of the adapter parameters that belong to the named parameters; none without LoRA."""
-    known = {name for name, _ in model.named_parameters() if _is_adapter(name)}
+    known = {name for name, _ in model.named_parameters() if is_adapter(name)}
     adapters = _adapters(model)
     return [part for name in names if name in adapters for part in _names(adapters[name]) if part in known]
 
@@ -266,8 +266,8 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
         if name in adapters and _names(adapters[name])[0] in weights:
             parts = [weights[part].detach().float() for part in _names(adapters[name]) if part in weights]
             tensor = _sum(model.get_submodule(adapters[name]), tensor.detach().float(), *parts).to(tensor.dtype).cpu()
-        if not _is_adapter(name):
-            plain[_plain(name)] = tensor
+        if not is_adapter(name):
+            plain[plain_name(name)] = tensor
     return plain
 
 
@@ -297,12 +297,12 @@ def save_adapter(
     import peft
     from safetensors.torch import save_file
 
-    tensors = {_in_file(name): tensor for name, tensor in weights.items() if _is_adapter(name)}
+    tensors = {_in_file(name): tensor for name, tensor in weights.items() if is_adapter(name)}
     adapters = _adapters(model)
     wraps = {name: hasattr(model.get_submodule(layer), PARAMETER) for name, layer in adapters.items()}
     targets: dict[str, Any] = {
         "target_modules": sorted(layer for name, layer in adapters.items() if not wraps[name]),
-        "target_parameters": sorted(_plain(name) for name in adapters if wraps[name]) or None,
+        "target_parameters": sorted(plain_name(name) for name in adapters if wraps[name]) or None,
     }
     whole = sorted({*_trained_whole(model, config), *([head] if head else [])})
     tensors |= {name: weights[name] for name in weights if any(name.startswith(f"{parent}.") for parent in whole)}
@@ -328,7 +328,7 @@ PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
 """PEFT's names for the parameters of an adapter; the last are DoRA's lengths."""
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """The name of a parameter in the model without adapters."""
     return name.replace(BASE, "")
 
@@ -342,5 +342,6 @@ def _names(layer: str) -> tuple[str, ...]:
     return tuple(f"{layer}.{part}.{ADAPTER}.weight" for part in PARTS)
 
 
-def _is_adapter(name: str) -> bool:
+def is_adapter(name: str) -> bool:
+    """Whether the parameter of this name belongs to an adapter."""
     return name.endswith(tuple(f".{part}.{ADAPTER}.weight" for part in PARTS))

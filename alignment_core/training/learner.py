@@ -22,7 +22,7 @@ from alignment_core.artifacts.permissions import check_ours
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device, checkpoints_activations, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
-from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
+from alignment_core.models.adapters import adapters_off, add_adapters, is_adapter, merged, save_adapter
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
@@ -267,7 +267,7 @@ class Learner:
         """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part).
 
         With LoRA its adapters are written to the folder ``adapter``, if one is given; the fp32 master weights, which are never
-        averaged, to ``masters``. Raises EnvironmentFault if the disk has no room for them.
+        averaged, to ``masters``: the exported weights are these, rounded. Raises EnvironmentFault if the disk has no room.
         """
         self.check_consistent()
         if average:
@@ -278,21 +278,30 @@ class Learner:
             state = self.engine._zero3_consolidated_16bit_state_dict()
         else:
             state = self.packed.state_dict()
+        if masters is not None and self.rank == 0:
+            masters.mkdir(parents=True, exist_ok=True)
+            check_room(masters, 4 * self.parameters(), f"the copy of the fp32 master weights of step {self.steps}")
+        rounded: dict[str, torch.Tensor] = {}
+        if self.training.lora and (masters or self.source.masters):
+            portable = Portable(self.engine, self.zero_stage)
+            rounded = portable.save_merged_masters(masters, state, self.source.masters)
+        elif masters:
+            Portable(self.engine, self.zero_stage).save(masters, optimizer=False)
         if self.rank == 0:
-            self._write({name.removeprefix("model."): tensor for name, tensor in state.items()}, directory, adapter)
-        if masters is not None:
-            self._write_masters(masters)
+            self._write(_in_model(state), _in_model(rounded), directory, adapter)
         torch.distributed.barrier()
 
-    def _write_masters(self, folder: Path) -> None:
-        if self.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            check_room(folder, 4 * self.parameters(), f"the copy of the fp32 master weights of step {self.steps}")
-        Portable(self.engine, self.zero_stage).save(folder, optimizer=False)
-
-    def _write(self, weights: Mapping[str, torch.Tensor], directory: Path, adapter: Path | None = None) -> None:
+    def _write(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        rounded: Mapping[str, torch.Tensor],
+        directory: Path,
+        adapter: Path | None,
+    ) -> None:
+        """Write the model; ``rounded`` are those of its weights into which adapters are merged already."""
         model, source = self.packed.model, self.source.model
-        state = merged(model, weights)
+        merges = {name: tensor for name, tensor in weights.items() if not (rounded and is_adapter(name))}
+        state = {**merged(model, merges), **rounded}
         size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied weights count once
         check_room(directory.parent, size, f"the model of step {self.steps}")
         save_checkpoint(model, source.path, directory, state, source.trust_remote_code)
@@ -310,7 +319,7 @@ class Learner:
             return None
         with tempfile.TemporaryDirectory() as folder:
             try:
-                self._write({}, Path(folder, "model"), Path(folder, "adapter"))
+                self._write({}, {}, Path(folder, "model"), Path(folder, "adapter"))
             except UserError as error:
                 return str(error)
             except (ValueError, TypeError, RuntimeError, KeyError) as error:
@@ -401,6 +410,11 @@ class Learner:
     def close(self) -> None:
         """Free the memory that DeepSpeed holds."""
         close_engine(self.engine, self.packed, self.zero_stage)
+
+
+def _in_model(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights by their names in the model, without the prefix of :class:`PackedModel`."""
+    return {name.removeprefix("model."): tensor for name, tensor in state.items()}
 
 
 def _size(parameter: torch.Tensor) -> int:

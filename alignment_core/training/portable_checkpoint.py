@@ -7,7 +7,7 @@ rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from alignment_core.models.adapters import adapters_of, is_adapter, merged, plain_name
 from alignment_core.training.ema import WeightAverage, stepped_tensors, whole_tensors
 
 FILE = "portable-{:05d}.safetensors"
@@ -57,27 +58,49 @@ class Portable:
     def save(self, folder: Path, average: WeightAverage | None = None, optimizer: bool = True) -> None:
         """Write files below ``folder``, which exists: weights, optimiser, and the moving average of the weights."""
         numbers = self._numbers() if optimizer else {}
-        tensors = {f"{_NUMBERS}.{key}": number for key, number in numbers.items()}
-        count = 0
-
-        def add(name: str, whole: Tensor) -> None:
-            nonlocal count
-            if self.rank == 0:
-                tensors[name] = whole.detach().cpu().contiguous().clone()
-                if sum(tensor.nbytes for tensor in tensors.values()) > _FILE_BYTES:
-                    save_file(tensors, folder / FILE.format(count))
-                    tensors.clear()
-                    count += 1
-
+        files = _Files(folder if self.rank == 0 else None)
+        for key, number in numbers.items():
+            files.add(f"{_NUMBERS}.{key}", number)
         for name, parameter in self._trained():
             for key in (_WEIGHTS, *(self._keys() if optimizer else ())):
-                add(f"{key}.{name}", self._whole(parameter, key))
+                files.add(f"{key}.{name}", self._whole(parameter, key))
         if average is not None:
             with average.in_place():
                 for name, parameter in self._trained():
-                    add(f"{AVERAGE}{name}", self._whole(parameter, _WEIGHTS))
-        if self.rank == 0:
-            save_file(tensors, folder / FILE.format(count))
+                    files.add(f"{AVERAGE}{name}", self._whole(parameter, _WEIGHTS))
+        files.close()
+
+    @torch.no_grad()
+    def save_merged_masters(
+        self, folder: Path | None, weights: Mapping[str, Tensor], start: Path | None
+    ) -> dict[str, Tensor]:
+        """Write master weights of a model with LoRA adapters to ``folder``, if one is given, in the form of :meth:`save`:
+        W + (lora_alpha / r) B A in fp32, where W are the initial policy's master weights in the folder ``start`` or, if it
+        has none, its weights. Master weights of modules that are trained whole are the optimiser's.
+
+        ``weights`` are those of the model with adapters, needed on rank 0. Returns the weights that have adapters as they are
+        in the merged model: their master weights rounded to its type. Empty on ranks other than 0.
+        """
+        model = self.engine.module
+        files = _Files(folder if self.rank == 0 else None)
+        of_start = None if start is None else _files_by_tensor(start)
+        rounded = {}
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):
+                continue
+            stored = f"{_WEIGHTS}.{plain_name(name)}"
+            if parameter.requires_grad:
+                files.add(stored, self._whole(parameter, _WEIGHTS))
+            elif self.rank == 0:
+                own = weights[name]
+                master = own.float() if of_start is None else _read(of_start[stored], stored)
+                if adapters := adapters_of(model, [name]):
+                    parts = {part: weights[part] for part in adapters}
+                    (master,) = merged(model, {name: master.to(own.device), **parts}).values()
+                    rounded[plain_name(name)] = master.to(own.dtype)
+                files.add(stored, master)
+        files.close()
+        return rounded
 
     @torch.no_grad()
     def load(self, folder: Path, average: WeightAverage | None = None) -> None:
@@ -108,15 +131,17 @@ class Portable:
 
     @torch.no_grad()
     def load_masters(self, folder: Path) -> str | None:
-        """Read the master weights of the model. Returns, on every rank, the first weight of the model that is not its master
-        weight rounded to the model's type; None if all are."""
-        parameters = dict(self._trained())
+        """Read the master weights of the model; those of weights that LoRA freezes are only checked. Returns, on every rank,
+        the first weight of the model that is not its master weight rounded to the model's type; None if all are."""
+        every = self.engine.module.named_parameters()
+        parameters = {plain_name(name): parameter for name, parameter in every if not is_adapter(name)}
         for full, tensor in _stored(folder):
             name = full.removeprefix(f"{_WEIGHTS}.")
             parameter = parameters.pop(name, None)
             if parameter is None or not self._is_rounded(parameter, tensor):
                 return name
-            self._put(parameter, _WEIGHTS, tensor)
+            if parameter.requires_grad:
+                self._put(parameter, _WEIGHTS, tensor)
         return next(iter(parameters), None)
 
     # ---------------------------------------------------------------- inside
@@ -203,8 +228,45 @@ _NONE = torch.empty(0)
 """State tensor of a parameter that has none under a key, as when Muon and AdamW share one optimiser."""
 
 
+class _Files:
+    """Writes tensors to files of about a gigabyte in a folder; None: nowhere."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._tensors: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        if self._folder:
+            self._tensors[name] = tensor.detach().cpu().contiguous().clone()
+            if sum(tensor.nbytes for tensor in self._tensors.values()) > _FILE_BYTES:
+                self._write(self._folder)
+
+    def close(self) -> None:
+        """Write the last file, which may be empty."""
+        if self._folder:
+            self._write(self._folder)
+
+    def _write(self, folder: Path) -> None:
+        save_file(self._tensors, folder / FILE.format(self._count))
+        self._tensors = {}
+        self._count += 1
+
+
 def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    return ((name, _read(file, name)) for name, file in _files_by_tensor(folder).items())
+
+
+def _files_by_tensor(folder: Path) -> dict[str, Path]:
+    """The file of each tensor in a folder."""
+    files: dict[str, Path] = {}
     for file in sorted(folder.glob("portable-*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
-                yield name, opened.get_tensor(name)
+            files |= dict.fromkeys(opened.keys(), file)
+    return files
+
+
+def _read(file: Path, name: str) -> Tensor:
+    with safe_open(file, framework="pt") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor

@@ -90,9 +90,10 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_a_round_in_bf16_continues_from_the_master_weights_of_the_one_before(composed: Any) -> None:
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=2, lora_alpha=2)], ids=["all weights", "lora"])
+def test_a_round_in_bf16_continues_from_the_master_weights_of_the_one_before(lora: Any, composed: Any) -> None:
     run, model, data = composed
-    training = TrainingConfig(batch_size=14, learning_rate=1e-5, bf16=True)
+    training = TrainingConfig(batch_size=14, learning_rate=1e-5, bf16=True, lora=lora)
 
     def round_of(number: int, start: Reference, **changes: Any) -> StageResult:
         label = f"round-{number}"
@@ -112,7 +113,7 @@ def test_a_round_in_bf16_continues_from_the_master_weights_of_the_one_before(com
     assert 0 < second.metrics["changed_weights"] < (moved > 0).float().mean()
 
     from_bf16 = round_of(2, first.reference, keep_master_weights=False)
-    assert list(from_bf16.outputs) == ["model"]
+    assert list(from_bf16.outputs) == (["model", "adapter"] if lora else ["model"])
     assert from_bf16.key != second.key
     again = round_of(2, first.reference)
     assert (again.state, again.outputs) == ("cached", second.outputs)
@@ -160,6 +161,9 @@ def test_a_policy_whose_master_weights_were_deleted_can_be_trained_from_its_weig
     in_fp32 = TrainingConfig(batch_size=14, learning_rate=1e-5)
     dpo("third", in_fp32, DpoLossConfig(), start, data)
     assert list(run.results["third"].outputs) == ["model"]
-    with_lora = TrainingConfig(batch_size=14, learning_rate=1e-4, bf16=True, lora=LoraConfig(r=2))
-    dpo("fourth", with_lora, DpoLossConfig(), start, data)
+    lora = LoraConfig(r=2)
+    with_lora = TrainingConfig(batch_size=14, learning_rate=1e-4, bf16=True, lora=lora)
+    with pytest.raises(UserError, match=r"master weights are not whole in the store.*keep_master_weights: false"):
+        dpo("fourth", with_lora, DpoLossConfig(), start, data)
+    dpo("fourth", with_lora.model_copy(update={"keep_master_weights": False}), DpoLossConfig(), start, data)
     assert list(run.results["fourth"].outputs) == ["model", "adapter"]

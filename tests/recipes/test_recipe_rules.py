@@ -317,6 +317,19 @@ def test_a_plain_section_rl_is_enough(load):
             "`keep_master_weights` has no effect because nothing trains a reward model further",
         ),
         (
+            ["iterative_dpo.training={keep_master_weights: false, lora: {}}"],
+            "`keep_master_weights` has no effect without `bf16`",
+        ),
+        *(
+            (
+                [
+                    f"iterative_dpo.training={{bf16: true, keep_master_weights: false, lora: {{load_in_{bits}bit: true}}}}"
+                ],
+                f"`keep_master_weights` has no effect with `lora.load_in_{bits}bit`, whose policies have no master weights",
+            )
+            for bits in (4, 8)
+        ),
+        (
             ["reward_model={model: some/judge, center_rewards_coefficient: 0.01}"],
             "`center_rewards_coefficient` has no effect because `model` names",
         ),

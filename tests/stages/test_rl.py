@@ -399,11 +399,12 @@ def test_the_share_of_changed_weights_is_measured_of_each_policy_that_may_be_the
     assert len({*shares}) == 3
 
 
+@pytest.mark.parametrize("lora", [None, {"r": 2, "lora_alpha": 2}], ids=["all weights", "lora"])
 def test_a_policy_in_bf16_has_master_weights_from_which_the_next_run_continues(
-    section: Section, run: RunRl, tmp_path: Path
+    lora: Any, section: Section, run: RunRl, tmp_path: Path
 ) -> None:
-    section |= {"steps": 1}
-    section["training"] |= {"bf16": True, "learning_rate": 1e-5, "lr_scheduler_type": "constant"}
+    section |= {"steps": 1, "ema": {"decay": 1e-9}}  # in fp32 the average is the weights
+    section["training"] |= {"bf16": True, "learning_rate": 1e-5, "lr_scheduler_type": "constant", "lora": lora}
     first, _ = run(section)
     open_store(tmp_path / "next" / "store").publish(first[MASTERS], MASTERS)
     following, _ = run(section, "next", first["policy"])
@@ -413,6 +414,8 @@ def test_a_policy_in_bf16_has_master_weights_from_which_the_next_run_continues(
         masters = {name.removeprefix("weights.model."): tensor for name, tensor in load_file(file).items()}
         policy = load_file(outputs["policy"] / "model.safetensors")
         assert all(torch.equal(masters[name].bfloat16(), policy[name]) for name in policy)
+        average = load_file(outputs["average"] / "model.safetensors")
+        assert all(torch.equal(average[name], policy[name]) for name in policy)
         exact.append(masters)
     moved = max(float((exact[1][name] - exact[0][name]).abs().max()) for name in exact[0])
     assert 0 < moved < 1.01e-5, "one step from the master weights, where rounding would be up to 2⁻⁹ of a weight"

@@ -30,9 +30,11 @@ NORM = "model.norm.weight"
 LAYOUTS = [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)]
 
 
-def one_step(group: Any, machines: Any, job: TrainJob, output: Path, zero_stage: int) -> dict[str, torch.Tensor]:
+def one_step(
+    group: Any, machines: Any, job: TrainJob, output: Path, zero_stage: int, **resources: Any
+) -> dict[str, torch.Tensor]:
     """The weights as they are exported after a round of one step."""
-    ranks = open_job(group, machines, job, output.with_suffix(".progress"), zero_stage=zero_stage)
+    ranks = open_job(group, machines, job, output.with_suffix(".progress"), zero_stage=zero_stage, **resources)
     train(ranks, 1)
     return load_file(export(ranks, output))
 

@@ -180,8 +180,9 @@ class TrainingConfig(Config):
     """With `bf16`, save the fp32 master weights of a policy beside it, and continue from those of the initial policy, if it has
     any. The next round, night or stage then continues from the exact weights instead of those rounded to bfloat16, which lose
     small changes: at a learning rate of 5e-7, most changes of a few steps. Master weights need twice the disk space of the
-    policy until `retention.masters_days` deletes them; nothing but training reads them. Policies trained with `lora` have none.
-    Not part of the stage's key while true."""
+    policy until `retention.masters_days` deletes them; nothing but training reads them. With `lora` the adapters are merged
+    into the fp32 weights, and the saved policy is these rounded; adapters beside weights in 4 or 8 bits have none. Not part of
+    the stage's key while true."""
 
     @model_validator(mode="before")
     @classmethod
@@ -204,8 +205,11 @@ class TrainingConfig(Config):
                 "`optimizer: muon` works on whole matrices, and an adapter of `lora.target_parameters` holds those of all "
                 "experts in one: use `adamw`"
             )
-        if not self.bf16 or self.lora is not None:
-            self.refuse_unused(info, ("keep_master_weights",), "with `lora`" if self.bf16 else "without `bf16`")
+        if not self.bf16:
+            self.refuse_unused(info, ("keep_master_weights",), "without `bf16`")
+        elif self.base_bits:
+            why = f"with `lora.load_in_{self.base_bits}bit`, whose policies have no master weights"
+            self.refuse_unused(info, ("keep_master_weights",), why)
         if self.optimizer == "adafactor":
             self.refuse_unused(info, ADAM, "with `optimizer: adafactor`")
         if self.metric_for_best_model is not None and self.eval_steps is None:
@@ -241,7 +245,7 @@ class TrainingConfig(Config):
     @property
     def saves_masters(self) -> bool:
         """Whether a policy's fp32 master weights are saved, and those of its start are used."""
-        return self.bf16 and self.keep_master_weights and self.lora is None
+        return self.bf16 and self.keep_master_weights and not self.base_bits
 
     def check_save_steps(self, info: ValidationInfo, field: str, steps: int | None) -> None:
         """Raise ValueError if `save_steps` keeps no model in so many ``steps``, which the recipe sets in ``field``."""
