@@ -39,7 +39,7 @@ def perturb(model: Any, seed: int) -> Any:
 def export(base: Path, folder: Path, head: Head = "lm", seed: int = 3) -> Any:
     """Save a trained model of ``base`` in ``folder`` as a training stage does; returns the model."""
     model = perturb(load_model(str(base), head, torch.float32, head_seed=4), seed)
-    learner(base, model, head)._write(model.state_dict(), folder)
+    learner(base, model, head)._write(model.state_dict(), {}, folder, None)
     return model
 
 
