@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
 from alignment_core.checks.traps import FEW_STEPS
@@ -55,8 +56,8 @@ def data(profile: Profile, documents: bool = False) -> dict[str, Any]:
     section = _rows(profile, profile.all_sources, _max_length(profile, documents))
     if test_rows := profile.held_out.test_rows:
         if documents:  # whose blocks are the rows, and stay together
-            blocks = max(profile.lengths.rows, default=0) / plain(section["max_length"])
-            test_rows *= max(1, math.ceil(blocks))
+            blocks = [math.ceil(length / plain(section["max_length"])) for length in profile.lengths.rows or [1]]
+            test_rows = round(test_rows * mean(blocks))
         section["test_rows"] = Commented(test_rows, "held out; their prompts are not trained on")
     return section
 

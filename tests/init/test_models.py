@@ -68,6 +68,10 @@ def test_documents_are_held_out_with_all_their_blocks(draft: Draft, tmp_path: Pa
     file = jsonl(tmp_path / "texts.jsonl", [{"text": f"{n:04}".ljust(1000, ".")} for n in range(25)])
     written = draft(file, model=str(tiny_model()), method="continued-pretraining").recipe["continued_pretraining"]
     assert (written["data"]["max_length"], written["data"]["test_rows"]) == (256, 8)
+    short = [{"text": f"{n:04}"} for n in range(98)]
+    file = jsonl(file, [*short, {"text": "x" * 2500}, {"text": "y" * 3000}])
+    written = draft(file, model=str(tiny_model()), method="continued-pretraining").recipe["continued_pretraining"]
+    assert written["data"]["test_rows"] == 12, "of 98 + 10 + 12 blocks; two documents have many"
 
 
 def test_kto_counts_both_answers_of_a_pair(draft: Draft, tmp_path: Path, tiny_model: Any) -> None:
