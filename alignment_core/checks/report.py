@@ -165,6 +165,7 @@ def _other_references(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
 
 def _without_masters(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
     """Policies of the store to be trained further, of earlier runs, whose master weights are not there."""
+    problems: dict[Reference, str | None] = {}
     for stage in todo:
         config: Any = stage.config
         policy = stage.inputs.get("policy" if stage.stage == "rl" else "model")
@@ -173,11 +174,22 @@ def _without_masters(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
             continue
         if MASTERS not in load_stage(stage.stage).outputs:
             continue
+        if policy not in problems:  # of which a sweep has many stages, and a large model many files
+            problems[policy] = _masters_problem(store, policy)
+        if problem := problems[policy]:
+            yield f"{stage.label}: {problem}"
+
+
+def _masters_problem(store: Store, policy: Reference) -> str | None:
+    """Why training cannot continue from the master weights that a policy names; None if it can, or it names none."""
+    try:
         masters = store.masters_of(store.manifest(policy))
-        if masters is None or store.cache.folder(masters.digest).is_dir():
-            continue
-        if problem := _why_not_whole(store, masters):
-            yield f"{stage.label}: {why_not_trained(policy, masters, problem)}"
+    except (Corrupt, NotFound) as error:
+        return str(error)
+    if masters is None or store.cache.folder(masters.digest).is_dir():
+        return None
+    problem = _why_not_whole(store, masters)
+    return problem and why_not_trained(policy, masters, problem)
 
 
 def _why_not_whole(store: Store, reference: Reference) -> str | None:
