@@ -45,7 +45,7 @@ def _few_steps(stage: PlannedStage, data: PlannedStage, answer: rows.Answer) -> 
         return
     if _is_from_scratch(data.inputs.get("tokenizer")):  # their tasks are small
         return
-    count = answer.read - sum(answer.dropped.values()) - answer.held_out - config.data.test_rows
+    count = answer.trained - config.data.test_rows
     steps = steps_of_epochs(training.num_train_epochs, math.ceil(count / training.batch_size))
     if 0 < steps < FEW_STEPS:
         yield (

@@ -83,8 +83,8 @@ class Answer(BaseModel):
     read: int = 0
     dropped: dict[str, int] = {}
     shortened: int = 0
-    held_out: int = 0
-    """Rows of the sources that are held out."""
+    trained: int = 0
+    """Rows of the table, of which a source's row may give several, without those of sources that are held out."""
     whole: bool = False
     """Whether all rows were read."""
     longest: int = 0
@@ -208,7 +208,7 @@ def _render(question: Question) -> dict[str, Any]:
     warnings = [*_notes(config.sources), *statistics.not_read(ledger.unread + renderer.fields.unread)]
     result: dict[str, Any] = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
     result |= {"shortened": ledger.shortened.total(), "warnings": warnings}
-    result["held_out"] = sum(pinned[row.source].source.held_out for row, _ in kept)
+    result["trained"] = sum(not pinned[row.source].source.held_out for row, _ in kept)
     result["thinks"] = "think>" in str(tokenizer.chat_template or "")
     whole = all(_to_its_end(source, pinned[n], ledger.read[n]) for n, source in enumerate(config.sources))
     if not rows:
