@@ -40,7 +40,7 @@ class Machine:
         """What makes bf16 faster than fp32 here; empty if nothing does."""
         if self.gpus:
             return f"this machine has {self.words}"
-        return "this processor multiplies in bf16, several times as fast" if self.cpu_multiplies_bf16 else ""
+        return "this processor multiplies bf16 several times as fast as fp32" if self.cpu_multiplies_bf16 else ""
 
     def holds(self, parameters: int) -> bool:
         """Whether full training of a model with so many parameters fits."""

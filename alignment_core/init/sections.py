@@ -38,9 +38,9 @@ TEST_GATES = {
     "sft": LOSS_GATE,
 }
 """Gates on what a method measures on its held-out rows: better than chance, or than before."""
-NO_WORSE = "no worse than the model with the tag"
-UNHARMED = Commented({"metric": "win_rate.high", "min": 0.5}, f"as far as a few prompts can show, {NO_WORSE}")
-"""Beside a gate on what was trained: a change of a few answers by chance, up or down, decides nothing."""
+ACCURACY_GATE = Commented({"metric": "accuracy", "min_gain": 0}, "no worse than the model with the tag")
+NOT_WORSE_GATE = Commented({"metric": "win_rate.high", "min": 0.5}, "not measurably worse than the model with the tag")
+"""Beside a gate on the loss that is trained: a few answers that change by chance do not refuse the policy."""
 TAG = "the name of the result in the store"
 
 
@@ -340,7 +340,7 @@ def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]
         gate = {"metric": "reward_model_accuracy", "min": 0.55}
         gates.append(Commented(gate, "a reward model that is no better than chance teaches nothing"))
     if evaluation is not None and "verifier" in evaluation:
-        gates.append(UNHARMED if gates else Commented({"metric": "accuracy", "min_gain": 0}, NO_WORSE))
+        gates.append(NOT_WORSE_GATE if gates else ACCURACY_GATE)
     elif evaluation is not None and judge == "reward model":
         why = f"{TAG}; the optimised reward model cannot judge the policy: add another to `evaluation.rewards`, and a gate"
     elif evaluation is not None and judge:

@@ -80,8 +80,8 @@ def compose(recipe: RlRecipe) -> Outputs:
 GENERATIONS = 8
 SMALL = 400_000_000
 """Parameters below which a first recipe has five times the usual learning rate. Published runs at 1e-6 are of 0.5B and more
-(TinyZero, Open-R1): with 32 answers a step, it leaves the reward of SmolLM2-135M as it was after 30 steps, and at 5e-6 the
-reward rises within 40."""
+(TinyZero, Open-R1). Measured on SmolLM2-135M with 32 answers a step: at 1e-6 the reward does not rise in 30 steps; at 5e-6 it
+does, from 0.50 to 0.64."""
 
 
 def fits(rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping) -> bool:
@@ -103,12 +103,11 @@ def init_sections(profile: Profile) -> dict[str, Any]:
             )
         ]
     room = answer_room(profile)
-    # Two cores take 40 s and more for 32 answers of a model of 135M parameters.
+    # A step of 32 answers of a model of 135M parameters takes two cores 20 to 30 s.
     per_step = 64 if profile.machine.gpus else 16 if profile.model.is_scratch else 4
     per_step = max(2, min(per_step, profile.rows.count // 4))
     prompts = sections.prompts(profile, profile.all_sources, room)
-    is_small = (profile.model.parameters or SMALL) < SMALL
-    rate = 5e-6 if is_small else 1e-6
+    rate = 5e-6 if (profile.model.parameters or SMALL) < SMALL else 1e-6
     train = sections.training(profile, rate, 2e-4, sections.sampled_tokens(profile, room, "rl"), shares=True)
     del train["num_train_epochs"]  # passes over the completions of a step: one
     train["batch_size"] = Commented(per_step * GENERATIONS, "completions in an optimiser step: all of a step")

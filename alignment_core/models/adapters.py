@@ -85,9 +85,9 @@ def _without_experts(model: nn.Module, layers: list[str]) -> list[str]:
     import peft
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    asked = peft.LoraConfig(target_modules=layers)
-    convert_peft_config_for_transformers(asked, model, None)
-    left = [layer for layer in layers if layer in asked.target_modules]
+    converted = peft.LoraConfig(target_modules=layers)
+    convert_peft_config_for_transformers(converted, model, None)
+    left = [layer for layer in layers if layer in converted.target_modules]
     if len(left) < len(layers):
         kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in {*layers} - {*left}}))
         log.warning(

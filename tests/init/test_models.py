@@ -57,8 +57,8 @@ def test_a_cpu_samples_few_answers_of_a_pretrained_model_in_a_step(
     draft: Draft, tmp_path: Path, tiny_model: Any
 ) -> None:
     file = jsonl(tmp_path / "rows.jsonl", [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(300)])
-    asked = {"method": "rl", "model": str(tiny_model())}
-    steps = [draft(file, machine, **asked).recipe["rl"] for machine in (CPU, GPU)]
+    options = {"method": "rl", "model": str(tiny_model())}
+    steps = [draft(file, machine, **options).recipe["rl"] for machine in (CPU, GPU)]
     assert [(step["prompts_per_step"], step["training"]["batch_size"]) for step in steps] == [(4, 32), (64, 512)]
     assert [step["training"]["learning_rate"] for step in steps] == [5e-6, 5e-6], "of a model of less than 0.4B"
 

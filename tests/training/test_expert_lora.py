@@ -21,8 +21,8 @@ from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.policy_trainer import PolicyTrainer
 from alignment_core.training.resumable import save_progress
-from alignment_core.training.training_rows import batch_of_step
 from tests.training.conftest import MODEL
+from tests.training.test_lora import loss_of_step
 from tests.training.test_policy_ranks import Policy, sampled
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train, trained
 
@@ -68,14 +68,7 @@ def steps_of_peft(job: Any, table: Any, folder: Path) -> dict[str, torch.Tensor]
     optimizer = torch.optim.AdamW(weights.values(), lr=1e-3, eps=1e-5, weight_decay=0.1)
     for step in range(2):
         optimizer.zero_grad()
-        total, tokens = torch.zeros(()), 0
-        for number in batch_of_step(step, 14, 6, job.seed):
-            ids = torch.tensor(table["input_ids"][int(number)].as_py())
-            mask = torch.tensor(table["loss_mask"][int(number)].as_py(), dtype=torch.bool)
-            logits = model(ids[None]).logits[0]
-            total = total - torch.log_softmax(logits[:-1], -1).gather(1, ids[1:, None])[:, 0][mask[1:]].sum()
-            tokens += int(mask[1:].sum())
-        (total / tokens).backward()
+        loss_of_step(job, table, step, lambda ids: model(ids).logits).backward()
         torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
         optimizer.step()
     model.merge_and_unload().save_pretrained(folder)
