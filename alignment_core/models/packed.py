@@ -18,6 +18,7 @@ from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import candidate_logps, entropy, token_logps, top_logps
 from alignment_core.models.attention import keeps_apart, over_trees, use_trees
 from alignment_core.models.rope import RopeLengths, sequence_lengths
+from alignment_core.models.vocabulary_head import VocabularyHead
 
 if TYPE_CHECKING:
     from alignment_core.models.loading import Head
@@ -82,8 +83,10 @@ class PackedModel(nn.Module):
         """Noise that the next forward pass adds to the embeddings of its micro-batch, [L, W, H]; after :meth:`accept_noise`."""
         self._balancing: Any = None
         self._selected: Tensor | None = None
+        self._states: Tensor | None = None
         if head == "lm":
-            model.get_output_embeddings().register_forward_pre_hook(self._select_places)
+            self.vocabulary = VocabularyHead(model)
+            self.vocabulary.layer.register_forward_pre_hook(self._select_places)
         elif isinstance(model.score, nn.Linear):
             score: Any = model.score
             score.forward = functools.partial(_linear_in_fp32, score)
@@ -145,10 +148,14 @@ class PackedModel(nn.Module):
         return None if self.noise is None else embeddings + self.noise.to(embeddings.dtype)
 
     def _select_places(self, _module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """[L, W, H] hidden states → [1, K, H], those of the selected places."""
+        """[L, W, H] hidden states → [1, K, H], those of the selected places; none if their logits are computed later."""
         if self._selected is None:
             return None
-        return (arguments[0].flatten(0, 1)[self._selected][None],)
+        states_KH = arguments[0].flatten(0, 1)[self._selected]
+        if self.vocabulary.after is None:
+            return (states_KH[None],)
+        self._states = states_KH
+        return (states_KH.detach()[None, :0],)
 
     def forward(
         self,
@@ -194,17 +201,28 @@ class PackedModel(nn.Module):
             experts = getattr(config, "num_experts", None) or config.num_local_experts  # either name, by the model
             self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, multiplicity)
         if self.head == "lm":
-            logits_KV = output.logits[0].float()  # before the temperature: bf16 would round the quotient
-            if temperature != 1:
-                logits_KV = logits_KV / temperature
-            if self.top is not None:
-                return top_logps(logits_KV, self.top)
-            if candidates_KC is not None:
-                return candidate_logps(logits_KV, labels_K, candidates_KC)
-            logps_K = token_logps(logits_KV, labels_K)
-            return torch.stack([logps_K, entropy(logits_KV)]) if self.with_entropy else logps_K
+            return self._reduced(output.logits[0], labels_K, temperature, candidates_KC)
         places = last_S if self.head == "score" else predict_K  # the value of the state before each token
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
+
+    def _reduced(self, logits_KV: Tensor, labels_K: Tensor, temperature: float, candidates_KC: Tensor | None) -> Tensor:
+        """What the forward pass gives of a language model; its ``logits_KV`` have no rows if their states were kept."""
+
+        def reduce(logits_kV: Tensor, places: slice) -> Tensor:
+            if temperature != 1:
+                logits_kV = logits_kV / temperature  # they are in fp32: bf16 would round the quotient
+            if self.top is not None:
+                return top_logps(logits_kV, self.top).movedim(0, 1)
+            if candidates_KC is not None:
+                return candidate_logps(logits_kV, labels_K[places], candidates_KC[places])
+            logps_k = token_logps(logits_kV, labels_K[places])
+            return torch.stack([logps_k, entropy(logits_kV)], -1) if self.with_entropy else logps_k
+
+        states_KH, self._states = self._states, None
+        of_logits = self.vocabulary.of_logits
+        reduced = of_logits(logits_KV, reduce) if states_KH is None else self.vocabulary(states_KH, reduce)
+        pair = self.top is not None or (self.with_entropy and candidates_KC is None)
+        return reduced.movedim(1, 0) if pair else reduced
 
     def _lengths(self, position_ids: Tensor) -> Tensor:
         """Length of the sequence of each token. [L, W]"""

@@ -47,9 +47,7 @@ class Teacher:
             share_prefixes = resources.attention == "auto"
             self.packed = load_frozen(job.model, "lm", dtype, device.torch_device, share_prefixes)
         self.packed.top = job.top_k
-        tokens = max(job.model.tokenizer().get_vocab().values()) + 1
-        head = self.packed.model.get_output_embeddings()
-        head.register_forward_hook(lambda _module, _inputs, logits: logits[..., :tokens])
+        self.packed.vocabulary.tokens = max(job.model.tokenizer().get_vocab().values()) + 1
 
     def run(self, rows: Sequence[Row]) -> list[Prediction]:
         """For each row of one sequence the likeliest tokens of each target, the most likely first."""

@@ -111,6 +111,8 @@ class Trainer:
             chat_template=chat_template_of(job.train_data.parent),
         )
         self.learner = Learner(source, config, resources, device, rank, world)
+        if job.method.head == "lm":
+            self.learner.packed.vocabulary.of_sum = getattr(job.method, "loss_is_sum", False)
         self.engine = self.learner.engine
         self.moving: MovingReference | None = None
         if job.sync is not None:

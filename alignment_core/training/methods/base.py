@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class TrainingMethod(Protocol):
-    """Turns rows into token sequences, and the model's output on a micro-batch into a loss."""
+    """Turns rows into token sequences, and the model's output on a micro-batch into a loss.
+
+    A class attribute ``loss_is_sum = True`` declares that the loss is the sum of the outputs, times a number: see ``of_sum`` of
+    :class:`~alignment_core.models.vocabulary_head.VocabularyHead`.
+    """
 
     head: ClassVar[Head]
     """``lm``: the model's output is the log-probability of each target [K]; ``score``: one score per sequence [S]."""

@@ -22,6 +22,7 @@ class Sft:
 
     head: ClassVar[Head] = "lm"
     needs_reference: ClassVar[bool] = False
+    loss_is_sum: ClassVar[bool] = True
 
     def rows(self, table: pa.Table) -> list[Row]:
         rows = []
