@@ -14,8 +14,9 @@ PARTS = (
     *("startup", "store", "training", "prefixes", "generation", "rewards", "step_data", "reinforcement", "peers"),
     "pipeline",
 )
-ON_REQUEST = ("hub", "soak", "index", "cached", "sweep")
-"""Parts that take long: `python -m tests.benchmarks soak`."""
+ON_REQUEST = ("hub", "soak", "index", "cached", "sweep", "real")
+"""Parts that take long: `python -m tests.benchmarks soak`. What follows `real` is for it."""
+WITH_OWN_ENVIRONMENT = {"startup", "store", "pipeline", *ON_REQUEST} - {"real"}
 CPU = {
     "OMP_NUM_THREADS": "1",
     "DS_ACCELERATOR": "cpu",
@@ -30,13 +31,16 @@ CPU = {
 def main() -> int:
     """Run each part in a separate process; the exit code is that of the first failure."""
     wanted = sys.argv[1:] or list(PARTS)
+    arguments: list[str] = []
+    if wanted[0] == "real":
+        wanted, arguments = wanted[:1], wanted[1:]
     for part in wanted:
         if part == "peers" and not sys.argv[1:] and find_spec("trl") is None:
             print(f"peers: skipped, because {MISSING}", file=sys.stderr)
             continue
-        environment = {**os.environ, **({} if part in ("startup", "store", "pipeline", *ON_REQUEST) else CPU)}
+        environment = {**os.environ, **({} if part in WITH_OWN_ENVIRONMENT else CPU)}
         done = subprocess.run(
-            [sys.executable, "-m", f"tests.benchmarks.{part}"],
+            [sys.executable, "-m", f"tests.benchmarks.{part}", *arguments],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,

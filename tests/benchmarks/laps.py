@@ -4,10 +4,11 @@ machine affects all equally."""
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,7 +20,9 @@ import psutil
 LAPS = 3
 """That are measured; each side takes one more first."""
 THREADS = 1
-"""Of a side."""
+"""Of a side, unless it has other ones."""
+SAMPLE_SECONDS = 0.25
+"""Between two looks at the memory of a side."""
 
 Rows = list[dict[str, Any]]
 Times = dict[str, np.ndarray]
@@ -89,37 +92,87 @@ class Runner:
     settings: Mapping[str, Any]
 
 
-def compare(model: Path, rows: Rows, runners: Sequence[Runner]) -> dict[str, list[Times]]:
-    """The measured laps of all runners, taken in turn."""
-    context = get_context("spawn")
-    lines, processes = {}, []
-    for runner in runners:
-        lines[runner.name], theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, runner, model, rows), daemon=False)
-        process.start()
-        theirs.close()
-        processes.append(process)
-    laps: dict[str, list[Times]] = {runner.name: [] for runner in runners}
-    try:
-        for number in range(LAPS + 1):
-            for name, line in lines.items():
-                line.send(None)
-                lap = line.recv()
+@dataclass
+class Taken:
+    """The measured laps of a side, and the most memory that its processes had."""
+
+    laps: list[Times] = field(default_factory=list)
+    memory: int = 0
+    """Bytes that are no file's, which the system cannot drop."""
+
+
+def compare(
+    model: Path, rows: Rows, runners: Sequence[Runner], laps: int = LAPS, threads: int = THREADS, apart: bool = False
+) -> dict[str, Taken]:
+    """The measured laps of all runners, taken in turn. With ``apart`` only one side is in memory at a time: each measured lap
+    is the second one of new processes."""
+    taken = {runner.name: Taken() for runner in runners}
+    if apart:
+        for _ in range(laps):
+            for runner in runners:
+                with _started(model, rows, runner, threads, taken[runner.name]) as lap:
+                    lap()
+                    taken[runner.name].laps.append(lap())
+        return taken
+    with ExitStack() as stack:
+        sides = {
+            runner.name: stack.enter_context(_started(model, rows, runner, threads, taken[runner.name]))
+            for runner in runners
+        }
+        for number in range(laps + 1):
+            for name, lap in sides.items():
+                times = lap()
                 if number:
-                    laps[name].append(lap)
+                    taken[name].laps.append(times)
+    return taken
+
+
+@contextmanager
+def _started(model: Path, rows: Rows, runner: Runner, threads: int, taken: Taken) -> Iterator[Callable[[], Times]]:
+    """A side's process: takes a lap at each call."""
+    context = get_context("spawn")
+    line, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, runner, model, rows, threads), daemon=False)
+    process.start()
+    theirs.close()
+    ended = threading.Event()
+    sampler = threading.Thread(target=_sample, args=(psutil.Process(process.pid), taken, ended))
+    sampler.start()
+
+    def lap() -> Times:
+        line.send(None)
+        times: Times = line.recv()
+        return times
+
+    try:
+        yield lap
     finally:
-        for line in lines.values():
-            line.close()
-        for process in processes:
-            process.join()
-    return laps
+        ended.set()
+        sampler.join()
+        line.close()
+        process.join()
 
 
-def _serve(line: Connection, runner: Runner, model: Path, rows: Rows) -> None:
+def _sample(side: psutil.Process, taken: Taken, ended: threading.Event) -> None:
+    """Keep the most memory of a process and its children until they are over."""
+    while not ended.wait(SAMPLE_SECONDS):
+        with suppress(psutil.NoSuchProcess):
+            taken.memory = max(taken.memory, sum(map(_own_bytes, (side, *side.children(recursive=True)))))
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    """Bytes of a process in memory that are no file's: those of its own and those of shared memory that it has touched."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))) << 10
+    return 0
+
+
+def _serve(line: Connection, runner: Runner, model: Path, rows: Rows, threads: int) -> None:
     os.dup2(2, 1)  # output of trainers, not of the protocol
     import torch
 
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(threads)
     try:
         runner.side(Laps(line), model, rows, runner.settings)
     except EOFError:  # no further lap is requested

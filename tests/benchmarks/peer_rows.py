@@ -1,10 +1,16 @@
-"""Training data of the peers: rows of SFT, pairs, prompts, and a model that never ends a completion by itself."""
+"""Training data of the peers: rows of SFT, pairs, prompts, and a model that never ends a completion by itself.
+
+Real rows are those of the folder ``DATA``.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.laps import Rows
 
@@ -13,7 +19,11 @@ BATCH = 16
 PROMPTS, COMPLETIONS, PROMPT, COMPLETION = 16, 8, 200, 61
 """Of a step of GRPO: prompts, completions of each, and the tokens of both."""
 LONGEST = 512
-HH = Path(__file__).resolve().parents[3] / "shared" / "data" / "hh-rlhf-harmless" / "train.jsonl"
+LEAST_FULL = 0.9
+"""Of the tokens that completions may have: so many at least they have on average."""
+DATA = Path(os.environ.get("REAL_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+HH = DATA / "hh-rlhf-harmless" / "train.jsonl"
+GSM8K = DATA / "gsm8k" / "train.jsonl"
 
 
 def demonstrations() -> Rows:
@@ -33,18 +43,18 @@ def made_up_pairs() -> Rows:
     ]
 
 
-def hh_pairs() -> Rows:
-    """The first pairs of HH-RLHF that fit, in bytes."""
+def hh_pairs(encode: Callable[[str], list[int]] = lambda text: list(text.encode()), count: int = BATCH) -> Rows:
+    """The first pairs of HH-RLHF that fit, in bytes unless they are encoded otherwise."""
     rows: Rows = []
     for line in HH.read_text().splitlines():
         pair = json.loads(line)
         (prompt, _, chosen), (same, _, rejected) = (
             pair[name].rpartition("\n\nAssistant:") for name in ("chosen", "rejected")
         )
-        ids = [list(text.encode()) for text in (f"{prompt}\n\nAssistant:", chosen, rejected)]
+        ids = [encode(text) for text in (f"{prompt}\n\nAssistant:", chosen, rejected)]
         if prompt == same and chosen and rejected and len(ids[0]) + max(map(len, ids[1:])) <= LONGEST:
             rows.append(dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), ids, strict=True)) | {"margin": None})
-        if len(rows) == BATCH:
+        if len(rows) == count:
             break
     return rows
 
@@ -58,6 +68,24 @@ def prompts() -> Rows:
         {"prompt": text, "prompt_ids": tokenizer(text)["input_ids"], "source": f"rows:{number}"}
         for number, text in enumerate(texts)
     ]
+
+
+def gsm8k(tokenizer: Any, count: int) -> Rows:
+    """The first questions of GSM8K with their solutions, as a chat; only those are targets."""
+    rows: Rows = []
+    for number, line in enumerate(GSM8K.read_text().splitlines()[:count]):
+        row = json.loads(line)
+        turns = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": row["answer"]}]
+        prompt = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, tokenize=False)
+        ids, whole = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (prompt, tokenizer.apply_chat_template(turns, tokenize=False))
+        )
+        mask = [int(place >= len(ids)) for place in range(len(whole))]
+        rows.append(
+            {"input_ids": whole, "loss_mask": mask, "prompt": prompt, "prompt_ids": ids, "source": f"rows:{number}"}
+        )
+    return rows
 
 
 def make_endless(model: Path) -> None:

@@ -6,6 +6,7 @@ TRL runs with several of its settings; the ratio is to the fastest. The sides ar
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.recipes import ScratchModel
-from tests.benchmarks.laps import THREADS, Runner, Times, compare
+from tests.benchmarks.laps import LAPS, THREADS, Runner, Taken, compare
 from tests.benchmarks.our_side import our_rl, our_trainer
 from tests.benchmarks.peer_rows import (
     COMPLETION,
@@ -39,12 +40,12 @@ SMALL = ScratchModel(
 MISSING = "TRL is not installed here: install the extra `test`, as `make test` does"
 
 
-def ratios(laps: Mapping[str, Sequence[Times]], part: str = "all") -> dict[str, Any]:
+def ratios(laps: Mapping[str, Taken], part: str = "all") -> dict[str, Any]:
     """Seconds of all, and how many times as long TRL's fastest takes: the median, and the least and most of the laps.
 
     ``cpu_ratio`` is the same for CPU seconds, which vary less while others use the machine.
     """
-    times = {name: np.array([lap[part] for lap in taken]) for name, taken in laps.items()}
+    times = {name: np.array([lap[part] for lap in side.laps]) for name, side in laps.items()}
     ours = times.pop("ours")
     best = min(times, key=lambda name: float(np.median(times[name][:, 1])))
     by_lap = times[best] / ours
@@ -89,7 +90,7 @@ def grpo(folder: Path) -> Iterator[dict[str, Any]]:
     model, rows = folder / "grpo", prompts()
     parameters = create(SMALL, model)
     make_endless(model)
-    laps = compare(model, rows, [Runner("ours", our_rl, {}), *GRPO])
+    laps = compare(model, rows, [Runner("ours", our_rl, {**SIZE, "steps": LAPS + 1}), *GRPO])
     completions = PROMPTS * COMPLETIONS
     settings = {
         "method": "grpo",
@@ -119,13 +120,15 @@ DPO = [
     Runner("4", trl_dpo, {"micro_batch": 4}),
     Runner("1, reference precomputed", trl_dpo, {"micro_batch": 1, "precompute": True}),
 ]
-GRPO = [Runner("16", trl_grpo, {"micro_batch": 16})]
+SIZE = {"completions": COMPLETIONS, "length": COMPLETION}
+GRPO = [Runner("16", trl_grpo, {"micro_batch": 16, **SIZE})]
 
 
 def main() -> None:
     if find_spec("trl") is None:
         sys.exit(MISSING)
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as folder:
+        os.environ["TMPDIR"] = folder  # of the sides
         for method in (sft, dpo, grpo):
             for figures in method(Path(folder)):
                 print(json.dumps({**figures, "threads": THREADS}), flush=True)

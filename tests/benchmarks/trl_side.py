@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.laps import NO_TIME, Clock, Laps, Rows
-from tests.benchmarks.peer_rows import BATCH, COMPLETION, COMPLETIONS, LONGEST, PROMPTS
+from tests.benchmarks.peer_rows import BATCH, LEAST_FULL, LONGEST
 
 
 def _each_lap(laps: Laps, steps: int) -> Any:
@@ -22,10 +23,10 @@ def _each_lap(laps: Laps, steps: int) -> Any:
     return EachLap()
 
 
-def _arguments(model: Path, micro_batch: int, batch: int, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Common arguments of TRL's trainers: fp32, and nothing but training."""
+def _arguments(micro_batch: int, batch: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Common arguments of TRL's trainers: weights in fp32, and nothing but training."""
     return {
-        "output_dir": str(model.parent / "trl"),
+        "output_dir": tempfile.mkdtemp(prefix="trl-"),
         "use_cpu": True,
         "bf16": False,
         "gradient_checkpointing": False,
@@ -54,9 +55,13 @@ def trl_sft(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) ->
     from trl import SFTConfig, SFTTrainer
 
     more = dict(settings)
-    arguments = _arguments(model, more.pop("micro_batch"), more.pop("batch", BATCH), {"max_length": LONGEST, **more})
+    arguments = _arguments(
+        more.pop("micro_batch"),
+        more.pop("batch", BATCH),
+        {"max_length": LONGEST, "completion_only_loss": True, **more},
+    )
     weights, tokenizer = _load(model)
-    data = Dataset.from_list([{"input_ids": row["input_ids"]} for row in rows])
+    data = Dataset.from_list([{"input_ids": row["input_ids"], "completion_mask": row["loss_mask"]} for row in rows])
     trainer = SFTTrainer(weights, SFTConfig(**arguments), train_dataset=data, processing_class=tokenizer)
     per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
     trainer.add_callback(_each_lap(laps, -(-len(trainer.train_dataset) // per_step)))
@@ -70,7 +75,7 @@ def trl_dpo(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) ->
 
     disable_caching()
     own = [{name: row[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids")} for row in rows]
-    arguments = _arguments(model, settings["micro_batch"], BATCH, {"max_length": LONGEST})
+    arguments = _arguments(settings["micro_batch"], BATCH, {"max_length": LONGEST})
     precompute = settings.get("precompute", False)
 
     class Timed(DPOTrainer):  # type: ignore[misc]
@@ -104,8 +109,10 @@ def trl_grpo(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) -
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
+    completions, length = settings["completions"], settings["length"]
+
     def distinct(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        assert {len(ids) for ids in completion_ids} == {COMPLETION}
+        assert sum(map(len, completion_ids)) >= LEAST_FULL * length * len(completion_ids)
         return [float(len(set(completion))) for completion in completions]
 
     class Timed(GRPOTrainer):  # type: ignore[misc]
@@ -113,14 +120,14 @@ def trl_grpo(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) -
             return laps.timed("sampling", super()._prepare_inputs)(*given)
 
     more = {
-        "num_generations": COMPLETIONS,
-        "max_completion_length": COMPLETION,
+        "num_generations": completions,
+        "max_completion_length": length,
         "beta": 0.0,
         "learning_rate": 1e-6,
         "loss_type": "dapo",
     }
     weights, tokenizer = _load(model)
-    config = GRPOConfig(**_arguments(model, settings["micro_batch"], PROMPTS * COMPLETIONS, more))
+    config = GRPOConfig(**_arguments(settings["micro_batch"], len(rows) * completions, more))
     data = Dataset.from_list([{"prompt": row["prompt"]} for row in rows])
     trainer = Timed(weights, distinct, config, train_dataset=data, processing_class=tokenizer)
     trainer.add_callback(_each_lap(laps, 1))
