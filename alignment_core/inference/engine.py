@@ -16,7 +16,7 @@ from alignment_core.errors import UserError
 from alignment_core.imports import hidden, uncollected
 from alignment_core.inference.completions import Completion, Completions, Request
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started
-from alignment_core.inference.parity import largest_difference
+from alignment_core.inference.parity import mean_difference
 from alignment_core.inference.request_queue import RequestQueue
 from alignment_core.inference.sampling_parameters import parameters_of
 from alignment_core.memory import memory_explained
@@ -252,10 +252,10 @@ class Engine:
         return self.parity(model, prompts, stop_ids)
 
     def parity(self, model: Model, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int]) -> float:
-        """Largest difference, in nats, between this engine's log-probabilities of a few short completions and those of
+        """Mean difference, in nats, between this engine's log-probabilities of a few short completions and those of
         ``transformers``."""
         config = GenerationConfig(num_generations=1, max_completion_length=16)
         completions = self.generate(self.policy, prompts, config, stop_ids, seed=0).each()
-        difference = largest_difference(model, prompts, completions, self._max_model_len, self._own_gpu)
+        difference = mean_difference(model, prompts, completions, self._max_model_len, self._own_gpu)
         self._checked = self._updates > 0
         return difference

@@ -42,9 +42,9 @@ def takes_adapters(machines: Any) -> Iterator[WarmMachines]:
 
 
 def difference(engines: ActorGroup[Engine], model: Path) -> float:
-    greatest = engines.one(0, Engine.parity, Model(model, POLICY["a"]), PROMPTS, [257])
-    assert greatest is not None
-    return greatest
+    difference = engines.one(0, Engine.parity, Model(model, POLICY["a"]), PROMPTS, [257])
+    assert difference is not None
+    return difference
 
 
 def give(engines: ActorGroup[Engine], model: Any, lora: LoraConfig, folder: Path, version: int) -> None:

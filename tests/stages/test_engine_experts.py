@@ -61,9 +61,9 @@ def test_merged_weights_give_an_engine_the_log_probabilities_of_peft(
     byte_tokenizer().save_pretrained(tmp_path / "merged")
 
     def difference(engines: Any, folder: Path) -> float:
-        greatest = engines.one(0, Engine.parity, Model(folder, POLICY), PROMPTS, [257])
-        assert greatest is not None
-        return float(greatest)
+        difference = engines.one(0, Engine.parity, Model(folder, POLICY), PROMPTS, [257])
+        assert difference is not None
+        return float(difference)
 
     with machines(1).engines(EngineRequest(Model(mixture, POLICY), 128)) as engines:
         engines.all(Engine.load, mixture, str(POLICY))
