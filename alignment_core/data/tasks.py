@@ -1,4 +1,4 @@
-"""Built-in procedural tasks: endless, verifiable, and short enough for a model of single bytes."""
+"""Built-in procedural tasks: endless and verifiable, and all but `instructions` short enough for a model of single bytes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from alignment_core.canonical import derive_seed
+from alignment_core.data import instructions
 from alignment_core.errors import UserError
 
 VOWELS = "aeiou"
@@ -34,9 +35,9 @@ Steps = list[tuple[str, bool]]
 class Question:
     prompt: str
     answer: str
-    """The right one."""
+    """The right one; where many are right, the label that the task's verifier needs."""
     alphabet: str
-    """Characters that a plausible wrong answer is made of."""
+    """Characters that a plausible wrong answer is made of; none where many answers are right."""
     draw_steps: Callable[[Random, bool], Steps] | None = None
     """Of a task whose answers have steps: draws those of a right answer, or of a wrong one."""
 
@@ -52,12 +53,14 @@ class Problem(Question):
 
     def mistake(self) -> str:
         """Draw a plausible wrong answer: never the right one, never empty."""
+        self._check_answers()
         if self.draw_steps:
             return "\n".join(step for step, _ in self.draw_steps(self.random, False))
         return corrupt(self.answer, self.alphabet, self.random)
 
     def attempt(self) -> str:
         """Draw an answer that is right as often as the option ``correct`` says."""
+        self._check_answers()
         return self.answer if self.random.random() < self.correct else self.mistake()
 
     def steps(self) -> Steps:
@@ -66,6 +69,13 @@ class Problem(Question):
         if self.draw_steps is None:
             raise UserError(f"answers to the built-in task {self.task!r} have no steps; those to `highest` do")
         return self.draw_steps(self.random, self.random.random() < self.correct)
+
+    def _check_answers(self) -> None:
+        """Raise UserError for a task that has prompts alone."""
+        if not self.alphabet:
+            raise UserError(
+                f"the built-in task {self.task!r} has prompts for sampling and evaluation, but no answers to train on"
+            )
 
 
 def _digits(random: Random) -> str:
@@ -116,6 +126,10 @@ def _highest_so_far(digits: Sequence[str], random: Random, right: bool) -> Steps
     return steps
 
 
+def _instructions(random: Random) -> Question:
+    return Question(*instructions.draw(random), alphabet="")
+
+
 def _another(digit: str, random: Random) -> str:
     return random.choice([candidate for candidate in DIGITS if candidate != digit])
 
@@ -127,6 +141,7 @@ TASKS: dict[str, Callable[[Random], Question]] = {
     "sort": _sort,
     "max": _max,
     "highest": _highest,
+    "instructions": _instructions,
 }
 """Makers of one question of each task; a maker draws only from its argument, a random generator."""
 MIXED = "mixed"
@@ -178,9 +193,9 @@ def split_of(prompt: str) -> str:
 
 
 def verify(task: str, prompt: str, completion: str, label: str | None) -> float:
-    """:func:`is_label` for a known task. Raises UserError for an unknown one."""
+    """1.0 if the completion answers the prompt of this task, else 0.0. Raises UserError for an unknown task."""
     check(task)
-    return is_label(prompt, completion, label)
+    return VERIFIERS.get(task, is_label)(prompt, completion, label)
 
 
 def is_label(prompt: str, completion: str, label: str | None) -> float:
@@ -191,6 +206,10 @@ def is_label(prompt: str, completion: str, label: str | None) -> float:
     if label is None:
         raise ValueError(f"a prompt without a label cannot be verified: {prompt!r}")
     return float(completion.strip() == label.strip())
+
+
+VERIFIERS = {"instructions": instructions.verify}
+"""Of tasks whose prompts have many right answers."""
 
 
 # Mistakes: each function takes (answer, alphabet, random) and may, by chance, return the answer unchanged.

@@ -1,0 +1,154 @@
+"""The built-in task `instructions`: questions for pretrained chat models, with instructions that a program can verify.
+
+Each prompt has several instructions, as those of IFEval (Zhou et al. 2023, arXiv 2311.07911); an answer is right if it follows
+all of them. The label of a prompt is its instructions as JSON: ``[["words", 12], ["first", "Well"]]``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+MOST = 3
+"""Instructions of a prompt; the fewest are one less."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A kind of instruction."""
+
+    sentences: tuple[str, ...]
+    """Ways to give it; ``{}`` stands for the value."""
+    values: tuple[Any, ...]
+    follows: Callable[[str, Any], bool]
+    """Whether an answer, without surrounding white space, follows it with this value."""
+    group: str = ""
+    """A prompt has at most one instruction of a group."""
+
+
+def _words(answer: str) -> list[str]:
+    return re.findall(r"\w[\w'-]*", answer)
+
+
+def _json(answer: str, key: str) -> bool:
+    try:
+        value = json.loads(answer)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and list(value) == [key] and isinstance(value[key], str) and bool(_words(value[key]))
+
+
+def _bullets(answer: str, count: int) -> bool:
+    lines = answer.splitlines()
+    return len(lines) == count and all(line.startswith("- ") and _words(line) for line in lines)
+
+
+def _quoted(answer: str, _: None) -> bool:
+    return answer[:1] == answer[-1:] == '"' and '"' not in answer[1:-1] and bool(_words(answer))
+
+
+FORM = "form"
+KINDS: dict[str, Instruction] = {
+    "words": Instruction(
+        ("Use at most {} words.", "Answer in no more than {} words."),
+        (8, 10, 12, 15),
+        lambda answer, most: 0 < len(_words(answer)) <= most,
+    ),
+    "first": Instruction(
+        ('Begin your answer with the word "{}".', 'The first word of your answer must be "{}".'),
+        ("Well", "Honestly", "Simply", "Sure", "Indeed"),
+        lambda answer, word: answer.startswith(word) and _words(answer)[0] == word,
+        FORM,
+    ),
+    "json": Instruction(
+        (
+            'Answer with a JSON object whose only key is "{}".',
+            'Give a JSON object with the single key "{}" and nothing else.',
+        ),
+        ("answer", "reply", "text"),
+        _json,
+        FORM,
+    ),
+    "bullets": Instruction(
+        (
+            'Answer with exactly {} lines that begin with "- ".',
+            'Write {} bullet points, each on a line that begins with "- ".',
+        ),
+        (2, 3),
+        _bullets,
+        FORM,
+    ),
+    "quoted": Instruction(
+        ("Put your whole answer in double quotation marks.", "Wrap the entire answer in double quotation marks."),
+        (None,),
+        _quoted,
+        FORM,
+    ),
+    "no-comma": Instruction(
+        ("Use no commas.", "Do not use any comma."),
+        (None,),
+        lambda answer, _: bool(_words(answer)) and "," not in answer,
+    ),
+    "capitals": Instruction(
+        ("Write in capital letters only.", "Use capital letters for the whole answer."),
+        (None,),
+        lambda answer, _: bool(_words(answer)) and answer == answer.upper(),
+        FORM,
+    ),
+    "exclamation": Instruction(
+        ("End your answer with an exclamation mark.", "The last character of your answer must be an exclamation mark."),
+        (None,),
+        lambda answer, _: bool(_words(answer)) and answer.endswith("!"),
+        FORM,
+    ),
+}
+QUESTIONS = (
+    "What are {} good for?",
+    "Tell me a fact about {}.",
+    "Why do people like {}?",
+    "Describe {} to a child.",
+    "What is special about {}?",
+    "Where does one find {}?",
+)
+SUBJECTS = (
+    "apples bread bridges butter candles cats chairs chess clouds coffee dogs elephants flowers forests gold honey horses ice "
+    "jazz lakes lemons libraries lions maps milk mirrors money mountains music paper penguins pianos rain rivers rockets salt "
+    "sand schools ships snow soap spiders stars sugar tea tigers trains trees violins volcanoes water whales wheels windows "
+    "wolves"
+)
+
+
+def draw(random: Random) -> tuple[str, str]:
+    """A prompt and its label."""
+    kinds: list[str] = []
+    count = random.randint(MOST - 1, MOST)
+    for kind in random.sample(list(KINDS), len(KINDS)):
+        taken = {KINDS[other].group for other in kinds} - {""}
+        if len(kinds) < count and KINDS[kind].group not in taken:
+            kinds.append(kind)
+    instructions = [[kind, random.choice(KINDS[kind].values)] for kind in kinds]
+    sentences = [random.choice(KINDS[kind].sentences).format(value) for kind, value in instructions]
+    question = random.choice(QUESTIONS).format(random.choice(SUBJECTS.split()))
+    return " ".join([question, *sentences]), json.dumps(instructions)
+
+
+def followed(completion: str, label: str) -> list[bool]:
+    """For each instruction of the label, whether the completion follows it."""
+    answer = completion.strip()
+    return [KINDS[kind].follows(answer, value) for kind, value in json.loads(label)]
+
+
+def verify(prompt: str, completion: str, label: str | None) -> float:
+    """1.0 if the completion follows all instructions of the label, else 0.0. Raises ValueError for a missing label."""
+    if label is None:
+        raise ValueError(f"a prompt without a label cannot be verified: {prompt!r}")
+    return float(all(followed(completion, label)))
+
+
+def share(rows: list[dict[str, Any]]) -> list[float]:
+    """A reward function: the share of its instructions that each completion follows."""
+    return [sum(each) / len(each) for each in (followed(row["completion"], row["label"]) for row in rows)]
