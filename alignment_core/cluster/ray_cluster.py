@@ -9,6 +9,7 @@ import secrets
 import select
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def connect(temporary: Path) -> Any:
             _check_answers(os.environ["RAY_ADDRESS"])
             ray.init(address=os.environ["RAY_ADDRESS"], **shared)
         else:
-            with _without_idle_servers():
+            with _without_idle_servers(), _registered_at_once():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -123,6 +124,30 @@ def _without_idle_servers() -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(Node, name, method)
+
+
+@contextlib.contextmanager
+def _registered_at_once() -> Iterator[None]:
+    """Look for Ray's raylet every hundredth of a second. ``ray.init`` looks once, always too early, and then every 2 s. Another
+    version of Ray starts unchanged, as in :func:`_without_idle_servers`."""
+    from ray._private import services, state
+
+    get_node = services.get_node
+
+    def once_registered(gcs_address: str, node_id: str) -> Any:
+        with contextlib.suppress(AttributeError):
+            nodes = state.GlobalState()
+            nodes._initialize_global_state(services._get_gcs_client_options(gcs_address))
+            deadline = time.monotonic() + ANSWER_SECONDS
+            while not nodes.node_table() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return get_node(gcs_address, node_id)
+
+    services.get_node = once_registered
+    try:
+        yield
+    finally:
+        services.get_node = get_node
 
 
 def _write_token(folder: Path) -> Path:
