@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 import shutil
@@ -230,10 +231,22 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
         files = _files(folder, model)
         check_weights(folder)
-        return BaseModelConfig(model=model, files={name: digest_of_file(path) for name, path in files.items()})
+        return BaseModelConfig(model=model, files={name: _digest(path) for name, path in files.items()})
     if written_as_path:
         raise UserError(f"model: {folder}: no such folder ({BEGINS})")
     return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model", hint))
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a model's file, which this process reads once: for the plan of a run and for the run. The stage compares the
+    bytes that it copies with it."""
+    status = path.stat()
+    return _digest_of_state(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=256)
+def _digest_of_state(path: Path, *_state: int) -> str:
+    return digest_of_file(path)
 
 
 def _at_address(model: ModelConfig) -> dict[str, RemoteFile]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +48,28 @@ def model(tmp_path: Path) -> Path:
 
 def test_whole_weights_are_pinned_by_their_digests(model):
     assert sorted(pin_model(ModelConfig(name=str(model))).files) == sorted(path.name for path in model.iterdir())
+
+
+def test_a_file_is_read_once_for_the_plan_and_the_run_and_again_after_a_change(model, monkeypatch):
+    read: list[str] = []
+
+    def digest_of_file(path: Path) -> str:
+        read.append(path.name)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setattr(base_model, "digest_of_file", digest_of_file)
+    config, files = ModelConfig(name=str(model)), sorted(path.name for path in model.iterdir())
+    first = pin_model(config)
+    assert pin_model(config) == first
+    assert sorted(read) == files
+    times = (model / "config.json").stat()
+    time.sleep(0.02)  # the clock of files goes in steps of some milliseconds
+    (model / "config.json").write_text("[]")
+    os.utime(
+        model / "config.json", ns=(times.st_atime_ns, times.st_mtime_ns)
+    )  # as `rsync -t` would: same size and time
+    assert pin_model(config).files["config.json"] == hashlib.sha256(b"[]").hexdigest()
+    assert sorted(read) == sorted([*files, "config.json"])
 
 
 @pytest.mark.parametrize("size", [0, 5, 40, 2000], ids=["empty", "in the length", "in the header", "in the weights"])
