@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,15 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """For imports of vLLM: ``uncollected``, and without torch's compiler if that is off. vLLM registers operators with it, and
+    its import takes a second."""
+    compiler = ["torch._inductor.lowering"] if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else []
+    with uncollected(), hidden(*compiler):
+        yield
 
 
 @contextmanager

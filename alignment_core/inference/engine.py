@@ -13,7 +13,7 @@ from typing import Any
 
 from alignment_core.cluster.device import Device
 from alignment_core.errors import UserError
-from alignment_core.imports import hidden, uncollected
+from alignment_core.imports import uncompiled
 from alignment_core.inference.completions import Completion, Completions, Request
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started
 from alignment_core.inference.parity import mean_difference
@@ -41,9 +41,7 @@ class EngineRequest:
 
 def prepare() -> None:
     """Import vLLM, which takes seconds and needs no model."""
-    # vLLM registers its operators with torch's compiler, whose import takes a second even if nothing is compiled.
-    compiler = ["torch._inductor.lowering"] if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else []
-    with uncollected(), hidden(*compiler):
+    with uncompiled():
         import vllm
 
         vllm.LLM  # noqa: B018 (imported on first use)

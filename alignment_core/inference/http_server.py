@@ -33,6 +33,7 @@ START_SECONDS = 600.0
 STOP_SECONDS = 20.0
 LOADING_SECONDS = 10.0
 """Interval of calls of ``on_loading``."""
+SERVER = "alignment_core.inference.server_process"
 GUARD = "alignment_core.inference.token_guard.RequireToken"
 AS_LONG_AS_FITS = -1
 """vLLM's value for the longest context that its key-value cache can hold, up to the model's."""
@@ -83,7 +84,6 @@ def server_of(
     resources = resources or ResourcesConfig()
     device = Device.detect(resources.device, torch.cuda.device_count())
     environment = device.engine_environment(resources, Place())
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # the server's engine is a process of its own
     environment["VLLM_LOGGING_LEVEL"] = "INFO"
     settings: dict[str, Any] = {**BY_DEVICE.get(device.kind, {}), **device.engine_options(resources)}
     settings.pop("enable_sleep_mode", None)
@@ -95,7 +95,7 @@ def server_of(
     settings["max-model-len"] = AS_LONG_AS_FITS
     given = {"model": folder, "served-model-name": name, "host": host, "port": port, **settings}
     flags = [word for option, value in given.items() for word in _flag(option.replace("_", "-"), value)]
-    return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *flags, *options], environment
+    return [sys.executable, "-P", "-m", SERVER, *flags, *options], environment
 
 
 def _flag(option: str, value: Any) -> list[str]:

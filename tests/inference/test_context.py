@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from alignment_core.artifacts import Reference
@@ -42,6 +43,10 @@ def test_a_server_reports_the_longest_context_that_fits(long_model: Path) -> Non
         assert server.shortened == (
             "judge: a context of 32,736 of the model's 65,536 tokens, as long as its key-value cache allows; 33 MiB would hold "
             "all of them"
+        )
+        below = psutil.Process(server.process.pid).children(recursive=True)
+        assert [process.name() for process in below if process.name().startswith("VLLM")] == ["VLLM::EngineCore"], (
+            "each process imports vLLM for seconds"
         )
         root = server.url.removesuffix("/v1")
         for path in ("/v1/models", "/tokenize", "/invocations"):

@@ -1,0 +1,19 @@
+"""``python -m alignment_core.inference.server_process``: vLLM's server, with its options, in half of its time to start.
+
+The process of its engine, which it spawns, imports this module again, so both of them import vLLM without delay.
+"""
+
+from alignment_core.imports import uncompiled
+
+with uncompiled():
+    from vllm.entrypoints.launchers.api_server.entry import main
+
+    if __name__ != "__main__":
+        import vllm.v1.engine.core
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu():
+            import vllm.v1.worker.cpu_worker  # noqa: F401
+
+if __name__ == "__main__":
+    main()
