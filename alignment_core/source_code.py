@@ -72,6 +72,7 @@ NEVER_COMPUTES = (
     # messages for people, and access to servers
     "alignment_core.inference.kv_cache",
     "alignment_core.inference.server_log",
+    "alignment_core.inference.server_process",
     "alignment_core.inference.token_guard",
     "alignment_core.rewards.http_errors",
     # display names of metrics

@@ -54,10 +54,7 @@ def join(rank: int, world: int, rendezvous: str, resources: ResourcesConfig, dev
         import deepspeed
         import torch
         import transformers
-        from transformers import AutoModelForCausalLM  # noqa: F401 (imported now, not while the first stage waits)
-
-        import alignment_core.training.policy_trainer
-        import alignment_core.training.trainer  # noqa: F401
+        from transformers import AutoModelForCausalLM  # noqa: F401 (transformers would import it while the first stage waits)
     torch.set_num_threads(resources.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
