@@ -61,14 +61,18 @@ _seen: list[Heads | None] | None = None
 
 
 class TreeAttention(torch.autograd.Function):
-    """Query [1, H, N, D], key and value [1, G, N, D] of a layout's nodes → [1, H, N, D]; G divides H."""
+    """Query [1, H, N, D], key and value [1, G, N, D] of a layout's nodes → [1, H, N, D]; G divides H.
+
+    Computed in single precision at least: PyTorch's kernel for bf16 is slower than the one for fp32.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[TreeNode, ...], scale: float | None
     ) -> Tensor:
-        query, key, value = map(_contiguous_rows, (query, key, value))
-        output = _accumulator(query)
+        given = (query, key, value)
+        query, key, value = map(_single, given)
+        output = torch.empty_like(query)
         sums = output.new_empty(query.shape[:3])  # log-sum-exps
         for block in _own_blocks(nodes):
             block_output, block_sums = _forward(*map(block.of, (query, key, value)), 0.0, True, scale=scale)
@@ -82,17 +86,17 @@ class TreeAttention(torch.autograd.Function):
             output[:, :, below] *= (sums[:, :, below] - both).exp()[..., None]
             output[:, :, below] += node_output * (node_sums - both).exp()[..., None]
             sums[:, :, below] = both
-        output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, sums)
+        output = output.to(given[0].dtype)
+        ctx.save_for_backward(*given, output, sums)
         ctx.nodes = nodes
         ctx.scale = scale
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, sums = ctx.saved_tensors
-        gradient = _contiguous_rows(gradient)
-        wholes = [_accumulator(tensor) for tensor in (query, key, value)]
+        *given, sums = ctx.saved_tensors
+        query, key, value, output, gradient = map(_single, (*given, gradient))
+        wholes = [torch.empty_like(tensor) for tensor in (query, key, value)]
         for block in _own_blocks(ctx.nodes):
             saved = tuple(map(block.of, (query, key, value, output, sums)))
             parts = _backward(block.of(gradient, fill=0.0), *saved, 0.0, True, scale=ctx.scale)
@@ -103,17 +107,14 @@ class TreeAttention(torch.autograd.Function):
             parts = _backward(gradient[:, :, below], *saved, 0.0, False, scale=ctx.scale)
             for whole, at, part in zip(wholes, (below, node, node), parts, strict=True):
                 whole[:, :, at] += part
-        return (*(whole.to(query.dtype) for whole in wholes), None, None)
+        return (*(whole.to(given[0].dtype) for whole in wholes), None, None)
 
 
-def _contiguous_rows(tensor: Tensor) -> Tensor:
-    """The tensor with stride 1 in its last dimension: the flash kernel ignores that stride and would read other numbers."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _accumulator(like: Tensor) -> Tensor:
-    """An empty tensor for sums over blocks, in single precision at least."""
-    return torch.empty_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+def _single(tensor: Tensor) -> Tensor:
+    """The tensor in single precision at least, with stride 1 in its last dimension: the flash kernel ignores that stride and
+    would read other numbers."""
+    single = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return single if single.stride(-1) == 1 else single.contiguous()
 
 
 @dataclass(frozen=True)

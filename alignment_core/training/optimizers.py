@@ -38,9 +38,9 @@ def make_optimizer(model: torch.nn.Module, config: TrainingConfig, zero_stage: i
         return torch.optim.Adafactor(groups, lr=config.learning_rate)
     if config.optimizer == "muon":
         return MuonAndAdamW(*_split(model, groups), config.learning_rate, adam)
-    # Offloaded, the fused kernel steps on the CPU. DeepSpeed's own optimiser is not exact after a resume: it multiplies its
-    # powers of beta step by step, but computes them from the step's number when it is restored.
-    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=resources.offload_optimizer or None, **adam)
+    # Fused: on a CPU ten times as fast, and without large temporary tensors. DeepSpeed's own optimiser is not exact after a
+    # resume: it multiplies its powers of beta step by step, but computes them from the step's number when it is restored.
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, **adam)
 
 
 def _adamw_8bit(model: torch.nn.Module, config: TrainingConfig, resources: ResourcesConfig) -> Any:
@@ -96,7 +96,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         if matrices:
             self.parts.append(torch.optim.Muon(matrices, lr=rate, adjust_lr_fn="match_rms_adamw"))
         if others:
-            self.parts.append(torch.optim.AdamW(others, lr=rate, **adam))
+            self.parts.append(torch.optim.AdamW(others, lr=rate, fused=True, **adam))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         self._share()
 
