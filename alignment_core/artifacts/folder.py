@@ -55,13 +55,24 @@ class FolderBackend:
                 return None
             # fsync of the bytes, then the name, then fsync of the name: after a power cut there is no name without its bytes,
             # and no acknowledged object without its name.
-            with self._temporary() as temporary:
-                _write(temporary, source)
-                moved = (
-                    self._create(temporary, target) if replaces is None else self._replace(temporary, target, replaces)
-                )
+            if isinstance(source, Path) and replaces is None and self._is_scratch(source):
+                _seal(source)
+                moved = self._create(source, target)
+            else:
+                with self._temporary() as temporary:
+                    _write(temporary, source)
+                    moved = (
+                        self._create(temporary, target)
+                        if replaces is None
+                        else self._replace(temporary, target, replaces)
+                    )
             _sync_directory(target.parent)
             return moved
+
+    def _is_scratch(self, file: Path) -> bool:
+        """Whether a file has no name but one in a temporary folder of this store: its publisher wrote it for this store, and
+        removes that name, so that it becomes the object and takes no space a second time."""
+        return Path(os.path.realpath(file)).is_relative_to(self.root / TEMPORARY) and file.lstat().st_nlink == 1
 
     def _create(self, temporary: Path, target: Path) -> str | None:
         try:
@@ -243,6 +254,11 @@ def _write(path: Path, source: bytes | Path) -> None:
         path.write_bytes(source)
     elif not _clone(source, path):
         _copy(source, path)
+    _seal(path)
+
+
+def _seal(path: Path) -> None:
+    """Make a file read-only and force it to the disk."""
     with path.open("rb") as file:
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from contextlib import ExitStack
@@ -23,7 +24,8 @@ KEY = "a" * 64
 # ------------------------------------------------------------------ killed publishers
 
 
-def test_fsync_and_link_order_survives_power_loss(store, write, draft, monkeypatch):
+@pytest.mark.parametrize("scratch", [False, True])
+def test_fsync_and_link_order_survives_power_loss(scratch, store, write, draft, monkeypatch):
     # The hook only writes down the order of the real calls: no test can cut the power.
     events: list[tuple[str, str]] = []
     link, fsync = os.link, os.fsync
@@ -39,7 +41,9 @@ def test_fsync_and_link_order_survives_power_loss(store, write, draft, monkeypat
 
     monkeypatch.setattr(os, "link", seen_link)
     monkeypatch.setattr(os, "fsync", seen_fsync)
-    model = store.publish(write("d"), "model", draft())
+    with store.workspace.scratch() as folder:
+        files = shutil.copytree(write("d"), folder / "output") if scratch else write("d")
+        model = store.publish(files, "model", draft())
     root = store.backend.root
     blobs = [str(root / blob_path(entry.sha256)) for entry in store.manifest(model).files]
     manifest, record = str(root / manifest_path(model.digest)), str(root / f"stages/{KEY}.json")

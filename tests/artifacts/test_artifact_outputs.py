@@ -35,8 +35,9 @@ def outputs(write):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("from_scratch", [False, True])
 def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_collection(
-    tmp_path, outputs, draft, in_children
+    from_scratch, tmp_path, outputs, draft, in_children
 ):
     whole = open_store(tmp_path / "whole").publish_outputs(outputs, draft())
     visible_without_record = 0
@@ -45,8 +46,13 @@ def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_co
         store = open_store(uri)
 
         def publish(step=step, store=store):
-            kill_at(step)
-            store.publish_outputs(outputs, draft())
+            with store.workspace.scratch() as scratch:
+                written = {
+                    name: (shutil.copytree(folder, scratch / name) if from_scratch else folder, kind)
+                    for name, (folder, kind) in outputs.items()
+                }
+                kill_at(step)
+                store.publish_outputs(written, draft())
 
         (code,) = in_children(publish)
         reader = open_store(uri)

@@ -38,6 +38,29 @@ def test_publishing_leaves_the_directory_alone(store, write):
     assert store.fetch(store.publish(write("e"), "model")).joinpath("config.json").read_text() == "{}"
 
 
+def test_the_output_of_a_stage_becomes_the_stored_file_and_takes_no_space_twice(store, draft):
+    with store.workspace.scratch() as scratch:
+        (scratch / "weights").write_bytes(b"weights")
+        (scratch / "weights").chmod(0o600)
+        written = (scratch / "weights").stat()
+        reference = store.publish(scratch, "model", draft())
+        stored = store.backend.root / blob_path(hashlib.sha256(b"weights").hexdigest())
+        assert stored.stat().st_ino == written.st_ino
+    assert stat.S_IMODE(stored.stat().st_mode) == 0o444
+    assert stored.stat().st_nlink == 1
+    assert store.verify(reference) == []
+
+
+def test_a_file_of_a_stage_that_has_another_name_is_copied(store, tmp_path):
+    """As that of a checkpoint that is linked to the stage's output: it may still be written through the other name."""
+    with store.workspace.scratch() as scratch:
+        (scratch / "weights").write_bytes(b"weights")
+        os.link(scratch / "weights", tmp_path / "checkpoint")
+        reference = store.publish(scratch, "model")
+    (tmp_path / "checkpoint").write_bytes(b"changed")
+    assert store.verify(reference) == []
+
+
 def test_the_same_bytes_twice_are_one_artifact(store, write, draft):
     first = store.publish(write("d"), "model", draft())
     assert store.publish(write("e"), "model", draft()) == first
