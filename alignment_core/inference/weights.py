@@ -67,7 +67,7 @@ class WeightUpdate:
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(model, self.vllm_config.model_config)
-            _repack_tied_head(model)
+        _share_packed_embedding(model)
         for parent, name, wrapper in self.wrappers:
             parent._modules[name] = wrapper
         if self.missing:
@@ -105,8 +105,12 @@ def _pack_experts_again(model: Any) -> None:
             method.moe_kernel = None
 
 
-def _repack_tied_head(model: Any) -> None:
-    """Pack a tied ``lm_head`` again: on the CPU it computes with a copy that was packed from the old embedding."""
-    for module in model.modules():
-        if type(module).__name__ == "ParallelLMHead" and hasattr(module, "cpu_linear"):
-            module.quant_method.process_weights_after_loading(module)
+def _share_packed_embedding(model: Any) -> None:
+    """Let a tied ``lm_head`` compute with the copy that was packed from the new embedding: on the CPU it has one of its own,
+    which only loading it would replace."""
+    packed = [module for module in model.modules() if hasattr(module, "cpu_linear")]
+    for head in packed:
+        if type(head).__name__ == "ParallelLMHead":
+            for tied in packed:
+                if tied is not head and tied.weight is head.weight:
+                    head.cpu_linear = tied.cpu_linear
