@@ -12,6 +12,7 @@ from typing import Any
 
 from alignment_core.cluster.actor import call
 from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.ray_cluster import actor_processes
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.model_ref import Model
@@ -45,7 +46,7 @@ def main() -> None:
     machines = WarmMachines(resources, folder)
     try:
         print(json.dumps(_ahead(folder, machines, resources)))
-        print(json.dumps({"parameters": parameters, **_transfer(folder / "large", machines, resources)}))
+        print(json.dumps({"parameters": parameters, **transfer(folder / "large", folder, machines, resources)}))
     finally:
         machines.close()
 
@@ -83,13 +84,13 @@ def _ahead(folder: Path, machines: WarmMachines, resources: ResourcesConfig) -> 
     }
 
 
-def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -> dict[str, Any]:
-    """Seconds of an update of a running engine's weights by a trainer."""
+def transfer(model: Path, folder: Path, machines: WarmMachines, resources: ResourcesConfig) -> dict[str, Any]:
+    """Seconds of an update of a running engine's weights by a trainer, and of processor time in both together."""
     from alignment_core.artifacts import Reference
 
     section = RlConfig.model_validate({"prompts": {"task": "reverse", "rows": 8}, "rewards": [{"verifier": "task"}]})
     policy = Model(model, Reference.parse(f"model@sha256:{'0' * 64}"))
-    progress = model / "progress"
+    progress = folder / "progress"
     progress.mkdir()
     with machines.engines_and_trainers(EngineRequest(policy, 128)) as (engines, trainers):
         ranks = open_job(trainers, RlJob(section, policy, None, 0), resources)
@@ -97,15 +98,21 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
         buckets = ranks.all(PolicyTrainer.buckets)[0]
         single = [BucketSpec((name,)) for spec in buckets for name in spec.names if spec.number == 0]
         times: dict[str, list[float]] = {"bucketed": [], "per_parameter": [], "folder": []}
+        processor = []
+        _send(ranks, engines, buckets)  # the first one gets the memory that later ones use again
         for _ in range(REPEATS):
+            before = _processor_seconds()
+            _send(ranks, engines, buckets)
+            processor.append(_processor_seconds() - before)
             for name, plan in (("bucketed", buckets), ("per_parameter", single)):
                 times[name].append(_timed(lambda plan=plan: _send(ranks, engines, plan)))  # type: ignore[misc]
-            times["folder"].append(_timed(lambda: _over_a_folder(ranks, engines, model / "weights")))
+            times["folder"].append(_timed(lambda: _over_a_folder(ranks, engines, folder / "weights")))
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     return {
         "buckets": len(buckets),
         "tensors": len(single),
         "bucketed_seconds": round(medians["bucketed"], 3),
+        "bucketed_processor_seconds": round(statistics.median(processor), 2),
         "per_parameter_over_bucketed": round(medians["per_parameter"] / medians["bucketed"], 2),
         "folder_over_bucketed": round(medians["folder"] / medians["bucketed"], 2),
     }
@@ -115,6 +122,11 @@ def _send(ranks: ActorGroup[PolicyTrainer], engines: ActorGroup[Engine], plan: l
     engines.all(Engine.begin_update)
     ranks.relay((call(PolicyTrainer.bucket, spec) for spec in plan), engines, Engine.load_bucket)
     engines.all(Engine.end_update, "policy", 1)
+
+
+def _processor_seconds() -> float:
+    """Of all actors."""
+    return sum(sum(process.cpu_times()[:2]) for process in actor_processes())
 
 
 def _over_a_folder(ranks: ActorGroup[PolicyTrainer], engines: ActorGroup[Engine], folder: Path) -> None:
