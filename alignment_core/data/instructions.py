@@ -1,7 +1,7 @@
 """The built-in task `instructions`: questions for pretrained chat models, with instructions that a program can verify.
 
-Each prompt has several instructions, as those of IFEval (Zhou et al. 2023, arXiv 2311.07911); an answer is right if it follows
-all of them. The label of a prompt is its instructions as JSON: ``[["words", 12], ["first", "Well"]]``.
+Each prompt has two instructions, as those of IFEval (Zhou et al. 2023, arXiv 2311.07911); an answer is right if it follows
+both. The label of a prompt is its instructions as JSON: ``[["words", 12], ["first", "Well"]]``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-MOST = 3
-"""Instructions of a prompt; the fewest are one less."""
+COUNT = 2
+"""Instructions of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Instruction:
     values: tuple[Any, ...]
     follows: Callable[[str, Any], bool]
     """Whether an answer, without surrounding white space, follows it with this value."""
-    group: str = ""
-    """A prompt has at most one instruction of a group."""
+    places: tuple[str, ...] = ()
+    """Places of the answer that it determines; no two instructions of a prompt share one."""
 
 
 def _words(answer: str) -> list[str]:
@@ -42,68 +42,65 @@ def _json(answer: str, key: str) -> bool:
     return isinstance(value, dict) and list(value) == [key] and isinstance(value[key], str) and bool(_words(value[key]))
 
 
-def _bullets(answer: str, count: int) -> bool:
+def _list(answer: str, marks: list[str]) -> bool:
     lines = answer.splitlines()
-    return len(lines) == count and all(line.startswith("- ") and _words(line) for line in lines)
+    return len(lines) == len(marks) and all(
+        line.startswith(mark) and _words(line.removeprefix(mark)) for line, mark in zip(lines, marks, strict=True)
+    )
 
 
-def _quoted(answer: str, _: None) -> bool:
-    return answer[:1] == answer[-1:] == '"' and '"' not in answer[1:-1] and bool(_words(answer))
-
-
-FORM = "form"
+START, END = "start", "end"
 KINDS: dict[str, Instruction] = {
     "words": Instruction(
         ("Use at most {} words.", "Answer in no more than {} words."),
         (8, 10, 12, 15),
         lambda answer, most: 0 < len(_words(answer)) <= most,
     ),
-    "first": Instruction(
-        ('Begin your answer with the word "{}".', 'The first word of your answer must be "{}".'),
-        ("Well", "Honestly", "Simply", "Sure", "Indeed"),
-        lambda answer, word: answer.startswith(word) and _words(answer)[0] == word,
-        FORM,
-    ),
-    "json": Instruction(
-        (
-            'Answer with a JSON object whose only key is "{}".',
-            'Give a JSON object with the single key "{}" and nothing else.',
-        ),
-        ("answer", "reply", "text"),
-        _json,
-        FORM,
-    ),
-    "bullets": Instruction(
-        (
-            'Answer with exactly {} lines that begin with "- ".',
-            'Write {} bullet points, each on a line that begins with "- ".',
-        ),
-        (2, 3),
-        _bullets,
-        FORM,
-    ),
-    "quoted": Instruction(
-        ("Put your whole answer in double quotation marks.", "Wrap the entire answer in double quotation marks."),
-        (None,),
-        _quoted,
-        FORM,
+    "keyword": Instruction(
+        ('Use the word "{}".', 'Your answer must contain the word "{}".'),
+        ("always", "good", "people", "small", "water", "world"),
+        lambda answer, word: word in _words(answer.lower()),
     ),
     "no-comma": Instruction(
         ("Use no commas.", "Do not use any comma."),
         (None,),
         lambda answer, _: bool(_words(answer)) and "," not in answer,
     ),
-    "capitals": Instruction(
-        ("Write in capital letters only.", "Use capital letters for the whole answer."),
-        (None,),
-        lambda answer, _: bool(_words(answer)) and answer == answer.upper(),
-        FORM,
+    "first": Instruction(
+        ('Begin your answer with the word "{}".', 'The first word of your answer must be "{}".'),
+        ("Well", "Honestly", "Simply", "Sure", "Indeed"),
+        lambda answer, word: answer.startswith(word) and _words(answer)[0] == word,
+        (START,),
+    ),
+    "bullets": Instruction(
+        ('Answer with {} bullet points, each on a line that begins with "- ".', 'Write {} lines that begin with "- ".'),
+        (2, 3),
+        lambda answer, count: _list(answer, ["- "] * count),
+        (START,),
+    ),
+    "numbers": Instruction(
+        ("List exactly {} items, numbered from 1.", "Give a numbered list of {} short items."),
+        (2, 3),
+        lambda answer, count: _list(answer, [f"{number}. " for number in range(1, count + 1)]),
+        (START,),
+    ),
+    "json": Instruction(
+        ('Reply with JSON like {{"{}": "your answer"}} and nothing else.', 'Answer in JSON: {{"{}": "your answer"}}'),
+        ("answer", "reply", "text"),
+        _json,
+        (START, END),
     ),
     "exclamation": Instruction(
         ("End your answer with an exclamation mark.", "The last character of your answer must be an exclamation mark."),
         (None,),
         lambda answer, _: bool(_words(answer)) and answer.endswith("!"),
-        FORM,
+        (END,),
+    ),
+    "question": Instruction(
+        ("Answer with a question.", "End your answer with a question mark."),
+        (None,),
+        lambda answer, _: bool(_words(answer)) and answer.endswith("?"),
+        (END,),
     ),
 }
 QUESTIONS = (
@@ -125,10 +122,9 @@ SUBJECTS = (
 def draw(random: Random) -> tuple[str, str]:
     """A prompt and its label."""
     kinds: list[str] = []
-    count = random.randint(MOST - 1, MOST)
     for kind in random.sample(list(KINDS), len(KINDS)):
-        taken = {KINDS[other].group for other in kinds} - {""}
-        if len(kinds) < count and KINDS[kind].group not in taken:
+        taken = {place for other in kinds for place in KINDS[other].places}
+        if len(kinds) < COUNT and taken.isdisjoint(KINDS[kind].places):
             kinds.append(kind)
     instructions = [[kind, random.choice(KINDS[kind].values)] for kind in kinds]
     sentences = [random.choice(KINDS[kind].sentences).format(value) for kind, value in instructions]

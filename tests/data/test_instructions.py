@@ -17,16 +17,19 @@ FOLLOWED = {
         "one two three four five six seven eight",
         "It's sweet -- very well-known!",
     ],
-    ("first", "Well"): ["Well, it floats.", "Well", "Well: yes"],
-    ("json", "reply"): ['{"reply": "They float."}', '{\n  "reply": "yes"\n}'],
-    ("bullets", 2): ["- They float.\n- They are cold."],
-    ("quoted", None): ['"They float."'],
+    ("keyword", "small"): ["They are small.", "SMALL", "a small, cold lake"],
     ("no-comma", None): ["They float."],
-    ("capitals", None): ["THEY FLOAT.", "THEY HAVE 3 WHEELS!"],
+    ("first", "Well"): ["Well, it floats.", "Well", "Well: yes"],
+    ("bullets", 2): ["- They float.\n- They are cold."],
+    ("numbers", 2): ["1. They float.\n2. They are cold."],
+    ("json", "reply"): ['{"reply": "They float."}', '{\n  "reply": "yes"\n}'],
     ("exclamation", None): ["They float!"],
+    ("question", None): ["Do they float?"],
 }
 NOT_FOLLOWED = {
     ("words", 8): ["", "...", "one two three four five six seven eight nine"],
+    ("keyword", "small"): ["", "They are smaller.", "small-minded", "smal l"],
+    ("no-comma", None): ["", "!", "Well, they float."],
     ("first", "Well"): [
         "",
         "They float well.",
@@ -34,6 +37,22 @@ NOT_FOLLOWED = {
         "Wells are deep.",
         "Well-known.",
         '"Well, it floats."',
+    ],
+    ("bullets", 2): [
+        "",
+        "- They float.",
+        "- They float.\n- ",
+        "- One.\n- Two.\n- Three.",
+        "* One.\n* Two.",
+        "- One.\n\n- Two.",
+    ],
+    ("numbers", 2): [
+        "",
+        "1. They float.",
+        "1. One.\n2. ",
+        "1. One.\n3. Two.",
+        "1) One.\n2) Two.",
+        "1. One.\n2. Two.\n3. Three.",
     ],
     ("json", "reply"): [
         "",
@@ -46,18 +65,8 @@ NOT_FOLLOWED = {
         '```json\n{"reply": "yes"}\n```',
         "[" * 100_000,
     ],
-    ("bullets", 2): [
-        "",
-        "- They float.",
-        "- They float.\n- ",
-        "- One.\n- Two.\n- Three.",
-        "* One.\n* Two.",
-        "- One.\n\n- Two.",
-    ],
-    ("quoted", None): ["", '"', '""', '"..."', "They float.", '"They float."!', '"They" and "we"'],
-    ("no-comma", None): ["", "!", "Well, they float."],
-    ("capitals", None): ["", "!!", "They FLOAT."],
     ("exclamation", None): ["", "!", "They float.", "They float! Yes."],
+    ("question", None): ["", "?", "They float.", "Do they float? Yes."],
 }
 
 
@@ -87,13 +96,14 @@ def test_an_answer_is_right_if_it_follows_all_and_its_share_is_the_reward() -> N
         assert instructions.share([{"completion": answer, "label": label}]) == [share]
 
 
-def test_prompts_give_two_or_three_instructions_that_one_answer_can_follow() -> None:
+def test_prompts_give_two_instructions_that_one_answer_can_follow() -> None:
     seen = set()
     for seed in range(300):
         prompt, label = instructions.draw(Random(seed))
         given = json.loads(label)
-        assert 2 <= len(given) <= 3
-        assert len({instructions.KINDS[kind].group or kind for kind, _ in given}) == len(given)
+        assert len(given) == 2
+        places = [place for kind, _ in given for place in instructions.KINDS[kind].places]
+        assert len(set(places)) == len(places), given
         for kind, value in given:
             assert any(sentence.format(value) in prompt for sentence in instructions.KINDS[kind].sentences)
         seen |= {kind for kind, _ in given}
