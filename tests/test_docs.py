@@ -111,9 +111,10 @@ def test_every_target_of_make_and_every_option_of_a_measurement_exists(page):
     for text in code(page):
         assert set(re.findall(r"^make ([\w-]+)", text)) <= set(targets), text
         for name, part, options in re.findall(r"python -m tests\.(\w+)(?: (\w+))?(.*)", text):
-            assert not part or (ROOT / "tests" / name / f"{part}.py").exists(), text
-            entry = (ROOT / "tests" / name / "__main__.py").read_text()
-            assert all(f'"{option}"' in entry for option in re.findall(r"--[a-z-]+", options)), text
+            modules = [ROOT / "tests" / name / f"{module}.py" for module in ("__main__", part) if module]
+            assert all(module.exists() for module in modules), text
+            entries = "".join(module.read_text() for module in modules)
+            assert all(f'"{option}"' in entries for option in re.findall(r"--[a-z-]+", options)), text
 
 
 @pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
