@@ -14,7 +14,7 @@ PARTS = (
     *("startup", "store", "training", "prefixes", "generation", "rewards", "step_data", "reinforcement", "peers"),
     "pipeline",
 )
-ON_REQUEST = ("hub", "soak", "index", "cached", "sweep", "weight_update", "real")
+ON_REQUEST = ("hub", "soak", "index", "cached", "sweep", "weight_update", "startup_real", "real")
 """Parts that take long: `python -m tests.benchmarks soak`. What follows `real` is for it."""
 WITH_OWN_ENVIRONMENT = {"startup", "store", "pipeline", *ON_REQUEST} - {"real"}
 CPU = {
