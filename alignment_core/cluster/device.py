@@ -23,8 +23,8 @@ _MEMORY_KEPT = {
     "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824")
 }
 """Keeps up to 1 GiB that a weight update freed for the next one: to get it from the system again takes a third of an update."""
-CHECKPOINTED_PARAMETERS = 1_500_000_000
-"""On GPUs, models from this size on recompute activations unless the recipe says otherwise."""
+CHECKPOINTED_PARAMETERS = {"cuda": 1_500_000_000, "cpu": 50_000_000}
+"""Models from this size on recompute activations unless the recipe says otherwise: on GPUs all, on CPUs the cheap ones."""
 _BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 TRAINER_GPU = 0.5
 ENGINE_GPU = 0.45
@@ -208,11 +208,15 @@ def zero_stage(resources: ResourcesConfig, trainers: int) -> int:
     return 0 if alone else 2
 
 
-def checkpoints_activations(resources: ResourcesConfig, device: Device, parameters: int) -> bool:
-    """Whether the backward pass of a model with so many parameters recomputes its activations."""
-    if resources.gradient_checkpointing is not None:
-        return resources.gradient_checkpointing
-    return device.kind == "cuda" and parameters >= CHECKPOINTED_PARAMETERS
+def recomputed_activations(
+    resources: ResourcesConfig, device: Device, parameters: int
+) -> Literal["all", "selective"] | None:
+    """Which activations the backward pass of a model with so many parameters recomputes."""
+    wanted = resources.gradient_checkpointing
+    if wanted is None:
+        is_large = parameters >= CHECKPOINTED_PARAMETERS[device.kind]
+        wanted = is_large and (True if device.kind == "cuda" else "selective")
+    return "selective" if wanted == "selective" else "all" if wanted else None
 
 
 def cpu_model() -> str:

@@ -9,8 +9,14 @@ import torch
 
 from alignment_core.credentials import cut, resolved
 from alignment_core.errors import UserError, one_line
+from alignment_core.models.quantization import size as numbers_of
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.ema import whole_tensors
+
+LARGEST_BUCKET = 500_000_000
+"""Gradients that are reduced at a time: DeepSpeed's default."""
+BUCKETS = 8
+"""In which the gradients of a smaller model are reduced."""
 
 
 class RecordingDict(dict[str, Any]):
@@ -56,6 +62,8 @@ def make_engine(
     """
     import deepspeed
 
+    # DeepSpeed has room for a second copy of as many gradients, and its default is more than all of a small model.
+    bucket = min(LARGEST_BUCKET, max(1, sum(numbers_of(p) for p in module.parameters() if p.requires_grad) // BUCKETS))
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires a number; packs have any number of rows
         "gradient_accumulation_steps": 1,
@@ -64,7 +72,12 @@ def make_engine(
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW steps on the CPU, see make_optimizer
         "bf16": {"enabled": bf16},
-        "zero_optimization": {"stage": zero_stage, "overlap_comm": False},
+        "zero_optimization": {
+            "stage": zero_stage,
+            "overlap_comm": False,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        },
     }
     if bf16 and zero_stage:  # without ZeRO DeepSpeed refuses this option, and `grad_dtype` of torch does the same
         settings["data_types"] = {"grad_accum_dtype": "fp32"}

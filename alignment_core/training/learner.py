@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from alignment_core.artifacts.os_errors import check_room
 from alignment_core.artifacts.permissions import check_ours
 from alignment_core.canonical import derive_seed
-from alignment_core.cluster.device import Device, checkpoints_activations, zero_stage
+from alignment_core.cluster.device import Device, recomputed_activations, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
+from alignment_core.models.activations import recompute
 from alignment_core.models.adapters import adapters_off, add_adapters, is_adapter, merged, save_adapter
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
@@ -114,9 +115,8 @@ class Learner:
         self.grad_norm = 0.0
         dtype = torch.bfloat16 if training.bf16 else torch.float32
         model = replace(source.model, bits=training.base_bits).load(source.head, dtype, source.head_seed)
-        if checkpoints_activations(resources, device, model.num_parameters()):
-            # Reentrant checkpointing needs an input with a gradient, and frozen embeddings (LoRA) have none.
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if what := recomputed_activations(resources, device, model.num_parameters()):
+            recompute(model, what)
         if training.lora:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")

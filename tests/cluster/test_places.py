@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
-from alignment_core.cluster.device import Device, checkpoints_activations
+from alignment_core.cluster.device import Device, recomputed_activations
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys
 from alignment_core.cluster import ray_cluster
-from alignment_core.cluster.device import Device, checkpoints_activations
+from alignment_core.cluster.device import Device, recomputed_activations
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.recipes import ResourcesConfig
 from tests.cluster.visible import Visible
@@ -135,15 +135,18 @@ def test_the_budget_of_a_micro_batch_follows_the_device(kind: Literal["cpu", "cu
 @pytest.mark.parametrize(
     ("kind", "wanted", "parameters", "expected"),
     [
-        ("cpu", None, 8_000_000_000, False),
-        ("cuda", None, 494_000_000, False),
-        ("cuda", None, 1_543_000_000, True),
-        ("cuda", False, 8_000_000_000, False),
-        ("cpu", True, 1_000, True),
+        ("cpu", None, 49_000_000, None),
+        ("cpu", None, 134_515_008, "selective"),
+        ("cpu", False, 134_515_008, None),
+        ("cuda", None, 494_000_000, None),
+        ("cuda", None, 1_543_000_000, "all"),
+        ("cuda", "selective", 8_000_000_000, "selective"),
+        ("cuda", False, 8_000_000_000, None),
+        ("cpu", True, 1_000, "all"),
     ],
 )
-def test_large_models_recompute_activations_on_gpus(
-    kind: Literal["cpu", "cuda"], wanted: bool | None, parameters: int, expected: bool
+def test_large_models_recompute_activations(
+    kind: Literal["cpu", "cuda"], wanted: Any, parameters: int, expected: str | None
 ) -> None:
     resources = ResourcesConfig(gradient_checkpointing=wanted)
-    assert checkpoints_activations(resources, Device(kind, 1), parameters) is expected
+    assert recomputed_activations(resources, Device(kind, 1), parameters) == expected

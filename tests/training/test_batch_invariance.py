@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax, logsigmoid
 
+from alignment_core.models.activations import Recomputed, recompute
 from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Row, cut, pack
 from alignment_core.models.model_ref import Model
@@ -225,11 +226,16 @@ def test_a_rank_without_rows_adds_a_gradient_of_zero(
 
 @pytest.mark.parametrize("architecture", ["llama"])
 @pytest.mark.parametrize("method", [Sft()], ids=["sft"])
-def test_gradient_checkpointing_changes_nothing(method: Any, model: Any, rows: list[Row], architecture: str) -> None:
+@pytest.mark.parametrize("what", ["all", "selective"])
+def test_recomputed_activations_change_no_bit(
+    what: Recomputed, method: Any, model: Any, rows: list[Row], architecture: str
+) -> None:
     plain = loss_and_gradient(model, packed_loss(method, model, [rows], None))
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    recompute(model, what)
     model.train()
-    assert_equal(loss_and_gradient(model, packed_loss(method, model, [rows], None)), plain)
+    loss, gradient = loss_and_gradient(model, packed_loss(method, model, [rows], None))
+    assert loss == plain[0]
+    assert torch.equal(gradient, plain[1])
 
 
 @pytest.mark.parametrize("architecture", ["llama"])
