@@ -136,7 +136,7 @@ def _started(model: Path, rows: Rows, runner: Runner, threads: int, taken: Taken
     process.start()
     theirs.close()
     ended = threading.Event()
-    sampler = threading.Thread(target=_sample, args=(psutil.Process(process.pid), taken, ended))
+    sampler = threading.Thread(target=sample_memory, args=(psutil.Process(process.pid), taken, ended))
     sampler.start()
 
     def lap() -> Times:
@@ -153,7 +153,7 @@ def _started(model: Path, rows: Rows, runner: Runner, threads: int, taken: Taken
         process.join()
 
 
-def _sample(side: psutil.Process, taken: Taken, ended: threading.Event) -> None:
+def sample_memory(side: psutil.Process, taken: Taken, ended: threading.Event) -> None:
     """Keep the most memory of a process and its children until they are over."""
     while not ended.wait(SAMPLE_SECONDS):
         with suppress(psutil.NoSuchProcess):
