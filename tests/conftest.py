@@ -29,7 +29,7 @@ from tests.servers.s3 import S3Server
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TinyModel = Callable[..., Path]
-Machines = Callable[[int], WarmMachines]
+Machines = Callable[..., WarmMachines]
 
 
 def kept(config: pytest.Config, name: str) -> Path:
@@ -227,17 +227,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def machines() -> Iterator[Machines]:
     """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them."""
     temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
-    machines_of: dict[int, WarmMachines] = {}
+    machines_of: dict[str, WarmMachines] = {}
+    usual = {"device": "cpu", "engines": 1, "kv_cache_mib": 16, "zero_stage": 1, "wait_timeout_seconds": 120}
 
-    def of_world(world: int) -> WarmMachines:
-        if world not in machines_of:
-            resources = ResourcesConfig(
-                device="cpu", trainers=world, engines=1, kv_cache_mib=16, zero_stage=1, wait_timeout_seconds=120
-            )
-            machines_of[world] = WarmMachines(resources, temporary)
-        return machines_of[world]
+    def of_world(world: int, **resources: Any) -> WarmMachines:
+        config = ResourcesConfig(**{**usual, "trainers": world, **resources})
+        return machines_of.setdefault(config.model_dump_json(), WarmMachines(config, temporary))
 
     yield of_world
-    for machines in list(machines_of.values())[:1]:
+    connected = [machines for machines in machines_of.values() if machines.actors.ray is not None]
+    for machines in connected[:1]:
         machines.close()  # ends Ray, and with it the actors of all
     shutil.rmtree(temporary, ignore_errors=True)

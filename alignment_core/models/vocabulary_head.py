@@ -36,7 +36,7 @@ class VocabularyHead:
         """If set, only so many first tokens of the vocabulary have a probability."""
         self.of_sum = False
         """Whether the loss is the sum of the results, times a number: the forward pass then computes the gradient beside them,
-        and no logits are computed twice. The gradient is right also where the loss is another function of them."""
+        and no logits are computed twice. The backward pass raises RuntimeError where the loss is another function of them."""
         self._outputs = self.layer.forward
         self.layer.forward = self._forward  # a call of the layer is what lets ZeRO 3 gather its weights
 
@@ -90,8 +90,12 @@ class _OfLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         states, weight, bias = ctx.saved_tensors
-        scale = grad.flatten()[0] if grad.numel() else None
-        if hasattr(ctx, "of_sum") and scale is not None and bool((grad == scale).all()):
+        if hasattr(ctx, "of_sum"):
+            scale = grad.flatten()[:1].sum()
+            # Without a read of the device's memory, for which all of its work would have to end.
+            torch._assert_async(
+                (grad == scale).all(), "the loss was declared to be a sum of log-probabilities, and is not"
+            )
             return *(tensor if tensor is None else tensor.mul_(scale) for tensor in ctx.of_sum), None, None
         _, gradients = _with_gradients(ctx, states, weight, bias, ctx.reduced, grad)
         return *gradients, None, None

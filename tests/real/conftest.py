@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
 
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.recipes import ResourcesConfig
 from tests.real_model import RealModelError
 from tests.real_model import real_model as made
 
@@ -26,13 +26,11 @@ def real_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_machines() -> Iterator[WarmMachines]:
+def real_machines(machines: Any) -> Iterator[WarmMachines]:
     """A warm trainer and a warm engine for it."""
-    resources = ResourcesConfig(device="cpu", trainers=1, engines=1, kv_cache_mib=64, wait_timeout_seconds=300)
-    with TemporaryDirectory(prefix="r", dir="/tmp") as temporary:  # a short path, for Ray's sockets
-        machines = WarmMachines(resources, Path(temporary))
-        yield machines
-        machines.close()
+    warm = machines(1, kv_cache_mib=64, zero_stage=None, wait_timeout_seconds=300)
+    yield warm
+    warm.actors.end_actors()
 
 
 @pytest.fixture

@@ -47,6 +47,9 @@ CHATS = (
 RATE, EPSILON = 1e-4, 1e-5
 """Of Adam. Its step is rate · g / (|g| + ε): a smaller ε would make whole steps of the rounding of gradients near zero."""
 ADAM = {"learning_rate": RATE, "adam_epsilon": EPSILON, "lr_scheduler_type": "constant", "batch_size": 4}
+BF16_NOISE = 0.062
+"""Standard deviation of the difference, in nats, over 1,687 tokens of GSM8K's answers; its mean is at most 0.0015. Tokens with
+the same prompt have differences that are alike, so that a mean varies more than that of independent ones."""
 Rows = list[tuple[list[int], list[int], list[int]]]
 
 
@@ -143,15 +146,16 @@ def test_a_step_of_fine_tuning(real_model: Path, real_machines: WarmMachines, ro
 
 
 def test_a_step_of_fine_tuning_in_bf16(real_model: Path, real_machines: WarmMachines, rows: Rows, folder: Path) -> None:
-    """From the weights as bf16 holds them. Activations and gradients are rounded, too: with its two kernels of attention, plain
-    ``transformers`` has losses of 1.841 and 1.851 and norms of 25.2 and 24.5."""
+    """From the weights as bf16 holds them. Activations and gradients are rounded, too: log-probabilities of plain
+    ``transformers`` in bf16, with either of its kernels of attention, differ from those in fp32 by ``BF16_NOISE``."""
     loss, norm = trained(real_machines, folder, real_model, Sft(), demonstrations(rows), bf16=True)
     model = plain(real_model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
     expected = step(model, sft_loss(model, rows))
-    assert (loss, norm) == (pytest.approx(expected[0], rel=0.01), pytest.approx(expected[1], rel=0.1))
+    noise = BF16_NOISE / sum(len(answer) for _, answer, _ in rows) ** 0.5
+    assert (loss, norm) == (pytest.approx(expected[0], abs=4 * noise), pytest.approx(expected[1], rel=0.1))
     saved = transformers.AutoModelForCausalLM.from_pretrained(folder / "out")
     weights = saved.state_dict()
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}

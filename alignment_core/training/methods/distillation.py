@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 class Distillation(Sft):
     """Mean divergence per target token of the batch, plus a weighted negative log-likelihood of the targets themselves."""
+
+    loss_is_sum: ClassVar[bool] = False
 
     def __init__(self, config: DistillationLossConfig) -> None:
         self.config = config
