@@ -17,9 +17,8 @@ _ATTENTION = "_scaled_dot_product"
 def recompute(model: Any, what: Recomputed) -> None:
     """Let the layers of a ``transformers`` model compute their activations again in the backward pass. The gradient is the
     same, bit by bit."""
-    options: dict[str, Any] = {
-        "use_reentrant": False
-    }  # otherwise an input needs a gradient; frozen embeddings have none
+    # Reentrant checkpointing needs an input with a gradient, and frozen embeddings (LoRA) have none.
+    options: dict[str, Any] = {"use_reentrant": False}
     if what == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)

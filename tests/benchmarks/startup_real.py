@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.peer_rows import GSM8K
+from tests.processes import free_port
 from tests.real_model import real_model
 
 ALIGN = [sys.executable, "-m", "alignment.flows.cli.main"]
@@ -70,8 +71,9 @@ def run(recipe: Path, environment: dict[str, str]) -> dict[str, float]:
 
 def serve(model: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Seconds until a server answers, and the context that fits its cache."""
+    port = free_port()
     began = time.monotonic()
-    command = [*ALIGN, "serve", str(model), "--json", "--port", "8199"]
+    command = [*ALIGN, "serve", str(model), "--json", "--port", str(port)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         answer = json.loads(process.stdout.readline())

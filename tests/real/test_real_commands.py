@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 import transformers
 
 from tests.align import Align, align_here
+from tests.processes import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -45,8 +45,7 @@ def answer(real_model: Path) -> Any:
 @pytest.fixture(scope="module")
 def server(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What `align serve` says of itself."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "alignment.flows.cli.main", "serve", str(real_model), "--port", str(port), "--json"],
         env={**os.environ, "ALIGN_HOME": str(tmp_path_factory.mktemp("home"))},

@@ -47,15 +47,43 @@ CHATS = (
 RATE, EPSILON = 1e-4, 1e-5
 """Of Adam. Its step is rate · g / (|g| + ε): a smaller ε would make whole steps of the rounding of gradients near zero."""
 ADAM = {"learning_rate": RATE, "adam_epsilon": EPSILON, "lr_scheduler_type": "constant", "batch_size": 4}
-BF16_NOISE = 0.062
-"""Standard deviation of the difference, in nats, over 1,687 tokens of GSM8K's answers; its mean is at most 0.0015. Tokens with
-the same prompt have differences that are alike, so that a mean varies more than that of independent ones."""
 Rows = list[tuple[list[int], list[int], list[int]]]
 
 
+LONG_CHATS = (
+    (
+        "How does a kettle know when to switch off?",
+        "Steam from the boiling water goes through a channel to a small disc of two metals in the handle. The disc bends when "
+        "it gets hot, because one metal expands more than the other, and its snap opens the switch. When the disc cools down, "
+        "the kettle can be used again.",
+        "",
+    ),
+    (
+        "Why do leaves turn yellow in autumn?",
+        "In autumn the days get shorter and colder, and a tree stops making chlorophyll, the green pigment. What is left of it "
+        "breaks down, and the yellow pigments that were there all summer become visible. Before the leaves fall, the tree "
+        "takes back most of what it can use.",
+        "",
+    ),
+    (
+        "Add 17 and 48, and explain each step.",
+        "First add the ones: 7 + 8 = 15. Write down 5 and carry 1. Then add the tens: 1 + 4 + 1 = 6. The answer is 65. To "
+        "check it, take 48 away from 65: 65 - 48 = 17, which is the number that we began with.",
+        "",
+    ),
+    (
+        "Write a function that counts the words of a text.",
+        "```python\ndef count_words(text: str) -> int:\n    return len(text.split())\n```\n\nThe method `split` cuts the text "
+        "wherever there is white space, and `len` counts the parts. For an empty text it returns 0.",
+        "",
+    ),
+)
+"""Enough tokens that the rounding of bf16 hardly moves the mean of their log-probabilities."""
+
+
 @pytest.fixture(scope="module")
-def rows(real_model: Path) -> Rows:
-    """The ids of prompts, right and wrong answers, by the model's chat template."""
+def tokenized(real_model: Path) -> Any:
+    """Gives the ids of prompts, right and wrong answers, by the model's chat template."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(real_model)
 
     def ids(prompt: str, answer: str | None = None) -> list[int]:
@@ -69,7 +97,13 @@ def rows(real_model: Path) -> Rows:
         before = ids(prompt)
         return before, *(ids(prompt, answer)[len(before) :] for answer in answers)
 
-    return [row(*chat) for chat in CHATS]
+    return lambda chats: [row(*chat) for chat in chats]
+
+
+@pytest.fixture(scope="module")
+def rows(tokenized: Any) -> Rows:
+    rows: Rows = tokenized(CHATS)
+    return rows
 
 
 def plain(folder: Path, head: Any = transformers.AutoModelForCausalLM, **options: Any) -> Any:
@@ -145,17 +179,20 @@ def test_a_step_of_fine_tuning(real_model: Path, real_machines: WarmMachines, ro
     assert_same_model(folder / "out", model, real_model)
 
 
-def test_a_step_of_fine_tuning_in_bf16(real_model: Path, real_machines: WarmMachines, rows: Rows, folder: Path) -> None:
-    """From the weights as bf16 holds them. Activations and gradients are rounded, too: log-probabilities of plain
-    ``transformers`` in bf16, with either of its kernels of attention, differ from those in fp32 by ``BF16_NOISE``."""
+def test_a_step_of_fine_tuning_in_bf16(
+    real_model: Path, real_machines: WarmMachines, tokenized: Any, folder: Path
+) -> None:
+    """From the weights as bf16 holds them. Activations and gradients are rounded, too: a log-probability of plain
+    ``transformers`` in bf16 differs from that in fp32 by 0.06 nats (the deviation of 1,687 tokens of GSM8K's answers, with
+    either of its kernels of attention), their mean by up to 0.0015."""
+    rows = tokenized(LONG_CHATS)
     loss, norm = trained(real_machines, folder, real_model, Sft(), demonstrations(rows), bf16=True)
     model = plain(real_model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
     expected = step(model, sft_loss(model, rows))
-    noise = BF16_NOISE / sum(len(answer) for _, answer, _ in rows) ** 0.5
-    assert (loss, norm) == (pytest.approx(expected[0], abs=4 * noise), pytest.approx(expected[1], rel=0.1))
+    assert (loss, norm) == (pytest.approx(expected[0], rel=0.01), pytest.approx(expected[1], rel=0.1))
     saved = transformers.AutoModelForCausalLM.from_pretrained(folder / "out")
     weights = saved.state_dict()
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
