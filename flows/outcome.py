@@ -52,6 +52,9 @@ def outcome_of(
     stages = [step.result() for step in run.steps if step.cause() is None]
     report = compared.report.result() if compared.report else None
     metrics: dict[str, Any] = {**report.metrics, "policies": policies_of(run.store, report)} if report else {}
+    if outputs.comparisons:
+        tables = {name: step.result() for name, step in outputs.comparisons.items()}
+        metrics["comparisons"] = {name: policies_of(run.store, table) for name, table in tables.items()}
     policies = metrics.get("policies", {})
     promotion = None
     if recipe.promotion and outputs.policy is not None:

@@ -67,8 +67,13 @@ def _identity(value: Input) -> tuple[str, str | None]:
 @contextmanager
 def sharing(common: frozenset[str] = frozenset()) -> Iterator[None]:
     """Stages that are composed inside are shared with the branches inside; ``common`` are :func:`common_labels` of these."""
-    with composing(_part_of(current(), common)):
+    whole = current()
+    part = _part_of(whole, common)
+    part.training_data.update(whole.training_data)
+    with composing(part):
         yield
+    own = {step.label: step for label, step in part.training_data.items() if label not in whole.training_data}
+    whole.training_data.update(own)
 
 
 @contextmanager

@@ -24,5 +24,7 @@ class Outputs(BaseModel):
     evaluated, too. None if the baseline is that policy already."""
     replaces: Any = None
     """The policy of the promotion's tag when the stages were composed, if that is the baseline."""
+    comparisons: dict[str, Any] = {}
+    """Further reports, by the branch whose policies they compare."""
     summary: Any = None
     """A step whose metrics are added to those of the run."""

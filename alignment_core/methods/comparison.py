@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 from alignment_core.composition.base_model import base_and_start, reward_model
 from alignment_core.composition.branches import Branch, branch, sharing
 from alignment_core.composition.evaluations import Evaluations
-from alignment_core.composition.graph import BranchFailed, failure
+from alignment_core.composition.graph import BranchFailed, Step, failure
 from alignment_core.composition.results import Outputs
 from alignment_core.recipes.load import parse_part
 from alignment_core.recipes.methods import METHODS, Method, method, method_of
@@ -30,12 +30,14 @@ class ComparisonRecipe(BaseRecipe):
     method: Literal["comparison"] = "comparison"
     """Several methods from one start, side by side."""
     sft: SftConfig | None = None
-    """Fine-tune on demonstrations first; every branch starts from the result. Default: they start from `model`."""
+    """Fine-tune on demonstrations first; every branch starts from the result. Default: they start from `model`, or from an
+    `sft` of their own."""
     reward_model: RewardModelConfig | None = None
     """A reward model that judges the policies, and that branches use with `reward_model: ours`."""
     branches: dict[str, dict[str, Any]] = Field(min_length=1)
     """The branches by name: `method`, and the sections that a recipe of this method has. `ours` in place of a section stands
-    for that of the comparison: `reward_model: ours`, `evaluation: ours`."""
+    for that of the comparison: `reward_model: ours`, `evaluation: ours`. A branch may be a comparison with branches and an
+    `evaluation` of its own; this one evaluates its `result`."""
     result: str = ""
     """The branch whose policy is the result of the run, and may be promoted. Default: the first one."""
     evaluation: EvaluationConfig
@@ -70,13 +72,15 @@ class ComparisonRecipe(BaseRecipe):
         return self
 
     def _recipe(self, name: str, content: dict[str, Any], info: ValidationInfo) -> BaseRecipe:
-        where, shares = f"branches.{name}", {*BaseRecipe.model_fields, "sft"} - {"method", "evaluation"}
+        where, shares = f"branches.{name}", set(BaseRecipe.model_fields) - {"method", "evaluation"}
+        if self.sft is not None:
+            shares.add("sft")
         if own := sorted(shares & content.keys()):
             raise ValueError(f"`{where}.{own[0]}` belongs to the comparison, which all branches share: remove it")
         shared: dict[str, Any] = {"name": f"{self.name}-{name}", "seed": self.seed, "model": self.model.model_dump()}
         if content.get("method") in METHODS.names():
             branch_method = method(content["method"])
-            if branch_method.run is not None or branch_method.recipe is ComparisonRecipe:
+            if branch_method.run is not None:
                 raise ValueError(
                     f"`{where}.method`: {branch_method.name!r} cannot be a branch: it is more than one graph"
                 )
@@ -105,18 +109,26 @@ def compose(recipe: ComparisonRecipe) -> Outputs:
         policies = {baseline: start}
         branches: dict[str, Branch] = {}
         failed: dict[str, BranchFailed] = {}
+        comparisons: dict[str, Step] = {}
         for name, branch_recipe in recipe.recipes.items():
             with branch(name) as branches[name]:
                 try:
-                    policies[name] = method_of(branch_recipe).compose(branch_recipe).policy
+                    outputs: Outputs = method_of(branch_recipe).compose(branch_recipe)
                 except BranchFailed as error:  # a composition that waits for its stages
                     failed[name] = error
+                    continue
+            policies[name] = outputs.policy
+            if isinstance(branch_recipe, ComparisonRecipe):
+                comparisons |= {name: outputs.report}
+                comparisons |= {f"{name}/{inner}": report for inner, report in outputs.comparisons.items()}
         evaluations = Evaluations(recipe, base, judge)
         for label, policy in policies.items():
-            evaluations.add(label, policy)
-        failed |= {
-            name: problem for name, composed in branches.items() if (problem := failure(composed.steps.values()))
-        }
+            if policy is not None:  # the result of a comparison that failed
+                evaluations.add(label, policy)
+        for name, composed in branches.items():
+            goes_on = isinstance(recipe.recipes[name], ComparisonRecipe) and policies.get(name) is not None
+            if not goes_on and (problem := failure(composed.steps.values())):
+                failed[name] = problem
         failed |= evaluations.leave_out_failed()
         if branches.keys() <= failed.keys():
             raise next(iter(failed.values()))
@@ -128,6 +140,7 @@ def compose(recipe: ComparisonRecipe) -> Outputs:
         final=recipe.final,
         baseline=baseline,
         evaluations=evaluations,
+        comparisons=comparisons,
     )
 
 

@@ -133,15 +133,25 @@ def of_stages(report: RunReport, store: Store, run_id: str, results: Sequence[St
 
 
 def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:
-    tables = [result for result in results if result.stage == "report"]
-    if not tables:
-        return
-    comparison = tables[-1]  # the comparison for a promotion comes last, and has the other policies, too
-    with suppress(OSError, AlignmentError):
-        _, *lines = (store.fetch(comparison.reference) / MARKDOWN).read_text().splitlines()
-        report.say("## Policies on held-out prompts", *lines)
-    policies = policies_of(store, comparison)
-    report.show("policies", "metrics of the policies", over_policies(dict(columns_of(policies)), policies))
+    for name, comparison in comparisons_of(results).items():
+        title, figure = f"## Policies on held-out prompts: {name}", f"policies-{name.replace('/', '-')}"
+        if not name:
+            title, figure = "## Policies on held-out prompts", "policies"
+        with suppress(OSError, AlignmentError):
+            _, *lines = (store.fetch(comparison.reference) / MARKDOWN).read_text().splitlines()
+            report.say(title, *lines)
+        policies = policies_of(store, comparison)
+        report.show(figure, "metrics of the policies", over_policies(dict(columns_of(policies)), policies))
+
+
+def comparisons_of(results: Iterable[StageResult]) -> dict[str, StageResult]:
+    """The tables of a run's policies: of the run as a whole under the empty name, of its branches under their names."""
+    tables: dict[str, StageResult] = {}
+    for result in results:
+        if result.stage == "report":  # the comparison for a promotion comes last, and has the other policies, too
+            branch = result.label.rpartition("/")[0]
+            tables["" if branch == "promotion" else branch] = result
+    return tables
 
 
 def _sections(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:

@@ -186,9 +186,11 @@ def variant_table(metric: str, variants: list[dict[str, Any]]) -> Table:
     return table
 
 
-def result_table(policies: Mapping[str, Mapping[str, float]]) -> Table:
-    """One row per policy. The verifier stands beside the reward, to show over-optimisation of the reward."""
-    title = f"Results on held-out prompts ({confidence(policies)} intervals over n prompts)"
+def result_table(policies: Mapping[str, Mapping[str, float]], branch: str = "") -> Table:
+    """One row per policy, of the run or of a branch that is a comparison. The verifier stands beside the reward, to show
+    over-optimisation of the reward."""
+    where = f" of {branch}" if branch else ""
+    title = f"Results on held-out prompts{where} ({confidence(policies)} intervals over n prompts)"
     table = Table(title=title, title_justify="left")
     table.add_column("policy")
     shown = columns_of(policies)

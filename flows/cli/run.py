@@ -194,6 +194,8 @@ def print_outcome(outcome: dict[str, Any]) -> None:
         out.print("[red]failed:[/] ", end="")
         out.print(f"{label}: {reason}", markup=False)
     metrics = outcome["metrics"]
+    for branch, policies in metrics.get("comparisons", {}).items():
+        out.print(result_table(policies, branch))
     if metrics.get("policies"):
         out.print(result_table(metrics["policies"]))
     if metrics.get("variants"):

@@ -83,12 +83,50 @@ def test_held_out_prompts_are_compared_with_the_data_of_all_branches_or_a_single
     assert set(labels(by_label["report"])) >= {"sft", "pairs", "weak", "best", "overlap", "reward_model"}
 
 
+NESTED: dict[str, Any] = {
+    **{key: value for key, value in RECIPE.items() if key not in ("sft", "reward_model", "branches")},
+    "branches": {
+        "pairs": {"method": "dpo", "dpo": {"data": TASK}},
+        "inner": {
+            "method": "comparison",
+            "sft": RECIPE["sft"],
+            "branches": {
+                "weak": {"method": "dpo", "dpo": {"data": TASK, "loss": {"beta": 0.01}}},
+                "kto": {"method": "kto", "kto": {"data": {**TASK, "rows": 41}}},
+            },
+            "result": "kto",
+            "evaluation": {**RECIPE["evaluation"], "prompts": {**PROMPTS, "rows": 9}},
+        },
+    },
+}
+
+
+def test_a_branch_may_be_a_comparison_whose_result_is_evaluated_with_the_other_branches(tmp_path: Path) -> None:
+    planned = plan(parse_recipe(NESTED), open_store(str(tmp_path / "store")))
+    by_label = {stage.label: stage for stage in planned.stages}
+    assert len(by_label) == len(planned.stages)
+    assert labels(by_label["report"]).keys() == {"start", "pairs", "inner", "overlap"}
+    assert labels(by_label["inner/report"]).keys() == {"sft", "weak", "kto", "overlap"}
+    assert labels(by_label["inner/evaluation/generate"])["policy"] == "inner/kto/kto"
+    assert labels(by_label["inner/weak/dpo"])["model"] == "inner/sft"
+    assert labels(by_label["inner/weak/dpo"])["data"] == "pairs/dpo/data", "equal stages are shared by all"
+    assert "inner/model" not in by_label
+    own = {"inner/sft/data", "pairs/dpo/data", "inner/kto/kto/data"}
+    assert set(labels(by_label["evaluation/overlap"]).values()) == own | {"evaluation/prompts"}
+    assert set(labels(by_label["inner/evaluation/overlap"]).values()) == own | {"inner/evaluation/prompts"}
+
+
 @pytest.mark.slow
 def test_policies_share_a_table_with_lengths_and_only_a_changed_branch_runs_again(align: Align, tmp_path: Path) -> None:
     small = {"training": {"max_steps": 2, "batch_size": 4}}
     branches = {
         "dpo": {"method": "dpo", "dpo": {"data": TASK, **small}},
         "kto": {"method": "kto", "kto": {"data": TASK, **small}},
+        "inner": {
+            "method": "comparison",
+            "branches": {"weak": {"method": "dpo", "dpo": {"data": TASK, "loss": {"beta": 0.01}, **small}}},
+            "evaluation": {**RECIPE["evaluation"], "prompts": {**PROMPTS, "rows": 7}},
+        },
     }
     recipe = {
         **RECIPE,
@@ -100,10 +138,13 @@ def test_policies_share_a_table_with_lengths_and_only_a_changed_branch_runs_agai
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(recipe))
     outcome = align(tmp_path / "home", "run", str(path))
-    assert list(outcome["metrics"]["policies"]) == ["sft", "dpo", "kto"]
-    table = (Path(outcome["report"]).read_text()).split("| policy |")[1].splitlines()
+    assert list(outcome["metrics"]["policies"]) == ["sft", "dpo", "kto", "inner"]
+    assert list(outcome["metrics"]["comparisons"]["inner"]) == ["sft", "weak"]
+    of_inner, table = (part.splitlines() for part in Path(outcome["report"]).read_text().split("| policy |")[1:])
+    assert "## Policies on held-out prompts" in of_inner
     assert all(column in table[0] for column in ("verifier accuracy", "win rate", "mean tokens"))
-    assert {"sft", "dpo", "kto"} <= {line.split("|")[1].strip() for line in table[2:] if line.startswith("|")}
+    for lines, policies in ((of_inner, {"sft", "weak"}), (table, {"sft", "dpo", "kto", "inner"})):
+        assert policies <= {line.split("|")[1].strip() for line in lines[2:] if line.startswith("|")}
     again = align(tmp_path / "home", "check", str(path), "--set", "branches.kto.kto.loss.beta=0.5")
     assert {stage["stage"] for stage in again["stages"] if stage["state"] != "cached"} == {
         "kto/kto",

@@ -49,6 +49,16 @@ def test_a_stored_recipe_is_the_same_from_any_folder(load: Any, tmp_path: Path, 
     assert again.recipes == recipe.recipes
 
 
+def test_branches_of_a_comparison_without_sft_have_starts_of_their_own(load: Any) -> None:
+    own = {"sft": {"data": "other.jsonl"}}
+    preferences = {"method": "comparison", **own, "branches": {"dpo": DPO}, "evaluation": EVALUATION}
+    recipe = load({**MINIMAL, "sft": None, "branches": {"best": {**BEST, **own}, "preferences": preferences}})
+    best, inner = recipe.recipes["best"], recipe.recipes["preferences"]
+    assert best.sft == inner.sft == inner.recipes["dpo"].sft
+    assert (inner.recipes["dpo"].name, inner.recipes["dpo"].seed) == ("demo-preferences-dpo", 3)
+    assert parse_recipe(recipe.model_dump(mode="json")) == recipe
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -62,7 +72,11 @@ def test_a_stored_recipe_is_the_same_from_any_folder(load: Any, tmp_path: Path, 
         ({"branches": {"dpo": {**DPO, "dpo": {"data": "x", "lr": 1}}}}, "branches.dpo: dpo.lr: unknown field"),
         ({"branches": {"dpo": {**DPO, "reward_model": "ours"}}}, "`branches.dpo.reward_model` is `ours`, but the comp"),
         ({"branches": {"n": {"method": "nightly"}}}, "'nightly' cannot be a branch: it is more than one graph"),
-        ({"branches": {"c": {"method": "comparison"}}}, "'comparison' cannot be a branch"),
+        ({"branches": {"c": {"method": "comparison", "branches": {"dpo": DPO}}}}, "branches.c: evaluation: "),
+        (
+            {"branches": {"c": {"method": "comparison", "branches": {"sft": DPO}, "evaluation": EVALUATION}}},
+            "`branches`: 'sft' cannot name a branch",
+        ),
         ({"branches": {"e": {"method": "evaluate"}}}, "'evaluate' cannot start from `sft`"),
         ({"result": "kto"}, "`result`: there is no branch 'kto'; choose one of best, dpo"),
         ({"evaluation": None}, "evaluation: "),
