@@ -26,30 +26,21 @@ class Instruction:
     values: tuple[Any, ...]
     follows: Callable[[str, Any], bool]
     """Whether an answer, without surrounding white space, follows it with this value."""
-    places: tuple[str, ...] = ()
-    """Places of the answer that it determines; no two instructions of a prompt share one."""
+    begins: bool = False
+    """Whether it determines how the answer begins; a prompt has one such instruction at most."""
 
 
 def _words(answer: str) -> list[str]:
     return re.findall(r"\w[\w'-]*", answer)
 
 
-def _json(answer: str, key: str) -> bool:
-    try:
-        value = json.loads(answer)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and list(value) == [key] and isinstance(value[key], str) and bool(_words(value[key]))
-
-
-def _list(answer: str, marks: list[str]) -> bool:
-    lines = answer.splitlines()
-    return len(lines) == len(marks) and all(
+def _numbered(answer: str, count: int) -> bool:
+    lines, marks = answer.splitlines(), [f"{number}. " for number in range(1, count + 1)]
+    return len(lines) == count and all(
         line.startswith(mark) and _words(line.removeprefix(mark)) for line, mark in zip(lines, marks, strict=True)
     )
 
 
-START, END = "start", "end"
 KINDS: dict[str, Instruction] = {
     "words": Instruction(
         ("Use at most {} words.", "Answer in no more than {} words."),
@@ -70,37 +61,18 @@ KINDS: dict[str, Instruction] = {
         ('Begin your answer with the word "{}".', 'The first word of your answer must be "{}".'),
         ("Well", "Honestly", "Simply", "Sure", "Indeed"),
         lambda answer, word: answer.startswith(word) and _words(answer)[0] == word,
-        (START,),
-    ),
-    "bullets": Instruction(
-        ('Answer with {} bullet points, each on a line that begins with "- ".', 'Write {} lines that begin with "- ".'),
-        (2, 3),
-        lambda answer, count: _list(answer, ["- "] * count),
-        (START,),
+        begins=True,
     ),
     "numbers": Instruction(
         ("List exactly {} items, numbered from 1.", "Give a numbered list of {} short items."),
         (2, 3),
-        lambda answer, count: _list(answer, [f"{number}. " for number in range(1, count + 1)]),
-        (START,),
-    ),
-    "json": Instruction(
-        ('Reply with JSON like {{"{}": "your answer"}} and nothing else.', 'Answer in JSON: {{"{}": "your answer"}}'),
-        ("answer", "reply", "text"),
-        _json,
-        (START, END),
-    ),
-    "exclamation": Instruction(
-        ("End your answer with an exclamation mark.", "The last character of your answer must be an exclamation mark."),
-        (None,),
-        lambda answer, _: bool(_words(answer)) and answer.endswith("!"),
-        (END,),
+        _numbered,
+        begins=True,
     ),
     "question": Instruction(
         ("Answer with a question.", "End your answer with a question mark."),
         (None,),
         lambda answer, _: bool(_words(answer)) and answer.endswith("?"),
-        (END,),
     ),
 }
 QUESTIONS = (
@@ -123,8 +95,8 @@ def draw(random: Random) -> tuple[str, str]:
     """A prompt and its label."""
     kinds: list[str] = []
     for kind in random.sample(list(KINDS), len(KINDS)):
-        taken = {place for other in kinds for place in KINDS[other].places}
-        if len(kinds) < COUNT and taken.isdisjoint(KINDS[kind].places):
+        taken = any(KINDS[other].begins for other in kinds)
+        if len(kinds) < COUNT and not (taken and KINDS[kind].begins):
             kinds.append(kind)
     instructions = [[kind, random.choice(KINDS[kind].values)] for kind in kinds]
     sentences = [random.choice(KINDS[kind].sentences).format(value) for kind, value in instructions]
@@ -138,13 +110,18 @@ def followed(completion: str, label: str) -> list[bool]:
     return [KINDS[kind].follows(answer, value) for kind, value in json.loads(label)]
 
 
-def verify(prompt: str, completion: str, label: str | None) -> float:
-    """1.0 if the completion follows all instructions of the label, else 0.0. Raises ValueError for a missing label."""
+def _followed(prompt: str, completion: str, label: str | None) -> list[bool]:
     if label is None:
         raise ValueError(f"a prompt without a label cannot be verified: {prompt!r}")
-    return float(all(followed(completion, label)))
+    return followed(completion, label)
+
+
+def verify(prompt: str, completion: str, label: str | None) -> float:
+    """1.0 if the completion follows all instructions of the label, else 0.0. Raises ValueError for a missing label."""
+    return float(all(_followed(prompt, completion, label)))
 
 
 def share(rows: list[dict[str, Any]]) -> list[float]:
-    """A reward function: the share of its instructions that each completion follows."""
-    return [sum(each) / len(each) for each in (followed(row["completion"], row["label"]) for row in rows)]
+    """A reward function: the share of its instructions that each completion follows. Raises ValueError for a missing label."""
+    of_rows = [_followed(row["prompt"], row["completion"], row["label"]) for row in rows]
+    return [sum(each) / len(each) for each in of_rows]

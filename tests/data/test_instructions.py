@@ -20,10 +20,7 @@ FOLLOWED = {
     ("keyword", "small"): ["They are small.", "SMALL", "a small, cold lake"],
     ("no-comma", None): ["They float."],
     ("first", "Well"): ["Well, it floats.", "Well", "Well: yes"],
-    ("bullets", 2): ["- They float.\n- They are cold."],
     ("numbers", 2): ["1. They float.\n2. They are cold."],
-    ("json", "reply"): ['{"reply": "They float."}', '{\n  "reply": "yes"\n}'],
-    ("exclamation", None): ["They float!"],
     ("question", None): ["Do they float?"],
 }
 NOT_FOLLOWED = {
@@ -38,14 +35,6 @@ NOT_FOLLOWED = {
         "Well-known.",
         '"Well, it floats."',
     ],
-    ("bullets", 2): [
-        "",
-        "- They float.",
-        "- They float.\n- ",
-        "- One.\n- Two.\n- Three.",
-        "* One.\n* Two.",
-        "- One.\n\n- Two.",
-    ],
     ("numbers", 2): [
         "",
         "1. They float.",
@@ -54,18 +43,6 @@ NOT_FOLLOWED = {
         "1) One.\n2) Two.",
         "1. One.\n2. Two.\n3. Three.",
     ],
-    ("json", "reply"): [
-        "",
-        "reply: yes",
-        '{"reply": "yes", "more": "no"}',
-        '{"answer": "yes"}',
-        '{"reply": ""}',
-        '{"reply": 3}',
-        '["reply"]',
-        '```json\n{"reply": "yes"}\n```',
-        "[" * 100_000,
-    ],
-    ("exclamation", None): ["", "!", "They float.", "They float! Yes."],
     ("question", None): ["", "?", "They float.", "Do they float? Yes."],
 }
 
@@ -84,16 +61,16 @@ def test_every_kind_is_tested_above() -> None:
 
 
 def test_an_answer_is_right_if_it_follows_all_and_its_share_is_the_reward() -> None:
-    label = '[["words", 8], ["no-comma", null], ["exclamation", null]]'
+    label = '[["words", 8], ["no-comma", null], ["question", null]]'
     answers = {
-        "They float!": (1.0, 1.0),
-        "Well, they float!": (0.0, 2 / 3),
+        "Do they float?": (1.0, 1.0),
+        "Well, do they?": (0.0, 2 / 3),
         "Well, they float.": (0.0, 1 / 3),
         "": (0.0, 0.0),
     }
     for answer, (right, share) in answers.items():
         assert tasks.verify("instructions", "", answer, label) == right
-        assert instructions.share([{"completion": answer, "label": label}]) == [share]
+        assert instructions.share([{"prompt": "", "completion": answer, "label": label}]) == [share]
 
 
 def test_prompts_give_two_instructions_that_one_answer_can_follow() -> None:
@@ -102,8 +79,7 @@ def test_prompts_give_two_instructions_that_one_answer_can_follow() -> None:
         prompt, label = instructions.draw(Random(seed))
         given = json.loads(label)
         assert len(given) == 2
-        places = [place for kind, _ in given for place in instructions.KINDS[kind].places]
-        assert len(set(places)) == len(places), given
+        assert sum(instructions.KINDS[kind].begins for kind, _ in given) < 2, given
         for kind, value in given:
             assert any(sentence.format(value) in prompt for sentence in instructions.KINDS[kind].sentences)
         seen |= {kind for kind, _ in given}
@@ -120,3 +96,5 @@ def test_rows_to_train_on_are_refused(kind: str) -> None:
 def test_a_prompt_without_a_label_is_an_error_not_a_zero() -> None:
     with pytest.raises(ValueError, match="without a label"):
         tasks.verify("instructions", "Describe ice.", "Cold!", None)
+    with pytest.raises(ValueError, match="without a label"):
+        instructions.share([{"prompt": "Describe ice.", "completion": "Cold!", "label": None}])
