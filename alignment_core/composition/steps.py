@@ -380,7 +380,8 @@ def evaluate(
 ) -> Step:
     """Metrics of scored completions beside those of a baseline, with the ``verdicts`` of a judge, the results of
     lm-eval's ``tasks``, and the KL of the scores ``to_origin``."""
-    config = EvaluateConfig(**section.model_dump(include=set(EvaluateConfig.model_fields)))
+    statistics = section.model_dump(include=set(EvaluateConfig.model_fields))
+    config = EvaluateConfig(**statistics, samples_all_tokens=section.generation.samples_all_tokens)
     beside = {"baseline_scores": baseline_scores, "verdicts": verdicts, "lm_eval": tasks, "scores_to_origin": to_origin}
     return submit("evaluate", label, config, {"scores": scores, **beside})
 

@@ -48,6 +48,7 @@ METRICS: dict[str, Metric] = {
     "mean_verifier": Metric("verifier score", EVALUATION),
     "win_rate": Metric("win rate", EVALUATION),
     "judged_win_rate": Metric("win rate by the judge", EVALUATION),
+    "baseline_perplexity": Metric("perplexity under the baseline", EVALUATION),
     "position_changed": Metric("changed with the position", EVALUATION, SHARE),
     "held_out_reward": Metric("held-out reward", EVALUATION, curve=True),
     "best_held_out_reward": Metric("best held-out reward", EVALUATION),
@@ -107,6 +108,7 @@ OF_POLICIES = (
     ("judged_win_rate", "win rate by the judge"),
     ("kl", "KL (nats)"),
     ("kl_to_model", "KL to `model` (nats)"),
+    ("baseline_perplexity", "perplexity under the baseline"),
     ("length", "mean tokens"),
 )
 """Columns of the table that compares policies, with titles that are more precise than the labels."""

@@ -26,6 +26,8 @@ class EvaluateConfig(StageConfig):
     confidence: float = 0.95
     resamples: int = 2000
     pass_at: tuple[int, ...] = ()
+    samples_all_tokens: bool = False
+    """Whether completions are samples of the unmodified policy, so that their log-probabilities are those of the policy."""
 
 
 def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
@@ -50,6 +52,9 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
             per_prompt_values[f"pass@{k}"] = passed
     if rows[0]["reference_logp"] is not None:
         per_prompt_values["kl"] = _kl(rows)
+        metrics["baseline_perplexity"] = _perplexity(rows, "reference_logp")
+    elif baseline is None and config.samples_all_tokens:
+        metrics["baseline_perplexity"] = _perplexity(rows, "policy_logp")
     if "scores_to_origin" in context.inputs:
         per_prompt_values["kl_to_model"] = _kl(read_scores(context.inputs["scores_to_origin"]))
     column = "reward" if "reward" in per_prompt_values else "verifier"
@@ -81,6 +86,11 @@ def _kl(rows: list[dict[str, Any]]) -> np.ndarray:
     completion, because both log-probabilities are of the distributions at the sampling temperature (see
     ScoreConfig.temperature)."""
     return per_prompt([{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows], "gap")
+
+
+def _perplexity(rows: list[dict[str, Any]], logp: str) -> float:
+    """Of all completions, per token, at the sampling temperature."""
+    return float(np.exp(-sum(row[logp] for row in rows) / sum(row["tokens"] for row in rows)))
 
 
 SHOWS = titles("accuracy", "reward", "win_rate", "judged_win_rate", "kl")

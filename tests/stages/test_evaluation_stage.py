@@ -73,6 +73,18 @@ def test_each_of_several_rewards_has_a_mean_and_missing_rewards_are_counted(eval
     assert (metrics["reward_0"], metrics["reward_1"]) == (pytest.approx(2 / 3), 3.0)
 
 
+def test_perplexity_under_the_baseline_is_over_all_tokens(evaluated):
+    """Two completions of 3 tokens: exp((2 + 4) / 6) = e, exp((5 + 7) / 6) = e² by the policy itself."""
+    scores = [
+        {**ROW, "prompt": i, "verifier": 1.0, "reference_logp": reference, "policy_logp": policy}
+        for i, (reference, policy) in enumerate([(-2.0, -5.0), (-4.0, -7.0)])
+    ]
+    of_itself = [{**row, "reference_logp": None} for row in scores]
+    assert evaluated(scores)["baseline_perplexity"] == pytest.approx(2.718282)
+    assert evaluated(of_itself, samples_all_tokens=True)["baseline_perplexity"] == pytest.approx(7.389056)
+    assert "baseline_perplexity" not in evaluated(of_itself), "of top_p, log-probabilities are not those of the policy"
+
+
 def test_the_report_names_the_configured_confidence_level(evaluated):
     metrics = evaluated([{**ROW, "prompt": i, "verifier": i % 2} for i in range(8)], confidence=0.9)
     content = {
@@ -141,9 +153,10 @@ def test_the_kl_to_the_initial_model_is_measured_beside_that_to_the_baseline(eva
     to_origin = [{**row, "reference_logp": logp} for row, logp in zip(scores, (-12.0, -32.0), strict=True)]
     metrics = evaluated(scores, {"scores_to_origin": to_origin})
     assert (metrics["kl"], metrics["kl_to_model"], metrics["kl_to_model.n"]) == (2, 20, 1)
-    assert [title for _, title in columns_of({"a": metrics})][-3:] == [
+    assert [title for _, title in columns_of({"a": metrics})][-4:] == [
         "KL (nats)",
         "KL to `model` (nats)",
+        "perplexity under the baseline",
         "mean tokens",
     ]
     assert "kl_to_model" not in evaluated(scores)
