@@ -1,4 +1,4 @@
-# make demo · make up · make test · make test-long · make campaigns · make peers · make lint · make bench · make wheel
+# make demo · make up · make test · make test-long · make real · make campaigns · make peers · make lint · make bench · make wheel
 PYTHON ?= python3.11
 # On another Python, also TORCH=torch==2.13.0+cpu: digests of torch's CPU build are known for 3.11.
 TORCH ?= --require-hashes -r requirements/torch-cpu.txt
@@ -10,7 +10,7 @@ ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_ve
 	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py tests/stages/test_lm_eval.py
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo up down test test-long campaigns peers lint bench wheel lock clean
+.PHONY: demo up down test test-long real campaigns peers lint bench wheel lock clean
 
 demo: $(VENV)/.run
 	$(BIN)/align run quickstart
@@ -28,6 +28,10 @@ test: $(VENV)/.test
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long $(PYTEST)
 	$(BIN)/python -m tests.benchmarks soak
+
+# A pretrained model on real rows (REAL_DATA), by every method; resumes and is cached, SEEDS=3 adds two seeds.
+real: $(VENV)/.test
+	$(BIN)/python -m tests.real $(REAL)
 
 campaigns: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns

@@ -25,6 +25,9 @@ def samples(
             help="Stage to show. Default: the policies' completions of held-out prompts, or else those sampled in training."
         ),
     ] = None,
+    branch: Annotated[
+        str, typer.Option(help="Branch that is a comparison: show the policies that it compares, or one of its stages.")
+    ] = "",
     count: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,6 +37,13 @@ def samples(
 
     record = journal.find(run)
     store, lines = open_store(record.store, writes=False), journal.stages(record.run_id)
+    if branch:
+        of_branch = {label[len(branch) + 1 :]: line for label, line in lines.items() if label.startswith(f"{branch}/")}
+        if not of_branch:
+            raise UserError(
+                f"--branch {branch}: run {journal.short_id(record.run_id)} ({record.name}) has no such branch"
+            )
+        lines = of_branch
     rows = compared(store, lines, count)[1] if stage is None else of_stage(store, lines, stage, count)
     if not rows and stage is None:
         stage, rows = without_comparison(store, lines, count)

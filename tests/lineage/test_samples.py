@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,17 @@ def test_a_prompt_is_shown_before_and_after_training(run: Run) -> None:
     policies, rows = compared(run.store, lines(), 2)
     assert policies == ["sft", "round-1"]
     assert rows[1] == {"prompt": "say 2", "label": "2", "sft": "sft 2 0", "round-1": "round-1 2 0"}
+
+
+def test_a_branch_shows_the_policies_that_it_compares(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for policy in ("sft", "dpo"):
+        run.completions(f"inner/{policy}/evaluation", "dataset@sha256:" + "3" * 64, f"inner {policy}")
+    capsys.readouterr()
+    samples_command(RUN, None, "inner", 1, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row == {"prompt": "say 0", "label": "0", "sft": "inner sft 0 0", "dpo": "inner dpo 0 0"}
+    with pytest.raises(UserError, match=r"--branch other: run \S+ \(small\) has no such branch"):
+        samples_command(RUN, None, "other", 1)
 
 
 def test_trajectories_are_found_among_the_outputs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,23 @@
-"""``python -m tests.real``: a pretrained model learns by every method of real-model.yaml; its table and samples.
+"""``make real``: the shipped recipe real-model with a pretrained model and real rows; its tables and samples.
 
-    python -m tests.real [--seeds N] [--model FOLDER] [--set FIELD=VALUE …]
+    python -m tests.real [--seeds N] [--data FOLDER] [--branches NAME …] [--model FOLDER] [--set FIELD=VALUE …]
 
 Runs resume and are cached, in ``ALIGN_HOME``: the same command again goes on where it ended. Figures and samples are saved as
-docs/real-model.md, unless ``--set`` changes the recipe.
+docs/real-model.md, unless an option changes the recipe. A part whose rows are not in the folder of data (``REAL_DATA``, or
+../shared/data) is left out, with a sentence.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
-from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +25,13 @@ import psutil
 
 from alignment.flows.cli.run import NOT_PROMOTED, PARTLY_FAILED
 from tests.benchmarks.laps import Taken, sample_memory
+from tests.benchmarks.peer_rows import DATA
+from tests.real.page import SAMPLES, Run, page, tables
+from tests.real.recipe import PREFERENCES, ROOT, recipe_for
 from tests.real_model import RealModelError, real_model
 
-ROOT = Path(__file__).parents[2]
-RECIPE = Path(__file__).with_name("real-model.yaml")
 PAGE = ROOT / "docs" / "real-model.md"
-SHOWN = ("grpo", "ppo")
-"""Policies whose answers the page shows, beside those of the start."""
-SAMPLES = 10
-START = "start"
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run of the recipe with one seed."""
-
-    seed: int
-    outcome: dict[str, Any]
-    samples: list[dict[str, Any]]
-    memory: int
-    """Bytes of all its processes at their peak; of a run whose stages are cached, too small."""
-
-    @property
-    def policies(self) -> dict[str, dict[str, float]]:
-        """The metrics of the start and of each branch."""
-        policies: dict[str, dict[str, float]] = self.outcome["metrics"]["policies"]
-        return policies
-
-    def seconds(self, branch: str) -> float:
-        """Of the branch's stages, when they were computed, without start-up and waits."""
-        stages = {stage["key"]: stage for stage in self.outcome["stages"] if stage["label"].startswith(f"{branch}/")}
-        return sum(float(stage["cost"].get("seconds", 0)) for stage in stages.values())
+PICTURES, PREFIX = ROOT / "docs" / "pictures", "real-model-"
 
 
 def align(*arguments: str) -> tuple[dict[str, Any], int]:
@@ -73,74 +51,69 @@ def align(*arguments: str) -> tuple[dict[str, Any], int]:
     return json.loads(printed.strip().splitlines()[-1]), taken.memory
 
 
-def run(seed: int, model: Path, overrides: Sequence[str]) -> Run:
-    settings = [f"seed={seed}", f"model={model}", *overrides]
-    outcome, memory = align("run", str(RECIPE), *(part for each in settings for part in ("--set", each)))
-    samples, _ = align("samples", outcome["run_id"], "-n", str(SAMPLES))
-    return Run(seed, outcome, samples["rows"], memory)
-
-
-def table(runs: Sequence[Run]) -> Iterator[str]:
-    """One row for each seed and method, in Markdown."""
-    yield "| seed | method | answers that follow all instructions: before | after | KL, nats | tokens | minutes |"
-    yield "|---|---|---|---|---|---|---|"
-    for each in runs:
-        before = each.policies[START]
-        for name, after in each.policies.items():
-            if name != START:
-                cells = [str(each.seed), name, _interval(before), _interval(after), _number(after.get("kl"), 1)]
-                cells += [_number(after.get("length"), 1), _number(each.seconds(name) / 60, 1)]
-                yield f"| {' | '.join(cells)} |"
-        for name, problem in each.outcome["failed"].items():
-            yield f"| {each.seed} | {name} | failed | {problem.splitlines()[0]} | | | |"
-
-
-def _interval(policy: dict[str, float]) -> str:
-    return f"{policy['accuracy']:.3f} [{policy['accuracy.low']:.3f}, {policy['accuracy.high']:.3f}]"
-
-
-def _number(value: float | None, decimals: int) -> str:
-    return "—" if value is None else f"{value:.{decimals}f}"
-
-
-def page(runs: Sequence[Run]) -> str:
-    """The page with the table and samples of the first seed."""
-    peak = max(each.memory for each in runs) / 1e9
-    lines = [
-        "# A pretrained model",
-        "",
-        "Written by `python -m tests.real`: SmolLM2-135M-Instruct learns to follow instructions that a program verifies",
-        "([real-model.yaml](../tests/real/real-model.yaml)). Intervals are of 95 % over held-out prompts.",
-        "",
-        *table(runs),
-        "",
-        f"All processes of a run had {peak:.1f} GB of memory at their peak.",
-    ]
-    for name in (name for name in SHOWN if name in runs[0].policies):
-        lines += ["", f"## Answers before and after: {name}", "", "Held-out prompts, evenly spaced and uncut."]
-        for row in runs[0].samples:
-            lines += ["", f"**{row['prompt']}**", "", "```text", row[START], "```", "", "```text", row[name], "```"]
-    return "\n".join(lines) + "\n"
+def run(recipe: Path, seed: int, overrides: Sequence[str]) -> Run:
+    """A run of the recipe with ``seed``, and the answers that its policies gave."""
+    outcome, memory = align(
+        "run", str(recipe), *(part for each in (f"seed={seed}", *overrides) for part in ("--set", each))
+    )
+    samples = {
+        branch: align("samples", outcome["run_id"], "-n", str(SAMPLES), *(["--branch", branch] if branch else []))[0][
+            "rows"
+        ]
+        for branch in ("", *outcome["metrics"].get("comparisons", {}))
+    }
+    return Run(seed, outcome, samples, memory)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = ArgumentParser(prog="python -m tests.real")
-    parser.add_argument("--seeds", type=int, default=int(os.environ.get("SEEDS") or 1), help="by default SEEDS, or 1")
-    parser.add_argument("--model", type=Path, help="folder of the model; by default SmolLM2-135M-Instruct is made")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the recipe")
-    given = parser.parse_args(arguments)
+    given = _options(arguments)
     try:
         model = given.model or real_model()
     except RealModelError as error:
         sys.exit(str(error))
-    try:
-        runs = [run(seed, model, given.set) for seed in range(1, given.seeds + 1)]
-    except subprocess.CalledProcessError as error:  # which printed the reason
-        sys.exit(f"the run ended with exit code {error.returncode}; the same command resumes it")
-    print("\n".join(table(runs)))
-    if not given.set:
-        PAGE.write_text(page(runs))
+    with tempfile.TemporaryDirectory(prefix="real-") as folder:
+        recipe, left_out = recipe_for(model, given.data, Path(folder))
+        if given.branches:
+            if unknown := sorted(set(given.branches) - set(recipe["branches"])):
+                sys.exit(f"--branches: there is no {', '.join(unknown)}; there are {', '.join(recipe['branches'])}")
+            recipe["branches"] = {name: recipe["branches"][name] for name in given.branches}
+            recipe["result"] = next(iter(recipe["branches"]))
+        for sentence in left_out:
+            print(sentence, file=sys.stderr)
+        path = Path(folder) / "real-model.json"
+        path.write_text(json.dumps(recipe))
+        try:
+            runs = [run(path, seed, given.set) for seed in range(1, given.seeds + 1)]
+        except subprocess.CalledProcessError as error:  # which printed the reason
+            sys.exit(f"the run ended with exit code {error.returncode}; the same command resumes it")
+    print("\n".join(tables(runs)))
+    if not (given.set or given.branches or left_out):
+        _save(runs)
+
+
+def _save(runs: Sequence[Run]) -> None:
+    """Write the page, with the pictures of the first seed's report."""
+    pictures = sorted(Path(runs[0].outcome["report"]).parent.glob("*.svg"))
+    for old in PICTURES.glob(f"{PREFIX}*.svg"):
+        old.unlink()
+    for picture in pictures:
+        shutil.copyfile(picture, PICTURES / f"{PREFIX}{picture.name}")
+    PAGE.write_text(page(runs, [f"{PICTURES.name}/{PREFIX}{picture.name}" for picture in pictures]))
+
+
+def _options(arguments: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(prog="python -m tests.real")
+    parser.add_argument("--seeds", type=int, default=int(os.environ.get("SEEDS") or 1), help="by default SEEDS, or 1")
+    parser.add_argument(
+        "--data", type=Path, default=DATA, help="folder of rows; by default REAL_DATA, or ../shared/data"
+    )
+    parser.add_argument(
+        "--branches", nargs="+", default=[], metavar="NAME", help=f"of the recipe, such as {PREFERENCES}"
+    )
+    parser.add_argument("--model", type=Path, help="folder of the model; by default SmolLM2-135M-Instruct is made")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the recipe")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

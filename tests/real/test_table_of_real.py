@@ -1,30 +1,33 @@
-"""The table and the page of ``python -m tests.real``, from an outcome written by hand."""
+"""The recipe, the tables and the page of ``make real``, from rows and outcomes written by hand."""
 
 from __future__ import annotations
 
-from importlib import import_module
+import json
+from pathlib import Path
 from typing import Any
 
-real = import_module("tests.real.__main__")
+from alignment_core.recipes import parse_recipe
+from tests.real.page import Run, page, tables
+from tests.real.recipe import recipe_for
 
 
-def stage(label: str, key: str, seconds: float) -> dict[str, Any]:
-    return {"label": label, "key": key, "state": "cached", "cost": {"seconds": seconds}}
+def stage(label: str, key: str, seconds: float, **metrics: float) -> dict[str, Any]:
+    return {"label": label, "key": key, "state": "cached", "cost": {"seconds": seconds}, "metrics": metrics}
+
+
+def measured(name: str, value: float, **others: float) -> dict[str, float]:
+    return {name: value, f"{name}.low": value - 0.05, f"{name}.high": value + 0.05, **others}
 
 
 OUTCOME = {
     "metrics": {
         "policies": {
-            "start": {"accuracy": 0.1, "accuracy.low": 0.05, "accuracy.high": 0.2, "length": 30.0},
-            "grpo": {
-                "accuracy": 0.75,
-                "accuracy.low": 0.66,
-                "accuracy.high": 0.82,
-                "length": 12.25,
-                "kl": 20.04,
-            },
-            "ppo": {"accuracy": 0.5, "accuracy.low": 0.4, "accuracy.high": 0.6},
-        }
+            "start": measured("accuracy", 0.1, length=30.0, baseline_perplexity=3.0),
+            "grpo": measured("accuracy", 0.75, length=12.25, kl=20.04, baseline_perplexity=4.5)
+            | measured("win_rate", 0.8),
+            "ppo": measured("accuracy", 0.5),
+        },
+        "comparisons": {"preferences": {"sft": measured("reward", -1.0), "dpo": measured("reward", 0.5)}},
     },
     "stages": [
         stage("start/evaluation", "a", 500.0),
@@ -32,23 +35,68 @@ OUTCOME = {
         stage("grpo/evaluation/generate", "c", 30.0),
         stage("grpo/evaluation/generate", "c", 30.0),
         stage("grpo-strict/rl", "d", 900.0),
+        stage("preferences/reward-model/data", "e", 1.0, test_rows=20),
+        stage("preferences/reward-model", "f", 60.0, test_accuracy=0.5, **{"test_accuracy.first": 0.45}),
+        stage("preferences/dpo/dpo", "g", 30.0),
     ],
     "failed": {"rloo/rl": "the loss is not finite\nat step 3"},
 }
-SAMPLES = [{"prompt": "Describe ice.", "label": "[]", "start": "Ice is\n\ncold.", "grpo": "COLD", "ppo": "Cold!"}]
-RUN = real.Run(2, OUTCOME, SAMPLES, 5_600_000_000)
+SAMPLES = {
+    "": [{"prompt": "Describe\nice.", "label": "[]", "start": "Ice is\n\ncold.", "grpo": "COLD", "ppo": "Cold!"}],
+    "preferences": [{"prompt": "Hello", "sft": "Hi", "dpo": "Good day"}],
+}
+RUN = Run(2, OUTCOME, SAMPLES, 5_600_000_000)
 
 
-def test_the_table_has_a_row_for_each_method_and_one_for_each_failure() -> None:
-    assert list(real.table([RUN]))[2:] == [
-        "| 2 | grpo | 0.100 [0.050, 0.200] | 0.750 [0.660, 0.820] | 20.0 | 12.2 | 10.5 |",
-        "| 2 | ppo | 0.100 [0.050, 0.200] | 0.500 [0.400, 0.600] | — | — | 0.0 |",
-        "| 2 | rloo/rl | failed | the loss is not finite | | | |",
+def test_tables_have_a_row_for_each_policy_and_each_held_out_metric() -> None:
+    rows = [line for line in tables([RUN]) if line.startswith("| 2")]
+    assert rows == [
+        "| 2 | grpo | 0.100 [0.050, 0.150] | 0.750 [0.700, 0.800] | 0.800 [0.750, 0.850] | 20.0 | 3.00 → 4.50 | 30.0 → 12.2 "
+        "| 10.5 |",
+        "| 2 | ppo | 0.100 [0.050, 0.150] | 0.500 [0.450, 0.550] | — | — | 3.00 → — | 30.0 → — | 0.0 |",
+        "| 2 | dpo | -1.000 [-1.050, -0.950] | 0.500 [0.450, 0.550] | — | — | — → — | — → — | 0.5 |",
+        # Wilson's interval of 10 of 20: 0.5 ± 1.96 / (1 + 0.192) √(0.0125 + 0.0024)
+        "| 2 | preferences/reward-model | accuracy | 0.450 | 0.500 [0.299, 0.701] n=20 |",
     ]
+    assert list(tables([RUN]))[-1] == "Seed 2: rloo/rl failed: the loss is not finite"
 
 
 def test_the_page_shows_answers_before_and_after_uncut() -> None:
-    page = real.page([RUN])
-    assert "had 5.6 GB of memory" in page
-    assert "**Describe ice.**\n\n```text\nIce is\n\ncold.\n```\n\n```text\nCOLD\n```" in page
-    assert "```text\nCold!\n```" in page
+    written = page([RUN], ["pictures/real-model-lineage.svg"])
+    assert "![real model lineage](pictures/real-model-lineage.svg)\n" in written
+    assert "had 5.6 GB of memory" in written
+    assert "**Describe ice.**\n\nstart:\n\n~~~text\nIce is\n\ncold.\n~~~\n\ngrpo:\n\n~~~text\nCOLD\n~~~" in written
+    assert "## start and ppo\n" in written
+    assert "## sft and dpo of preferences\n" in written
+    assert "dpo:\n\n~~~text\nGood day\n~~~" in written
+
+
+def test_the_recipe_reads_files_in_place_of_the_hub(tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "rows"
+    pairs = [
+        {"chosen": f"\n\nHuman: {n}\n\nAssistant: a", "rejected": f"\n\nHuman: {n}\n\nAssistant: b"} for n in range(903)
+    ]
+    files: dict[str, list[dict[str, Any]]] = {
+        "hh-rlhf-harmless/train.jsonl": pairs,
+        "hh-rlhf-harmless/test.jsonl": pairs[:2],
+        "gsm8k/train.jsonl": [{"question": "1 + 1?", "answer": "2"}],
+        "bench-prompts/mt_bench.jsonl": [{"turns": ["Write.", "Rewrite."]}],
+    }
+    model = tmp_path / "model"
+    recipe, left_out = recipe_for(model, data, folder)
+    assert "preferences" not in recipe["branches"]
+    assert left_out == [f"preferences is left out: there is no hh-rlhf-harmless or gsm8k in {data}"]
+    for name, rows in files.items():
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe, left_out = recipe_for(model, data, folder)
+    assert left_out == []
+    read: Any = parse_recipe(recipe)
+    preferences = read.recipes["preferences"]
+    judge, rewarding = preferences.reward_model.data, preferences.recipes["ppo"].reward_model.data
+    contents = [Path(data.sources[0].path).read_text().splitlines() for data in (rewarding, judge)]
+    assert [len(content) for content in contents] == [900, 3]
+    assert json.loads(contents[1][0]) == pairs[900]
+    (prompts,) = preferences.evaluation.prompts.sources
+    assert Path(prompts.path).read_text() == '{"prompt": "Write."}\n'
+    assert "Anthropic" not in json.dumps(recipe)

@@ -1,0 +1,145 @@
+"""The tables of ``make real``, and docs/real-model.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alignment_core.evaluation.statistics import wilson
+
+SAMPLES = 10
+START, SFT = "start", "sft"
+SHOWN = {"": ("grpo", "ppo"), "preferences": ("dpo", "ppo")}
+"""Policies whose answers the page shows beside those of the baseline, by the branch that compares them."""
+HEADS = {
+    "": "answers that follow all instructions: before | after | win rate against the start",
+    "preferences": "reward of the judge: before | after | win rate against SFT",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the recipe with one seed."""
+
+    seed: int
+    outcome: dict[str, Any]
+    samples: dict[str, list[dict[str, Any]]]
+    """Rows of answers, by the branch that compares the policies."""
+    memory: int
+    """Bytes of all its processes at their peak; of a run whose stages are cached, too small."""
+
+    def policies(self, branch: str) -> dict[str, dict[str, float]]:
+        """The metrics of the baseline and of each policy that the run, or a branch of it, compares."""
+        metrics = self.outcome["metrics"]
+        found: dict[str, dict[str, float]] = (
+            metrics.get("comparisons", {}).get(branch, {}) if branch else metrics["policies"]
+        )
+        return found
+
+    @property
+    def stages(self) -> dict[str, dict[str, Any]]:
+        """Its stages by label."""
+        return {stage["label"]: stage for stage in self.outcome["stages"]}
+
+    def seconds(self, branch: str) -> float:
+        """Of the branch's stages, when they were computed, without start-up and waits."""
+        stages = {stage["key"]: stage for label, stage in self.stages.items() if label.startswith(f"{branch}/")}
+        return sum(float(stage["cost"].get("seconds", 0)) for stage in stages.values())
+
+
+def tables(runs: Sequence[Run]) -> Iterator[str]:
+    """All tables in Markdown: one row for each seed and policy, reward model, and held-out metric of training."""
+    yield from _policies(runs, "", "accuracy")
+    if any(run.policies("preferences") for run in runs):
+        yield ""
+        yield from _policies(runs, "preferences", "reward")
+        yield ""
+        yield from _of_training(runs)
+    for run in runs:
+        for name, problem in run.outcome["failed"].items():
+            yield ""
+            yield f"Seed {run.seed}: {name} failed: {problem.splitlines()[0]}"
+
+
+def _policies(runs: Sequence[Run], branch: str, measure: str) -> Iterator[str]:
+    yield f"| seed | method | {HEADS[branch]} | KL, nats | perplexity under the baseline | tokens | minutes |"
+    yield "|" + "---|" * 9
+    for run in runs:
+        policies = run.policies(branch)
+        baseline = next(iter(policies.values()), {})
+        for name, after in list(policies.items())[1:]:
+            stages = f"{branch}/{name}" if branch else name
+            cells = [str(run.seed), name, _interval(baseline, measure), _interval(after, measure)]
+            cells += [_interval(after, "win_rate"), _number(after.get("kl"), 1)]
+            cells += [" → ".join(_number(each.get("baseline_perplexity"), 2) for each in (baseline, after))]
+            cells += [" → ".join(_number(each.get("length"), 1) for each in (baseline, after))]
+            yield f"| {' | '.join([*cells, _number(run.seconds(stages) / 60, 1)])} |"
+
+
+def _of_training(runs: Sequence[Run]) -> Iterator[str]:
+    """Held-out metrics that trainings measure on their own test rows."""
+    yield "| seed | training | held-out metric | before | after |"
+    yield "|" + "---|" * 5
+    for run in runs:
+        for label, stage in run.stages.items():
+            metrics = stage["metrics"]
+            for name in ("accuracy", "loss", "margin"):
+                after, before = metrics.get(f"test_{name}"), metrics.get(f"test_{name}.first")
+                if after is not None:
+                    rows = run.stages.get(f"{label}/data", {"metrics": {}})["metrics"].get("test_rows")
+                    ends = f" {_of_rows(after, rows)}" if name == "accuracy" and rows else ""
+                    yield f"| {run.seed} | {label} | {name} | {_number(before, 3)} | {_number(after, 3)}{ends} |"
+
+
+def _of_rows(share: float, rows: int) -> str:
+    """The interval of an accuracy on this many rows."""
+    right = round(share * rows)
+    ends = wilson(np.repeat([1.0, 0.0], [right, rows - right]), 0.95)
+    return f"[{ends.low:.3f}, {ends.high:.3f}] n={rows}"
+
+
+def _interval(policy: Mapping[str, float], measure: str) -> str:
+    if measure not in policy:
+        return "—"
+    return f"{policy[measure]:.3f} [{policy[f'{measure}.low']:.3f}, {policy[f'{measure}.high']:.3f}]"
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return "—" if value is None else f"{value:.{decimals}f}"
+
+
+def page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
+    """The page with the tables, and with samples and ``pictures`` of the first seed."""
+    peak = max(run.memory for run in runs) / 1e9
+    lines = [
+        "# A pretrained model",
+        "",
+        "Written by `make real`: the recipe [real-model](../deployments/recipes/real-model.yaml) with SmolLM2-135M-Instruct,",
+        "pairs of HH, rows of GSM8K, and the prompts of MT-Bench and Vicuna. Intervals are of 95 % over held-out prompts.",
+        "",
+        *tables(runs),
+        "",
+        f"All processes of a run had {peak:.1f} GB of memory at their peak.",
+    ]
+    if pictures:
+        lines += ["", "## Lineage and curves", ""]
+        lines += [f"![{Path(picture).stem.replace('-', ' ')}]({picture})" for picture in pictures]
+    first = runs[0]
+    for branch, names in SHOWN.items():
+        for name in (name for name in names if name in first.policies(branch)):
+            baseline = next(iter(first.policies(branch)))
+            where = f" of {branch}" if branch else ""
+            lines += ["", f"## {baseline} and {name}{where}", "", "Held-out prompts, evenly spaced; answers are uncut."]
+            for row in first.samples[branch]:
+                lines += ["", f"**{_one_line(row['prompt'])}**"]
+                for policy in (baseline, name):
+                    lines += ["", f"{policy}:", "", "~~~text", row[policy], "~~~"]
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
