@@ -23,7 +23,7 @@ def _each_lap(laps: Laps, steps: int) -> Any:
     return EachLap()
 
 
-def _arguments(micro_batch: int, batch: int, more: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(micro_batch: int, batch: int, more: Mapping[str, Any]) -> dict[str, Any]:
     """Common arguments of TRL's trainers: weights in fp32, and nothing but training."""
     return {
         "output_dir": tempfile.mkdtemp(prefix="trl-"),
@@ -42,7 +42,7 @@ def _arguments(micro_batch: int, batch: int, more: Mapping[str, Any]) -> dict[st
     }
 
 
-def _load(model: Path) -> tuple[Any, Any]:
+def load(model: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -55,12 +55,12 @@ def trl_sft(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) ->
     from trl import SFTConfig, SFTTrainer
 
     more = dict(settings)
-    arguments = _arguments(
+    arguments = arguments_of(
         more.pop("micro_batch"),
         more.pop("batch", BATCH),
         {"max_length": LONGEST, "completion_only_loss": True, **more},
     )
-    weights, tokenizer = _load(model)
+    weights, tokenizer = load(model)
     data = Dataset.from_list([{"input_ids": row["input_ids"], "completion_mask": row["loss_mask"]} for row in rows])
     trainer = SFTTrainer(weights, SFTConfig(**arguments), train_dataset=data, processing_class=tokenizer)
     per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
@@ -75,7 +75,7 @@ def trl_dpo(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) ->
 
     disable_caching()
     own = [{name: row[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids")} for row in rows]
-    arguments = _arguments(settings["micro_batch"], BATCH, {"max_length": LONGEST})
+    arguments = arguments_of(settings["micro_batch"], BATCH, {"max_length": LONGEST})
     precompute = settings.get("precompute", False)
 
     class Timed(DPOTrainer):  # type: ignore[misc]
@@ -87,8 +87,8 @@ def trl_dpo(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) ->
         def _precompute_ref_logps(self, *given: Any, **options: Any) -> Any:
             return laps.timed("reference", super()._precompute_ref_logps)(*given, **options)
 
-    weights, tokenizer = _load(model)
-    reference = None if precompute else _load(model)[0]
+    weights, tokenizer = load(model)
+    reference = None if precompute else load(model)[0]
     config = DPOConfig(**arguments, precompute_ref_log_probs=precompute)
     trainer = Timed(weights, reference, config, train_dataset=Dataset.from_list(own), processing_class=tokenizer)
     trainer.add_callback(_each_lap(laps, len(rows) // BATCH))
@@ -126,8 +126,8 @@ def trl_grpo(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]) -
         "learning_rate": 1e-6,
         "loss_type": "dapo",
     }
-    weights, tokenizer = _load(model)
-    config = GRPOConfig(**_arguments(settings["micro_batch"], len(rows) * completions, more))
+    weights, tokenizer = load(model)
+    config = GRPOConfig(**arguments_of(settings["micro_batch"], len(rows) * completions, more))
     data = Dataset.from_list([{"prompt": row["prompt"]} for row in rows])
     trainer = Timed(weights, distinct, config, train_dataset=data, processing_class=tokenizer)
     trainer.add_callback(_each_lap(laps, 1))

@@ -11,38 +11,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment_core.artifacts import Reference, Store, open_store, prune
+from alignment_core.artifacts import Reference, open_store, prune
 from alignment_core.artifacts.paths import blob_path
 from alignment_core.artifacts.reference import MASTERS
 from alignment_core.artifacts.transfer import copy, plan
-from alignment_core.composition.graph import StageSpec, composing, submit
+from alignment_core.composition.graph import composing, submit
 from alignment_core.composition.steps import dpo
 from alignment_core.errors import Corrupt, DataError, UserError
-from alignment_core.execution.base import StageCall, StageResult
-from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.recipes import DpoLossConfig, ResourcesConfig, TrainingConfig
+from alignment_core.execution.base import StageResult
+from alignment_core.recipes import DpoLossConfig, TrainingConfig
 from alignment_core.recipes.sections.training import LoraConfig
 from alignment_core.stages.dpo import DpoStageConfig
+from tests.composed import Runs
 from tests.stages.killing import store_with
 
 pytestmark = pytest.mark.slow
-
-
-class Runs:
-    """A composition that runs each stage when it is submitted."""
-
-    def __init__(self, store: Store, machines: Any) -> None:
-        self.store, self.machines, self.seed = store, machines, 5
-        self.training_data: dict[str, Any] = {}
-        self.results: dict[str, StageResult] = {}
-
-    def submit(self, spec: StageSpec) -> Any:
-        settings: dict[str, Any] = {"config": spec.config.model_dump(mode="json"), "inputs": spec.inputs}
-        settings |= {"stream": spec.stream, "needs": spec.needs}
-        call = StageCall(stage=spec.stage, label=spec.label, seed=self.seed, **settings)
-        request = StageRequest(self.store, call, self.machines, ResourcesConfig(), lambda *_: None)
-        self.results[spec.label] = run_stage(request)
-        return self.results[spec.label].reference
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.stages.kto import imbalance
 from alignment_core.training.kto_mismatch import mismatched
-from tests.flows.test_dpo import Runs
+from tests.composed import Runs
 from tests.stages.killing import store_with
 from tests.stages.test_reference_logps import expected
 

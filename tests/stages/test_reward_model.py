@@ -17,7 +17,7 @@ from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.training.forward import ForwardJob
-from tests.flows.test_dpo import Runs
+from tests.composed import Runs
 from tests.stages.killing import store_with
 
 

@@ -21,7 +21,7 @@ from alignment_core.stages import teacher_logps
 from alignment_core.stages.teacher_logps import TeacherLogpsConfig
 from alignment_core.training.methods.distillation import Distillation
 from alignment_core.training.resumable import save_progress
-from tests.flows.test_dpo import Runs
+from tests.composed import Runs
 from tests.stages.killing import store_with
 from tests.training.test_batch_invariance import padded_forward
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained

@@ -23,7 +23,7 @@ from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.stages.process_reward_model import ProcessRewardModelStageConfig
 from alignment_core.training.methods.process_reward_model import ProcessRewardModel
-from tests.flows.test_dpo import Runs
+from tests.composed import Runs
 from tests.stages.killing import store_with
 from tests.training.conftest import random_ids
 from tests.training.test_batch_invariance import assert_equal, loss_and_gradient
