@@ -22,8 +22,10 @@ IN_4_BITS = 0.8
 STORED, RECOMPUTED = 34, 2
 """Bytes for each layer and unit of the hidden size that a token's activations take until the backward pass; with checkpointing
 the layer's input alone, and one layer in full (Korthikanti et al. 2022, Reducing Activation Recomputation, equation 1)."""
-OF_LOGITS = 10
-"""Bytes for each token and word of the vocabulary: logits in bf16 and in fp32, and their gradient."""
+PLACES = 256
+"""Tokens whose logits are in memory at a time: `models.vocabulary_head.PLACES`."""
+OF_LOGITS = 16
+"""Bytes for each of these and word of the vocabulary: logits in bf16 and in fp32, their log-softmax, and the gradients of both."""
 USABLE = 0.9
 """Share of a GPU's memory that is counted on; CUDA, NCCL and fragmentation take the rest."""
 CACHE = 0.1
@@ -82,7 +84,7 @@ def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | Non
     fits = False
     for trained, checkpointing, budget in itertools.product(states, (True,) if is_large else (False, True), BUDGETS):
         of_layers = RECOMPUTED * layers + STORED if checkpointing else STORED * layers
-        activations = int(max(budget, longest) * (hidden * of_layers + vocabulary * OF_LOGITS))
+        activations = max(budget, longest) * hidden * of_layers + PLACES * vocabulary * OF_LOGITS
         state = int(states[trained])
         spare = USABLE * memory - (state if shares else 0)
         needed = math.ceil(20 * (count * WEIGHTS / memory + CACHE)) / 20

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from alignment_core.checks.memory_needs import parameters
-from alignment_core.init import sections
+from alignment_core.init import memory, sections
 from alignment_core.init.base import loaded
 from alignment_core.init.lengths import Lengths
 from alignment_core.init.machine import Machine
 from alignment_core.init.memory import fit
 from alignment_core.init.models import Model
+from alignment_core.losses.logprobs import token_logps
+from alignment_core.models import vocabulary_head
 from tests.init.conftest import CPU, GIB, Draft
 from tests.init.rows_of_kinds import ROWS, jsonl
 
@@ -47,19 +52,63 @@ def model(name: str) -> Model:
 
 
 def test_bytes_are_those_of_a_calculation_by_hand() -> None:
-    """0.494e9 parameters (model card) with 18 bytes: 8.28 GiB. A token: 34 · 896 · 24 in layers, 10 · 151,936 of logits."""
+    """0.494e9 parameters (model card) with 18 bytes: 8.28 GiB. A token takes 34 · 896 · 24 bytes in layers; the logits of 256
+    take 16 · 151,936 each: 2 in bf16, 4 in fp32, 4 of their log-softmax, 4 and 2 of gradients."""
     half = fit(gpus(1, 80), model("0.5B"), 1024, shares=False)
     assert half is not None
     assert half.state / GIB == pytest.approx(8.28, rel=0.01)
-    assert (half.budget, half.activations) == (16384, 16384 * (731136 + 1519360))
-    # 3.09e9 parameters with 18 bytes: 51.7 GiB. A token with checkpointing: 2048 · (2 · 36 + 34) and 10 · 151,936.
+    assert (half.budget, half.activations) == (16384, 16384 * 731136 + 256 * 2430976)
+    # 3.09e9 parameters with 18 bytes: 51.7 GiB. A token with checkpointing: 2048 · (2 · 36 + 34).
     three = fit(gpus(1, 80), model("3B"), 1024, shares=False)
     assert three is not None
     assert three.state / GIB == pytest.approx(51.7, rel=0.01)
-    assert (three.budget, three.activations) == (8192, 8192 * (217088 + 1519360))
+    assert (three.budget, three.activations) == (16384, 16384 * 217088 + 256 * 2430976)
     split = fit(gpus(8, 80), model("3B"), 1024, shares=False)
     assert split is not None
     assert split.state / GIB == pytest.approx(3.09e9 * (2 + 16 / 8) / GIB, rel=0.01)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that are in memory at a time, of those that are made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.most = 0
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*arguments, **(options or {}))
+        if isinstance(result, torch.Tensor | tuple):
+            for tensor in (result,) if isinstance(result, torch.Tensor) else result:
+                self._count(tensor)
+        return result
+
+    def _count(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()
+        if (name := storage._cdata) not in self.storages:
+            self.storages.add(name)
+            self._add(size := storage.nbytes())
+            weakref.finalize(storage, lambda: (self.storages.remove(name), self._add(-size)))
+
+    def _add(self, size: int) -> None:
+        self.bytes += size
+        self.most = max(self.most, self.bytes)
+
+
+@pytest.mark.parametrize("of_sum", [True, False])
+def test_the_counted_logits_are_those_that_training_holds(of_sum: bool) -> None:
+    """Of 512 tokens in bf16; the gradients of 512 × 8 weights and of hidden states are small beside logits of 4,096 words."""
+    states, weight = (torch.randn(size, 8, dtype=torch.bfloat16, requires_grad=True) for size in (512, 4096))
+    labels = torch.zeros(512, dtype=torch.long)
+
+    def reduced(outputs_kV: torch.Tensor, places: slice) -> torch.Tensor:
+        return token_logps(outputs_kV.float(), labels[places])
+
+    with Peak() as peak:
+        vocabulary_head._OfLinear.apply(states, weight, None, reduced, of_sum).sum().backward()
+    assert peak.most == pytest.approx(memory.PLACES * 4096 * memory.OF_LOGITS, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -108,19 +157,19 @@ def test_fused_experts_are_not_counted_in_4_bits(name: str, nested: bool) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "method", "trained", "tokens"),
-    [("messages", "sft", "adapters", 2048), ("preferences", "dpo", "adapters beside 4 bits", 4096)],
+    [("messages", "sft", "adapters", 2048), ("preferences", "dpo", "adapters beside 4 bits", 16384)],
 )
 def test_a_pair_is_a_row_of_two_sequences(
     kind: str, method: str, trained: str, tokens: int, draft: Draft, tmp_path: Path
 ) -> None:
-    """A token of 8B with checkpointing takes 4096 · (2 · 32 + 34) + 10 · 128,256 bytes. 2,048 tokens are 3.2 GiB, beside 16.3
-    in bf16; a pair of 2,048 each takes 6.4, more than 24 · 0.9 - 16.3."""
+    """A token of 8B with checkpointing takes 4096 · (2 · 32 + 34) bytes, 256 · 16 · 128,256 are logits: 1.3 GiB for 2,048 tokens,
+    beside 16.3 in bf16. A pair of 2,048 each takes 2.0, more than 20 · 0.9 - 16.3."""
     profile = draft(jsonl(tmp_path / "rows.jsonl", ROWS[kind][2]), method=method).profile
-    profile = replace(profile, machine=gpus(1, 24), model=model("8B"), lengths=Lengths([2048], [100], [1948]))
+    profile = replace(profile, machine=gpus(1, 20), model=model("8B"), lengths=Lengths([2048], [100], [1948]))
     fitted = sections.fit(profile, sections.given_tokens(profile))
     assert fitted is not None
     assert fitted.trained == trained
-    assert fitted.activations == max(fitted.budget, tokens) * (401_408 + 1_282_560)
+    assert fitted.activations == tokens * 401_408 + 525_336_576
 
 
 @pytest.mark.parametrize(
@@ -128,29 +177,29 @@ def test_a_pair_is_a_row_of_two_sequences(
     [
         ("prompt and label", "rejection-sampling", 2000, False, 3024),
         ("prompt and label", "conditional-sft", 2000, False, 3024),
-        ("prompt and label", "iterative-dpo", 2000, True, 8192),  # two answers with their prompt: 6,048
-        ("preferences", "rejection-sampling", 2100, True, 8192),  # the reward model's pairs: 4,200
-        ("preferences", "iterative-dpo", 2100, True, 8192),
+        ("prompt and label", "iterative-dpo", 2000, True, 16384),  # two answers with their prompt: 6,048
+        ("preferences", "rejection-sampling", 2100, True, 16384),  # the reward model's pairs: 4,200
+        ("preferences", "iterative-dpo", 2100, True, 16384),
     ],
 )
 def test_training_on_sampled_answers_needs_the_memory_of_their_rows(
     kind: str, method: str, longest: int, in_4bit: bool, tokens: int, draft: Draft, tmp_path: Path
 ) -> None:
-    """Prompts of 2,000 tokens and answers of 1,024. A token of 8B takes 1,683,968 bytes, as above: 24 GiB have room for 3,376
-    beside 16.3 GiB of weights in bf16, and for 9,100, so a budget of 8,192, beside 7.3 in 4 bits."""
+    """Prompts of 2,000 tokens and answers of 1,024. A token of 8B takes 401,408 bytes and logits 0.49 GiB, as above: 20 GiB
+    have room for 3,230 beside 16.3 GiB of weights in bf16, and for 27,000, so a budget of 16,384, beside 7.3 in 4 bits."""
     profile = draft(jsonl(tmp_path / "rows.jsonl", ROWS[kind][2]), method=method).profile
     lengths = Lengths([longest], [2000], [1000])
-    profile = replace(profile, machine=gpus(1, 24), model=replace(model("8B"), context=32768), lengths=lengths)
+    profile = replace(profile, machine=gpus(1, 20), model=replace(model("8B"), context=32768), lengths=lengths)
     written = loaded()[method].sections(profile)
     trained = [section["training"]["lora"].value for section in written.values() if "training" in section]
     assert [adapters.get("load_in_4bit", False) for adapters in trained] == [in_4bit] * len(trained)
     counted = sections.memory_fields(profile, written)["gradient_checkpointing"].comment
-    assert f"{tokens * 1_683_968 / GIB:.1f} of activations" in counted
+    assert f"{(tokens * 401_408 + 525_336_576) / GIB:.1f} of activations" in counted
 
 
 def test_long_rows_recompute_activations_of_small_models() -> None:
-    """32,768 tokens of 0.5B: 2.25 MB each are 69 GiB beside 8; recomputed 1.65 MB each are 50."""
-    long = fit(gpus(1, 80), model("0.5B"), 32768, shares=False)
+    """131,072 tokens of 0.5B: 731 kB each are 89 GiB; recomputed, 896 · (2 · 24 + 34) bytes each are 9, beside 8 of weights."""
+    long = fit(gpus(1, 80), model("0.5B"), 131072, shares=False)
     assert long is not None
     assert (long.checkpointing, long.fits) == (True, True)
 
@@ -177,7 +226,7 @@ def test_a_recipe_for_a_gpu_has_the_counted_memory(draft: Draft, tmp_path: Path,
     resources = written.recipe["resources"]
     assert resources == {
         "gradient_checkpointing": True,
-        "max_tokens_per_microbatch": 8192,
+        "max_tokens_per_microbatch": 16384,
         "gpu_memory_utilization": 0.7,
     }
     assert "counted on each GPU: 51.7 GiB of weights and optimiser" in written.text
