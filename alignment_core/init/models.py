@@ -22,8 +22,10 @@ from alignment_core.recipes.paths import is_address, is_written_as_path
 from alignment_core.stages.base_model import BaseModelConfig, in_store, near_tags, pin_model
 
 PRODUCTION = "policy/production"
-DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
-"""A small instruction-tuned model that anyone may download."""
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""A small instruction-tuned model that anyone may download, and that two CPU cores can train."""
+DEFAULT_ON_GPUS = "Qwen/Qwen2.5-0.5B-Instruct"
+"""The same for a machine with GPUs."""
 SCRATCH = "scratch"
 """The name that stands for a new tiny model."""
 
@@ -52,14 +54,14 @@ class Model:
 
 
 @without_recipe_hints()
-def choose(name: str | None, store: Store) -> Model:
-    """The named model, or :data:`DEFAULT_MODEL`. Raises UserError for a name that is neither in the store nor a folder or Hub
-    name. A Hub that does not answer leaves a model with a ``problem``."""
+def choose(name: str | None, store: Store, gpus: int = 0) -> Model:
+    """The named model, or the default for a machine with so many GPUs. Raises UserError for a name that is neither in the store
+    nor a folder or Hub name. A Hub that does not answer leaves a model with a ``problem``."""
     if name == SCRATCH:
         return Model(SCRATCH, "a new tiny model, to try the recipe with", TokenizerSource())
     if name is None:
         why = f"small, open and instruction-tuned; --model {PRODUCTION} starts from the store's policy instead"
-        return _of_hub(DEFAULT_MODEL, why, store)
+        return _of_hub(DEFAULT_ON_GPUS if gpus else DEFAULT_MODEL, why, store)
     why = "as you named it"
     name = str(ModelConfig(name=name).name)  # the address of a whole repository is its name on the Hub
     folder = Path(name).expanduser()

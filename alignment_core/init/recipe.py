@@ -92,7 +92,8 @@ def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -
     if request.rewards:
         mapping = replace(mapping, kept=columns_for_rewards(data.first, mapping))
     progress("looking at the model")
-    model = models.choose(request.model, store)
+    machine = this_machine()
+    model = models.choose(request.model, store, machine.gpus)
     progress("measuring the rows")
     lengths = measure(data.first, mapping, model, start.settings)
     folder = request.output.absolute().parent
@@ -104,7 +105,7 @@ def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -
         sources=[{**in_folder(source, folder), **fields} for source in data.sources],
         held_out=hold_out(request.eval_data, request.output, data, mapping, start.evaluates),
         model=_in_recipe(model, lengths, folder),
-        machine=this_machine(),
+        machine=machine,
         lengths=lengths,
         verifier=verifier,
         rewards=[_code_in_folder(name, folder) for name in request.rewards],

@@ -11,7 +11,7 @@ from alignment_core.composition.graph import Input, artifact, current, submit
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
-from alignment_core.init.models import DEFAULT_MODEL
+from alignment_core.init.models import DEFAULT_MODEL, DEFAULT_ON_GPUS
 from alignment_core.init.text import Commented
 from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes.methods import Init, Method
@@ -81,13 +81,13 @@ def compose(recipe: DistillationRecipe) -> Outputs:
     return Evaluations(recipe, base).outputs({before: start, "teacher": teacher, "student": student})
 
 
-TEACHER = "Qwen/Qwen2.5-1.5B-Instruct"
-"""A larger model of the family of the usual student, with its tokenizer."""
+TEACHERS = {DEFAULT_MODEL: "HuggingFaceTB/SmolLM2-360M-Instruct", DEFAULT_ON_GPUS: "Qwen/Qwen2.5-1.5B-Instruct"}
+"""Larger models of the families of the usual students, with their tokenizers."""
 
 
 def init_sections(profile: Profile) -> dict[str, Any]:
     """A first recipe from demonstrations, on which a larger model is the teacher."""
-    teacher: Any = TEACHER if profile.model.name == DEFAULT_MODEL else profile.model.name
+    teacher: Any = TEACHERS.get(profile.model.name, profile.model.name)
     if profile.model.is_scratch:
         teacher = {"scratch": {"hidden_size": 128, "num_hidden_layers": 3}}
     section = {

@@ -102,6 +102,20 @@ def test_parameters_are_counted_by_the_shape(tiny_model: Any) -> None:
     assert parameters({}) == 0
 
 
+@pytest.mark.parametrize(("machine", "student"), [(CPU, "SmolLM2-135M"), (GPU, "Qwen2.5-0.5B")])
+def test_the_default_model_is_one_that_the_machine_can_train(
+    machine: Machine, student: str, draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its teacher is a larger one of the same family, which has its tokenizer."""
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
+    file = jsonl(tmp_path / "rows.jsonl", ROWS["messages"][2])
+    written = draft(file, machine, model=None, method="distillation").recipe
+    assert student in written["model"]
+    teacher = written["distillation"]["teacher"]["model"]
+    assert teacher != written["model"]
+    assert teacher.partition("-")[0] == written["model"].partition("-")[0]
+
+
 @pytest.mark.parametrize(
     ("visible", "left"), [(None, [1, 2]), ("", []), ("1", [2]), ("0,1", [1, 2]), ("7", []), ("-1", []), ("GPU-a", [1])]
 )
@@ -121,6 +135,7 @@ def test_a_tag_of_the_store_is_a_model_and_never_the_default(
     store.tags.move(models.PRODUCTION, store.publish(tiny_model(), "model"), None, "made")
     default = models.choose(None, store)
     assert default.name == models.DEFAULT_MODEL
+    assert models.choose(None, store, gpus=1).name == models.DEFAULT_ON_GPUS
     assert "--model policy/production" in default.why
     chosen = models.choose(models.PRODUCTION, store)
     assert (chosen.name, chosen.context, chosen.parameters) == (models.PRODUCTION, 256, pytest.approx(90624, rel=0.02))

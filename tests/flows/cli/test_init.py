@@ -199,11 +199,11 @@ def test_an_unreachable_hub_is_reported_once_and_the_recipe_still_written(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
     outcome = parsed(align("init", "--json"), 2)
-    assert outcome["model"]["name"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert outcome["model"]["name"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert "--model policy/production" in outcome["model"]["why"]
     assert "HF_HUB_OFFLINE is set" in outcome["problems"][0]
     assert outcome["warnings"] == []
-    assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
     error = parsed(align("init", "--data", "someone/unknown", "--force", "--json"), 2)["error"]
     assert error.startswith("someone/unknown: no such file or folder")
 
