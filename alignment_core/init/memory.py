@@ -25,7 +25,7 @@ the layer's input alone, and one layer in full (Korthikanti et al. 2022, Reducin
 PLACES = 256
 """Tokens whose logits are in memory at a time: `models.vocabulary_head.PLACES`."""
 OF_LOGITS = 16
-"""Bytes for each of these and word of the vocabulary: logits in bf16 and in fp32, their log-softmax, and the gradients of both."""
+"""Bytes for each of these tokens and word of the vocabulary: logits in bf16 and fp32, their log-softmax, and both gradients."""
 USABLE = 0.9
 """Share of a GPU's memory that is counted on; CUDA, NCCL and fragmentation take the rest."""
 CACHE = 0.1

@@ -162,7 +162,7 @@ def test_fused_experts_are_not_counted_in_4_bits(name: str, nested: bool) -> Non
 def test_a_pair_is_a_row_of_two_sequences(
     kind: str, method: str, trained: str, tokens: int, draft: Draft, tmp_path: Path
 ) -> None:
-    """A token of 8B with checkpointing takes 4096 · (2 · 32 + 34) bytes, 256 · 16 · 128,256 are logits: 1.3 GiB for 2,048 tokens,
+    """A token of 8B with checkpointing takes 4096 · (2 · 32 + 34) bytes, logits 256 · 16 · 128,256: 1.3 GiB for 2,048 tokens,
     beside 16.3 in bf16. A pair of 2,048 each takes 2.0, more than 20 · 0.9 - 16.3."""
     profile = draft(jsonl(tmp_path / "rows.jsonl", ROWS[kind][2]), method=method).profile
     profile = replace(profile, machine=gpus(1, 20), model=model("8B"), lengths=Lengths([2048], [100], [1948]))

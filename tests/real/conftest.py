@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from alignment_core.execution.machines import WarmMachines
-from tests.real_model import RealModelError
+from tests.real_model import NAME, RealModelError
 from tests.real_model import real_model as made
+
+HUB_NAME = f"HuggingFaceTB/{NAME}"
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +25,19 @@ def real_model() -> Path:
         return made()
     except RealModelError as error:
         pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def hub_cache(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of a process that finds the model by its Hub name in the Hub's cache, without a network."""
+    home, commit = tmp_path_factory.mktemp("huggingface"), "0" * 40
+    repo = home / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    (repo / "snapshots" / commit).mkdir(parents=True)
+    for file in real_model.iterdir():
+        (repo / "snapshots" / commit / file.name).symlink_to(file)
+    return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="session")

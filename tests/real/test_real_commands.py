@@ -18,6 +18,7 @@ import transformers
 
 from tests.align import Align, align_here
 from tests.processes import free_port
+from tests.real.conftest import HUB_NAME
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -73,12 +74,14 @@ def test_a_chat_with_a_served_model_has_the_answers_of_transformers(
     assert second == answer(QUESTIONS[0], first, QUESTIONS[1])
 
 
-def test_generated_answers_are_those_of_transformers(align: Align, real_model: Path, answer: Any, folder: Path) -> None:
+def test_generated_answers_are_those_of_transformers(
+    align: Align, hub_cache: dict[str, str], answer: Any, folder: Path
+) -> None:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in QUESTIONS))
     out = folder / "answers.jsonl"
     options = ("-o", str(out), "--max-tokens", str(LONGEST), "--temperature", "0")
-    align(folder / "home", "generate", str(real_model), str(prompts), *options)
+    align(folder / "home", "generate", HUB_NAME, str(prompts), *options, **hub_cache)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["completion"] for row in rows] == [answer(question) for question in QUESTIONS]
     assert rows[0]["finish_reason"] == "stop"
