@@ -1,10 +1,10 @@
 """``make real``: the shipped recipe real-model with a pretrained model and real rows; its tables and samples.
 
-    python -m tests.real [--seeds N] [--data FOLDER] [--branches NAME …] [--model FOLDER] [--set FIELD=VALUE …]
+    python -m tests.real [--seeds N | --seed N] [--data FOLDER] [--branches NAME …] [--model FOLDER] [--set FIELD=VALUE …]
 
-Runs resume and are cached, in ``ALIGN_HOME``: the same command again goes on where it ended. Figures and samples are saved as
-docs/real-model.md, unless an option changes the recipe. A part whose rows are not in the folder of data (``REAL_DATA``, or
-../shared/data) is left out, with a sentence.
+Runs resume and are cached, in ``ALIGN_HOME``: the same command again goes on where it ended. Figures and samples are saved
+below docs/real-model, one file for each seed, and docs/real-model.md shows all of these, unless ``--set`` changes the recipe. A
+part whose rows are not in the folder of data (``REAL_DATA``, or ../shared/data) is left out, with a sentence.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from typing import Any
 import psutil
 
 from alignment.flows.cli.run import NOT_PROMOTED, PARTLY_FAILED
+from alignment_core.cluster.device import cpu_model
 from tests.benchmarks.laps import Taken, sample_memory
 from tests.benchmarks.peer_rows import DATA
-from tests.real.page import SAMPLES, Run, page, tables
+from tests.real.page import SAMPLES, Run, page, saved, tables
 from tests.real.recipe import PREFERENCES, ROOT, recipe_for
 from tests.real_model import RealModelError, real_model
 
 PAGE = ROOT / "docs" / "real-model.md"
+RESULTS = ROOT / "docs" / "real-model"
 PICTURES, PREFIX = ROOT / "docs" / "pictures", "real-model-"
 
 
@@ -62,7 +64,8 @@ def run(recipe: Path, seed: int, overrides: Sequence[str]) -> Run:
         ]
         for branch in ("", *outcome["metrics"].get("comparisons", {}))
     }
-    return Run(seed, outcome, samples, memory)
+    machine = f"{len(os.sched_getaffinity(0))} cores of {cpu_model()}"
+    return Run.of(seed, machine, outcome, samples, memory)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,27 +87,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path = Path(folder) / "real-model.json"
         path.write_text(json.dumps(recipe))
         try:
-            runs = [run(path, seed, given.set) for seed in range(1, given.seeds + 1)]
+            seeds = range(1, given.seeds + 1) if given.seed is None else [given.seed]
+            runs = [run(path, seed, given.set) for seed in seeds]
         except subprocess.CalledProcessError as error:  # which printed the reason
             sys.exit(f"the run ended with exit code {error.returncode}; the same command resumes it")
     print("\n".join(tables(runs)))
-    if not (given.set or given.branches or left_out):
-        _save(runs)
+    if not given.set:
+        for each in runs:
+            each.save(RESULTS)
+            if each.seed == 1:
+                _copy_pictures(Path(each.outcome["report"]).parent)
+        pictures = [f"{PICTURES.name}/{path.name}" for path in sorted(PICTURES.glob(f"{PREFIX}*.svg"))]
+        PAGE.write_text(page(saved(RESULTS), pictures))
 
 
-def _save(runs: Sequence[Run]) -> None:
-    """Write the page, with the pictures of the first seed's report."""
-    pictures = sorted(Path(runs[0].outcome["report"]).parent.glob("*.svg"))
+def _copy_pictures(report: Path) -> None:
+    """Replace the pictures beside the docs by those of a run's report."""
     for old in PICTURES.glob(f"{PREFIX}*.svg"):
         old.unlink()
-    for picture in pictures:
+    for picture in report.glob("*.svg"):
         shutil.copyfile(picture, PICTURES / f"{PREFIX}{picture.name}")
-    PAGE.write_text(page(runs, [f"{PICTURES.name}/{PREFIX}{picture.name}" for picture in pictures]))
 
 
 def _options(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(prog="python -m tests.real")
     parser.add_argument("--seeds", type=int, default=int(os.environ.get("SEEDS") or 1), help="by default SEEDS, or 1")
+    parser.add_argument("--seed", type=int, help="this seed alone; the page has those of other runs, too")
     parser.add_argument(
         "--data", type=Path, default=DATA, help="folder of rows; by default REAL_DATA, or ../shared/data"
     )

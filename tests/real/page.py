@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,33 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the recipe with one seed."""
+    """A run of the recipe with one seed, as a file of RESULTS keeps it."""
 
     seed: int
+    machine: str
     outcome: dict[str, Any]
     samples: dict[str, list[dict[str, Any]]]
     """Rows of answers, by the branch that compares the policies."""
     memory: int
     """Bytes of all its processes at their peak; of a run whose stages are cached, too small."""
+
+    @classmethod
+    def of(cls, seed: int, machine: str, outcome: Mapping[str, Any], samples: Any, memory: int) -> Run:
+        """With what the page shows of an outcome."""
+        stages = [{name: stage[name] for name in ("label", "key", "cost", "metrics")} for stage in outcome["stages"]]
+        kept = {
+            "metrics": outcome["metrics"],
+            "stages": stages,
+            "failed": outcome["failed"],
+            "report": outcome["report"],
+        }
+        return cls(seed, machine, kept, samples, memory)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        content = asdict(self)
+        del content["outcome"]["report"]  # a path of this machine
+        (folder / f"seed-{self.seed}.json").write_text(json.dumps(content, indent=1) + "\n")
 
     def policies(self, branch: str) -> dict[str, dict[str, float]]:
         """The metrics of the baseline and of each policy that the run, or a branch of it, compares."""
@@ -49,6 +69,12 @@ class Run:
         """Of the branch's stages, when they were computed, without start-up and waits."""
         stages = {stage["key"]: stage for label, stage in self.stages.items() if label.startswith(f"{branch}/")}
         return sum(float(stage["cost"].get("seconds", 0)) for stage in stages.values())
+
+
+def saved(folder: Path) -> list[Run]:
+    """The runs that are saved in a folder, by seed."""
+    runs = [Run(**json.loads(path.read_text())) for path in folder.glob("seed-*.json")]
+    return sorted(runs, key=lambda run: run.seed)
 
 
 def tables(runs: Sequence[Run]) -> Iterator[str]:
@@ -114,6 +140,7 @@ def _number(value: float | None, decimals: int) -> str:
 
 def page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
     """The page with the tables, and with samples and ``pictures`` of the first seed."""
+    machines = sorted({run.machine for run in runs})
     peak = max(run.memory for run in runs) / 1e9
     lines = [
         "# A pretrained model",
@@ -123,7 +150,7 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
         "",
         *tables(runs),
         "",
-        f"All processes of a run had {peak:.1f} GB of memory at their peak.",
+        f"Measured on {' and '.join(machines)}. All processes of a run had {peak:.1f} GB of memory at their peak.",
     ]
     if pictures:
         lines += ["", "## Lineage and curves", ""]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from alignment_core.recipes import parse_recipe
-from tests.real.page import Run, page, tables
+from tests.real.page import Run, page, saved, tables
 from tests.real.recipe import recipe_for
 
 
@@ -45,7 +46,7 @@ SAMPLES = {
     "": [{"prompt": "Describe\nice.", "label": "[]", "start": "Ice is\n\ncold.", "grpo": "COLD", "ppo": "Cold!"}],
     "preferences": [{"prompt": "Hello", "sft": "Hi", "dpo": "Good day"}],
 }
-RUN = Run(2, OUTCOME, SAMPLES, 5_600_000_000)
+RUN = Run.of(2, "2 cores of a CPU", {**OUTCOME, "report": "/home/report.md", "run_id": "1"}, SAMPLES, 5_600_000_000)
 
 
 def test_tables_have_a_row_for_each_policy_and_each_held_out_metric() -> None:
@@ -61,10 +62,18 @@ def test_tables_have_a_row_for_each_policy_and_each_held_out_metric() -> None:
     assert list(tables([RUN]))[-1] == "Seed 2: rloo/rl failed: the loss is not finite"
 
 
+def test_runs_of_other_machines_are_in_the_page_of_a_later_one(tmp_path: Path) -> None:
+    for each in (RUN, replace(RUN, seed=1)):
+        each.save(tmp_path / "results")
+    assert [run.seed for run in saved(tmp_path / "results")] == [1, 2]
+    assert list(tables(saved(tmp_path / "results"))) == list(tables([replace(RUN, seed=1), RUN]))
+    assert "/home" not in (tmp_path / "results" / "seed-2.json").read_text()
+
+
 def test_the_page_shows_answers_before_and_after_uncut() -> None:
     written = page([RUN], ["pictures/real-model-lineage.svg"])
     assert "![real model lineage](pictures/real-model-lineage.svg)\n" in written
-    assert "had 5.6 GB of memory" in written
+    assert "Measured on 2 cores of a CPU. All processes of a run had 5.6 GB of memory" in written
     assert "**Describe ice.**\n\nstart:\n\n~~~text\nIce is\n\ncold.\n~~~\n\ngrpo:\n\n~~~text\nCOLD\n~~~" in written
     assert "## start and ppo\n" in written
     assert "## sft and dpo of preferences\n" in written
