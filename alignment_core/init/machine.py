@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 import psutil
 
-from alignment_core.cluster.device import cpu_multiplies_bf16
+from alignment_core.cluster.device import Device, cpu_multiplies_bf16
 from alignment_core.doctor.machine import gpus, torch_is_for_cpus
 from alignment_core.errors import first_line
 from alignment_core.machine_memory import cgroup_limit
-
-BYTES_PER_PARAMETER = 16
-"""Memory of full training: weights, gradients and AdamW's moments (with fp32 copies in bf16)."""
-TRAINING_SHARE = 0.6
-"""Share of the memory for these; activations and engines need the rest."""
+from alignment_core.recipes import ResourcesConfig
 
 
 @dataclass(frozen=True)
@@ -29,6 +25,8 @@ class Machine:
     problem: str = ""
     """Why the driver did not list all GPUs."""
     cpu_multiplies_bf16: bool = False
+    trainers: int = 1
+    """Processes that train by default where there is no GPU."""
 
     @property
     def words(self) -> str:
@@ -42,17 +40,14 @@ class Machine:
             return f"this machine has {self.words}"
         return "this processor multiplies bf16 several times as fast as fp32" if self.cpu_multiplies_bf16 else ""
 
-    def holds(self, parameters: int) -> bool:
-        """Whether full training of a model with so many parameters fits."""
-        return parameters * BYTES_PER_PARAMETER <= TRAINING_SHARE * self.memory
-
 
 def this_machine() -> Machine:
     sizes, problem = _gpus()
     if sizes:
         return Machine(len(sizes), sum(sizes), problem)
     total = psutil.virtual_memory().total
-    return Machine(0, min(total, cgroup_limit() or total), problem, cpu_multiplies_bf16())
+    trainers = Device.detect("cpu").trainers(ResourcesConfig())
+    return Machine(0, min(total, cgroup_limit() or total), problem, cpu_multiplies_bf16(), trainers)
 
 
 def _gpus() -> tuple[list[int], str]:

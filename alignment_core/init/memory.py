@@ -1,4 +1,4 @@
-"""The memory of a GPU, counted from the model's shape before anything runs: what a first recipe trains, and in which pieces."""
+"""The memory of training, counted by the model's shape before anything runs: what a recipe trains, and in which pieces."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ BUDGETS = (16384, 8192, 4096, 2048)
 """Token budgets of a micro-batch; the first one is that of OpenRLHF's scripts for GPUs of 80 GB."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Fields of config.json with the number of experts in a layer."""
+OF_TRAINER = GIB
+"""Bytes of a process that trains on a CPU, beside what is counted: libraries, temporary tensors and what is freed and kept."""
+STATE = {2: 16, 4: 12}
+"""Bytes of a trained parameter, once for all these processes, by those of its weight: gradient and two moments in fp32, and for
+bf16 the master weight."""
+ON_CPU = 2048
+"""Tokens of a micro-batch on a CPU, by default."""
+SHARE_ON_CPU = 0.6
+"""Share of a computer's memory for training; engines, the store and other programs need the rest."""
 Trained = Literal["all weights", "adapters", "adapters beside 4 bits"]
 
 
@@ -94,3 +103,39 @@ def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | Non
         if fits:
             break
     return Fit(trained, checkpointing, budget, state, activations, engine if samples else None, fits)
+
+
+@dataclass(frozen=True)
+class FitOnCpu:
+    """How a model is trained where there is no GPU."""
+
+    lora: bool
+    trainers: int
+    """Processes, each of which has all weights."""
+    each: int
+    """Bytes of a process, without :data:`STATE`."""
+    state: int
+    """Bytes of gradients and moments of all weights, once for all processes."""
+
+
+def fit_on_cpu(machine: Machine, model: Model, longest: int) -> FitOnCpu | None:
+    """All weights with as many processes as fit, otherwise adapters. None with a GPU, or for a model of unknown size.
+
+    A token's activations are the outputs of a layer's matrix products and of its attention; all else is recomputed there
+    (`gradient_checkpointing: selective`): 5 H for queries, attention, output, the end of the MLP and the layer's input, 2 H·k/n
+    for k key-value heads of n, and twice the MLP's inner size.
+    """
+    count, shape = model.parameters, model.shape.get("text_config") or model.shape
+    if machine.gpus or not count:
+        return None
+    hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
+    inner = shape.get("intermediate_size") or shape["moe_intermediate_size"]
+    size = 2 if machine.cpu_multiplies_bf16 else 4
+    of_layer = 5 * hidden + 2 * hidden * (shape.get("num_key_value_heads") or heads) // heads + 2 * inner
+    activations = max(ON_CPU, longest) * shape["num_hidden_layers"] * of_layer * size
+    logits = PLACES * shape.get("vocab_size", 0) * OF_LOGITS
+    each, state = OF_TRAINER + count * size + activations + logits, count * STATE[size]
+    for lora, trainers in itertools.product((False, True), range(machine.trainers, 0, -1)):
+        if trainers * each + (0 if lora else state) <= SHARE_ON_CPU * machine.memory:
+            break
+    return FitOnCpu(lora, trainers, each, state)

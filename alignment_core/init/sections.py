@@ -11,8 +11,8 @@ from alignment_core.checks.traps import FEW_STEPS
 from alignment_core.errors import UserError
 from alignment_core.init import memory
 from alignment_core.init.base import Profile
-from alignment_core.init.machine import BYTES_PER_PARAMETER
 from alignment_core.init.text import Commented, plain
+from alignment_core.machine_memory import GIB
 
 MULTIPLE = 32
 """Limits in tokens are multiples of it."""
@@ -137,24 +137,39 @@ def fit(profile: Profile, tokens: int, shares: bool = False) -> memory.Fit | Non
     return memory.fit(profile.machine, profile.model, tokens, shares)
 
 
-def _fit_of(profile: Profile, written: dict[str, Any]) -> tuple[memory.Fit | None, bool, bool]:
-    """How the model fits with these sections, and whether they train and sample."""
+def _trained_tokens(profile: Profile, written: dict[str, Any]) -> dict[str, int]:
+    """Tokens of the longest row of each method of these sections that trains."""
     sections = {name: section for name, section in plain(written).items() if isinstance(section, dict)}
     trained = {name.replace("_", "-"): section for name, section in sections.items() if "training" in section}
-    tokens = [
-        sampled_tokens(profile, section["generation"].get("max_completion_length", LONGEST_UNMEASURED), method)
+    return {
+        method: sampled_tokens(profile, section["generation"].get("max_completion_length", LONGEST_UNMEASURED), method)
         if "generation" in section
         else given_tokens(profile)
         for method, section in trained.items()
-    ]
-    fitted = fit(profile, max(tokens, default=given_tokens(profile)), shares="rl" in trained)
-    return fitted, bool(trained), any("generation" in section for section in sections.values())
+    }
+
+
+def _fit_of(profile: Profile, written: dict[str, Any]) -> tuple[memory.Fit | None, bool, bool]:
+    """How the model fits with these sections, and whether they train and sample."""
+    tokens = _trained_tokens(profile, written)
+    fitted = fit(profile, max(tokens.values(), default=given_tokens(profile)), shares="rl" in tokens)
+    sections = (section for section in plain(written).values() if isinstance(section, dict))
+    return fitted, bool(tokens), any("generation" in section for section in sections)
 
 
 def memory_fields(profile: Profile, written: dict[str, Any]) -> dict[str, Any]:
-    """Fields of `resources` for a recipe with these sections, from the memory of a GPU as it was counted."""
+    """Fields of `resources` for a recipe with these sections, from the memory of a GPU or of a CPU's processes as it was
+    counted."""
     fitted, trains, samples = _fit_of(profile, written)
     fields: dict[str, Any] = {}
+    on_cpu = memory.fit_on_cpu(
+        profile.machine, profile.model, max(_trained_tokens(profile, written).values(), default=0)
+    )
+    if on_cpu and trains and on_cpu.trainers < profile.machine.trainers:
+        comment = (
+            f"processes that fit into {profile.machine.memory / GIB:.0f} GiB, counted with {on_cpu.each / GIB:.1f} each"
+        )
+        fields["trainers"] = Commented(on_cpu.trainers, comment)
     if fitted and trains:
         fields["gradient_checkpointing"] = Commented(fitted.checkpointing, f"counted on each GPU: {fitted.words}")
         fields["max_tokens_per_microbatch"] = Commented(fitted.budget, "tokens that a GPU trains on at once")
@@ -221,9 +236,10 @@ def _lora(profile: Profile, tokens: int, shares: bool) -> dict[str, Any]:
             {"r": 16, "lora_alpha": 32, **in_4_bits}, f"{profile.machine.words}: all weights do not fit"
         )
         return {} if fitted.trained == "all weights" else {"lora": adapters}
-    if profile.model.parameters is None or profile.machine.holds(profile.model.parameters):
+    on_cpu = memory.fit_on_cpu(profile.machine, profile.model, tokens)
+    if on_cpu is None or not on_cpu.lora:
         return {}
-    needed = profile.model.parameters * BYTES_PER_PARAMETER / 2**30
+    needed = (on_cpu.each + on_cpu.state) / GIB
     comment = f"training all weights needs {needed:.0f} GiB; {profile.machine.words} here"
     return {"lora": Commented({"r": 16, "lora_alpha": 32}, comment)}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from alignment_core.checks.memory_needs import parameters
 from alignment_core.init import memory, sections
@@ -25,6 +23,7 @@ from alignment_core.losses.logprobs import token_logps
 from alignment_core.models import vocabulary_head
 from tests.init.conftest import CPU, GIB, Draft
 from tests.init.rows_of_kinds import ROWS, jsonl
+from tests.init.tensor_memory import TensorMemory
 
 QWEN = {"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
 SHAPES = {
@@ -68,35 +67,6 @@ def test_bytes_are_those_of_a_calculation_by_hand() -> None:
     assert split.state / GIB == pytest.approx(3.09e9 * (2 + 16 / 8) / GIB, rel=0.01)
 
 
-class Peak(TorchDispatchMode):
-    """The most bytes of tensors that are in memory at a time, of those that are made meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.most = 0
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
-    ) -> Any:
-        result = function(*arguments, **(options or {}))
-        if isinstance(result, torch.Tensor | tuple):
-            for tensor in (result,) if isinstance(result, torch.Tensor) else result:
-                self._count(tensor)
-        return result
-
-    def _count(self, tensor: Any) -> None:
-        storage = tensor.untyped_storage()
-        if (name := storage._cdata) not in self.storages:
-            self.storages.add(name)
-            self._add(size := storage.nbytes())
-            weakref.finalize(storage, lambda: (self.storages.remove(name), self._add(-size)))
-
-    def _add(self, size: int) -> None:
-        self.bytes += size
-        self.most = max(self.most, self.bytes)
-
-
 @pytest.mark.parametrize("of_sum", [True, False])
 def test_the_counted_logits_are_those_that_training_holds(of_sum: bool) -> None:
     """Of 512 tokens in bf16; the gradients of 512 × 8 weights and of hidden states are small beside logits of 4,096 words."""
@@ -106,9 +76,9 @@ def test_the_counted_logits_are_those_that_training_holds(of_sum: bool) -> None:
     def reduced(outputs_kV: torch.Tensor, places: slice) -> torch.Tensor:
         return token_logps(outputs_kV.float(), labels[places])
 
-    with Peak() as peak:
+    with TensorMemory() as memory_of_tensors:
         vocabulary_head._OfLinear.apply(states, weight, None, reduced, of_sum).sum().backward()
-    assert peak.most == pytest.approx(memory.PLACES * 4096 * memory.OF_LOGITS, rel=0.02)
+    assert memory_of_tensors.most == pytest.approx(memory.PLACES * 4096 * memory.OF_LOGITS, rel=0.02)
 
 
 @pytest.mark.parametrize(
