@@ -118,9 +118,9 @@ def compose(recipe: ComparisonRecipe) -> Outputs:
                     failed[name] = error
                     continue
             policies[name] = outputs.policy
-            if isinstance(branch_recipe, ComparisonRecipe):
-                comparisons |= {name: outputs.report}
-                comparisons |= {f"{name}/{inner}": report for inner, report in outputs.comparisons.items()}
+            if outputs.report is not None:  # of an evaluation of its own
+                comparisons[name] = outputs.report
+            comparisons |= {f"{name}/{inner}": report for inner, report in outputs.comparisons.items()}
         evaluations = Evaluations(recipe, base, judge)
         for label, policy in policies.items():
             if policy is not None:  # the result of a comparison that failed

@@ -27,7 +27,7 @@ from alignment.flows.cli.run import NOT_PROMOTED, PARTLY_FAILED
 from alignment_core.cluster.device import cpu_model
 from tests.benchmarks.laps import Taken, sample_memory
 from tests.benchmarks.peer_rows import DATA
-from tests.real.page import SAMPLES, Run, page, saved, tables
+from tests.real.page import SAMPLES, SHOWN, Run, page, saved, tables
 from tests.real.recipe import PREFERENCES, ROOT, recipe_for
 from tests.real_model import RealModelError, real_model
 
@@ -58,12 +58,10 @@ def run(recipe: Path, seed: int, overrides: Sequence[str]) -> Run:
     outcome, memory = align(
         "run", str(recipe), *(part for each in (f"seed={seed}", *overrides) for part in ("--set", each))
     )
-    samples = {
-        branch: align("samples", outcome["run_id"], "-n", str(SAMPLES), *(["--branch", branch] if branch else []))[0][
-            "rows"
-        ]
-        for branch in ("", *outcome["metrics"].get("comparisons", {}))
-    }
+    samples = {}
+    for branch in SHOWN.keys() & {"", *outcome["metrics"].get("comparisons", {})}:
+        of_branch = ["--branch", branch] if branch else []
+        samples[branch] = align("samples", outcome["run_id"], "-n", str(SAMPLES), *of_branch)[0]["rows"]
     machine = f"{len(os.sched_getaffinity(0))} cores of {cpu_model()}"
     return Run.of(seed, machine, outcome, samples, memory)
 

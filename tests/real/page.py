@@ -16,10 +16,15 @@ SAMPLES = 10
 START, SFT = "start", "sft"
 SHOWN = {"": ("grpo", "ppo"), "preferences": ("dpo", "ppo")}
 """Policies whose answers the page shows beside those of the baseline, by the branch that compares them."""
-HEADS = {
-    "": "answers that follow all instructions: before | after | win rate against the start",
-    "preferences": "reward of the judge: before | after | win rate against SFT",
+TABLES = {
+    "": ("accuracy", "answers that follow all instructions: before | after | win rate against the start"),
+    "preferences": ("reward", "reward of the judge: before | after | win rate against SFT"),
+    "preferences/conditional-sft": (
+        "length",
+        "tokens: before | after, asked for 8 words, or 32 | win rate against SFT",
+    ),
 }
+"""The measure and its heading, by the branch that compares the policies."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +84,20 @@ def saved(folder: Path) -> list[Run]:
 
 def tables(runs: Sequence[Run]) -> Iterator[str]:
     """All tables in Markdown: one row for each seed and policy, reward model, and held-out metric of training."""
-    yield from _policies(runs, "", "accuracy")
-    if any(run.policies("preferences") for run in runs):
-        yield ""
-        yield from _policies(runs, "preferences", "reward")
-        yield ""
-        yield from _of_training(runs)
+    for branch in TABLES:
+        if any(run.policies(branch) for run in runs):
+            yield from _policies(runs, branch)
+            yield ""
+    yield from _of_training(runs)
     for run in runs:
         for name, problem in run.outcome["failed"].items():
             yield ""
             yield f"Seed {run.seed}: {name} failed: {problem.splitlines()[0]}"
 
 
-def _policies(runs: Sequence[Run], branch: str, measure: str) -> Iterator[str]:
-    yield f"| seed | method | {HEADS[branch]} | KL, nats | perplexity under the baseline | tokens | minutes |"
+def _policies(runs: Sequence[Run], branch: str) -> Iterator[str]:
+    measure, head = TABLES[branch]
+    yield f"| seed | method | {head} | KL, nats | perplexity under the baseline | tokens | minutes |"
     yield "|" + "---|" * 9
     for run in runs:
         policies = run.policies(branch)
@@ -129,8 +134,8 @@ def _of_rows(share: float, rows: int) -> str:
 
 
 def _interval(policy: Mapping[str, float], measure: str) -> str:
-    if measure not in policy:
-        return "—"
+    if f"{measure}.low" not in policy:
+        return _number(policy.get(measure), 1)
     return f"{policy[measure]:.3f} [{policy[f'{measure}.low']:.3f}, {policy[f'{measure}.high']:.3f}]"
 
 
