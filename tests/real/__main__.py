@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from alignment.flows.cli.run import NOT_PROMOTED, PARTLY_FAILED
 from alignment_core.cluster.device import cpu_model
 from tests.benchmarks.laps import Taken, sample_memory
 from tests.benchmarks.peer_rows import DATA
+from tests.real.further import further
 from tests.real.page import SAMPLES, SHOWN, Run, page, saved, tables
 from tests.real.recipe import PREFERENCES, ROOT, recipe_for
 from tests.real_model import RealModelError, real_model
@@ -53,17 +54,20 @@ def align(*arguments: str) -> tuple[dict[str, Any], int]:
     return json.loads(printed.strip().splitlines()[-1]), taken.memory
 
 
-def run(recipe: Path, seed: int, overrides: Sequence[str]) -> Run:
-    """A run of the recipe with ``seed``, and the answers that its policies gave."""
-    outcome, memory = align(
-        "run", str(recipe), *(part for each in (f"seed={seed}", *overrides) for part in ("--set", each))
-    )
+def run(recipe: Mapping[str, Any], seed: int, data: Path, folder: Path, overrides: Sequence[str]) -> Run:
+    """A run of the recipe with ``seed``, the answers that its policies gave, and the runs after it."""
+    path = folder / "real-model.json"
+    path.write_text(json.dumps(recipe))
+    settings = [part for each in (f"seed={seed}", *overrides) for part in ("--set", each)]
+    outcome, memory = align("run", str(path), *settings)
     samples = {}
     for branch in SHOWN.keys() & {"", *outcome["metrics"].get("comparisons", {})}:
         of_branch = ["--branch", branch] if branch else []
         samples[branch] = align("samples", outcome["run_id"], "-n", str(SAMPLES), *of_branch)[0]["rows"]
+    later = {"model": recipe["model"], "seed": seed}
+    more = {} if overrides else further(lambda *arguments: align(*arguments)[0], later, data, outcome, folder)
     machine = f"{len(os.sched_getaffinity(0))} cores of {cpu_model()}"
-    return Run.of(seed, machine, outcome, samples, memory)
+    return Run.of(seed, machine, outcome, samples, memory, more)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,11 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             recipe["result"] = next(iter(recipe["branches"]))
         for sentence in left_out:
             print(sentence, file=sys.stderr)
-        path = Path(folder) / "real-model.json"
-        path.write_text(json.dumps(recipe))
         try:
             seeds = range(1, given.seeds + 1) if given.seed is None else [given.seed]
-            runs = [run(path, seed, given.set) for seed in seeds]
+            runs = [run(recipe, seed, given.data, Path(folder), given.set) for seed in seeds]
         except subprocess.CalledProcessError as error:  # which printed the reason
             sys.exit(f"the run ended with exit code {error.returncode}; the same command resumes it")
     print("\n".join(tables(runs)))

@@ -38,9 +38,13 @@ class Run:
     """Rows of answers, by the branch that compares the policies."""
     memory: int
     """Bytes of all its processes at their peak; of a run whose stages are cached, too small."""
+    further: dict[str, Any]
+    """Of the runs after it: metrics of the policies of the distillation, and the nights."""
 
     @classmethod
-    def of(cls, seed: int, machine: str, outcome: Mapping[str, Any], samples: Any, memory: int) -> Run:
+    def of(
+        cls, seed: int, machine: str, outcome: Mapping[str, Any], samples: Any, memory: int, further: dict[str, Any]
+    ) -> Run:
         """With what the page shows of an outcome."""
         stages = [{name: stage[name] for name in ("label", "key", "cost", "metrics")} for stage in outcome["stages"]]
         kept = {
@@ -49,7 +53,7 @@ class Run:
             "failed": outcome["failed"],
             "report": outcome["report"],
         }
-        return cls(seed, machine, kept, samples, memory)
+        return cls(seed, machine, kept, samples, memory, further)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -89,6 +93,9 @@ def tables(runs: Sequence[Run]) -> Iterator[str]:
             yield from _policies(runs, branch)
             yield ""
     yield from _of_training(runs)
+    if any(run.further for run in runs):
+        yield ""
+        yield from _further(runs)
     for run in runs:
         for name, problem in run.outcome["failed"].items():
             yield ""
@@ -124,6 +131,22 @@ def _of_training(runs: Sequence[Run]) -> Iterator[str]:
                     rows = run.stages.get(f"{label}/data", {"metrics": {}})["metrics"].get("test_rows")
                     ends = f" {_of_rows(after, rows)}" if name == "accuracy" and rows else ""
                     yield f"| {run.seed} | {label} | {name} | {_number(before, 3)} | {_number(after, 3)}{ends} |"
+
+
+def _further(runs: Sequence[Run]) -> Iterator[str]:
+    """Of distillation by the policy of reinforcement learning, and of the nights."""
+    yield "| seed | run | measure | before | after |"
+    yield "|" + "---|" * 5
+    for run in runs:
+        if policies := run.further.get("distillation"):
+            first, *_, last = policies.values()
+            ends = [_interval(each, "accuracy") for each in (first, last)]
+            yield f"| {run.seed} | distillation | answers that follow all instructions | {' | '.join(ends)} |"
+        for number, night in enumerate(run.further.get("nights", []), start=1):
+            measured = [each for each in (night["metrics"] or {}).values() if "win_rate" in each]
+            won = _interval(measured[-1], "win_rate") if measured else "—"
+            name = f"night {number}: {night['rows']} pairs, {night['state']}"
+            yield f"| {run.seed} | {name} | win rate against production | 0.5 | {won} |"
 
 
 def _of_rows(share: float, rows: int) -> str:

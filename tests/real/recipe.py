@@ -28,23 +28,23 @@ def recipe_for(model: Path, data: Path, folder: Path) -> tuple[dict[str, Any], l
         del recipe["branches"][PREFERENCES]
         return recipe, [f"{PREFERENCES} is left out: there is no {' or '.join(missing)} in {data}"]
     folder.mkdir(parents=True, exist_ok=True)
-    recipe["branches"] = _with_files(recipe["branches"], data, folder)
+    recipe["branches"] = with_files(recipe["branches"], data, folder)
     if not (data / BENCH).is_dir():
         return recipe, [f"{PREFERENCES} is evaluated on prompts of HH: there is no {BENCH} in {data}"]
     recipe["branches"][PREFERENCES]["evaluation"]["prompts"] = {"path": str(_bench_prompts(data / BENCH, folder))}
     return recipe, []
 
 
-def _with_files(value: Any, data: Path, folder: Path) -> Any:
+def with_files(value: Any, data: Path, folder: Path) -> Any:
     """A part of the recipe in which files stand for data sets of the Hub."""
     if isinstance(value, list):
-        return [_with_files(item, data, folder) for item in value]
+        return [with_files(item, data, folder) for item in value]
     if not isinstance(value, dict):
         return value
     if value.get("path") in FILES:
         source = {name: item for name, item in value.items() if name not in ("split", "subset")}
         return source | {"path": str(_part(data / FILES[value["path"]], value.get("split", "train"), folder))}
-    return {name: _with_files(item, data, folder) for name, item in value.items()}
+    return {name: with_files(item, data, folder) for name, item in value.items()}
 
 
 def _part(data_set: Path, split: str, folder: Path) -> Path:

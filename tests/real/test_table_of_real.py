@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.recipes import parse_recipe
+from tests.real.further import further
 from tests.real.page import Run, page, saved, tables
 from tests.real.recipe import recipe_for
 
@@ -46,7 +47,20 @@ SAMPLES = {
     "": [{"prompt": "Describe\nice.", "label": "[]", "start": "Ice is\n\ncold.", "grpo": "COLD", "ppo": "Cold!"}],
     "preferences": [{"prompt": "Hello", "sft": "Hi", "dpo": "Good day"}],
 }
-RUN = Run.of(2, "2 cores of a CPU", {**OUTCOME, "report": "/home/report.md", "run_id": "1"}, SAMPLES, 5_600_000_000)
+FURTHER = {
+    "distillation": {"start": measured("accuracy", 0.1), "round-1": {}, "round-2": measured("accuracy", 0.4)},
+    "nights": [
+        {
+            "rows": 60,
+            "state": "promoted",
+            "metrics": {"start": measured("reward", 0.1), "dpo": measured("win_rate", 0.55)},
+        },
+        {"rows": 60, "state": "failed", "metrics": None},
+    ],
+}
+RUN = Run.of(
+    2, "2 cores of a CPU", {**OUTCOME, "report": "/home/report.md", "run_id": "1"}, SAMPLES, 5_600_000_000, FURTHER
+)
 
 
 def test_tables_have_a_row_for_each_policy_and_each_held_out_metric() -> None:
@@ -58,6 +72,9 @@ def test_tables_have_a_row_for_each_policy_and_each_held_out_metric() -> None:
         "| 2 | dpo | -1.000 [-1.050, -0.950] | 0.500 [0.450, 0.550] | — | — | — → — | — → — | 0.5 |",
         # Wilson's interval of 10 of 20: 0.5 ± 1.96 / (1 + 0.192) √(0.0125 + 0.0024)
         "| 2 | preferences/reward-model | accuracy | 0.450 | 0.500 [0.299, 0.701] n=20 |",
+        "| 2 | distillation | answers that follow all instructions | 0.100 [0.050, 0.150] | 0.400 [0.350, 0.450] |",
+        "| 2 | night 1: 60 pairs, promoted | win rate against production | 0.5 | 0.550 [0.500, 0.600] |",
+        "| 2 | night 2: 60 pairs, failed | win rate against production | 0.5 | — |",
     ]
     assert list(tables([RUN]))[-1] == "Seed 2: rloo/rl failed: the loss is not finite"
 
@@ -78,6 +95,38 @@ def test_the_page_shows_answers_before_and_after_uncut() -> None:
     assert "## start and ppo\n" in written
     assert "## sft and dpo of preferences\n" in written
     assert "dpo:\n\n~~~text\nGood day\n~~~" in written
+
+
+def test_further_runs_need_a_promoted_policy_and_a_judge(tmp_path: Path) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def align(*arguments: str) -> dict[str, Any]:
+        asked.append(arguments)
+        if arguments[0] == "nights":
+            return {arguments[2]: [{"rows": 60}]}
+        return {"metrics": {"policies": {"start": {}, "round-1": {}}}}
+
+    data = tmp_path / "data"
+    (data / "hh-rlhf-harmless").mkdir(parents=True)
+    for name in ("train", "test"):
+        (data / "hh-rlhf-harmless" / f"{name}.jsonl").write_text("{}\n" * 200)
+    judge = {"label": "preferences/reward-model", "outputs": {"reward-model": "reward-model@sha256:" + "1" * 64}}
+    settings = {"model": str(tmp_path), "seed": 3}
+    assert further(align, settings, data, {"promotion": {"state": "refused"}, "stages": []}, tmp_path) == {}
+    assert asked == []
+    outcome = {"promotion": {"state": "unchanged"}, "stages": [judge]}
+    done = further(align, settings, data, outcome, tmp_path)
+    assert done == {"distillation": {"start": {}, "round-1": {}}, "nights": [{"rows": 60}]}
+    nights = tmp_path / "real-model-nights-3.json"
+    expected = ("run", str(nights))
+    assert asked == [
+        ("run", str(tmp_path / "real-model-distillation-3.json")),
+        expected,
+        expected,
+        ("nights", "list", nights.stem),
+    ]
+    assert parse_recipe(json.loads(nights.read_text())).seed == 3
+    assert len(list((tmp_path / "inbox").iterdir())) == 2
 
 
 def test_the_recipe_reads_files_in_place_of_the_hub(tmp_path: Path) -> None:
