@@ -125,8 +125,3 @@ def share(rows: list[dict[str, Any]]) -> list[float]:
     """A reward function: the share of its instructions that each completion follows. Raises ValueError for a missing label."""
     of_rows = [_followed(row["prompt"], row["completion"], row["label"]) for row in rows]
     return [sum(each) / len(each) for each in of_rows]
-
-
-def words(rows: list[dict[str, Any]]) -> list[float]:
-    """A reward function: the number of words of each completion, as the instruction `words` counts them."""
-    return [float(len(_words(row["completion"]))) for row in rows]

@@ -73,11 +73,6 @@ def test_an_answer_is_right_if_it_follows_all_and_its_share_is_the_reward() -> N
         assert instructions.share([{"prompt": "", "completion": answer, "label": label}]) == [share]
 
 
-def test_words_are_counted_as_the_instruction_counts_them() -> None:
-    answers = ["", "It's sweet -- very well-known!", "one two three four five six seven eight nine"]
-    assert instructions.words([{"completion": answer} for answer in answers]) == [0, 4, 9]
-
-
 def test_prompts_give_two_instructions_that_one_answer_can_follow() -> None:
     seen = set()
     for seed in range(300):
