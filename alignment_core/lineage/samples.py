@@ -87,7 +87,8 @@ def compared(store: Store, lines: Mapping[str, StageLine], count: int) -> tuple[
     for (label, line), text in zip(evaluations.items(), folders, strict=True):
         if text is not None:
             groups.setdefault(line.key_parts["inputs"]["prompts"], {})[label.removesuffix(EVALUATION)] = text[0]
-    policies = max(groups.values(), key=len, default={})
+    # Policies of branches have a prefix in their names; first come those of the run itself.
+    policies = max(groups.values(), key=lambda group: (-min(name.count("/") for name in group), len(group)), default={})
     if len(policies) < 2:
         return [], []
     rows: list[Row] = []

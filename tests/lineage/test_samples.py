@@ -131,12 +131,19 @@ def test_a_prompt_is_shown_before_and_after_training(run: Run) -> None:
 
 
 def test_a_branch_shows_the_policies_that_it_compares(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    for policy in ("sft", "dpo"):
+    for policy in ("sft", "dpo", "kto"):
         run.completions(f"inner/{policy}/evaluation", "dataset@sha256:" + "3" * 64, f"inner {policy}")
+    assert compared(run.store, lines(), 1)[0] == ["sft", "round-1"], "of the run, although the branch has more"
     capsys.readouterr()
     samples_command(RUN, None, "inner", 1, as_json=True)
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row == {"prompt": "say 0", "label": "0", "sft": "inner sft 0 0", "dpo": "inner dpo 0 0"}
+    assert row == {
+        "prompt": "say 0",
+        "label": "0",
+        "sft": "inner sft 0 0",
+        "dpo": "inner dpo 0 0",
+        "kto": "inner kto 0 0",
+    }
     with pytest.raises(UserError, match=r"--branch other: run \S+ \(small\) has no such branch"):
         samples_command(RUN, None, "other", 1)
 
