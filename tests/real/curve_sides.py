@@ -73,7 +73,7 @@ class Sizes:
     max_length: int = 160
     """Tokens; longer rows are left out."""
     held_out: int = 64
-    """Rows of the test set, before longer ones are left out."""
+    """The shortest rows of the test set, of which those that are too long are left out."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,12 @@ def ours(name: str, model: Path, folder: Path, data: Path, sizes: Sizes, machine
             steps.setdefault(done, {}).update(metrics)
 
     settings = METHODS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (data / settings.rows / "test.jsonl").read_text().strip("\n").split("\n")
+    held_out = folder / "held-out.jsonl"
+    held_out.write_text("".join(f"{line}\n" for line in sorted(lines, key=len)[: sizes.held_out]))
     definition = method(settings.recipe)
-    recipe = definition.recipe.model_validate(_recipe(settings, model, data, sizes))
+    recipe = definition.recipe.model_validate(_recipe(settings, model, data, held_out, sizes))
     own = machines or WarmMachines(ResourcesConfig(device="cpu", trainers=1, wait_timeout_seconds=600), folder)
     try:
         run = Runs(open_store(folder / "store"), own, report)
@@ -128,13 +132,12 @@ def ours(name: str, model: Path, folder: Path, data: Path, sizes: Sizes, machine
     )
 
 
-def _recipe(settings: Method, model: Path, data: Path, sizes: Sizes) -> dict[str, Any]:
+def _recipe(settings: Method, model: Path, data: Path, held_out: Path, sizes: Sizes) -> dict[str, Any]:
     is_gsm8k = settings.rows == "gsm8k"
     columns = {"columns": {"prompt": "question", "completion": "answer"}} if is_gsm8k else {}
     source = {"path": str(data / settings.rows / "train.jsonl"), **columns}
-    held_out = {**source, "path": str(data / settings.rows / "test.jsonl"), "rows": sizes.held_out, "held_out": True}
     rows = {
-        "sources": [source, held_out],
+        "sources": [source, {**source, "path": str(held_out), "held_out": True}],
         "max_length": sizes.max_length,
         "max_bad_rows": 0.05,
         "shuffle": False,
