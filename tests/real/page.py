@@ -36,14 +36,20 @@ class Run:
     outcome: dict[str, Any]
     samples: dict[str, list[dict[str, Any]]]
     """Rows of answers, by the branch that compares the policies."""
-    memory: int
-    """Bytes of all its processes at their peak; of a run whose stages are cached, too small."""
+    memory: int | None
+    """Bytes of all its processes at their peak; unknown if some of its stages were cached."""
     further: dict[str, Any]
     """Of the runs after it: metrics of the policies of the distillation, and the nights."""
 
     @classmethod
     def of(
-        cls, seed: int, machine: str, outcome: Mapping[str, Any], samples: Any, memory: int, further: dict[str, Any]
+        cls,
+        seed: int,
+        machine: str,
+        outcome: Mapping[str, Any],
+        samples: Any,
+        memory: int | None,
+        further: dict[str, Any],
     ) -> Run:
         """With what the page shows of an outcome."""
         stages = [{name: stage[name] for name in ("label", "key", "cost", "metrics")} for stage in outcome["stages"]]
@@ -53,7 +59,8 @@ class Run:
             "failed": outcome["failed"],
             "report": outcome["report"],
         }
-        return cls(seed, machine, kept, samples, memory, further)
+        whole = all(stage["state"] == "run" for stage in outcome["stages"])
+        return cls(seed, machine, kept, samples, memory if whole else None, further)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -169,7 +176,8 @@ def _number(value: float | None, decimals: int) -> str:
 def page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
     """The page with the tables, and with samples and ``pictures`` of the first seed."""
     machines = sorted({run.machine for run in runs})
-    peak = max(run.memory for run in runs) / 1e9
+    peak = max((run.memory for run in runs if run.memory), default=None)
+    most = "" if peak is None else f" All processes of a run had {peak / 1e9:.1f} GB of memory at their peak."
     lines = [
         "# A pretrained model",
         "",
@@ -178,7 +186,7 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
         "",
         *tables(runs),
         "",
-        f"Measured on {' and '.join(machines)}. All processes of a run had {peak:.1f} GB of memory at their peak.",
+        f"Measured on {' and '.join(machines)}.{most}",
     ]
     if pictures:
         lines += ["", "## Lineage and curves", ""]

@@ -14,7 +14,7 @@ from tests.real.recipe import recipe_for
 
 
 def stage(label: str, key: str, seconds: float, **metrics: float) -> dict[str, Any]:
-    return {"label": label, "key": key, "state": "cached", "cost": {"seconds": seconds}, "metrics": metrics}
+    return {"label": label, "key": key, "state": "run", "cost": {"seconds": seconds}, "metrics": metrics}
 
 
 def measured(name: str, value: float, **others: float) -> dict[str, float]:
@@ -92,6 +92,7 @@ def test_the_page_shows_answers_before_and_after_uncut() -> None:
     assert "![real model lineage](pictures/real-model-lineage.svg)\n" in written
     assert "Measured on 2 cores of a CPU. All processes of a run had 5.6 GB of memory" in written
     assert "**Describe ice.**\n\nstart:\n\n~~~text\nIce is\n\ncold.\n~~~\n\ngrpo:\n\n~~~text\nCOLD\n~~~" in written
+    assert "memory" not in page([replace(RUN, memory=None)])
     assert "## start and ppo\n" in written
     assert "## sft and dpo of preferences\n" in written
     assert "dpo:\n\n~~~text\nGood day\n~~~" in written
