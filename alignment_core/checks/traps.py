@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from alignment_core.cluster.device import cpu_multiplies_bf16
 from alignment_core.doctor import machine
 from alignment_core.evaluation import gates
 from alignment_core.recipes import TrainingConfig
@@ -37,6 +38,7 @@ def warnings(recipe: BaseRecipe) -> list[str]:
     sentences = [*gates.warnings(recipe), *_gated_by_the_optimised_reward(recipe), *_too_few_prompts(recipe)]
     device = recipe.resources.device
     on_gpus = recipe.model.scratch is None and (device == "cuda" or (device == "auto" and machine.has_gpu()))
+    on_slow_cpus = recipe.model.scratch is None and not on_gpus and device != "cuda" and not cpu_multiplies_bf16()
     if recipe.method == "nightly" and recipe.model.scratch is None:
         night: Any = recipe  # its class is above this module
         sentences += _few_steps("nightly.min_rows", night.nightly.min_rows, night.dpo.training)
@@ -47,6 +49,8 @@ def warnings(recipe: BaseRecipe) -> list[str]:
             sentences += _warmup(path, section, owner)
         if isinstance(section, TrainingConfig) and on_gpus:
             sentences += _fp32(path, section)
+        if isinstance(section, TrainingConfig) and on_slow_cpus:
+            sentences += _bf16(path, section)
         if isinstance(section, DpoLossConfig):
             sentences += _simpo(path, section)
         if isinstance(section, KtoConfig) and recipe.model.scratch is None:
@@ -121,6 +125,14 @@ def _fp32(path: str, training: TrainingConfig) -> Iterator[str]:
         yield (
             f"{path}.bf16: false trains in fp32, which takes a GPU several times as long and twice the memory for weights and "
             "activations; TRL and OpenRLHF train in bf16 by default"
+        )
+
+
+def _bf16(path: str, training: TrainingConfig) -> Iterator[str]:
+    if training.bf16:
+        yield (
+            f"{path}.bf16: this processor has no instructions for products of bf16 matrices, which take up to a hundred times "
+            "as long as those of fp32: leave it out, unless the run is for another machine"
         )
 
 

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from alignment_core.cluster.device import cpu_multiplies_bf16
 from alignment_core.execution.machines import WarmMachines
 from tests.real_model import NAME, RealModelError
 from tests.real_model import real_model as made
 
+multiplies_bf16 = pytest.mark.skipif(
+    not cpu_multiplies_bf16(), reason="this processor has no instructions for bf16: a step takes half an hour"
+)
 HUB_NAME = f"HuggingFaceTB/{NAME}"
 
 

@@ -16,6 +16,7 @@ from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models import weight_transfer
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import GenerationConfig
+from tests.real.conftest import multiplies_bf16
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -93,6 +94,7 @@ def test_an_engine_in_fp32_has_the_log_probabilities_of_transformers_also_after_
         assert also[0][1].token_ids.tolist() == answer.token_ids[:4].tolist(), "any of several stop tokens ends it"
 
 
+@multiplies_bf16
 def test_an_engine_in_bf16_is_as_close_to_exact_log_probabilities_as_transformers(
     real_model: Path, real_machines: WarmMachines, prompts: Any, folder: Path
 ) -> None:

@@ -33,6 +33,7 @@ from alignment_core.training.rank_folders import write
 from alignment_core.training.ranks import open_job as open_policy
 from alignment_core.training.step_data import StepData
 from alignment_core.training.trainer import TrainJob
+from tests.real.conftest import multiplies_bf16
 from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import export, open_job, train
 
@@ -179,6 +180,7 @@ def test_a_step_of_fine_tuning(real_model: Path, real_machines: WarmMachines, ro
     assert_same_model(folder / "out", model, real_model)
 
 
+@multiplies_bf16
 def test_a_step_of_fine_tuning_in_bf16(
     real_model: Path, real_machines: WarmMachines, tokenized: Any, folder: Path
 ) -> None:
