@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.evaluation.statistics import wilson
+from tests.real.recipe import branches
 
 SAMPLES = 10
 START, SFT = "start", "sft"
@@ -188,6 +189,8 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
         "",
         f"Measured on {' and '.join(machines)}.{most}",
     ]
+    if left_out := [name for name in branches() if any(name not in run.policies("") for run in runs)]:
+        lines += ["", f"Branches of the recipe that not all of these runs had: {', '.join(left_out)}."]
     if pictures:
         lines += ["", "## Lineage and curves", ""]
         lines += [f"![{Path(picture).stem.replace('-', ' ')}]({picture})" for picture in pictures]

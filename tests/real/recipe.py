@@ -35,6 +35,11 @@ def recipe_for(model: Path, data: Path, folder: Path) -> tuple[dict[str, Any], l
     return recipe, []
 
 
+def branches() -> list[str]:
+    """Names of the recipe's branches."""
+    return list(yaml.safe_load(RECIPE.read_text())["branches"])
+
+
 def with_files(value: Any, data: Path, folder: Path) -> Any:
     """A part of the recipe in which files stand for data sets of the Hub."""
     if isinstance(value, list):

@@ -92,6 +92,10 @@ def test_the_page_shows_answers_before_and_after_uncut() -> None:
     assert "![real model lineage](pictures/real-model-lineage.svg)\n" in written
     assert "Measured on 2 cores of a CPU. All processes of a run had 5.6 GB of memory" in written
     assert "**Describe ice.**\n\nstart:\n\n~~~text\nIce is\n\ncold.\n~~~\n\ngrpo:\n\n~~~text\nCOLD\n~~~" in written
+    assert (
+        "not all of these runs had: rloo, reinforce-baseline, rejection-sampling, iterative-dpo, preferences."
+        in written
+    )
     assert "memory" not in page([replace(RUN, memory=None)])
     assert "## start and ppo\n" in written
     assert "## sft and dpo of preferences\n" in written
