@@ -72,7 +72,12 @@ def test_turns_that_begin_and_end_anywhere_have_the_ids_of_apply_chat_template(
 def test_both_answers_of_a_pair_have_the_ids_of_their_conversations(
     family: Family, renderer: Renderer, texts: list[str]
 ) -> None:
-    for question, chosen, rejected in zip(*[iter(texts)] * 3, strict=True):
+    triples = list(zip(*[iter(texts)] * 3, strict=True))
+    pairs = [
+        (question, *answers) for question, *answers in triples if len(set(answers)) == 2
+    ]  # some texts are cut alike
+    assert len(pairs) > 0.99 * len(triples)
+    for question, chosen, rejected in pairs:
         (row,) = rows_of(Preference(user(question), assistant(chosen), assistant(rejected)), renderer, family)
         for side, answer in (("chosen_ids", chosen), ("rejected_ids", rejected)):
             right = expected.last_turn(family, [*user(question), *assistant(answer)])
