@@ -15,7 +15,7 @@ from alignment.flows.stale_runs import close_not_begun
 from alignment.tasks.promotion import promote, publish
 from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference
-from alignment_core.composition.graph import Input
+from alignment_core.composition.graph import Input, failure
 from alignment_core.composition.results import Outputs
 from alignment_core.execution.base import StageResult
 from alignment_core.recipes import BaseRecipe, PromotionConfig
@@ -52,8 +52,8 @@ def outcome_of(
     stages = [step.result() for step in run.steps if step.cause() is None]
     report = compared.report.result() if compared.report else None
     metrics: dict[str, Any] = {**report.metrics, "policies": policies_of(run.store, report)} if report else {}
-    if outputs.comparisons:
-        tables = {name: step.result() for name, step in outputs.comparisons.items()}
+    tables = {name: step.result() for name, step in outputs.comparisons.items() if failure([step]) is None}
+    if tables:
         metrics["comparisons"] = {name: policies_of(run.store, table) for name, table in tables.items()}
     policies = metrics.get("policies", {})
     promotion = None

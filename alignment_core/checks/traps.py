@@ -38,7 +38,7 @@ def warnings(recipe: BaseRecipe) -> list[str]:
     sentences = [*gates.warnings(recipe), *_gated_by_the_optimised_reward(recipe), *_too_few_prompts(recipe)]
     device = recipe.resources.device
     on_gpus = recipe.model.scratch is None and (device == "cuda" or (device == "auto" and machine.has_gpu()))
-    on_slow_cpus = recipe.model.scratch is None and not on_gpus and device != "cuda" and not cpu_multiplies_bf16()
+    on_slow_cpus = recipe.model.scratch is None and not on_gpus and not cpu_multiplies_bf16()
     if recipe.method == "nightly" and recipe.model.scratch is None:
         night: Any = recipe  # its class is above this module
         sentences += _few_steps("nightly.min_rows", night.nightly.min_rows, night.dpo.training)

@@ -45,7 +45,7 @@ class Evaluations:
         self.judge: Input | None = None
         if self.section:
             if self.section.judge and self.section.judge.served_judge:
-                self.judge = steps.base_model("evaluation/judge", self.section.judge.served_judge)
+                self.judge = steps.base_model("evaluation/judge-model", self.section.judge.served_judge)
             # Normalised by its own completions, every policy would have the same mean.
             listed = [reward.model_copy(update={"normalise": "none"}) for reward in self.section.rewards]
             self.rewards = rewards("evaluation.rewards", listed, reward_model, "evaluation", process_reward_model)

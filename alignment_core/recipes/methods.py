@@ -134,7 +134,7 @@ COMMON = {
     "model": "model",
     "evaluation/prompts": "evaluation.prompts",
     r"evaluation/reward-\d+:.*": "evaluation.rewards",
-    "evaluation/judge:.*": "evaluation.judge",
+    "evaluation/judge-model:.*": "evaluation.judge",
     r".*/evaluation(/\w+)?": "evaluation",
 }
 """As :attr:`Method.decides`, of stages that several methods have."""

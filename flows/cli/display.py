@@ -187,8 +187,8 @@ def variant_table(metric: str, variants: list[dict[str, Any]]) -> Table:
 
 
 def result_table(policies: Mapping[str, Mapping[str, float]], branch: str = "") -> Table:
-    """One row per policy, of the run or of a branch that is a comparison. The verifier stands beside the reward, to show
-    over-optimisation of the reward."""
+    """One row per policy, of the run or of a branch with an evaluation of its own. The verifier stands beside the reward, to
+    show over-optimisation of the reward."""
     where = f" of {branch}" if branch else ""
     title = f"Results on held-out prompts{where} ({confidence(policies)} intervals over n prompts)"
     table = Table(title=title, title_justify="left")

@@ -26,7 +26,8 @@ def samples(
         ),
     ] = None,
     branch: Annotated[
-        str, typer.Option(help="Branch that is a comparison: show the policies that it compares, or one of its stages.")
+        str,
+        typer.Option(help="Branch of a comparison: show the policies that it compares itself, or one of its stages."),
     ] = "",
     count: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 10,
     as_json: JsonOption = False,
@@ -38,7 +39,9 @@ def samples(
     record = journal.find(run)
     store, lines = open_store(record.store, writes=False), journal.stages(record.run_id)
     if branch:
-        of_branch = {label[len(branch) + 1 :]: line for label, line in lines.items() if label.startswith(f"{branch}/")}
+        of_branch = {
+            label.removeprefix(f"{branch}/"): line for label, line in lines.items() if label.startswith(f"{branch}/")
+        }
         if not of_branch:
             raise UserError(
                 f"--branch {branch}: run {journal.short_id(record.run_id)} ({record.name}) has no such branch"

@@ -135,9 +135,6 @@ def _started(model: Path, rows: Rows, runner: Runner, threads: int, taken: Taken
     process = context.Process(target=_serve, args=(theirs, runner, model, rows, threads), daemon=False)
     process.start()
     theirs.close()
-    ended = threading.Event()
-    sampler = threading.Thread(target=sample_memory, args=(psutil.Process(process.pid), taken, ended))
-    sampler.start()
 
     def lap() -> Times:
         line.send(None)
@@ -145,19 +142,30 @@ def _started(model: Path, rows: Rows, runner: Runner, threads: int, taken: Taken
         return times
 
     try:
-        yield lap
+        with sampled_memory(process.pid, taken):
+            yield lap
     finally:
-        ended.set()
-        sampler.join()
         line.close()
         process.join()
 
 
-def sample_memory(side: psutil.Process, taken: Taken, ended: threading.Event) -> None:
-    """Keep the most memory of a process and its children until they are over."""
-    while not ended.wait(SAMPLE_SECONDS):
-        with suppress(psutil.NoSuchProcess):
-            taken.memory = max(taken.memory, sum(map(_own_bytes, (side, *side.children(recursive=True)))))
+@contextmanager
+def sampled_memory(pid: int | None, taken: Taken) -> Iterator[None]:
+    """Keep the most memory that a process and its children have meanwhile."""
+    side, ended = psutil.Process(pid), threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_SECONDS):
+            with suppress(psutil.NoSuchProcess):
+                taken.memory = max(taken.memory, sum(map(_own_bytes, (side, *side.children(recursive=True)))))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sampler.join()
 
 
 def _own_bytes(process: psutil.Process) -> int:

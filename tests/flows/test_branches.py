@@ -116,6 +116,16 @@ def test_a_branch_may_be_a_comparison_whose_result_is_evaluated_with_the_other_b
     assert set(labels(by_label["inner/evaluation/overlap"]).values()) == own | {"inner/evaluation/prompts"}
 
 
+def test_a_branch_and_the_whole_may_each_have_a_judge(tmp_path: Path) -> None:
+    judges = [{"served_judge": {"scratch": {"hidden_size": size, "num_attention_heads": 2}}} for size in (32, 48)]
+    whole, own = ({**RECIPE["evaluation"], "judge": judge} for judge in judges)
+    pairs = {**RECIPE["branches"]["pairs"], "evaluation": {**own, "prompts": {**PROMPTS, "rows": 9}}}
+    recipe = {**RECIPE, "branches": {"pairs": pairs}, "evaluation": whole}
+    names = [stage.label for stage in plan(parse_recipe(recipe), open_store(str(tmp_path / "store"))).stages]
+    assert len(set(names)) == len(names)
+    assert {"evaluation/judge-model", "pairs/evaluation/judge", "pairs/evaluation/judge-model"} <= set(names)
+
+
 @pytest.mark.slow
 def test_policies_share_a_table_with_lengths_and_only_a_changed_branch_runs_again(align: Align, tmp_path: Path) -> None:
     small = {"training": {"max_steps": 2, "batch_size": 4}}

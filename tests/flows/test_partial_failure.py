@@ -186,8 +186,10 @@ def test_the_variants_of_a_sweep_that_do_not_diverge_are_ranked_and_cached(align
 @pytest.mark.timeout(900)
 def test_the_branches_of_a_comparison_that_do_not_diverge_are_compared(align: Align, tmp_path: Path) -> None:
     file = tmp_path / "compared.json"
-    file.write_text(json.dumps(COMPARISON))
+    branches = {name: {**branch, "evaluation": "ours"} for name, branch in COMPARISON["branches"].items()}
+    file.write_text(json.dumps({**COMPARISON, "branches": branches}))
     outcome = align(tmp_path / "home", "run", str(file), expect=PARTLY_FAILED)
     assert [*outcome["failed"]] == ["diverges/dpo"]
     assert [*outcome["metrics"]["policies"]] == ["start", "sound"]
+    assert [*outcome["metrics"]["comparisons"]] == ["sound"], "the branch that failed has no table of its own"
     assert "policy" not in outcome["outputs"], "that of the branch that failed would be the run's"

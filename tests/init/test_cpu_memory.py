@@ -16,19 +16,11 @@ from alignment_core.init.machine import Machine, this_machine
 from alignment_core.init.memory import GIB, fit_on_cpu
 from alignment_core.init.models import Model
 from alignment_core.models.activations import recompute
+from tests.checks.test_memory_needs import SMOL
 from tests.init.conftest import Draft
 from tests.init.rows_of_kinds import ROWS, jsonl
 from tests.init.tensor_memory import TensorMemory
 
-SMOL = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "tie_word_embeddings": True,
-}
 COUNT = 134_479_872
 """SmolLM2-135M without its norms."""
 

@@ -56,6 +56,7 @@ def test_bytes_are_those_of_a_calculation_by_hand() -> None:
     half = fit(gpus(1, 80), model("0.5B"), 1024, shares=False)
     assert half is not None
     assert half.state / GIB == pytest.approx(8.28, rel=0.01)
+    assert memory.PLACES == vocabulary_head.PLACES
     assert (half.budget, half.activations) == (16384, 16384 * 731136 + 256 * 2430976)
     # 3.09e9 parameters with 18 bytes: 51.7 GiB. A token with checkpointing: 2048 · (2 · 36 + 34).
     three = fit(gpus(1, 80), model("3B"), 1024, shares=False)

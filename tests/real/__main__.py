@@ -3,8 +3,9 @@
     python -m tests.real [--seeds N | --seed N] [--data FOLDER] [--branches NAME …] [--model FOLDER] [--set FIELD=VALUE …]
 
 Runs resume and are cached, in ``ALIGN_HOME``: the same command again goes on where it ended. Figures and samples are saved
-below docs/real-model, one file for each seed, and docs/real-model.md shows all of these, unless ``--set`` changes the recipe. A
-part whose rows are not in the folder of data (``REAL_DATA``, or ../shared/data) is left out, with a sentence.
+below docs/real-model, one file for each seed, and docs/real-model.md shows all of these, unless another model or ``--set``
+changes them. A part whose rows are not in the folder of data (``REAL_DATA``, or ../shared/data) is left out, with a sentence,
+and nothing is saved.
 """
 
 from __future__ import annotations
@@ -15,21 +16,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from alignment.flows.cli.run import NOT_PROMOTED, PARTLY_FAILED
 from alignment_core.cluster.device import cpu_model
-from tests.benchmarks.laps import Taken, sample_memory
+from tests.benchmarks.laps import Taken, sampled_memory
 from tests.benchmarks.peer_rows import DATA
-from tests.real.further import further
+from tests.real.later_runs import later_runs
 from tests.real.page import SAMPLES, SHOWN, Run, page, saved, tables
-from tests.real.recipe import PREFERENCES, ROOT, recipe_for
+from tests.real.recipe import PREFERENCES, ROOT, recipe_for, tag_of
 from tests.real_model import RealModelError, real_model
 
 PAGE = ROOT / "docs" / "real-model.md"
@@ -40,34 +38,33 @@ PICTURES, PREFIX = ROOT / "docs" / "pictures", "real-model-"
 def align(*arguments: str) -> tuple[dict[str, Any], int]:
     """The object that ``align … --json`` prints last, and the peak memory of its processes. Raises CalledProcessError."""
     command = [sys.executable, "-m", "alignment.flows.cli.main", *arguments, "--json"]
-    taken, ended = Taken(), threading.Event()
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        sampler = threading.Thread(target=sample_memory, args=(psutil.Process(process.pid), taken, ended))
-        sampler.start()
-        try:
-            printed, _ = process.communicate()
-        finally:
-            ended.set()
-            sampler.join()
+    taken = Taken()
+    with (
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process,
+        sampled_memory(process.pid, taken),
+    ):
+        printed, _ = process.communicate()
     if process.returncode not in (0, NOT_PROMOTED, PARTLY_FAILED):  # whether it learnt enough is for the table
         raise subprocess.CalledProcessError(process.returncode, command)
     return json.loads(printed.strip().splitlines()[-1]), taken.memory
 
 
-def run(recipe: Mapping[str, Any], seed: int, data: Path, folder: Path, overrides: Sequence[str]) -> Run:
-    """A run of the recipe with ``seed``, the answers that its policies gave, and the runs after it."""
+def run(recipe: Mapping[str, Any], seed: int, data: Path, folder: Path, overrides: Sequence[str]) -> tuple[Run, Path]:
+    """A run of the recipe with ``seed``, the answers that its policies gave, and the runs after it; and its report."""
     path = folder / "real-model.json"
     path.write_text(json.dumps(recipe))
-    settings = [part for each in (f"seed={seed}", *overrides) for part in ("--set", each)]
+    settings = [
+        part for each in (f"seed={seed}", f"promotion.tag={tag_of(seed)}", *overrides) for part in ("--set", each)
+    ]
     outcome, memory = align("run", str(path), *settings)
     samples = {}
     for branch in SHOWN.keys() & {"", *outcome["metrics"].get("comparisons", {})}:
         of_branch = ["--branch", branch] if branch else []
         samples[branch] = align("samples", outcome["run_id"], "-n", str(SAMPLES), *of_branch)[0]["rows"]
-    later = {"model": recipe["model"], "seed": seed}
-    more = {} if overrides else further(lambda *arguments: align(*arguments)[0], later, data, outcome, folder)
+    of_later = {"model": recipe["model"], "seed": seed}
+    later = {} if overrides else later_runs(lambda *arguments: align(*arguments)[0], of_later, data, outcome, folder)
     machine = f"{len(os.sched_getaffinity(0))} cores of {cpu_model()}"
-    return Run.of(seed, machine, outcome, samples, memory, more)
+    return Run.of(seed, machine, outcome, samples, memory, later), Path(outcome["report"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             runs = [run(recipe, seed, given.data, Path(folder), given.set) for seed in seeds]
         except subprocess.CalledProcessError as error:  # which printed the reason
             sys.exit(f"the run ended with exit code {error.returncode}; the same command resumes it")
-    print("\n".join(tables(runs)))
-    if not given.set:
-        for each in runs:
+    print("\n".join(tables([each for each, _ in runs])))
+    if not (given.set or given.model or left_out):
+        for each, report in runs:
             each.save(RESULTS)
             if each.seed == 1:
-                _copy_pictures(Path(each.outcome["report"]).parent)
+                _copy_pictures(report.parent)
         pictures = [f"{PICTURES.name}/{path.name}" for path in sorted(PICTURES.glob(f"{PREFIX}*.svg"))]
         PAGE.write_text(page(saved(RESULTS), pictures))
 

@@ -16,7 +16,8 @@ from tests.real_model import NAME, RealModelError
 from tests.real_model import real_model as made
 
 multiplies_bf16 = pytest.mark.skipif(
-    not cpu_multiplies_bf16(), reason="this processor has no instructions for bf16: a step takes half an hour"
+    not cpu_multiplies_bf16(),
+    reason="this processor has no instructions for bf16: torch is some eighty times slower in it",
 )
 HUB_NAME = f"HuggingFaceTB/{NAME}"
 

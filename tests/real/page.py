@@ -14,7 +14,6 @@ from alignment_core.evaluation.statistics import wilson
 from tests.real.recipe import branches
 
 SAMPLES = 10
-START, SFT = "start", "sft"
 SHOWN = {"": ("grpo", "ppo"), "preferences": ("dpo", "ppo")}
 """Policies whose answers the page shows beside those of the baseline, by the branch that compares them."""
 TABLES = {
@@ -39,7 +38,7 @@ class Run:
     """Rows of answers, by the branch that compares the policies."""
     memory: int | None
     """Bytes of all its processes at their peak; unknown if some of its stages were cached."""
-    further: dict[str, Any]
+    later: dict[str, Any]
     """Of the runs after it: metrics of the policies of the distillation, and the nights."""
 
     @classmethod
@@ -50,32 +49,23 @@ class Run:
         outcome: Mapping[str, Any],
         samples: Any,
         memory: int | None,
-        further: dict[str, Any],
+        later: dict[str, Any],
     ) -> Run:
         """With what the page shows of an outcome."""
         stages = [{name: stage[name] for name in ("label", "key", "cost", "metrics")} for stage in outcome["stages"]]
-        kept = {
-            "metrics": outcome["metrics"],
-            "stages": stages,
-            "failed": outcome["failed"],
-            "report": outcome["report"],
-        }
+        kept = {"metrics": outcome["metrics"], "stages": stages, "failed": outcome["failed"]}
         whole = all(stage["state"] == "run" for stage in outcome["stages"])
-        return cls(seed, machine, kept, samples, memory if whole else None, further)
+        return cls(seed, machine, kept, samples, memory if whole else None, later)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        content = asdict(self)
-        del content["outcome"]["report"]  # a path of this machine
-        (folder / f"seed-{self.seed}.json").write_text(json.dumps(content, indent=1) + "\n")
+        (folder / f"seed-{self.seed}.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     def policies(self, branch: str) -> dict[str, dict[str, float]]:
         """The metrics of the baseline and of each policy that the run, or a branch of it, compares."""
         metrics = self.outcome["metrics"]
-        found: dict[str, dict[str, float]] = (
-            metrics.get("comparisons", {}).get(branch, {}) if branch else metrics["policies"]
-        )
-        return found
+        compared: dict[str, Any] = {"": metrics["policies"], **metrics.get("comparisons", {})}
+        return compared.get(branch, {})
 
     @property
     def stages(self) -> dict[str, dict[str, Any]]:
@@ -101,9 +91,9 @@ def tables(runs: Sequence[Run]) -> Iterator[str]:
             yield from _policies(runs, branch)
             yield ""
     yield from _of_training(runs)
-    if any(run.further for run in runs):
+    if any(run.later for run in runs):
         yield ""
-        yield from _further(runs)
+        yield from _of_later(runs)
     for run in runs:
         for name, problem in run.outcome["failed"].items():
             yield ""
@@ -141,16 +131,16 @@ def _of_training(runs: Sequence[Run]) -> Iterator[str]:
                     yield f"| {run.seed} | {label} | {name} | {_number(before, 3)} | {_number(after, 3)}{ends} |"
 
 
-def _further(runs: Sequence[Run]) -> Iterator[str]:
+def _of_later(runs: Sequence[Run]) -> Iterator[str]:
     """Of distillation by the policy of reinforcement learning, and of the nights."""
     yield "| seed | run | measure | before | after |"
     yield "|" + "---|" * 5
     for run in runs:
-        if policies := run.further.get("distillation"):
+        if policies := run.later.get("distillation"):
             first, *_, last = policies.values()
             ends = [_interval(each, "accuracy") for each in (first, last)]
             yield f"| {run.seed} | distillation | answers that follow all instructions | {' | '.join(ends)} |"
-        for number, night in enumerate(run.further.get("nights", []), start=1):
+        for number, night in enumerate(run.later.get("nights", []), start=1):
             measured = [each for each in (night["metrics"] or {}).values() if "win_rate" in each]
             won = _interval(measured[-1], "win_rate") if measured else "—"
             name = f"night {number}: {night['rows']} pairs, {night['state']}"

@@ -35,6 +35,11 @@ def recipe_for(model: Path, data: Path, folder: Path) -> tuple[dict[str, Any], l
     return recipe, []
 
 
+def tag_of(seed: int) -> str:
+    """The tag of a seed's policy: gates compare it with the model, not with the policy of another seed."""
+    return f"policy/real-model-{seed}"
+
+
 def branches() -> list[str]:
     """Names of the recipe's branches."""
     return list(yaml.safe_load(RECIPE.read_text())["branches"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.recipes import parse_recipe
-from tests.real.further import further
+from tests.real.later_runs import later_runs
 from tests.real.page import Run, page, saved, tables
 from tests.real.recipe import recipe_for
 
@@ -47,7 +47,7 @@ SAMPLES = {
     "": [{"prompt": "Describe\nice.", "label": "[]", "start": "Ice is\n\ncold.", "grpo": "COLD", "ppo": "Cold!"}],
     "preferences": [{"prompt": "Hello", "sft": "Hi", "dpo": "Good day"}],
 }
-FURTHER = {
+LATER = {
     "distillation": {"start": measured("accuracy", 0.1), "round-1": {}, "round-2": measured("accuracy", 0.4)},
     "nights": [
         {
@@ -59,7 +59,7 @@ FURTHER = {
     ],
 }
 RUN = Run.of(
-    2, "2 cores of a CPU", {**OUTCOME, "report": "/home/report.md", "run_id": "1"}, SAMPLES, 5_600_000_000, FURTHER
+    2, "2 cores of a CPU", {**OUTCOME, "report": "/home/report.md", "run_id": "1"}, SAMPLES, 5_600_000_000, LATER
 )
 
 
@@ -102,11 +102,11 @@ def test_the_page_shows_answers_before_and_after_uncut() -> None:
     assert "dpo:\n\n~~~text\nGood day\n~~~" in written
 
 
-def test_further_runs_need_a_promoted_policy_and_a_judge(tmp_path: Path) -> None:
-    asked: list[tuple[str, ...]] = []
+def test_later_runs_need_a_promoted_policy_and_a_judge(tmp_path: Path) -> None:
+    commands: list[tuple[str, ...]] = []
 
     def align(*arguments: str) -> dict[str, Any]:
-        asked.append(arguments)
+        commands.append(arguments)
         if arguments[0] == "nights":
             return {arguments[2]: [{"rows": 60}]}
         return {"metrics": {"policies": {"start": {}, "round-1": {}}}}
@@ -117,20 +117,23 @@ def test_further_runs_need_a_promoted_policy_and_a_judge(tmp_path: Path) -> None
         (data / "hh-rlhf-harmless" / f"{name}.jsonl").write_text("{}\n" * 200)
     judge = {"label": "preferences/reward-model", "outputs": {"reward-model": "reward-model@sha256:" + "1" * 64}}
     settings = {"model": str(tmp_path), "seed": 3}
-    assert further(align, settings, data, {"promotion": {"state": "refused"}, "stages": []}, tmp_path) == {}
-    assert asked == []
+    assert later_runs(align, settings, data, {"promotion": {"state": "refused"}, "stages": []}, tmp_path) == {}
+    assert commands == []
     outcome = {"promotion": {"state": "unchanged"}, "stages": [judge]}
-    done = further(align, settings, data, outcome, tmp_path)
+    done = later_runs(align, settings, data, outcome, tmp_path)
     assert done == {"distillation": {"start": {}, "round-1": {}}, "nights": [{"rows": 60}]}
     nights = tmp_path / "real-model-nights-3.json"
     expected = ("run", str(nights))
-    assert asked == [
+    assert commands == [
         ("run", str(tmp_path / "real-model-distillation-3.json")),
         expected,
         expected,
         ("nights", "list", nights.stem),
     ]
-    assert parse_recipe(json.loads(nights.read_text())).seed == 3
+    night: Any = parse_recipe(json.loads(nights.read_text()))
+    assert (night.seed, night.promotion.tag) == (3, "policy/real-model-nights-3")
+    student = json.loads((tmp_path / "real-model-distillation-3.json").read_text())
+    assert student["distillation"]["teacher"] == {"model": "policy/real-model-3"}
     assert len(list((tmp_path / "inbox").iterdir())) == 2
 
 

@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from alignment_core.evaluation.statistics import wilson
-from tests.benchmarks.laps import Taken, sample_memory
+from tests.benchmarks.laps import Taken, sampled_memory
 from tests.benchmarks.peer_rows import DATA
 from tests.real.curve_sides import BATCH, METHODS, Side, Sizes, of_trl, ours, scored
 from tests.real_model import RealModelError, real_model
@@ -44,11 +42,6 @@ def absent() -> str:
     if not DATA.is_dir():
         return f"there is no {DATA}: let REAL_DATA name the folder with gsm8k and hh-rlhf-harmless"
     return ""
-
-
-def curves(model: Path, methods: Sequence[str] = tuple(METHODS), sizes: Sizes | None = None) -> list[dict[str, Any]]:
-    """The figures of each method; see :func:`compare`."""
-    return [compare(name, model, sizes or Sizes()) for name in methods]
 
 
 def compare(name: str, model: Path, sizes: Sizes, data: Path = DATA) -> dict[str, Any]:
@@ -92,16 +85,13 @@ def _of_side(side: Side, memory: int, held_out_rows: int) -> dict[str, Any]:
 
 def _alone(folder: Path, function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
     """Result of a function in a process of its own, and the most bytes that it and its children had."""
-    taken, ended = Taken(), threading.Event()
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_quiet, initargs=(folder,)) as pool:
-        process = psutil.Process(pool.submit(os.getpid).result())
-        sampler = threading.Thread(target=sample_memory, args=(process, taken, ended))
-        sampler.start()
-        try:
-            return pool.submit(function, *arguments).result(), taken.memory
-        finally:
-            ended.set()
-            sampler.join()
+    taken = Taken()
+    with (
+        ProcessPoolExecutor(1, get_context("spawn"), initializer=_quiet, initargs=(folder,)) as pool,
+        sampled_memory(pool.submit(os.getpid).result(), taken),
+    ):
+        result = pool.submit(function, *arguments).result()
+    return result, taken.memory
 
 
 def _quiet(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.real.recipe import with_files
+from tests.real.recipe import tag_of, with_files
 
 HERE = Path(__file__).parent
 NIGHTS = 2
@@ -20,7 +20,7 @@ Align = Callable[..., dict[str, Any]]
 """``align`` with arguments; returns the object that it prints."""
 
 
-def further(
+def later_runs(
     align: Align, settings: Mapping[str, Any], data: Path, outcome: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
     """``distillation``: metrics of the policies by name, and ``nights``: entries of their ledger; each only if it can run.
@@ -30,6 +30,7 @@ def further(
     done: dict[str, Any] = {}
     if (outcome.get("promotion") or {}).get("state") in ("promoted", "unchanged"):
         recipe = _recipe("distillation", settings)
+        recipe["distillation"]["teacher"]["model"] = tag_of(settings["seed"])
         done["distillation"] = align("run", str(_written(recipe, folder)))["metrics"]["policies"]
     judge = next((stage["outputs"] for stage in outcome["stages"] if stage["label"] == JUDGE), None)
     if judge:
@@ -50,17 +51,17 @@ def _written(recipe: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _nights(align: Align, recipe: dict[str, Any], data: Path, judge: str, folder: Path) -> list[dict[str, Any]]:
-    """Pairs arrive before each night; nights that have run before find no new ones."""
+    """Pairs arrive before each night; nights that have run before find no new ones. No policy has trained on these pairs, but
+    the judge may have."""
     inbox = folder / "inbox"
     inbox.mkdir(exist_ok=True)
     recipe["dpo"]["data"]["path"] = str(inbox)
+    recipe["promotion"]["tag"] = f"policy/{recipe['name']}"
     recipe["evaluation"]["rewards"] = [{"reward_model": judge}]
     path = _written(with_files(recipe, data, folder), folder)
     pairs = (data / "hh-rlhf-harmless" / "train.jsonl").read_text().splitlines(keepends=True)
     for night in range(NIGHTS):
-        first = (
-            len(pairs) - (NIGHTS - night) * ROWS_OF_A_NIGHT
-        )  # the judge learnt from some of these; the policies did not
+        first = len(pairs) - (NIGHTS - night) * ROWS_OF_A_NIGHT
         (inbox / f"night-{night + 1}.jsonl").write_text("".join(pairs[first : first + ROWS_OF_A_NIGHT]))
         align("run", str(path))
     (entries,) = align("nights", "list", recipe["name"]).values()
