@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from alignment_core.inference.kv_cache import SMALLEST, mib_needed, raise_it
+from alignment_core.cluster.device import inference_dtype_on_cpu
+from alignment_core.inference.kv_cache import dtype_of, mib_needed, number_bytes_of, raise_it
 from alignment_core.recipes import ResourcesConfig
 
 
@@ -42,6 +43,7 @@ def needs(stage: str, tokens: int, shape: dict[str, Any], resources: ResourcesCo
     one is assumed."""
     if "kv_cache_dtype" in resources.engine_options:  # other bytes per number than the model
         return
-    needed = mib_needed(shape, tokens, SMALLEST if trained else None, resources.tensor_parallel_size) if shape else None
+    dtype = inference_dtype_on_cpu("bfloat16" if trained else dtype_of(shape))
+    needed = mib_needed(shape, tokens, number_bytes_of(dtype), resources.tensor_parallel_size) if shape else None
     if needed is not None:
         yield Need(stage=stage, tokens=tokens, mib=needed)

@@ -16,6 +16,7 @@ from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections import rewards
+from alignment_core.recipes.sections.evaluation import OF_SAMPLES
 from alignment_core.recipes.sections.kto import KtoConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig, learning_rate
 from alignment_core.recipes.sections.rejection_sampling import RejectionSamplingConfig
@@ -29,7 +30,7 @@ FEW_STEPS = 30
 """Optimiser steps of a round or a night below which a warning says so."""
 KTO_BATCH = 16
 """Rows of a batch of KTO, below which its baseline is noise."""
-NOT_QUALITY = ("kl", "kl_to_model", "length", "truncated", "reward_model_accuracy")
+NOT_QUALITY = (*OF_SAMPLES, "length", "truncated", "reward_model_accuracy")
 """Metrics that say nothing about how good the policy's answers are."""
 
 

@@ -77,6 +77,10 @@ class Device:
         """Device string for this actor's tensors; Ray shows an actor only its own GPU."""
         return self.kind
 
+    def inference_dtype(self, stored: str) -> str:
+        """Float type in which engines and frozen models compute whose weights are ``stored`` in this one."""
+        return inference_dtype_on_cpu(stored) if self.kind == "cpu" else stored
+
     def local_rank(self, rank: int) -> int:
         """Index of a trainer rank's device as its own process sees it."""
         return 0 if self.kind == "cuda" else rank
@@ -228,6 +232,11 @@ def cpu_multiplies_bf16() -> bool:
     """Whether this machine's processor has instructions for products of bfloat16 matrices, as Linux lists them for x86 and
     ARM; False if unknown. Without them, torch takes up to a hundred times as long as in fp32."""
     return not _BF16_INSTRUCTIONS.isdisjoint(next(_of_processor("flags", "Features"), "").split())
+
+
+def inference_dtype_on_cpu(stored: str) -> str:
+    """:meth:`Device.inference_dtype` on a CPU: fp32 for half precision on a processor that has no instructions for it."""
+    return stored if cpu_multiplies_bf16() else "float32"
 
 
 def _of_processor(*names: str) -> Iterator[str]:

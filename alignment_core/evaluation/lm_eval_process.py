@@ -23,13 +23,15 @@ def main(request: dict[str, Any]) -> None:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
+    from alignment_core.cluster.device import inference_dtype_on_cpu
     from alignment_core.models.loading import load_model
     from alignment_core.models.saving import checkpoint_dtype
 
     path, trust = Path(request["model"]), request["trust_remote_code"]
     cuda = request["device"] == "cuda" or (request["device"] == "auto" and torch.cuda.is_available())
     device = "cuda" if cuda else "cpu"
-    dtype = getattr(torch, checkpoint_dtype(path))
+    stored = checkpoint_dtype(path)
+    dtype = getattr(torch, stored if cuda else inference_dtype_on_cpu(stored))
     model = load_model(str(path), "lm", dtype, trust_remote_code=trust).to(device)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
     files = list(request["files"])

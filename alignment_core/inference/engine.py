@@ -21,7 +21,7 @@ from alignment_core.inference.request_queue import RequestQueue
 from alignment_core.inference.sampling_parameters import parameters_of
 from alignment_core.memory import memory_explained
 from alignment_core.models.model_ref import Model
-from alignment_core.models.saving import check_loadable, checkpoint_dtype
+from alignment_core.models.saving import check_loadable
 from alignment_core.models.weight_transfer import Bucket
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
@@ -54,13 +54,14 @@ class Engine:
         if resources.tensor_parallel_size > 1 and device.kind == "cuda":
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the workers that vLLM starts over Ray have the GPUs
         folder = check_loadable(policy.path)
+        self._dtype = device.inference_dtype(policy.dtype)
         prepare()
         import vllm
 
         make = functools.partial(
             vllm.LLM,
             str(folder),
-            dtype=checkpoint_dtype(policy.path),
+            dtype=self._dtype,
             max_model_len=max_model_len,
             max_num_seqs=resources.max_num_seqs,
             skip_tokenizer_init=True,  # prompts and completions are token ids
@@ -74,7 +75,7 @@ class Engine:
             **device.engine_options(resources),
             **adapter_options(resources.max_lora_rank),
         )
-        self.llm = started(make, folder, max_model_len, resources)
+        self.llm = started(make, folder, self._dtype, max_model_len, resources)
         if resources.max_lora_rank and device.kind == "cpu" and any(self.llm.collective_rpc("adapts_experts")):
             raise UserError(
                 "resources.max_lora_rank: on a CPU vLLM cannot add adapters to a mixture of experts; leave it out, so "
@@ -254,6 +255,6 @@ class Engine:
         ``transformers``."""
         config = GenerationConfig(num_generations=1, max_completion_length=16)
         completions = self.generate(self.policy, prompts, config, stop_ids, seed=0).each()
-        difference = mean_difference(model, prompts, completions, self._max_model_len, self._own_gpu)
+        difference = mean_difference(model, prompts, completions, self._dtype, self._max_model_len, self._own_gpu)
         self._checked = self._updates > 0
         return difference

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from alignment_core.cluster.device import Device, Place
 from alignment_core.data.context import longest_sampled
 from alignment_core.errors import EnvironmentFault
-from alignment_core.inference.kv_cache import mib_needed
+from alignment_core.inference.kv_cache import dtype_of, mib_needed
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
 from alignment_core.inference.token_guard import VARIABLE
@@ -77,18 +78,14 @@ def server_of(
 
     Its context is as long as its key-value cache allows. ``options`` are further options of vLLM, which override ours.
     """
-    import torch
-
-    from alignment_core.cluster.device import Device, Place
-
     resources = resources or ResourcesConfig()
-    device = Device.detect(resources.device, torch.cuda.device_count())
+    device = _device(resources)
     environment = device.engine_environment(resources, Place())
     environment["VLLM_LOGGING_LEVEL"] = "INFO"
     settings: dict[str, Any] = {**BY_DEVICE.get(device.kind, {}), **device.engine_options(resources)}
     settings.pop("enable_sleep_mode", None)
-    if (Path(folder) / "config.json").is_file():  # for a name on the Hub, vLLM chooses
-        settings["dtype"] = checkpoint_dtype(check_loadable(Path(folder)))
+    on_disk = (Path(folder) / "config.json").is_file()  # for a name on the Hub, vLLM chooses
+    settings["dtype"] = device.inference_dtype(checkpoint_dtype(check_loadable(Path(folder))) if on_disk else "auto")
     if token:
         environment[VARIABLE] = token
         settings["middleware"] = GUARD
@@ -96,6 +93,12 @@ def server_of(
     given = {"model": folder, "served-model-name": name, "host": host, "port": port, **settings}
     flags = [word for option, value in given.items() for word in _flag(option.replace("_", "-"), value)]
     return [sys.executable, "-P", "-m", SERVER, *flags, *options], environment
+
+
+def _device(resources: ResourcesConfig) -> Device:
+    import torch
+
+    return Device.detect(resources.device, torch.cuda.device_count())
 
 
 def _flag(option: str, value: Any) -> list[str]:
@@ -253,7 +256,9 @@ def _shortened(
     most = longest_sampled(shape)
     if most is None or context >= most:
         return None, None
-    whole = mib_needed(shape, most, shards=resources.tensor_parallel_size if resources else 1)
+    resources = resources or ResourcesConfig()
+    shape = {**shape, "dtype": _device(resources).inference_dtype(dtype_of(shape))}
+    whole = mib_needed(shape, most, shards=resources.tensor_parallel_size)
     why = f"; {whole} MiB would hold all of them" if whole else ""
     return (
         f"{name}: a context of {context:,} of the model's {most:,} tokens, as long as its key-value cache allows{why}"

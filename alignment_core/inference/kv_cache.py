@@ -13,7 +13,7 @@ BLOCK = 32
 SIZES = {"float64": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes of a number, by the name of its type."""
 SMALLEST = 2
-"""Bytes of a number of the cache if its type is not known yet."""
+"""Bytes of a number of a type that is not in ``SIZES``."""
 ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 """Types in ``layer_types`` whose cache grows with the sequence; the state of the others has a fixed size."""
 HYBRID = re.compile(
@@ -34,7 +34,7 @@ def bytes_per_token(shape: dict[str, Any], number_bytes: int | None = None, shar
     full, as on a CPU, where vLLM reads a prompt in one piece and keeps all of it. Recurrent layers count as nothing.
     """
     model = {**shape, **(shape.get("text_config") or {})}
-    size = number_bytes or bytes_of_dtype(shape)
+    size = number_bytes or number_bytes_of(dtype_of(shape))
     layers = _attention_layers(model)
     heads = model.get("num_attention_heads") or model.get("n_head")
     width = model.get("hidden_size") or model.get("n_embd")
@@ -61,11 +61,16 @@ def _attention_layers(model: dict[str, Any]) -> int | None:
     return layers - int(model.get("num_kv_shared_layers") or 0)
 
 
-def bytes_of_dtype(shape: dict[str, Any]) -> int:
-    """Bytes of a number of the checkpoint, and so of the cache; float32 if ``config.json`` does not say."""
+def dtype_of(shape: dict[str, Any]) -> str:
+    """The float type that ``config.json`` names; float32 if it names none."""
     model = shape.get("text_config") or {}
     dtype = shape.get("dtype") or shape.get("torch_dtype") or model.get("dtype") or model.get("torch_dtype")
-    return SIZES.get(str(dtype or "float32").removeprefix("torch."), SMALLEST)
+    return str(dtype or "float32").removeprefix("torch.")
+
+
+def number_bytes_of(dtype: str) -> int:
+    """Bytes of a number of a float type."""
+    return SIZES.get(dtype, SMALLEST)
 
 
 def mib_needed(shape: dict[str, Any], tokens: int, number_bytes: int | None = None, shards: int = 1) -> int | None:

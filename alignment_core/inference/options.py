@@ -23,14 +23,15 @@ def adapter_options(most: int | None) -> dict[str, Any]:
     return {} if most is None else {"enable_lora": True, "max_loras": 1, "max_lora_rank": most}
 
 
-def started(make: Callable[..., Any], folder: Path, tokens: int, resources: ResourcesConfig) -> Any:
-    """An engine with ``resources.engine_options``. Raises UserError if vLLM does not accept them, or if its cache is too small
-    for a sequence of ``tokens``."""
+def started(make: Callable[..., Any], folder: Path, dtype: str, tokens: int, resources: ResourcesConfig) -> Any:
+    """An engine that computes in ``dtype``, with ``resources.engine_options``. Raises UserError if vLLM does not accept them,
+    or if its cache is too small for a sequence of ``tokens``."""
     options = resources.engine_options
     try:
         return make(**resolved(options, "resources.engine_options"))
     except (TypeError, ValueError) as error:
-        if sentence := kv_cache.too_small(error, json.loads((folder / "config.json").read_text()), tokens, resources):
+        shape = {**json.loads((folder / "config.json").read_text()), "dtype": dtype}
+        if sentence := kv_cache.too_small(error, shape, tokens, resources):
             raise UserError(sentence) from None
         if not options:
             raise

@@ -11,20 +11,25 @@ from alignment_core.models.model_ref import Model
 
 
 def mean_difference(
-    model: Model, prompts: Sequence[Sequence[int]], completions: Sequence[Completion], max_length: int, own_gpu: bool
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Completion],
+    dtype: str,
+    max_length: int,
+    own_gpu: bool,
 ) -> float:
     """Mean absolute difference, in nats, between the log-probabilities of completions and those that ``model`` gives their
     tokens. The largest one would be that of rounding: in bf16 a logit between 16 and 32 is a multiple of 1/8.
 
     This takes a second copy of the model: on the engine's GPU if that is its ``own_gpu`` and has room, otherwise in the CPU's
-    memory. ``max_length`` is the engine's longest sequence.
+    memory. ``dtype`` is the float type in which the engine computes, ``max_length`` its longest sequence.
     """
     import torch
 
     from alignment_core.losses.logprobs import token_logps
     from alignment_core.models.rope import RopeLengths
 
-    reference = model.load("lm", torch.bfloat16 if model.bf16 else torch.float32).eval()
+    reference = model.load("lm", torch.float32 if dtype == "float32" else torch.bfloat16).eval()
     RopeLengths(reference, max_length)
     size = sum(parameter.nbytes for parameter in reference.parameters())
     if own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:

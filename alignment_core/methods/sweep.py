@@ -18,8 +18,8 @@ from alignment_core.errors import UserError
 from alignment_core.recipes.load import parse_part, set_field
 from alignment_core.recipes.methods import Method, method_of
 from alignment_core.recipes.paths import Values
-from alignment_core.recipes.recipe import KL_NEEDS, BaseRecipe
-from alignment_core.recipes.sections.evaluation import HELD_OUT_METRICS, OF_TRAINING
+from alignment_core.recipes.recipe import BaseRecipe, needs_samples
+from alignment_core.recipes.sections.evaluation import HELD_OUT_METRICS, OF_SAMPLES, OF_TRAINING
 
 ONE_FOR_ALL = {
     "method": "variants are of one method; `method: comparison` compares several",
@@ -140,8 +140,8 @@ class SweepRecipe(BaseRecipe):
                 "nothing ranks the variants: add a `verifier`, or name a metric of the evaluation with `rank_by`"
             )
         if self.evaluation and not self._measured(self.ranks):
-            if self.ranks.partition(".")[0] == "kl":
-                raise ValueError(f"`rank_by`: {KL_NEEDS}")
+            if (metric := self.ranks.partition(".")[0]) in OF_SAMPLES:
+                raise ValueError(f"`rank_by`: {needs_samples(metric)}")
             raise ValueError(f"`rank_by`: the evaluation does not measure {self.ranks!r}")
         if self.rank_by and not self.evaluation and self.rank_by not in OF_TRAINING:
             raise ValueError(
@@ -246,7 +246,7 @@ def _check_comparable(metric: str, composed: dict[str, Outputs]) -> None:
     }
     if name in ("reward", "win_rate") and len(judges) > 1:
         raise UserError(f"rank_by: every variant has a reward model of its own, so that {metric!r} cannot rank them")
-    if name in ("win_rate", "judged_win_rate", "kl") and len(baselines) > 1:
+    if name in ("win_rate", "judged_win_rate", *OF_SAMPLES) and len(baselines) > 1:
         raise UserError(
             f"rank_by: {metric!r} compares each variant with a start of its own, so that it cannot rank them"
         )

@@ -29,9 +29,9 @@ class Model:
     """Bits that its linear layers are quantized to, see :mod:`alignment_core.models.quantization`; None: they are not."""
 
     @property
-    def bf16(self) -> bool:
-        """Whether it is stored in half precision."""
-        return checkpoint_dtype(self.path) != "float32"
+    def dtype(self) -> str:
+        """The float type in which it is stored, such as ``float32``."""
+        return checkpoint_dtype(self.path)
 
     def tokenizer(self) -> Any:
         """Its tokenizer, as ``transformers`` loads it."""

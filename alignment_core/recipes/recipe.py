@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import FolderPath
-from alignment_core.recipes.sections.evaluation import EvaluationConfig, PromotionConfig
+from alignment_core.recipes.sections.evaluation import OF_SAMPLES, EvaluationConfig, PromotionConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.retention import RetentionConfig
@@ -112,8 +112,8 @@ class BaseRecipe(Config):
             if self.evaluation and not gate.is_of_training and not self._measures(self.evaluation, gate.measures):
                 if gate.measures == "kl_to_model" and not self.CONTINUES:
                     raise ValueError(f"`promotion.gates.{number}`: `kl_to_model` is measured in nights: use `kl` here")
-                if gate.measures in ("kl", "kl_to_model"):
-                    raise ValueError(f"`promotion.gates.{number}`: {KL_NEEDS}")
+                if gate.measures in OF_SAMPLES:
+                    raise ValueError(f"`promotion.gates.{number}`: {needs_samples(gate.measures)}")
                 given_by = GIVEN_BY[re.sub(r"[@/].*|\d+$", "", gate.measures)]
                 raise ValueError(f"`promotion.gates.{number}`: nothing measures {gate.metric!r}: add {given_by}")
         return self
@@ -127,16 +127,20 @@ class BaseRecipe(Config):
             return evaluation.lm_eval is not None
         if metric.startswith("reward_"):
             return int(metric.removeprefix("reward_")) < len(evaluation.rewards) > 1
-        if metric in ("kl", "kl_to_model"):
-            return evaluation.generation.samples_all_tokens and (metric == "kl" or self.CONTINUES)
+        if metric in OF_SAMPLES:
+            return evaluation.generation.samples_all_tokens and (metric != "kl_to_model" or self.CONTINUES)
         given = {"accuracy": verified, "reward": reward, "win_rate": reward or verified}
         return {**given, "judged_win_rate": evaluation.judge is not None}.get(metric, True)
 
 
-KL_NEEDS = (
-    "`kl` is estimated from samples of the unmodified policy: give `evaluation.generation` a `temperature` above 0 and leave "
-    "out `top_p`, `top_k` and `min_p`, or use another metric"
-)
+def needs_samples(metric: str) -> str:
+    """A sentence about a metric of ``OF_SAMPLES`` that the evaluation does not measure."""
+    return (
+        f"`{metric}` is estimated from samples of the unmodified policy: give `evaluation.generation` a `temperature` above 0 "
+        "and leave out `top_p`, `top_k` and `min_p`, or use another metric"
+    )
+
+
 GIVEN_BY = {
     "accuracy": "`evaluation.verifier`",
     "reward": "`evaluation.rewards`",

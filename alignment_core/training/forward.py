@@ -26,7 +26,8 @@ class ForwardJob:
     model: Model
     head: Head
     bf16: bool | None = None
-    """Whether it computes in bfloat16; None: if it is stored in half precision."""
+    """Whether it computes in bfloat16; None: if it is stored in half precision, and
+    the device has instructions for it."""
     verdicts: tuple[int, int] | None = None
     """For a judge: the tokens of the good and the bad verdict."""
     temperature: float = 1.0
@@ -46,7 +47,7 @@ class Forward:
         self.job = job
         self.token_budget = resources.token_budget
         self.device = device
-        bf16 = job.model.bf16 if job.bf16 is None else job.bf16
+        bf16 = device.inference_dtype(job.model.dtype) != "float32" if job.bf16 is None else job.bf16
         dtype = torch.bfloat16 if bf16 else torch.float32
         share_prefixes = resources.attention == "auto"
         try:

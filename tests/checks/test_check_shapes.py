@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from alignment_core.checks import shapes
+from alignment_core.checks import cache, shapes
 from alignment_core.checks.rows import Answer
+from alignment_core.cluster import device
 from alignment_core.errors import UserError
+from alignment_core.recipes import ResourcesConfig
 from tests.checks.recipes import MODEL, look, rl, sft
 
 
@@ -104,6 +106,18 @@ def test_a_sequence_that_the_engines_cache_cannot_hold_is_refused_and_the_need_i
     findings = look(store, recipe)
     assert findings.problems == []
     assert [need.model_dump() for need in findings.caches] == [{"stage": "rl", "tokens": 2005, "mib": 128}]
+
+
+@pytest.mark.parametrize(("multiplies_bf16", "mib"), [(True, 64), (False, 128)])
+def test_the_cache_of_a_policy_in_bf16_has_numbers_of_the_type_in_which_the_engine_computes(
+    monkeypatch, multiplies_bf16, mib
+):
+    """Half of the 128 MiB above in bf16; all of them on a processor that has no instructions for it."""
+    monkeypatch.setattr(device, "cpu_multiplies_bf16", lambda: multiplies_bf16)
+    shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 16}
+    for stored, trained in (({"dtype": "bfloat16"}, False), ({}, True)):
+        (need,) = cache.needs("rl", 2005, shape | stored, ResourcesConfig(), trained)
+        assert need.mib == mib
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])

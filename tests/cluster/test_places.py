@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
+from alignment_core.cluster import device as devices
 from alignment_core.cluster.device import Device, recomputed_activations
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
@@ -116,6 +117,19 @@ def test_too_few_gpus_are_an_error_that_names_the_fields_to_lower() -> None:
     ):
         Device("cuda", 2).gpus_needed(ResourcesConfig(trainers=2, engines=2, tensor_parallel_size=2))
     assert Device("cpu", 2).gpus_needed(ResourcesConfig(trainers=2, engines=2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "multiplies_bf16", "expected"),
+    [("cpu", True, "bfloat16"), ("cpu", False, "float32"), ("cuda", False, "bfloat16")],
+)
+def test_half_precision_is_computed_where_the_device_has_instructions_for_it(
+    kind: Literal["cpu", "cuda"], multiplies_bf16: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them torch multiplies bf16 at 1 GFLOP/s and fp32 at 81, on a core of an AMD EPYC: an engine seems to hang."""
+    monkeypatch.setattr(devices, "cpu_multiplies_bf16", lambda: multiplies_bf16)
+    assert Device(kind, 2).inference_dtype("bfloat16") == expected
+    assert Device(kind, 2).inference_dtype("float32") == "float32"
 
 
 def test_cuda_without_a_gpu_is_refused() -> None:

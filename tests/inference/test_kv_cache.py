@@ -104,7 +104,7 @@ def test_an_engine_whose_cache_is_too_small_names_the_setting(tmp_path: Any, opt
         raise ValueError(VLLM)
 
     with pytest.raises(UserError) as caught:
-        started(make, tmp_path, 8192, ResourcesConfig(engine_options=options))
+        started(make, tmp_path, "float32", 8192, ResourcesConfig(engine_options=options))
     first = str(caught.value)
     assert first.startswith("the engines' key-value cache cannot hold a sequence of 8,192 tokens")
     assert "raise resources.kv_cache_mib to 362 or more (it is 256;" in first
@@ -118,9 +118,9 @@ def test_other_refusals_of_vllm_are_raised_unchanged(tmp_path: Any) -> None:
         raise ValueError("no such option")
 
     with pytest.raises(ValueError, match=r"^no such option$"):
-        started(make, tmp_path, 64, ResourcesConfig())
+        started(make, tmp_path, "float32", 64, ResourcesConfig())
     with pytest.raises(UserError, match=r"resources\.engine_options: vLLM does not accept swap_space: no such option"):
-        started(make, tmp_path, 64, ResourcesConfig(engine_options={"swap_space": 4}))
+        started(make, tmp_path, "float32", 64, ResourcesConfig(engine_options={"swap_space": 4}))
 
 
 def test_no_size_below_the_present_size_is_advised() -> None:

@@ -11,12 +11,12 @@ import torch
 import transformers
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster.device import cpu_multiplies_bf16
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models import weight_transfer
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import GenerationConfig
-from tests.real.conftest import multiplies_bf16
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -94,12 +94,12 @@ def test_an_engine_in_fp32_has_the_log_probabilities_of_transformers_also_after_
         assert also[0][1].token_ids.tolist() == answer.token_ids[:4].tolist(), "any of several stop tokens ends it"
 
 
-@multiplies_bf16
-def test_an_engine_in_bf16_is_as_close_to_exact_log_probabilities_as_transformers(
+def test_an_engine_of_bf16_weights_is_as_close_to_exact_log_probabilities_as_transformers(
     real_model: Path, real_machines: WarmMachines, prompts: Any, folder: Path
 ) -> None:
-    """Exact are those of the same weights in fp32. Both are off by 0.04 nats on average, for bf16 has logits from 16 to 32 in
-    steps of 1/8, which moves the mean of 330 such errors by a tenth."""
+    """Exact are those of the same weights in fp32. In bf16 both are off by 0.04 nats on average, for it has logits from 16 to
+    32 in steps of 1/8, which moves the mean of 330 such errors by a tenth. On a processor that does not multiply bf16, the
+    engine computes in fp32."""
     model = transformers.AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.bfloat16)
     model.save_pretrained(folder / "model")
     transformers.AutoTokenizer.from_pretrained(real_model).save_pretrained(folder / "model")
@@ -109,6 +109,9 @@ def test_an_engine_in_bf16_is_as_close_to_exact_log_probabilities_as_transformer
         exact.load_state_dict(model.state_dict())
         samples = sampled(engine, policy, prompts)
         right, off = differences(exact, samples)
+        if not cpu_multiplies_bf16():
+            assert np.abs(off).max() < 1e-4
+            return
         rounded, _ = differences(model, samples)
         assert np.abs(off).mean() < 1.5 * np.abs(rounded - right).mean()
         assert abs(off.mean()) < 0.02, "without bias"

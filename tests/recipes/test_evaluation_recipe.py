@@ -39,13 +39,15 @@ def test_a_gate_may_ask_for_a_pass_rate_that_is_measured(load: Load) -> None:
 
 @pytest.mark.parametrize("generation", [{"temperature": 0}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}])
 @pytest.mark.parametrize("recipe", [SFT, NIGHT], ids=["sft", "nightly"])
-def test_a_gate_on_kl_is_refused_where_sampling_excludes_tokens(
-    generation: dict[str, Any], recipe: dict[str, Any], load: Load
+@pytest.mark.parametrize("metric", ["kl.high", "baseline_perplexity"])
+def test_a_gate_on_estimates_from_samples_is_refused_where_sampling_excludes_tokens(
+    metric: str, generation: dict[str, Any], recipe: dict[str, Any], load: Load
 ) -> None:
-    recipe = recipe | {"promotion": {"gates": [{"metric": "kl.high", "max": 1}]}}
+    recipe = recipe | {"promotion": {"gates": [{"metric": metric, "max": 1}]}}
     assert load(recipe | {"evaluation": EVALUATION | {"generation": {"temperature": 0.7}}})
     message = refusal(load, recipe | {"evaluation": EVALUATION | {"generation": generation}})
-    assert "`promotion.gates.0`: `kl` is estimated from samples of the unmodified policy" in message
+    name = metric.partition(".")[0]
+    assert f"`promotion.gates.0`: `{name}` is estimated from samples of the unmodified policy" in message
 
 
 @pytest.mark.parametrize(("temperature", "is_taken"), [(0, True), (0.005, False), (0.01, True), (1.5, True)])

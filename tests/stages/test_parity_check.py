@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster.device import cpu_multiplies_bf16
 from alignment_core.errors import NumericError
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.model_ref import Model
@@ -71,7 +72,8 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run(difference: float,
 
 def test_rounding_in_bf16_is_not_taken_for_another_policy(tiny_model: Any, machines: Any, tmp_path: Path) -> None:
     """As a pretrained model's, these logits are up to 16, which bf16 has in steps of 1/16. So some log-probabilities are off by
-    more than the 0.1 nats that the check allows on average, and those of other weights by far more on average."""
+    more than the 0.1 nats that the check allows on average, and those of other weights by far more on average. On a processor
+    that does not multiply bf16, the engine computes in fp32."""
     for seed in range(2):
         source = tiny_model("qwen2", False, seed)
         model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
@@ -83,11 +85,11 @@ def test_rounding_in_bf16_is_not_taken_for_another_policy(tiny_model: Any, machi
             check(engines, tmp_path / "1", parity_check="always")
         sampling = GenerationConfig(num_generations=8, max_completion_length=16)
         completions = engines.one(0, Engine.generate, str(POLICY), [[1], [2], [3]], sampling, [257], 0).each()
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "0")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "0", dtype=torch.float32)
     largest = 0.0
     for number, completion in enumerate(completions):
         ids = torch.tensor([1 + number // 8, *completion.token_ids.tolist()])
         with torch.no_grad():
             logps = model(ids[None]).logits[0, :-1].float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         largest = max(largest, float(np.abs(logps.numpy() - completion.logps).max()))
-    assert largest > 0.1
+    assert largest > 0.1 if cpu_multiplies_bf16() else largest < 1e-3

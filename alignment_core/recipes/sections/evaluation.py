@@ -79,7 +79,9 @@ class EvaluationConfig(Config):
 
 
 REPOSITORY = r"hf://[\w.-]+/[\w.-]+"
-METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "kl_to_model", "length", "truncated")
+OF_SAMPLES = ("kl", "kl_to_model", "baseline_perplexity")
+"""Metrics that are estimated from samples of the unmodified policy."""
+METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", *OF_SAMPLES, "length", "truncated")
 NUMBERED = r"pass@[1-9]\d*|reward_\d+"
 """Metrics with a number in their name."""
 HELD_OUT_METRICS = ("test_loss", "test_accuracy", "test_margin", "reward_model_accuracy")
@@ -92,13 +94,14 @@ class Gate(Config):
     """A condition on a metric; a promotion must pass all gates."""
 
     metric: str
-    """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `judged_win_rate`, `kl`, `pass@k`,
-    `lm_eval/<task>/<metric>` or, with several `evaluation.rewards`, `reward_0`, `reward_1`, … for the mean of each.
-    `win_rate.low` and `win_rate.high` are the ends of its interval. `kl` is to the policy that the run started from; in
-    nights, `kl_to_model` is to the recipe's `model`, and so bounds the drift over all nights. Both need an
-    `evaluation.generation` with a `temperature` above 0 and without `top_p`, `top_k` and `min_p`. Without an
-    evaluation, on held-out rows of the training: `test_loss`, for DPO and KTO also `test_accuracy`, for DPO also
-    `test_margin` (the mean difference of implicit rewards), and for a reward model `reward_model_accuracy`."""
+    """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `judged_win_rate`, `kl`, `baseline_perplexity`,
+    `length`, `truncated`, `pass@k`, `lm_eval/<task>/<metric>` or, with several `evaluation.rewards`, `reward_0`,
+    `reward_1`, … for the mean of each. `win_rate.low` and `win_rate.high` are the ends of its interval. `kl` is to the
+    policy that the run started from; in nights, `kl_to_model` is to the recipe's `model`, and so bounds the drift over
+    all nights. `baseline_perplexity` is the perplexity of the policy's completions under the policy that the run started
+    from. These three need an `evaluation.generation` with a `temperature` above 0 and without `top_p`, `top_k` and
+    `min_p`. Without an evaluation, on held-out rows of the training: `test_loss`, for DPO and KTO also `test_accuracy`,
+    for DPO also `test_margin` (the mean difference of implicit rewards), and for a reward model `reward_model_accuracy`."""
     min: float | None = None
     """Minimum value."""
     max: float | None = None
@@ -139,7 +142,7 @@ class Gate(Config):
             near = difflib.get_close_matches(name, (*METRICS, *HELD_OUT_METRICS), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join((*METRICS, *HELD_OUT_METRICS))}"
             raise ValueError(f"no metric {self.metric!r}; {hint}")
-        if self.min_gain is not None and name in ("win_rate", "judged_win_rate", "kl", "kl_to_model"):
+        if self.min_gain is not None and name in ("win_rate", "judged_win_rate", *OF_SAMPLES):
             raise ValueError(f"`min_gain` makes no sense for {name!r}, which is measured against the baseline already")
         return self
 
