@@ -26,13 +26,9 @@ from alignment_core.cluster.device import cpu_model
 from tests.benchmarks.laps import Taken, sampled_memory
 from tests.benchmarks.peer_rows import DATA
 from tests.real.later_runs import later_runs
-from tests.real.page import SAMPLES, SHOWN, Run, page, saved, tables
+from tests.real.page import PICTURES, PREFIX, RESULTS, SAMPLES, SHOWN, Run, tables, write_page
 from tests.real.recipe import PREFERENCES, ROOT, recipe_for, tag_of
 from tests.real_model import RealModelError, real_model
-
-PAGE = ROOT / "docs" / "real-model.md"
-RESULTS = ROOT / "docs" / "real-model"
-PICTURES, PREFIX = ROOT / "docs" / "pictures", "real-model-"
 
 
 def align(*arguments: str) -> tuple[dict[str, Any], int]:
@@ -94,8 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             each.save(RESULTS)
             if each.seed == 1:
                 _copy_pictures(report.parent)
-        pictures = [f"{PICTURES.name}/{path.name}" for path in sorted(PICTURES.glob(f"{PREFIX}*.svg"))]
-        PAGE.write_text(page(saved(RESULTS), pictures))
+        write_page()
 
 
 def _copy_pictures(report: Path) -> None:

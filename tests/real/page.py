@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 
 from alignment_core.evaluation.statistics import wilson
-from tests.real.recipe import branches
+from tests.real.recipe import ROOT, branches
 
+PAGE = ROOT / "docs" / "real-model.md"
+RESULTS = ROOT / "docs" / "real-model"
+"""Folder of the figures that the page shows."""
+PICTURES, PREFIX = ROOT / "docs" / "pictures", "real-model-"
+TRL = "trl.json"
+"""The file of comparisons with TRL's trainers, by method."""
 SAMPLES = 10
 SHOWN = {"": ("grpo", "ppo"), "preferences": ("dpo", "ppo")}
 """Policies whose answers the page shows beside those of the baseline, by the branch that compares them."""
@@ -25,6 +31,11 @@ TABLES = {
     ),
 }
 """The measure and its heading, by the branch that compares the policies."""
+TRL_HEAD = (
+    "The model trains with the recipe's stages and with TRL's trainers, from the same weights, with the same rows in the same",
+    "order, in fp32: `python -m tests.real.trl_curves`, rows of GSM8K for SFT and pairs of HH for the others.",
+)
+"""What the comparisons show."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,43 @@ def tables(runs: Sequence[Run]) -> Iterator[str]:
             yield f"Seed {run.seed}: {name} failed: {problem.splitlines()[0]}"
 
 
+def save_trl(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Keep comparisons with TRL in the place of those of the same methods."""
+    folder.mkdir(exist_ok=True)
+    kept = saved_trl(folder) | {line["method"]: dict(line) for line in lines}
+    (folder / TRL).write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def saved_trl(folder: Path) -> dict[str, dict[str, Any]]:
+    """The comparisons that are saved in a folder, by method."""
+    path = folder / TRL
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def trl_table(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Comparisons with TRL in Markdown: a row for each method and side."""
+    yield (
+        "| method | side | loss of the first step → the last | greatest difference of a step | held-out loss before → after "
+        "| held-out accuracy before → after | held-out margin before → after | seconds | GB |"
+    )
+    yield "|" + "---|" * 9
+    for line in lines:
+        for side, name in (("ours", "ours"), ("trl", "TRL")):
+            figures = line[side]
+            cells = [line["method"], name, _change([figures["losses"][0], figures["losses"][-1]])]
+            cells.append(f"{line['difference']:.1e}" if side == "ours" else "—")
+            cells += [_change(figures["held_out"].get(metric)) for metric in ("loss", "accuracy", "margin")]
+            if "accuracy_interval" in figures:
+                low, high = figures["accuracy_interval"]
+                cells[5] += f" [{low:.3f}, {high:.3f}]"
+            cells += [f"{figures['seconds']:.0f}", f"{figures['memory_gb']:.1f}"]
+            yield f"| {' | '.join(cells)} |"
+
+
+def _change(values: Sequence[float] | None) -> str:
+    return "—" if values is None else f"{values[0]:.4f} → {values[1]:.4f}"
+
+
 def _policies(runs: Sequence[Run], branch: str) -> Iterator[str]:
     measure, head = TABLES[branch]
     yield f"| seed | method | {head} | KL, nats | perplexity under the baseline | tokens | minutes |"
@@ -164,8 +212,14 @@ def _number(value: float | None, decimals: int) -> str:
     return "—" if value is None else f"{value:.{decimals}f}"
 
 
-def page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
-    """The page with the tables, and with samples and ``pictures`` of the first seed."""
+def write_page() -> None:
+    """Write the page of all results that are saved."""
+    pictures = [f"{PICTURES.name}/{path.name}" for path in sorted(PICTURES.glob(f"{PREFIX}*.svg"))]
+    PAGE.write_text(page(saved(RESULTS), pictures, saved_trl(RESULTS).values()))
+
+
+def page(runs: Sequence[Run], pictures: Sequence[str] = (), trl: Collection[Mapping[str, Any]] = ()) -> str:
+    """The page with the tables, comparisons with ``trl``, and samples and ``pictures`` of the first seed."""
     machines = sorted({run.machine for run in runs})
     peak = max((run.memory for run in runs if run.memory), default=None)
     most = "" if peak is None else f" All processes of a run had {peak / 1e9:.1f} GB of memory at their peak."
@@ -181,6 +235,8 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = ()) -> str:
     ]
     if left_out := [name for name in branches() if any(name not in run.policies("") for run in runs)]:
         lines += ["", f"Branches of the recipe that not all of these runs had: {', '.join(left_out)}."]
+    if trl:
+        lines += ["", "## Beside TRL", "", *TRL_HEAD, "", *trl_table(trl)]
     if pictures:
         lines += ["", "## Lineage and curves", ""]
         lines += [f"![{Path(picture).stem.replace('-', ' ')}]({picture})" for picture in pictures]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.real.curve_sides import METHODS, Side, Sizes, of_trl, ours, scored
-from tests.real.trl_curves import figures_of, table
+from tests.real.page import save_trl, saved_trl, trl_table
+from tests.real.trl_curves import figures_of
 
 SIZES = Sizes(steps=3, max_length=160, held_out=8)
 
@@ -52,7 +53,13 @@ def test_the_table_has_a_row_for_each_side() -> None:
     trl = Side([1.5, 1.2502], {"loss": [1.4, 1.3], "accuracy": [0.5, 0.75]}, 30.0)
     line = figures_of("dpo", Path("model"), 8, (own, 3_210_000_000), (trl, 6_540_000_000))
     assert line["difference"] == pytest.approx(2e-4)
-    assert list(table([line]))[2:] == [
+    assert list(trl_table([line]))[2:] == [
         "| dpo | ours | 1.5000 → 1.2500 | 2.0e-04 | 1.4000 → 1.3000 | 0.5000 → 0.6250 [0.306, 0.863] | — | 12 | 3.2 |",
         "| dpo | TRL | 1.5000 → 1.2502 | — | 1.4000 → 1.3000 | 0.5000 → 0.7500 [0.409, 0.929] | — | 30 | 6.5 |",
     ]
+
+
+def test_figures_replace_those_of_the_same_method_alone(tmp_path: Path) -> None:
+    for line in ({"method": "sft", "difference": 1.0}, {"method": "dpo"}, {"method": "sft", "difference": 2.0}):
+        save_trl(tmp_path / "results", [line])
+    assert saved_trl(tmp_path / "results") == {"sft": {"method": "sft", "difference": 2.0}, "dpo": {"method": "dpo"}}

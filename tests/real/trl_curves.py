@@ -4,8 +4,8 @@
 
 Both sides start from the same weights and take the same rows of ``REAL_DATA``, or of ``../shared/data``, in the same order, in
 fp32. A line of JSON for each method has the loss of every step, the greatest difference, and the metrics of held-out rows
-before and after. Each side is a process of its own, one at a time. ``tests/real/curve_sides.py`` lists what is configured to be
-alike.
+before and after; docs/real-model.md shows the last ones of each method, unless another model is named. Each side is a process
+of its own, one at a time. ``tests/real/curve_sides.py`` lists what is configured to be alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ from alignment_core.evaluation.statistics import wilson
 from tests.benchmarks.laps import Taken, sampled_memory
 from tests.benchmarks.peer_rows import DATA
 from tests.real.curve_sides import BATCH, METHODS, Side, Sizes, of_trl, ours, scored
+from tests.real.page import RESULTS, save_trl, trl_table, write_page
 from tests.real_model import RealModelError, real_model
 
 CLOSE = 1e-3
@@ -106,30 +107,6 @@ def _rows_of(table: Path) -> int:
     return int(pq.read_metadata(table).num_rows)
 
 
-def table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Figures in Markdown: a row for each method and side."""
-    yield (
-        "| method | side | loss of the first step → the last | greatest difference of a step | held-out loss before → after "
-        "| held-out accuracy before → after | held-out margin before → after | seconds | GB |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for line in lines:
-        for side, name in (("ours", "ours"), ("trl", "TRL")):
-            figures = line[side]
-            cells = [line["method"], name, _change([figures["losses"][0], figures["losses"][-1]])]
-            cells.append(f"{line['difference']:.1e}" if side == "ours" else "—")
-            cells += [_change(figures["held_out"].get(metric)) for metric in ("loss", "accuracy", "margin")]
-            if "accuracy_interval" in figures:
-                low, high = figures["accuracy_interval"]
-                cells[5] += f" [{low:.3f}, {high:.3f}]"
-            cells += [f"{figures['seconds']:.0f}", f"{figures['memory_gb']:.1f}"]
-            yield f"| {' | '.join(cells)} |"
-
-
-def _change(values: Sequence[float] | None) -> str:
-    return "—" if values is None else f"{values[0]:.4f} → {values[1]:.4f}"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = ArgumentParser(prog="python -m tests.real.trl_curves")
@@ -152,7 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in given.methods or METHODS:
         lines.append(compare(name, model, sizes))
         print(json.dumps(lines[-1]), flush=True)
-    print("\n".join(table(lines)), file=sys.stderr)
+    print("\n".join(trl_table(lines)), file=sys.stderr)
+    if given.model is None and all(line["difference"] <= CLOSE for line in lines):
+        save_trl(RESULTS, lines)
+        write_page()
     if far := [line["method"] for line in lines if line["difference"] > CLOSE]:
         sys.exit(f"trl_curves: losses differ by more than {CLOSE:g}: {', '.join(far)}")
 
