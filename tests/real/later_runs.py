@@ -51,8 +51,8 @@ def _written(recipe: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _nights(align: Align, recipe: dict[str, Any], data: Path, judge: str, folder: Path) -> list[dict[str, Any]]:
-    """Pairs arrive before each night; nights that have run before find no new ones. No policy has trained on these pairs, but
-    the judge may have."""
+    """Pairs arrive before each night; nights that have run before find no new ones. No policy and no reward model of
+    the recipe has trained on these pairs."""
     inbox = folder / "inbox"
     inbox.mkdir(exist_ok=True)
     recipe["dpo"]["data"]["path"] = str(inbox)
