@@ -48,7 +48,7 @@ class Run:
     samples: dict[str, list[dict[str, Any]]]
     """Rows of answers, by the branch that compares the policies."""
     memory: int | None
-    """Bytes of all its processes at their peak; unknown if some of its stages were cached."""
+    """Most bytes of all its processes, over the commands that computed some of its stages and ended; None if none did."""
     later: dict[str, Any]
     """Of the runs after it: metrics of the policies of the distillation, and the nights."""
 
@@ -65,12 +65,16 @@ class Run:
         """With what the page shows of an outcome."""
         stages = [{name: stage[name] for name in ("label", "key", "cost", "metrics")} for stage in outcome["stages"]]
         kept = {"metrics": outcome["metrics"], "stages": stages, "failed": outcome["failed"]}
-        whole = all(stage["state"] == "run" for stage in outcome["stages"])
-        return cls(seed, machine, kept, samples, memory if whole else None, later)
+        computed = any(stage["state"] == "run" for stage in outcome["stages"])
+        return cls(seed, machine, kept, samples, memory if computed else None, later)
 
     def save(self, folder: Path) -> None:
+        """Write it to its file, with the memory of the commands before."""
         folder.mkdir(exist_ok=True)
-        (folder / f"seed-{self.seed}.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+        path = folder / f"seed-{self.seed}.json"
+        before = json.loads(path.read_text())["memory"] if path.is_file() else None
+        memory = max((each for each in (before, self.memory) if each), default=None)
+        path.write_text(json.dumps({**asdict(self), "memory": memory}, indent=1) + "\n")
 
     def policies(self, branch: str) -> dict[str, dict[str, float]]:
         """The metrics of the baseline and of each policy that the run, or a branch of it, compares."""
@@ -222,7 +226,7 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = (), trl: Collection[Mapp
     """The page with the tables, comparisons with ``trl``, and samples and ``pictures`` of the first seed."""
     machines = sorted({run.machine for run in runs})
     peak = max((run.memory for run in runs if run.memory), default=None)
-    most = "" if peak is None else f" All processes of a run had {peak / 1e9:.1f} GB of memory at their peak."
+    most = "" if peak is None else f" All processes of a run together had at most {peak / 1e9:.1f} GB of memory."
     lines = [
         "# A pretrained model",
         "",

@@ -84,13 +84,15 @@ def test_runs_of_other_machines_are_in_the_page_of_a_later_one(tmp_path: Path) -
         each.save(tmp_path / "results")
     assert [run.seed for run in saved(tmp_path / "results")] == [1, 2]
     assert list(tables(saved(tmp_path / "results"))) == list(tables([replace(RUN, seed=1), RUN]))
+    replace(RUN, memory=None).save(tmp_path / "results")
+    assert saved(tmp_path / "results")[1].memory == 5_600_000_000, "of the command that computed it"
     assert "/home" not in (tmp_path / "results" / "seed-2.json").read_text()
 
 
 def test_the_page_shows_answers_before_and_after_uncut() -> None:
     written = page([RUN], ["pictures/real-model-lineage.svg"])
     assert "![real model lineage](pictures/real-model-lineage.svg)\n" in written
-    assert "Measured on 2 cores of a CPU. All processes of a run had 5.6 GB of memory" in written
+    assert "Measured on 2 cores of a CPU. All processes of a run together had at most 5.6 GB of memory" in written
     assert "**Describe ice.**\n\nstart:\n\n~~~text\nIce is\n\ncold.\n~~~\n\ngrpo:\n\n~~~text\nCOLD\n~~~" in written
     assert (
         "not all of these runs had: rloo, reinforce-baseline, rejection-sampling, iterative-dpo, preferences."
