@@ -228,7 +228,14 @@ def machines() -> Iterator[Machines]:
     """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them."""
     temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
     machines_of: dict[str, WarmMachines] = {}
-    usual = {"device": "cpu", "engines": 1, "kv_cache_mib": 16, "zero_stage": 1, "wait_timeout_seconds": 120}
+    usual = {
+        "device": "cpu",
+        "engines": 1,
+        "threads": 1,
+        "kv_cache_mib": 16,
+        "zero_stage": 1,
+        "wait_timeout_seconds": 120,
+    }
 
     def of_world(world: int, **resources: Any) -> WarmMachines:
         config = ResourcesConfig(**{**usual, "trainers": world, **resources})

@@ -66,7 +66,7 @@ def test_every_started_process_inherits_the_variables_that_forbid_sending(
         assert environ[name] == value
     for kind in ("cpu", "cuda"):
         device: Any = Device(kind, 1, private=True)
-        for changes in (device.trainer_environment(resources), device.engine_environment(resources, Place())):
+        for changes in (device.trainer_environment(resources, 1), device.engine_environment(resources, Place())):
             assert changes.get(name, value) == value
 
 

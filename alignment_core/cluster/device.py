@@ -16,7 +16,10 @@ from alignment_core.recipes import ResourcesConfig
 MIB = 1 << 20
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
 """Keeps deprecation warnings of libraries out of the log of a run."""
-ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
+_SPINS = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
+"""How often a thread looks whether the others are done before it sleeps (libgomp). By default it looks for milliseconds, and
+if another process takes a core, the threads of a trainer mostly wait for each other: it trained at an eighth of its speed."""
+ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", **_SPINS}
 """Compilation is off on a CPU: DeepSpeed and vLLM would import torch's compiler, and the first call of each compiled function
 would take seconds."""
 _MEMORY_KEPT = {
@@ -88,7 +91,7 @@ class Device:
     def trainers(self, resources: ResourcesConfig) -> int:
         """Data-parallel trainer ranks."""
         if self.kind == "cpu":
-            return resources.trainers or min(self.count, 4)
+            return resources.trainers or 1  # a second one would have the whole model again, and exchange gradients
         of_engines = self.engines(resources) * resources.tensor_parallel_size if self._apart(resources) else 0
         return resources.trainers or max(1, self.count - of_engines)
 
@@ -101,6 +104,13 @@ class Device:
         else:
             gpus = self.trainers(resources)
         return max(1, gpus // resources.tensor_parallel_size)
+
+    def threads(self, resources: ResourcesConfig, processes: int) -> int:
+        """CPU threads of each of so many processes, which compute at the same time."""
+        return resources.threads or (max(1, self.count // processes) if self.kind == "cpu" else 1)
+
+    def _engine_threads(self, resources: ResourcesConfig) -> int:
+        return self.threads(resources, self.engines(resources) * resources.tensor_parallel_size)
 
     def _apart(self, resources: ResourcesConfig) -> bool:
         """Whether engines have GPUs of their own."""
@@ -135,7 +145,8 @@ class Device:
             "trainers": trainers,
             "engines": self.engines(resources),
             "tensor_parallel_size": resources.tensor_parallel_size,
-            "threads": resources.threads,
+            "threads": self.threads(resources, trainers),
+            "engine_threads": self._engine_threads(resources),
             "attention": resources.attention,
             "zero_stage": zero_stage(resources, trainers),
             "offload_optimizer": resources.offload_optimizer,
@@ -163,9 +174,10 @@ class Device:
         """Environment that keeps gloo's connections on the loopback interface if all actors run on this machine."""
         return {"GLOO_SOCKET_IFNAME": "lo"} if self.private else {}
 
-    def trainer_environment(self, resources: ResourcesConfig) -> dict[str, str]:
-        """Environment variables of a trainer's process."""
-        shared = {**QUIET, "OMP_NUM_THREADS": str(resources.threads), "TOKENIZERS_PARALLELISM": "false"}
+    def trainer_environment(self, resources: ResourcesConfig, processes: int) -> dict[str, str]:
+        """Environment variables of each of so many processes that train, or score."""
+        threads = str(self.threads(resources, processes))
+        shared = {**QUIET, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cuda":
             return shared
         return {**shared, **self._loopback, **ON_A_CPU, "DS_ACCELERATOR": "cpu"}
@@ -175,7 +187,7 @@ class Device:
         shared = {
             **QUIET,
             # Unset, the threads of each engine would compete for all cores: an eighth of the speed on two cores.
-            "OMP_NUM_THREADS": str(resources.threads),
+            "OMP_NUM_THREADS": str(self._engine_threads(resources)),
             # The actor is a process of its own; another one for the engine core would import everything again, for 20 s.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",

@@ -140,7 +140,7 @@ class WarmActors:
         places = self._over_nodes(
             [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
         )
-        environment = self.device.trainer_environment(self.resources)
+        environment = self.device.trainer_environment(self.resources, len(places))
         group: ActorGroup[Forward] = self._group(name, places, [environment] * len(places))
         try:
             arguments = {"resources": resources, "device": self.device}
@@ -162,7 +162,7 @@ class WarmActors:
     def _start_trainers(self) -> ActorGroup[Any]:
         world = self.device.trainers(self.resources)
         places = self._over_nodes([self.device.trainer_place(rank) for rank in range(world)])
-        environment = self.device.trainer_environment(self.resources)
+        environment = self.device.trainer_environment(self.resources, world)
         group = self._group("trainers", places, [environment] * world)
         with _killed_on_failure(group):
             rendezvous = group.rendezvous(self.temporary)

@@ -293,7 +293,7 @@ def _environment(resources: ResourcesConfig, temporary: Path) -> dict[str, str]:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start takes seconds longer
     environment.update(
         TMPDIR=str(temporary),  # each start of vLLM leaves a temporary file
-        OMP_NUM_THREADS=str(resources.threads),
+        OMP_NUM_THREADS=str(resources.threads or 1),
         TOKENIZERS_PARALLELISM="false",
         TQDM_DISABLE="1",
         HF_HUB_DISABLE_PROGRESS_BARS="1",

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from alignment_core.cluster.device import Device, cpu_multiplies_bf16
+from alignment_core.cluster.device import cpu_multiplies_bf16
 from alignment_core.doctor.machine import gpus, torch_is_for_cpus
 from alignment_core.errors import first_line
 from alignment_core.machine_memory import cgroup_limit
-from alignment_core.recipes import ResourcesConfig
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,6 @@ class Machine:
     problem: str = ""
     """Why the driver did not list all GPUs."""
     cpu_multiplies_bf16: bool = False
-    trainers: int = 1
-    """Processes that train by default where there is no GPU."""
 
     @property
     def words(self) -> str:
@@ -46,8 +43,7 @@ def this_machine() -> Machine:
     if sizes:
         return Machine(len(sizes), sum(sizes), problem)
     total = psutil.virtual_memory().total
-    trainers = Device.detect("cpu").trainers(ResourcesConfig())
-    return Machine(0, min(total, cgroup_limit() or total), problem, cpu_multiplies_bf16(), trainers)
+    return Machine(0, min(total, cgroup_limit() or total), problem, cpu_multiplies_bf16())
 
 
 def _gpus() -> tuple[list[int], str]:

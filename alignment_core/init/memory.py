@@ -41,7 +41,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 OF_TRAINER = GIB
 """Bytes of a process that trains on a CPU, beside what is counted: libraries, temporary tensors and what is freed and kept."""
 STATE = {2: 16, 4: 12}
-"""Bytes of a trained parameter, once for all these processes, by those of its weight: gradient and two moments in fp32, and for
+"""Bytes of a trained parameter, by those of its weight: gradient and two moments in fp32, and for
 bf16 the master weight."""
 ON_CPU = 2048
 """Tokens of a micro-batch on a CPU, by default."""
@@ -110,16 +110,12 @@ class FitOnCpu:
     """How a model is trained where there is no GPU."""
 
     lora: bool
-    trainers: int
-    """Processes, each of which has all weights."""
-    each: int
-    """Bytes of a process, without :data:`STATE`."""
-    state: int
-    """Bytes of gradients and moments of all weights, once for all processes."""
+    needed: int
+    """Bytes to train all weights."""
 
 
 def fit_on_cpu(machine: Machine, model: Model, longest: int) -> FitOnCpu | None:
-    """All weights with as many processes as fit, otherwise adapters. None with a GPU, or for a model of unknown size.
+    """All weights if they fit, otherwise adapters. None with a GPU, or for a model of unknown size.
 
     A token's activations are the outputs of a layer's matrix products and of its attention; all else is recomputed there
     (`gradient_checkpointing: selective`): 5 H for queries, attention, output, the end of the MLP and the layer's input, 2 H·k/n
@@ -134,8 +130,5 @@ def fit_on_cpu(machine: Machine, model: Model, longest: int) -> FitOnCpu | None:
     of_layer = 5 * hidden + 2 * hidden * (shape.get("num_key_value_heads") or heads) // heads + 2 * inner
     activations = max(ON_CPU, longest) * shape["num_hidden_layers"] * of_layer * size
     logits = PLACES * shape.get("vocab_size", 0) * OF_LOGITS
-    each, state = OF_TRAINER + count * size + activations + logits, count * STATE[size]
-    for lora, trainers in itertools.product((False, True), range(machine.trainers, 0, -1)):
-        if trainers * each + (0 if lora else state) <= SHARE_ON_CPU * machine.memory:
-            break
-    return FitOnCpu(lora, trainers, each, state)
+    needed = OF_TRAINER + count * (size + STATE[size]) + activations + logits
+    return FitOnCpu(needed > SHARE_ON_CPU * machine.memory, needed)

@@ -158,18 +158,9 @@ def _fit_of(profile: Profile, written: dict[str, Any]) -> tuple[memory.Fit | Non
 
 
 def memory_fields(profile: Profile, written: dict[str, Any]) -> dict[str, Any]:
-    """Fields of `resources` for a recipe with these sections, from the memory of a GPU or of a CPU's processes as it was
-    counted."""
+    """Fields of `resources` for a recipe with these sections, from the memory of a GPU as it was counted."""
     fitted, trains, samples = _fit_of(profile, written)
     fields: dict[str, Any] = {}
-    on_cpu = memory.fit_on_cpu(
-        profile.machine, profile.model, max(_trained_tokens(profile, written).values(), default=0)
-    )
-    if on_cpu and trains and on_cpu.trainers < profile.machine.trainers:
-        comment = (
-            f"processes that fit into {profile.machine.memory / GIB:.0f} GiB, counted with {on_cpu.each / GIB:.1f} each"
-        )
-        fields["trainers"] = Commented(on_cpu.trainers, comment)
     if fitted and trains:
         fields["gradient_checkpointing"] = Commented(fitted.checkpointing, f"counted on each GPU: {fitted.words}")
         fields["max_tokens_per_microbatch"] = Commented(fitted.budget, "tokens that a GPU trains on at once")
@@ -239,7 +230,7 @@ def _lora(profile: Profile, tokens: int, shares: bool) -> dict[str, Any]:
     on_cpu = memory.fit_on_cpu(profile.machine, profile.model, tokens)
     if on_cpu is None or not on_cpu.lora:
         return {}
-    needed = (on_cpu.each + on_cpu.state) / GIB
+    needed = on_cpu.needed / GIB
     comment = f"training all weights needs {needed:.0f} GiB; {profile.machine.words} here"
     return {"lora": Commented({"r": 16, "lora_alpha": 32}, comment)}
 

@@ -55,7 +55,12 @@ def join(rank: int, world: int, rendezvous: str, resources: ResourcesConfig, dev
         import torch
         import transformers
         from transformers import AutoModelForCausalLM  # noqa: F401 (transformers would import it while the first stage waits)
-    torch.set_num_threads(resources.threads)
+    torch.set_num_threads(device.threads(resources, world))
+    if (
+        device.kind == "cpu"
+    ):  # several threads would add up the gradients of a place that is read several times in any order
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # DeepSpeed would compile this operator for 39 s in every process, and it leaks shared memory.

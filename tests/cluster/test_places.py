@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from alignment_core.cluster import device as devices
-from alignment_core.cluster.device import Device, recomputed_activations
+from alignment_core.cluster.device import Device, Place, recomputed_activations
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
@@ -109,6 +109,29 @@ def test_disaggregated_engines_have_separate_gpus(seen: Seen) -> None:
 def test_unrequested_gpus_are_distributed(wanted: dict[str, int], trainers: int, engines: int) -> None:
     device, resources = Device("cuda", 4), ResourcesConfig(placement="disaggregated", **wanted)
     assert (device.trainers(resources), device.engines(resources)) == (trainers, engines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted", "trainers", "of_trainer", "of_engine"),
+    [
+        ("cpu", {}, 1, 8, 8),
+        ("cpu", {"trainers": 2}, 2, 4, 4),
+        ("cpu", {"trainers": 3, "engines": 1}, 3, 2, 8),
+        ("cpu", {"engines": 2, "tensor_parallel_size": 2}, 1, 8, 2),
+        ("cpu", {"trainers": 16}, 16, 1, 1),
+        ("cpu", {"trainers": 2, "threads": 3}, 2, 3, 3),
+        ("cuda", {}, 8, 1, 1),
+    ],
+)
+def test_processes_that_compute_at_the_same_time_divide_the_cores(
+    kind: Literal["cpu", "cuda"], wanted: dict[str, int], trainers: int, of_trainer: int, of_engine: int
+) -> None:
+    device, resources = Device(kind, 8), ResourcesConfig(**wanted)
+    assert device.trainers(resources) == trainers
+    assert device.trainer_environment(resources, trainers)["OMP_NUM_THREADS"] == str(of_trainer)
+    assert device.engine_environment(resources, Place())["OMP_NUM_THREADS"] == str(of_engine)
+    numbers = device.rounding(resources.on(kind))
+    assert (numbers["threads"], numbers["engine_threads"]) == (of_trainer, of_engine)
 
 
 def test_too_few_gpus_are_an_error_that_names_the_fields_to_lower() -> None:

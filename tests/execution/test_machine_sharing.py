@@ -169,6 +169,7 @@ def test_the_record_holds_the_hardware_of_a_stage_and_the_settings_that_change_r
         "engines": 2,
         "tensor_parallel_size": 1,
         "threads": 1,
+        "engine_threads": 1,
         "attention": "auto",
         "zero_stage": 2,
         "offload_optimizer": False,

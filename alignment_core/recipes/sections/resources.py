@@ -51,7 +51,7 @@ class ResourcesConfig(Config):
     share the cores either way."""
     trainers: int | None = Field(None, ge=1)
     """Number of data-parallel trainer ranks. Default: one per GPU or, if disaggregated, per GPU that the engines leave;
-    on a CPU, one per core, up to 4."""
+    on a CPU, one, which has all cores."""
     engines: int | None = Field(None, ge=1)
     """Number of vLLM engines. Default: one per trainer; if disaggregated, the GPUs that trainers leave, and half of all
     GPUs if neither number is given."""
@@ -66,8 +66,9 @@ class ResourcesConfig(Config):
     """Number of processes for the environments of reinforcement learning."""
     tensor_parallel_size: int = Field(1, ge=1)
     """Number of GPUs per engine; on a CPU, of worker processes."""
-    threads: int = Field(1, ge=1)
-    """CPU threads per trainer rank and engine."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads per trainer rank and engine. Default: 1 with GPUs; on a CPU the number of cores, divided by that of the
+    trainers, or of the engines."""
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed ZeRO stage. Default: 0 for one trainer, and 2 for several."""
     offload_optimizer: bool = False
