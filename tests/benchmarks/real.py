@@ -59,7 +59,7 @@ def sides(part: str, rows: Rows, stop: int) -> list[Runner]:
 
         options = {**BY_DEVICE["cpu"], "kv_cache_memory_bytes": 1 << 28, "logprobs_mode": "processed_logprobs"}
         return [
-            Runner("ours", our_engines, {**OURS, **sizes, "shard": -(-len(rows) // CORES)}),
+            Runner("ours", our_engines, {**OURS, **sizes, "shard": len(rows)}),
             Runner(BARE, bare_vllm, {**sizes, "options": options}),
         ]
     bf16 = {"bf16": part == "sft-bf16"}
