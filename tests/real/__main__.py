@@ -4,8 +4,8 @@
 
 Runs resume and are cached, in ``ALIGN_HOME``: the same command again goes on where it ended. Figures and samples are saved
 below docs/real-model, one file for each seed, and docs/real-model.md shows all of these, unless another model or ``--set``
-changes them. A part whose rows are not in the folder of data (``REAL_DATA``, or ../shared/data) is left out, with a sentence,
-and nothing is saved.
+changes them. Of branches that a run leaves out, the file keeps what it has. A part whose rows are not in the folder of data
+(``REAL_DATA``, or ../shared/data) is left out, with a sentence, and nothing is saved.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for each, report in runs:
             each.save(RESULTS)
             if each.seed == 1:
-                _copy_pictures(report.parent)
+                _copy_pictures(report.parent, is_whole=not given.branches)
         write_page()
 
 
-def _copy_pictures(report: Path) -> None:
-    """Replace the pictures beside the docs by those of a run's report."""
-    for old in PICTURES.glob(f"{PREFIX}*.svg"):
+def _copy_pictures(report: Path, is_whole: bool) -> None:
+    """Put the pictures of a run's report beside the docs, in the place of all others if the run has all branches."""
+    for old in PICTURES.glob(f"{PREFIX}*.svg") if is_whole else ():
         old.unlink()
     for picture in report.glob("*.svg"):
         shutil.copyfile(picture, PICTURES / f"{PREFIX}{picture.name}")

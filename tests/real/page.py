@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,58 @@ class Run:
         return cls(seed, machine, kept, samples, memory if computed else None, later)
 
     def save(self, folder: Path) -> None:
-        """Write it to its file, with the memory of the commands before."""
+        """Write it to its file, with what the file has of branches that this run leaves out."""
         folder.mkdir(exist_ok=True)
         path = folder / f"seed-{self.seed}.json"
-        before = json.loads(path.read_text())["memory"] if path.is_file() else None
-        memory = max((each for each in (before, self.memory) if each), default=None)
-        path.write_text(json.dumps({**asdict(self), "memory": memory}, indent=1) + "\n")
+        whole = self.with_others_of(Run(**json.loads(path.read_text()))) if path.is_file() else self
+        path.write_text(json.dumps(asdict(whole), indent=1) + "\n")
+
+    def with_others_of(self, before: Run) -> Run:
+        """With the branches of an earlier run that this one leaves out, and the most memory of both. Policies are only
+        kept beside the same baseline."""
+        ours, theirs = self.policies(""), before.policies("")
+        if next(iter(ours.items()), None) != next(iter(theirs.items()), None):
+            return self
+        others = before._branches() - self._branches()
+        metrics = {
+            **self.outcome["metrics"],
+            "policies": ours | {name: policy for name, policy in theirs.items() if name in others},
+            "comparisons": {
+                name: table
+                for name, table in before.outcome["metrics"].get("comparisons", {}).items()
+                if name.split("/")[0] in others
+            }
+            | self.outcome["metrics"].get("comparisons", {}),
+        }
+        stages = [stage for stage in before.outcome["stages"] if stage["label"].split("/")[0] in others]
+        failed = {name: why for name, why in before.outcome["failed"].items() if name.split("/")[0] in others}
+        outcome = {
+            "metrics": metrics,
+            "stages": [*self.outcome["stages"], *stages],
+            "failed": self.outcome["failed"] | failed,
+        }
+        samples = {branch: rows for branch, rows in before.samples.items() if branch.split("/")[0] in others}
+        answered = {row["prompt"]: row for row in before.samples.get("", [])}
+        samples[""] = [{**answered.get(row["prompt"], {}), **row} for row in self.samples.get("", [])]
+        memory = max((each for each in (before.memory, self.memory) if each), default=None)
+        return replace(
+            self,
+            outcome=outcome,
+            samples=self.samples | samples,
+            memory=memory,
+            later={**before.later, **self.later},
+        )
 
     def policies(self, branch: str) -> dict[str, dict[str, float]]:
         """The metrics of the baseline and of each policy that the run, or a branch of it, compares."""
         metrics = self.outcome["metrics"]
         compared: dict[str, Any] = {"": metrics["policies"], **metrics.get("comparisons", {})}
         return compared.get(branch, {})
+
+    def _branches(self) -> set[str]:
+        """Names of the recipe's branches that it has."""
+        compared = self.outcome["metrics"].get("comparisons", {})
+        return {*list(self.policies(""))[1:], *(name.split("/")[0] for name in compared)}
 
     @property
     def stages(self) -> dict[str, dict[str, Any]]:
@@ -246,15 +286,23 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = (), trl: Collection[Mapp
         lines += [f"![{Path(picture).stem.replace('-', ' ')}]({picture})" for picture in pictures]
     first = runs[0]
     for branch, names in SHOWN.items():
-        for name in (name for name in names if name in first.policies(branch)):
+        for name in names if branch in first.samples else ():
+            rows = [row for row in first.samples[branch] if name in row]
+            if not rows:
+                continue
             baseline = next(iter(first.policies(branch)))
             where = f" of {branch}" if branch else ""
             lines += ["", f"## {baseline} and {name}{where}", "", "Held-out prompts, evenly spaced; answers are uncut."]
-            for row in first.samples[branch]:
+            for row in rows:
                 lines += ["", f"**{_one_line(row['prompt'])}**"]
                 for policy in (baseline, name):
-                    lines += ["", f"{policy}:", "", "~~~text", row[policy], "~~~"]
+                    lines += ["", f"{policy}:", "", "~~~text", _answer(row, policy), "~~~"]
     return "\n".join(lines) + "\n"
+
+
+def _answer(row: Mapping[str, str], policy: str) -> str:
+    """A start that several branches evaluate has the label of one of them before its name."""
+    return next(text for name, text in row.items() if name == policy or name.endswith(f"/{policy}"))
 
 
 def _one_line(text: str) -> str:

@@ -45,7 +45,7 @@ OUTCOME = {
 }
 SAMPLES = {
     "": [{"prompt": "Describe\nice.", "label": "[]", "start": "Ice is\n\ncold.", "grpo": "COLD", "ppo": "Cold!"}],
-    "preferences": [{"prompt": "Hello", "sft": "Hi", "dpo": "Good day"}],
+    "preferences": [{"prompt": "Hello", "dpo/sft": "Hi", "dpo": "Good day"}],
 }
 LATER = {
     "distillation": {"start": measured("accuracy", 0.1), "round-1": {}, "round-2": measured("accuracy", 0.4)},
@@ -89,6 +89,31 @@ def test_runs_of_other_machines_are_in_the_page_of_a_later_one(tmp_path: Path) -
     assert "/home" not in (tmp_path / "results" / "seed-2.json").read_text()
 
 
+def test_a_run_of_some_branches_keeps_what_is_saved_of_the_others(tmp_path: Path) -> None:
+    RUN.save(tmp_path)
+    start = OUTCOME["metrics"]["policies"]["start"]  # type: ignore[index]
+    again = measured("accuracy", 0.6)
+    few = {
+        "metrics": {"policies": {"start": start, "ppo": again}},
+        "stages": [stage("ppo/rl", "h", 120.0)],
+        "failed": {},
+    }
+    rows = [{"prompt": "Describe\nice.", "label": "[]", "start": "Ice is\n\ncold.", "ppo": "Frozen"}]
+    Run.of(2, "2 cores of a CPU", few, {"": rows}, None, {"distillation": {"start": {}}}).save(tmp_path)
+    (merged,) = saved(tmp_path)
+    assert list(merged.policies("")) == ["start", "ppo", "grpo"]
+    assert merged.policies("")["ppo"] == again
+    assert (merged.seconds("ppo"), merged.seconds("grpo")) == (120.0, 630.0)
+    assert "d" not in {each["key"] for each in merged.outcome["stages"]}, "of a branch that is not compared"
+    assert merged.memory == 5_600_000_000
+    assert merged.samples[""] == [{**rows[0], "grpo": "COLD"}]
+    assert merged.samples["preferences"] == SAMPLES["preferences"]
+    assert merged.later == {"distillation": {"start": {}}, "nights": LATER["nights"]}
+    other = {**few, "metrics": {"policies": {"start": measured("accuracy", 0.2), "ppo": again}}}
+    Run.of(2, "2 cores of a CPU", other, {"": rows}, None, {}).save(tmp_path)
+    assert list(saved(tmp_path)[0].policies("")) == ["start", "ppo"], "another start is not the one of the others"
+
+
 def test_the_page_shows_answers_before_and_after_uncut() -> None:
     written = page([RUN], ["pictures/real-model-lineage.svg"])
     assert "![real model lineage](pictures/real-model-lineage.svg)\n" in written
@@ -101,7 +126,7 @@ def test_the_page_shows_answers_before_and_after_uncut() -> None:
     assert "memory" not in page([replace(RUN, memory=None)])
     assert "## start and ppo\n" in written
     assert "## sft and dpo of preferences\n" in written
-    assert "dpo:\n\n~~~text\nGood day\n~~~" in written
+    assert "sft:\n\n~~~text\nHi\n~~~\n\ndpo:\n\n~~~text\nGood day\n~~~" in written
 
 
 def test_later_runs_need_a_promoted_policy_and_a_judge(tmp_path: Path) -> None:
