@@ -60,7 +60,7 @@ def join(rank: int, world: int, rendezvous: str, resources: ResourcesConfig, dev
         device.kind == "cpu"
     ):  # several threads would add up the gradients of a place that is read several times in any order
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # DeepSpeed would compile this operator for 39 s in every process, and it leaks shared memory.
