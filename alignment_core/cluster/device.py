@@ -18,10 +18,10 @@ from alignment_core.recipes import ResourcesConfig
 MIB = 1 << 20
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
 """Keeps deprecation warnings of libraries out of the log of a run."""
-_SPINS = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
-"""How often a thread looks whether the others are done before it sleeps (libgomp). By default it looks for milliseconds, and
-if another process takes a core, the threads of a trainer mostly wait for each other: it trained at an eighth of its speed."""
-ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", **_SPINS}
+_SHORT_SPINS = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
+"""Polls of a libgomp thread that waits for the others before it sleeps. Its default polls for milliseconds: beside one busy
+process, two threads of a trainer then reach an eighth of their speed."""
+ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
 """Compilation is off on a CPU: DeepSpeed and vLLM would import torch's compiler, and the first call of each compiled function
 would take seconds."""
 _MEMORY_KEPT = {
@@ -182,7 +182,7 @@ class Device:
         shared = {**QUIET, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cuda":
             return shared
-        return {**shared, **self._loopback, **ON_A_CPU, "DS_ACCELERATOR": "cpu"}
+        return {**shared, **self._loopback, **ON_A_CPU, **_SHORT_SPINS, "DS_ACCELERATOR": "cpu"}
 
     def engine_environment(self, resources: ResourcesConfig, place: Place) -> dict[str, str]:
         """Environment variables of an engine's process."""
@@ -202,7 +202,8 @@ class Device:
             spread = {"VLLM_RAY_PER_WORKER_GPUS": str(ENGINE_GPU), "VLLM_RAY_BUNDLE_INDICES": bundles}
             return {**shared, **(spread if len(place.bundles) > 1 else {})}
         # vLLM would set OMP_NUM_THREADS of its workers itself, and bind the threads of all engines to the same cores.
-        return {**shared, **self._loopback, **ON_A_CPU, "VLLM_CPU_OMP_THREADS_BIND": "nobind", **_MEMORY_KEPT}
+        on_cpu = {**ON_A_CPU, **_SHORT_SPINS, **_MEMORY_KEPT}
+        return {**shared, **self._loopback, **on_cpu, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
     def engine_options(self, resources: ResourcesConfig) -> dict[str, Any]:
         """Arguments of ``vllm.LLM`` about memory and placement, which depend on the device."""
