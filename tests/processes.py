@@ -55,6 +55,19 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return condition()
 
 
+def wait_while_advancing(condition: Callable[[], bool], progress: Callable[[], object], seconds: float) -> bool:
+    """Whether the condition came to hold, while ``progress`` gave another value at least every so many seconds. (A machine
+    that others use takes minutes for what takes seconds alone, so no total would be right.)"""
+    seen, deadline = progress(), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        if (now := progress()) != seen:
+            seen, deadline = now, time.monotonic() + seconds
+        time.sleep(0.1)
+    return condition()
+
+
 def free_port() -> int:
     """A free port of loopback."""
     with socket.socket() as probe:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from alignment_core import journal
 from tests.deployments.up import Services
-from tests.processes import wait_until
+from tests.processes import wait_until, wait_while_advancing
 
 STEPS = 1000
 """Ten seconds or more of training, with a checkpoint each second: long enough to be ended in their middle on any machine."""
@@ -21,7 +21,7 @@ OVERRIDES = [
     f"sft.training.max_steps={STEPS}",
     "evaluation=null",
     "promotion=null",
-    "resources={trainers: 1, engines: 1, progress_seconds: 0.1}",
+    "resources={trainers: 1, engines: 1, threads: 1, progress_seconds: 0.1}",
 ]
 
 
@@ -70,7 +70,9 @@ def check_that_it_goes_on(services: Services, end: str) -> tuple[float, float]:
         run_id
     )
     assert steps(run_id) >= trained  # an attempt first reports the step of its checkpoint
-    assert wait_until(lambda: services.state(run_id) in ("Completed", "Failed"), 240), services.states(run_id)
+    assert wait_while_advancing(
+        lambda: services.state(run_id) in ("Completed", "Failed"), lambda: steps(run_id), 120
+    ), services.states(run_id)
 
     states = services.states(run_id)
     names = [name for name, _ in states]

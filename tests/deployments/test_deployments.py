@@ -28,7 +28,7 @@ from tests.pages import DOCS, files_of
 OVERRIDES = [
     "sft={data: {task: reverse, rows: 64}, training: {batch_size: 16, max_steps: 4}}",
     "evaluation={prompts: {task: reverse, split: test, rows: 8}, generation: {max_completion_length: 4}, verifier: task}",
-    "resources={trainers: 1, engines: 1}",
+    "resources={trainers: 1, engines: 1, threads: 1}",
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

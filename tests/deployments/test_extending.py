@@ -28,7 +28,7 @@ FILES = files_of(DOCS / "extending.md")
 STEPS = 1000
 SHORT = [
     f"unlikelihood.training.max_steps={STEPS}",
-    "resources={trainers: 1, engines: 1, progress_seconds: 0.1}",
+    "resources={trainers: 1, engines: 1, threads: 1, progress_seconds: 0.1}",
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -32,7 +32,7 @@ FEW_STEPS = (
     "iterative_dpo.prompts_per_round=300",
     "iterative_dpo.selection.truncated=keep",
     "promotion=null",
-    "resources={trainers: 1, engines: 1}",
+    "resources={trainers: 1, engines: 1, threads: 1}",
 )
 OURS = ("alignment", "alignment_core")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -156,6 +156,6 @@ def test_a_plug_in_works_with_the_installed_package(installed: Environment, tmp_
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / name).write_text(text)
     installed.install(build(tmp_path, tmp_path / "source"))
-    few = ("--set", "unlikelihood.training.max_steps=3", "--set", "resources={trainers: 1, engines: 1}")
+    few = ("--set", "unlikelihood.training.max_steps=3", "--set", "resources={trainers: 1, engines: 1, threads: 1}")
     outcome = installed.align("run", "unlikelihood-tiny", *few)
     assert {"unlikelihood", "report"} <= {stage["label"] for stage in outcome["stages"]}

@@ -27,7 +27,7 @@ from tests.pages import DOCS, files_of
 from tests.processes import processes_of, wait_until
 
 FILES = files_of(DOCS / "flows.md")
-SMALL = ("--set", "settings.resources={trainers: 1, engines: 1}")
+SMALL = ("--set", "settings.resources={trainers: 1, engines: 1, threads: 1}")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ model: someone/tiny
 dpo:
   data: someone/pairs
   training: {batch_size: 8}
-resources: {trainers: 1}
+resources: {trainers: 1, threads: 1}
 """
 
 

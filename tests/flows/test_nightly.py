@@ -39,7 +39,7 @@ evaluation:
   generation: {{num_generations: 8, max_completion_length: 6}}
   verifier: "{home}/judge.py:share_of_a"
 promotion: {{gates: [{{metric: accuracy, min_gain: 0}}]}}
-resources: {{trainers: 1, engines: 1, kv_cache_mib: 16}}
+resources: {{trainers: 1, engines: 1, threads: 1, kv_cache_mib: 16}}
 """
 JUDGE = "def share_of_a(prompt, completion, label):\n    return completion.count('a') / max(1, len(completion))\n"
 

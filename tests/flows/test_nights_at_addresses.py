@@ -26,7 +26,7 @@ dpo: {{data: {home}/inbox}}
 nightly: {{min_rows: 1}}
 evaluation: {{prompts: "s3://bucket/nights/prompts.jsonl", verifier: "{home}/judge.py:share_of_a"}}
 promotion: {{gates: [{{metric: accuracy, min_gain: 0}}]}}
-resources: {{trainers: 1, engines: 1, kv_cache_mib: 16}}
+resources: {{trainers: 1, engines: 1, threads: 1, kv_cache_mib: 16}}
 """
 NIGHTS = """
 import os, sys

@@ -24,7 +24,7 @@ method: sft
 name: small
 model: {{name: {model}}}
 sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 16}}}}
-resources: {{trainers: 1, engines: 1}}
+resources: {{trainers: 1, engines: 1, threads: 1}}
 evaluation: {{prompts: {{task: reverse, split: test, rows: 8}}, generation: {{max_completion_length: 4}}, verifier: task}}
 """
 

@@ -19,7 +19,7 @@ name: small
 model: {{name: {model}}}
 sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 32, max_steps: 2}}}}
 promotion: {{sign: key, publish: "hf://{repo}"}}
-resources: {{trainers: 1, engines: 1}}
+resources: {{trainers: 1, engines: 1, threads: 1}}
 """
 
 

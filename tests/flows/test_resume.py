@@ -15,7 +15,7 @@ method: sft
 name: small
 model: {{name: {model}}}
 sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 32, max_steps: 4}}}}
-resources: {{trainers: 1, engines: 1}}
+resources: {{trainers: 1, engines: 1, threads: 1}}
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

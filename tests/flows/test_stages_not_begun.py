@@ -21,7 +21,7 @@ name: fails
 model: {scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1, num_attention_heads: 2}}
 sft: {data: {path: rows.jsonl}, training: {max_steps: 1}}
 evaluation: {prompts: {task: first, rows: 4}, generation: {max_completion_length: 4}, verifier: task}
-resources: {trainers: 1, engines: 1}
+resources: {trainers: 1, engines: 1, threads: 1}
 """
 ROWS_OF_THE_CHECK = 20_000
 """`align check` reads so many; a mistake below them is found by the stage."""

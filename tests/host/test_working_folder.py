@@ -134,7 +134,7 @@ def test_a_run_executes_no_file_of_the_working_folder_and_calls_the_recipes_func
         "model: {scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1, num_attention_heads: 2}}\n"
         "evaluation:\n  prompts: {task: first, rows: 4}\n  generation: {num_generations: 1, max_completion_length: 4}\n"
         "  verifier: mine.py:score\n"
-        "resources: {trainers: 1, engines: 1, kv_cache_mib: 16}\n"
+        "resources: {trainers: 1, engines: 1, threads: 1, kv_cache_mib: 16}\n"
     )
     done = subprocess.run(
         [str(BIN / "align"), "run", str(beside / "recipe.yaml"), "--json"],

@@ -40,14 +40,14 @@ evaluation:
   generation: {{num_generations: 2, max_completion_length: 9}}
   verifier: task
 promotion: {{gates: [{{metric: accuracy, min: 0}}]}}
-resources: {{trainers: 1, engines: 1}}
+resources: {{trainers: 1, engines: 1, threads: 1}}
 """
 SMALL = """
 method: sft
 name: small
 model: {scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}
 sft: {data: {task: reverse, rows: 64}, training: {batch_size: 32, max_steps: 2}}
-resources: {trainers: 1, engines: 1}
+resources: {trainers: 1, engines: 1, threads: 1}
 """
 
 
