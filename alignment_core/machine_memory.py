@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from alignment_core import control_groups
+
 GIB = 1 << 30
-OWN, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 MONITOR_THRESHOLD = "RAY_memory_usage_threshold"
 DEFAULT_THRESHOLD = 0.95
 
@@ -49,19 +50,13 @@ def cgroup_limit() -> int | None:
 
 def _limits() -> Iterator[tuple[int, int]]:
     """Limit and use in bytes of each control group around this process that has a limit."""
-    for line in OWN.read_text().splitlines() if OWN.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = MOUNT / "memory" if controllers else MOUNT
-        names = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            file = folder / f"memory.{names[0]}"
-            if folder.is_relative_to(root) and file.is_file():
-                text = file.read_text().strip()
-                if text.isdigit():  # `max` means none
-                    yield int(text), _used_in(folder, names[1])
+    for group in control_groups.around("memory"):
+        for limit, used in (
+            ("max", "current"),
+            ("limit_in_bytes", "usage_in_bytes"),
+        ):  # versions 2, where `max` means none, and 1
+            with suppress(OSError, ValueError):
+                yield int((group / f"memory.{limit}").read_text()), _used_in(group, used)
 
 
 def _used_in(group: Path, name: str) -> int:

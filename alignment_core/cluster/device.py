@@ -10,8 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
+from alignment_core.cores import physical_cores
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
@@ -70,7 +69,7 @@ class Device:
             )
         if gpus and wanted != "cpu":
             return cls("cuda", gpus, private)
-        return cls("cpu", _cores(), private)
+        return cls("cpu", physical_cores(), private)
 
     @property
     def backend(self) -> str:
@@ -241,12 +240,6 @@ def recomputed_activations(
 def cpu_model() -> str:
     """Name of this machine's processor in Linux; empty if unknown."""
     return next(_of_processor("model name", "Model"), platform.processor())
-
-
-def _cores() -> int:
-    """CPU cores that this process may use. Two hardware threads of a core are no faster at products of matrices."""
-    allowed = len(os.sched_getaffinity(0))
-    return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
 def cpu_multiplies_bf16() -> bool:

@@ -18,6 +18,7 @@ from typing import Literal
 import psutil
 
 from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
+from alignment_core.cores import usable_cores
 from alignment_core.home import align_home
 from alignment_core.host.subprocess_tree import LONGEST_SOCKET_FOLDER
 from alignment_core.machine_memory import GIB, cgroup_limit
@@ -104,7 +105,7 @@ def _version(package: str) -> str | None:
 
 
 def processors() -> Answer:
-    return "ok", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores are usable"
+    return "ok", f"{usable_cores()} of {os.cpu_count()} cores are usable"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from alignment_core.cores import usable_cores
 from alignment_core.errors import InfrastructureError, Stopped, UserError
 from alignment_core.user_code.dependencies import COUNTED
 from alignment_core.user_code.process import FunctionProcess
@@ -87,7 +88,7 @@ class FunctionPool:
         entries = tuple(entry or os.getcwd() for entry in sys.path) if path is None else tuple(path)
         loading = timeout if load_timeout is None else load_timeout
         self._job = PoolJob(name, timeout, loading, field, size, counted, entries)
-        self._members = [_Member(self._process()) for _ in range(size or len(os.sched_getaffinity(0)))]
+        self._members = [_Member(self._process()) for _ in range(size or usable_cores())]
         self._elsewhere = None if size == 1 else elsewhere
         self._nodes: Nodes | None = None
         self._closing = threading.Lock()
@@ -246,7 +247,7 @@ class NodePool:
     """The actor of a node: a pool."""
 
     def __init__(self, job: PoolJob) -> None:
-        self.size = job.size or len(os.sched_getaffinity(0))
+        self.size = job.size or usable_cores()
         self._timeout = job.timeout
         self._pool = FunctionPool(
             job.name, job.timeout, job.field, job.size, job.files, path=job.path, load_timeout=job.load_timeout

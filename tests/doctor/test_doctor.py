@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from alignment_core import doctor, machine_memory
+from alignment_core import doctor
 from alignment_core.doctor import environment, machine
 from alignment_core.init import machine as init_machine
 from tests.answering import answering
@@ -173,23 +173,6 @@ def test_packages_outside_the_locked_ranges_are_named(monkeypatch):
     assert "absent-package is missing" in sentence
     assert "vllm is missing" in sentence
     assert "pytest" not in sentence
-
-
-def test_the_least_limit_of_the_control_groups_around_a_process_counts(tmp_path, monkeypatch):
-    own, mount = tmp_path / "cgroup", tmp_path / "mount"
-    monkeypatch.setattr(machine_memory, "OWN", own)
-    monkeypatch.setattr(machine_memory, "MOUNT", mount)
-    (mount / "outer" / "inner").mkdir(parents=True)
-    (mount / "outer" / "memory.max").write_text("1000\n")
-    (mount / "outer" / "inner" / "memory.max").write_text("max\n")
-    own.write_text("0::/outer/inner\n")
-    assert machine.cgroup_limit() == 1000
-    (mount / "memory" / "job").mkdir(parents=True)
-    (mount / "memory" / "job" / "memory.limit_in_bytes").write_text("500\n")
-    own.write_text("3:cpuset:/\n2:memory:/job\n")
-    assert machine.cgroup_limit() == 500
-    own.unlink()
-    assert machine.cgroup_limit() is None
 
 
 def test_a_temporary_folder_too_deep_for_sockets_is_refused(monkeypatch, tmp_path):

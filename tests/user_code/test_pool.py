@@ -267,7 +267,7 @@ def test_a_function_that_holds_a_model_has_one_process_unless_the_recipe_sets_th
 
 
 def test_a_small_function_has_more_processes_by_default(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_pool.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(user_pool, "usable_cores", lambda: 2)
     with closing(FunctionPool(f"{file}:meet", 60.0, "rl.rewards.0.function", None)) as calls:
         assert len(dict(calls.answers([[n, 2] for n in range(4)]))) == 4, "its calls wait for each other"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+from alignment_core.cores import usable_cores
 from alignment_core.errors import EnvironmentFault
 from alignment_core.rewards.named import NamedVerifier, Rows
 from alignment_core.rewards.results import Answers
@@ -37,7 +37,7 @@ class CodeTests:
 
     def __call__(self, rows: Rows) -> Answers:
         """For each row 1.0 if the program passes all tests, else 0.0; Failed if the label has no tests."""
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             running = {
                 pool.submit(self._score, row["completion_text"], row["label"]): number
                 for number, row in enumerate(rows)
