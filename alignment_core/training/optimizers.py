@@ -35,7 +35,7 @@ def make_optimizer(model: torch.nn.Module, config: TrainingConfig, zero_stage: i
     groups = parameter_groups(model, config.weight_decay)
     adam: dict[str, Any] = {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
     if config.optimizer == "adafactor":
-        return torch.optim.Adafactor(groups, lr=config.learning_rate)
+        return Adafactor(groups, {"lr": config.learning_rate})
     if config.optimizer == "muon":
         return MuonAndAdamW(*_split(model, groups), config.learning_rate, adam)
     # Fused: on a CPU ten times as fast, and without large temporary tensors. DeepSpeed's own optimiser is not exact after a
@@ -84,6 +84,50 @@ def _adamw_8bit(model: torch.nn.Module, config: TrainingConfig, resources: Resou
     betas = (config.adam_beta1, config.adam_beta2)
     is_paged = config.optimizer == "paged_adamw_8bit"
     return AdamW8bit(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, is_paged=is_paged)
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Adafactor with steps of the learning rate itself, as in the ``Trainer`` of ``transformers``.
+
+    In algorithm 4 of the paper, and in ``torch.optim.Adafactor``, a step is the learning rate times the root mean square of the
+    weights, about 1/30. At AdamW's learning rates the B of LoRA, which is zero at first, would hardly move.
+    """
+
+    DECAY = -0.8
+    """Exponent of the decay, 1 - β₂ = t^DECAY: section 7.2 of the paper."""
+    LEAST_SQUARE = 1e-30
+    """Added to squares of gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step with the gradients that are there."""
+        assert closure is None, "gradients are computed before"
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(self._update(parameter), alpha=-group["lr"])
+
+    def _update(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The gradient over the root of its estimated square, with a root mean square of at most 1."""
+        grad, state = parameter.grad, self.state[parameter]
+        assert grad is not None
+        sides: dict[str, int | None] = {"row_var": -1, "col_var": -2} if grad.dim() > 1 else {"variance": None}
+        if not state:
+            state["step"] = torch.zeros(())
+        state["step"] += 1
+        new = float(state["step"]) ** self.DECAY
+        update = grad.clone()
+        for name, side in sides.items():
+            square = grad.square() if side is None else _mean_square(grad, side)
+            square += self.LEAST_SQUARE
+            average = state.setdefault(name, torch.zeros_like(square)).lerp_(square, new)
+            update *= (average / average.mean(-2, keepdim=True) if name == "row_var" else average).rsqrt()
+        return update.div_((update.norm() / update.numel() ** 0.5).clamp(min=1))
+
+
+def _mean_square(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor, dim=dim, keepdim=True).square() / tensor.shape[dim]
 
 
 class MuonAndAdamW(torch.optim.Optimizer):

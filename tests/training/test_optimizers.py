@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
@@ -67,6 +68,31 @@ def test_a_step_of_muon_is_orthogonal_with_the_size_of_an_adamw_step() -> None:
     assert torch.linalg.svdvals(change) == pytest.approx(torch.ones(3), abs=0.35), (
         "Newton-Schulz in five steps is rough"
     )
+
+
+def test_adafactor_takes_the_steps_of_the_trainer_of_transformers() -> None:
+    model, optimizer = model_and_optimizer("adafactor", weight_decay=0.3)
+    expected = copy.deepcopy(model)
+    decay = {expected.inner.weight: 0.3, expected.lm_head.weight: 0.3}
+    theirs = transformers.optimization.Adafactor(
+        [{"params": [parameter], "weight_decay": decay.get(parameter, 0.0)} for parameter in expected.parameters()],
+        lr=0.1,
+        scale_parameter=False,  # as TrainingArguments(optim="adafactor") sets it
+        relative_step=False,
+    )
+    for seed in range(5):
+        step(model, optimizer, seed)
+        step(expected, theirs, seed)
+    for ours, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+
+
+def test_adafactor_moves_weights_that_are_zero_as_far_as_others() -> None:
+    """As the B of LoRA is at first. The first estimate of a square of a vector is the square itself: a step is ± the rate."""
+    model, optimizer = model_and_optimizer("adafactor")
+    torch.nn.init.zeros_(model.inner.bias)
+    step(model, optimizer, 1)
+    torch.testing.assert_close(model.inner.bias.detach().abs(), torch.full((3,), 0.1))
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit", "muon", "adafactor"])

@@ -108,9 +108,9 @@ class TrainingConfig(Config):
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "muon", "adafactor"] = unkeyed("adamw")
     """`adamw`; `adamw_8bit`, with moments in 8 bits (2 bytes per parameter instead of 8) except those of embeddings, by
     `bitsandbytes` (the extra `qlora`); `paged_adamw_8bit`, whose moments move to CPU memory when a GPU's is full; `muon`,
-    with orthogonalised updates of hidden matrices (AdamW for embeddings, heads and vectors), at AdamW's
-    learning rates; `adafactor`, with row and column sums instead of moments. The last two need whole matrices: fp32, and
-    `resources.zero_stage: 0` with several trainers. Not part of the stage's key while `adamw`."""
+    with orthogonalised updates of hidden matrices (AdamW for embeddings, heads and vectors);
+    `adafactor`, with row and column sums instead of moments. The last two have AdamW's learning rates, and need whole
+    matrices: fp32, and `resources.zero_stage: 0` with several trainers. Not part of the stage's key while `adamw`."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Schedule of the learning rate after the warm-up. `wsd` (warm-up, stable, decay) is constant at first and decays over the
     last `decay_ratio` of the steps."""
