@@ -189,12 +189,18 @@ def _embeddings(model: torch.nn.Module) -> set[torch.nn.Parameter]:
     return {parameter for module in modules for parameter in module.parameters(recurse=False)}
 
 
+def _heads(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """The weights of the heads: of language models, whatever their names, and of scores."""
+    heads = [module for name, module in model.named_modules() if name.split(".")[-1] in ("lm_head", "score")]
+    of_models = (getattr(module, "get_output_embeddings", None) for module in model.modules())
+    heads += [head for get in of_models if get is not None and (head := get()) is not None]
+    return {parameter for module in heads for parameter in module.parameters(recurse=False)}
+
+
 def _split(model: torch.nn.Module, groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The groups of hidden matrices, for Muon, and of all other parameters: embeddings, heads, vectors, experts in one
     tensor."""
-    outer = _embeddings(model) | {
-        parameter for name, parameter in model.named_parameters() if name.split(".")[-2:-1] in (["lm_head"], ["score"])
-    }
+    outer = _embeddings(model) | _heads(model)
     matrices: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for group in groups:

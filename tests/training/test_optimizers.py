@@ -70,6 +70,21 @@ def test_a_step_of_muon_is_orthogonal_with_the_size_of_an_adamw_step() -> None:
     )
 
 
+def test_muon_leaves_a_head_of_any_name_to_adamw() -> None:
+    class Captions(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.output = torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(3, 5, bias=False)
+
+        def get_output_embeddings(self) -> torch.nn.Module:
+            return self.output
+
+    model = torch.nn.ModuleDict({"model": Captions()})
+    optimizer: Any = make_optimizer(model, TrainingConfig(optimizer="muon"), 0, ResourcesConfig())
+    of_parts = [[tuple(p.shape) for group in part.param_groups for p in group["params"]] for part in optimizer.parts]
+    assert of_parts == [[(3, 4)], [(5, 3)]]
+
+
 def test_adafactor_takes_the_steps_of_the_trainer_of_transformers() -> None:
     model, optimizer = model_and_optimizer("adafactor", weight_decay=0.3)
     expected = copy.deepcopy(model)
