@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from alignment_core.cluster.group import ActorGroup
-from alignment_core.training.checkpoints import CURVE, complete, folder_of, newest_progress
+from alignment_core.errors import UserError
+from alignment_core.training.checkpoints import CURVE, complete, described, folder_of, newest_progress
 from alignment_core.training.rank_folders import bring, write
 
 
@@ -31,11 +32,33 @@ S = TypeVar("S", bound=Resumable)
 
 
 def resume(ranks: ActorGroup[S], progress: Path) -> dict[str, Any]:
-    """Continue from the newest checkpoint in ``progress`` that is complete and of this layout; returns the job's progress."""
-    newest = newest_progress(progress, ranks.all(Resumable.layout)[0])
+    """Continue from the newest checkpoint in ``progress`` that is complete; returns the job's progress.
+
+    Raises UserError if it is of another layout: the job would start again, and its first save would delete the checkpoint.
+    """
+    newest = newest_progress(progress)
     if newest is not None:
+        _check_layout(newest, ranks.all(Resumable.layout)[0])
         bring(ranks, newest)
     return ranks.all(Resumable.prepare, newest)[0]
+
+
+def _check_layout(checkpoint: Path, layout: dict[str, Any]) -> None:
+    stored = described(checkpoint)
+    if stored["layout"] != layout:
+        raise UserError(
+            f"the checkpoint of step {stored['step']} is of {_resources_of(stored['layout'])}, and cannot be read with "
+            f"{_resources_of(layout)}: set these resources as they were to continue, or run the stage again from its first "
+            "step (`align run --from-stage`); with `resources.progress: store` any number of trainers can continue"
+        )
+
+
+def _resources_of(layout: dict[str, Any]) -> str:
+    """The fields of the recipe that a layout follows from, as a recipe has them."""
+    if "portable" in layout:
+        return "`progress: store`"
+    world, stage, offload = layout["world"], layout["zero_stage"], str(layout["offload_optimizer"]).lower()
+    return f"`trainers: {world}`, `zero_stage: {stage}` and `offload_optimizer: {offload}`"
 
 
 def save_progress(ranks: ActorGroup[S], progress: Path, curve: bytes = b"", **more: Any) -> None:
@@ -49,7 +72,7 @@ def save_progress(ranks: ActorGroup[S], progress: Path, curve: bytes = b"", **mo
     folder = folder_of(progress, description["step"])
     if newest_progress(progress, description["layout"]) == folder:
         return  # the one that this run resumed from
-    shutil.rmtree(folder, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it wrote
     write(ranks, [folder], Resumable.save, folder)
     if curve:
         (folder / CURVE).write_bytes(curve)

@@ -256,7 +256,9 @@ def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, m
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
 
 
-def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machines: Any, tmp_path: Path) -> None:
+def test_only_a_complete_checkpoint_counts_and_other_layouts_do_not_start_over(
+    make_job: Any, machines: Any, tmp_path: Path
+) -> None:
     job, progress = make_job(Sft()), tmp_path / "progress"
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress)
@@ -271,8 +273,15 @@ def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machine
         written = (progress / "step-00000001" / "complete.json").stat()
         save_progress(ranks, progress)  # nothing new: the only good one is not touched
         assert (progress / "step-00000001" / "complete.json").stat() == written
-        _, state = opened(group, machines(2), job, progress, zero_stage=2)
-        assert state["step"] == 0, "written by another ZeRO stage"
+        says = (
+            r"^the checkpoint of step 1 is of `trainers: 2`, `zero_stage: 1` and `offload_optimizer: false`, and cannot be "
+            r"read with `trainers: 2`, `zero_stage: 2` and `offload_optimizer: false`: set these resources as they were "
+        )
+        with pytest.raises(UserError, match=says):
+            opened(group, machines(2), job, progress, zero_stage=2)
+        with pytest.raises(UserError, match="cannot be read with `progress: store`: set"):
+            opened(group, machines(2), job, progress, progress="store")
+        assert opened(group, machines(2), job, progress)[1]["step"] == 1, "nothing is lost"
 
 
 def errors_of_ranks(ranks: Ranks, steps: int) -> list[BaseException | None]:
