@@ -47,3 +47,14 @@ def test_a_file_that_names_all_stop_tokens_is_unchanged(tmp_path: Path, template
     before = (tmp_path / "generation_config.json").read_bytes()
     stop_at_turn_end(tmp_path)
     assert (tmp_path / "generation_config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("of_model", [257, None], ids=["config.json names EOS", "no file names a token"])
+def test_a_generation_config_without_eos_gets_all_stop_tokens(tmp_path: Path, of_model: int | None) -> None:
+    """As of phi-1.5: ``generate`` reads that file alone, and would write on behind <|im_end|>."""
+    tokenizer = saved(tmp_path, CHATML, None)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": of_model}))
+    stop_at_turn_end(tmp_path)
+    config = GenerationConfig.from_pretrained(tmp_path)
+    assert sorted(config.eos_token_id) == [257, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert config.top_p == 0.6
