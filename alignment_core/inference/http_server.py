@@ -36,6 +36,9 @@ LOADING_SECONDS = 10.0
 """Interval of calls of ``on_loading``."""
 SERVER = "alignment_core.inference.server_process"
 GUARD = "alignment_core.inference.token_guard.RequireToken"
+SAMPLED_AS_ASKED = "--generation-config=vllm"
+"""vLLM's option to take only the tokens that end answers from generation_config.json, and no `repetition_penalty`, `top_p` or
+others that a request leaves out."""
 AS_LONG_AS_FITS = -1
 """vLLM's value for the longest context that its key-value cache can hold, up to the model's."""
 PR_SET_PDEATHSIG = 1
@@ -117,14 +120,23 @@ def served(
 ) -> Iterator[Server]:
     """A server on a free port of loopback, with a random token. Raises EnvironmentFault if it does not start.
 
-    In an ``own_session`` Ctrl-C does not reach it.
+    It samples as our engines do: as the request asks, whatever the model's generation_config.json has beside stop tokens; a
+    repetition penalty would change even greedy answers. In an ``own_session`` Ctrl-C does not reach it.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = secrets.token_urlsafe(32)
     with running(
-        folder, name, "127.0.0.1", port, resources, token, own_session=own_session, on_loading=on_loading
+        folder,
+        name,
+        "127.0.0.1",
+        port,
+        resources,
+        token,
+        options=(SAMPLED_AS_ASKED,),
+        own_session=own_session,
+        on_loading=on_loading,
     ) as server:
         yield server
 
