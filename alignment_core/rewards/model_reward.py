@@ -75,16 +75,17 @@ class Judge:
         )
 
     def _pairs(self, rows: Rows) -> list[Pair]:
-        """The policy's tokens; the stop token that ended a turn is replaced by the model's own."""
+        """The policy's tokens. A turn that is not truncated ends with the model's own token, in place of the stop token that
+        ended it, or behind the text of ``generation.stop`` that did."""
         if self._turn_end is None:
             return pairs_of(rows)
         end, stop_ids = self._turn_end.token_id, self._turn_end.stop_ids
-        return [
-            (prompt, [*answer[:-1], end])
-            if row["finish_reason"] != "length" and len(answer) and int(answer[-1]) in stop_ids
-            else (prompt, answer)
-            for row, (prompt, answer) in zip(rows, pairs_of(rows), strict=True)
-        ]
+        pairs: list[Pair] = []
+        for row, (prompt, answer) in zip(rows, pairs_of(rows), strict=True):
+            if row["finish_reason"] != "length" and len(answer):
+                answer = [*(answer[:-1] if int(answer[-1]) in stop_ids else answer), end]
+            pairs.append((prompt, answer))
+        return pairs
 
 
 def spread_of(model: Model, field: str) -> tuple[float, float]:

@@ -207,7 +207,8 @@ def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) ->
 
 
 def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_token() -> None:
-    """A policy may stop at EOS, or at another token of its generation config, where the reward model has <|im_end|> (300)."""
+    """A policy may stop at EOS, at another token of its generation config, or at a text, where the reward model has <|im_end|>
+    (300)."""
     calls: list[Pair] = []
 
     def scores(pairs: Sequence[Pair]) -> list[float]:
@@ -217,7 +218,13 @@ def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_toke
     ends = TurnEnd(token_id=300, text="<|im_end|>", tail="<|im_end|>\n", stop_ids=(257, 300))
     rows = [
         {"prompt_ids": [1], "completion_ids": ids, "finish_reason": reason}
-        for ids, reason in (([5, 257], "stop"), ([6, 300], "stop"), ([7, 8], "length"), ([9, 257], "length"))
+        for ids, reason in (
+            ([5, 257], "stop"),
+            ([6, 300], "stop"),
+            ([7, 8], "length"),
+            ([9, 257], "length"),
+            ([10, 62], "stop"),
+        )
     ]
     list(Judge(scores, turn_end=ends)(rows))
-    assert [answer for _, answer in calls] == [[5, 300], [6, 300], [7, 8], [9, 257]]
+    assert [answer for _, answer in calls] == [[5, 300], [6, 300], [7, 8], [9, 257], [10, 62, 300]]
