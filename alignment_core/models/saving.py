@@ -107,14 +107,19 @@ def _drop_provenance(config: Path) -> None:
 
 
 def architecture_digest(directory: Path) -> str:
-    """Digest of config and tokenizer, without weights: an engine can switch between models with equal digests."""
+    """Digest of config, tokenizer and stop tokens, without weights: an engine can switch between models with equal digests.
+
+    vLLM stops at the tokens of the generation_config.json with which it started, whatever a request asks for.
+    """
     from alignment_core.canonical import digest_of, digest_of_file
+    from alignment_core.data.turn_end import eos_token_ids
 
     config = json.loads((directory / "config.json").read_text())
     for volatile in ("_name_or_path", "transformers_version"):
         config.pop(volatile, None)
     tokenizer = directory / "tokenizer.json"
-    return digest_of([config, digest_of_file(tokenizer) if tokenizer.is_file() else ""])
+    stop_ids = sorted(eos_token_ids(directory))
+    return digest_of([config, digest_of_file(tokenizer) if tokenizer.is_file() else "", stop_ids])
 
 
 def weight_files(directory: Path) -> list[Path]:

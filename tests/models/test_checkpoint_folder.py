@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,17 @@ def test_weights_do_not_change_the_architecture_digest_but_shapes_do(exported: A
     assert architecture_digest(exported("lm")) == architecture_digest(tiny_model())
     assert architecture_digest(tiny_model(tied=False)) != architecture_digest(tiny_model(tied=True))
     assert architecture_digest(tiny_model("qwen2")) != architecture_digest(tiny_model("llama"))
+
+
+def test_stop_tokens_of_the_generation_config_change_the_architecture_digest(tiny_model: Any, tmp_path: Path) -> None:
+    """An engine goes on to stop at those of the model with which it started."""
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_model(), copy)
+    config = json.loads((copy / "generation_config.json").read_text())
+    (copy / "generation_config.json").write_text(json.dumps(config | {"top_p": 0.5}))
+    assert architecture_digest(copy) == architecture_digest(tiny_model())
+    (copy / "generation_config.json").write_text(json.dumps(config | {"eos_token_id": [257, 98]}))
+    assert architecture_digest(copy) != architecture_digest(tiny_model())
 
 
 def test_equal_seeds_make_equal_models(tiny_model: Any, tmp_path: Path) -> None:
