@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.canonical import digest_of
 from alignment_core.data import formats, hold_out, kinds, mixing, overlap, statistics, tables
 from alignment_core.data.conditions import conditioned
-from alignment_core.data.context import check_context
+from alignment_core.data.context import check_context, check_embedded
 from alignment_core.data.fields import Fields
 from alignment_core.data.hold_out import RowMeta
 from alignment_core.data.kinds import KEPT, Example, Kind
@@ -74,13 +74,15 @@ def build(
     context: int | None = None,
     settings: Mapping[str, Any] | None = None,
     scratch: Path | None = None,
+    embeddings: int | None = None,
 ) -> BuiltDataset:
     """Build the data set of ``config`` from its pinned sources, of the kind of rows with this name. Equal arguments give
     equal tables.
 
     ``on_progress`` is called with (rows read, total rows if known). ``context`` is the model's context length in tokens;
-    ``settings`` are those of the kind of rows. Rows need not fit into memory: they are in a file in ``scratch`` (None: the
-    folder for temporary files), with about a kilobyte per row in memory. Raises UserError for settings that cannot work with
+    ``embeddings`` the number of tokens that it has embeddings for; ``settings`` are those of the kind of rows. Rows need not
+    fit into memory: they are in a file in ``scratch`` (None: the folder for temporary files), with about a kilobyte per row
+    in memory. Raises UserError for settings that cannot work with
     this tokenizer, DataError for rows that cannot be used; both before any training begins.
     """
     kind = kinds.load(kind_name)
@@ -89,6 +91,7 @@ def build(
     limits = Limits(config, renderer, tokenizer.bos_token_id, settings or {})
     rows, kept = DiskList[dict[str, Any]](scratch), []
     for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress, scratch):
+        check_embedded(columns, embeddings, tokenizer.convert_ids_to_tokens)
         rows.append(columns)
         kept.append(row)
     ledger.check_bad_rows()

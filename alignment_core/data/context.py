@@ -1,14 +1,15 @@
-"""Rows that are longer than a model's context: training would accept them silently, and sampling would return nothing."""
+"""Rows that a model cannot read: longer than its context (training would accept them silently, and sampling would return
+nothing), or with tokens that it has no embeddings for (any pass over them would fail)."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from alignment_core.data.kinds import Lengths
@@ -81,4 +82,29 @@ def check_context(rows: Sequence[Sequence[Lengths]], context: int | None, source
         raise DataError(
             f"{source(longer[0])}: the row has {tokens[longer[0]]} tokens, but the model takes at most {context} "
             f"(max_position_embeddings); {len(longer)} of {len(tokens)} rows are too long: set max_length to {context} or less"
+        )
+
+
+def embedding_rows(model: Path) -> int | None:
+    """The number of token ids that the model in this folder has embeddings for; None if its config.json does not tell it."""
+    file = model / "config.json"
+    shape = json.loads(file.read_text()) if file.is_file() else {}
+    rows = (shape.get("text_config") or shape).get("vocab_size")
+    return rows if isinstance(rows, int) else None
+
+
+def check_embedded(row: Mapping[str, Any], embeddings: int | None, token: Callable[[int], str]) -> None:
+    """Raise UserError for a row whose columns of token ids, arrays named ``…_ids``, have one beyond the ``embeddings``.
+    ``token`` gives the text of an id.
+
+    A tokenizer may have more tokens than its model, such as images' of a text model, as long as no row has them.
+    """
+    if embeddings is None:
+        return
+    largest = max((int(ids.max(initial=0)) for name, ids in row.items() if name.endswith("_ids")), default=0)
+    if largest >= embeddings:
+        raise UserError(
+            f"{row['source']}: the row has the token {token(largest)!r} with the id {largest}, but the model has embeddings "
+            f"for {embeddings} tokens: its tokenizer was extended alone; resize the model, too "
+            "(`model.resize_token_embeddings(len(tokenizer))`), and save it"
         )

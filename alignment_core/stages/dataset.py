@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import AliasChoices, Field, field_validator
 
 from alignment_core.data import kinds
-from alignment_core.data.context import context_length
+from alignment_core.data.context import context_length, embedding_rows
 from alignment_core.data.origins import ORIGINS
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.data.rows_file import ROWS
@@ -66,6 +66,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             context_length(context.inputs["tokenizer"]),
             config.settings,
             context.progress,
+            embedding_rows(context.inputs["tokenizer"]),
         )
         write(built, context.output)
     if config.data.chat_template is not None:

@@ -15,6 +15,7 @@ from alignment_core.data.build import BuiltDataset, build, write
 from alignment_core.data.pin import pin
 from alignment_core.data.statistics import account, losses
 from alignment_core.errors import DataError, UserError
+from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
 from tests.data.chat_templates import FORGETS_THOUGHTS, REFUSES_SYSTEM
 
@@ -432,3 +433,16 @@ def test_more_rows_than_a_block_keep_their_order(built: Build, jsonl: Write) -> 
     rows = [{"text": str(number)} for number in range(2500)]
     data = built(jsonl(rows), "demonstrations", shuffle=False)
     assert column(data, "text") == [f"{number}<eos>" for number in range(2500)]
+
+
+def test_a_token_that_the_model_has_no_embedding_for_is_refused(jsonl: Write) -> None:
+    """Of a tokenizer that was extended for a chat template, while its model kept 264 embeddings."""
+    tokenizer = byte_tokenizer("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    config = DataConfig.model_validate({"sources": [str(jsonl([{"prompt": "p", "completion": "c"}]))]})
+    pinned = [pin(config.sources[0])]
+    named = r"train.jsonl:1: the row has the token '<\|im_end\|>' with the id 265, but the model has embeddings for 265 tokens"
+    with pytest.raises(UserError, match=named):
+        build(config, pinned, tokenizer, "demonstrations", 0, embeddings=265)
+    for enough in (266, None):
+        assert len(build(config, pinned, tokenizer, "demonstrations", 0, embeddings=enough).train) == 1
