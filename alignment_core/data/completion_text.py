@@ -17,9 +17,7 @@ class CompletionText:
         self._tokenizer = tokenizer
         self._turn_end = turn_end
         self._skip = skip_special_tokens
-        added = tokenizer.added_tokens_decoder.items()
-        self._ends = {number for number, token in added if token.special or not turn_end}
-        self._ends |= {tokenizer.eos_token_id, *(turn_end.stop_ids if turn_end else ())}
+        self._ends = {tokenizer.eos_token_id, *(turn_end.stop_ids if turn_end else tokenizer.added_tokens_decoder)}
 
     def __call__(self, ids: Sequence[int], finish_reason: str, mask: Sequence[bool] | None = None) -> str:
         """The turns one after the other; ``mask`` [T] says which of the ``ids`` [T] the policy sampled, all by default.

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from alignment_core.data.turn_end import TurnEnd
 from alignment_core.models.microbatch import Pair
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.resources import ResourcesConfig
@@ -59,6 +60,8 @@ class Opening:
     resources: ResourcesConfig
     tokenizer: Any = None
     """The policy's."""
+    turn_end: TurnEnd | None = None
+    """The end of the policy's turns; None: any added token may end one."""
     policy: str = "the policy"
     """Its name in messages."""
     prompts: Rows = ()

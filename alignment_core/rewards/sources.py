@@ -49,7 +49,7 @@ class RewardSources:
         ]
         self._texts: CompletionText | None = None
         if not all(reward.skip_special_tokens for reward in rewards):
-            self._texts = CompletionText(opening.tokenizer, skip_special_tokens=False)
+            self._texts = CompletionText(opening.tokenizer, opening.turn_end, skip_special_tokens=False)
         self._sources: dict[int, Source] = {}
         self._unrewarded_seen = False
         self._open = ExitStack()

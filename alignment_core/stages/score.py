@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from alignment_core.data.completion_text import CompletionText, with_special_tokens
+from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import TurnEnd, chat_template_of, eos_token_ids
 from alignment_core.errors import DataError, NumericError
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.execution.base import Stage, StageConfig, StageContext
@@ -89,7 +91,8 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
         shown = rollouts
         if not config.skip_special_tokens:
             tokenizer = context.model("tokenizer").tokenizer()
-            shown = with_special_tokens(rollouts, CompletionText(tokenizer, skip_special_tokens=False))
+            text = CompletionText(tokenizer, _turn_end(context, tokenizer), skip_special_tokens=False)
+            shown = with_special_tokens(rollouts, text)
         columns["verifier"] = verify(
             config.verifier,
             shown,
@@ -120,6 +123,12 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     return {"completions": len(rows), **({"failed_rewards": failed} if scored else {}), **metrics, **notes}
 
 
+def _turn_end(context: StageContext, tokenizer: Any) -> TurnEnd:
+    """The end of the turns of the policy, whose model is the input ``tokenizer``."""
+    template = chat_template_of(context.inputs["rollouts"])
+    return Renderer(tokenizer, template, eos_token_ids(context.inputs["tokenizer"])).turn_end
+
+
 def _sources(
     context: StageContext,
     config: ScoreConfig,
@@ -129,10 +138,12 @@ def _sources(
 ) -> RewardSources:
     """Open the rewards. Raises the errors of opening them, before any machine is acquired; ``warnings`` gets their warnings."""
     prompts = {row["prompt"]: {**row, "prompt": row["prompt_text"]} for row in rollouts}
+    tokenizer = context.model("tokenizer").tokenizer()
     opening = Opening(
         config.field,
         context.resources,
-        tokenizer=context.model("tokenizer").tokenizer(),
+        tokenizer=tokenizer,
+        turn_end=_turn_end(context, tokenizer),
         policy=context.references["tokenizer"].short,
         prompts=list(prompts.values()),
         elsewhere=context.machines.actors.elsewhere,

@@ -14,6 +14,8 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.data.completion_text import CompletionText, with_special_tokens
+from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import TurnEnd
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.execution.base import StageContext
@@ -83,8 +85,10 @@ def episode(tokenizer: Any, *turns: tuple[str, str]) -> Episode:
     return result
 
 
-def rewarded(tokenizer: Any, rows: list[dict[str, Any]], *configs: dict[str, Any]) -> list[list[Any]]:
-    opening = Opening("rl.rewards", ResourcesConfig(reward_timeout_seconds=60), tokenizer=tokenizer)
+def rewarded(
+    tokenizer: Any, rows: list[dict[str, Any]], *configs: dict[str, Any], turn_end: TurnEnd | None = None
+) -> list[list[Any]]:
+    opening = Opening("rl.rewards", ResourcesConfig(reward_timeout_seconds=60), tokenizer=tokenizer, turn_end=turn_end)
     with RewardSources([CHOICE.validate(config) for config in configs], opening) as sources:
         return sources(rows)
 
@@ -102,6 +106,18 @@ def test_rewards_get_special_tokens_only_if_configured(file: Path, tokenizer: An
     assert rewarded(tokenizer, [row], *configs) == [[1.0], [0.0], [1.0], [1.0]]
     (sampled,) = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT, end)], CompletionText(tokenizer), "policy")
     assert rewarded(tokenizer, [sampled | {"group": 0}], *configs) == [[1.0], [0.0], [1.0], [1.0]]
+
+
+@pytest.mark.parametrize("stop", ["<over>", "</think>"], ids=["an added token", "a special token"])
+def test_a_text_that_ended_a_completion_stays_in_it(file: Path, tokenizer: Any, stop: str) -> None:
+    """`generation.stop` may be a token, such as the `</tool_call>` of Qwen, which ends no turn by itself."""
+    (file.parent / "mine.py").write_text(
+        f"def whole(prompt, completion, label):\n    return float(completion == '<think>2{stop}')\n"
+    )
+    config = {"verifier": f"{file}:whole", "skip_special_tokens": False}
+    ends = Renderer(tokenizer).turn_end
+    (row,) = shard_rows([prompt()], 0, [completion(tokenizer, "<think>2", stop)], CompletionText(tokenizer), "policy")
+    assert rewarded(tokenizer, [row | {"group": 0}], config, turn_end=ends) == [[1.0]]
 
 
 @pytest.mark.parametrize(
