@@ -110,6 +110,7 @@ class Renderer:
 
     def prompt(self, prompt: str | Messages, tools: Tools | None = None) -> tuple[Ids, str]:
         """Ids and text of a prompt with its generation prompt, with tools as the template shows them."""
+        check_unanswered(prompt)
         if isinstance(prompt, str) and not self.template and not tools:
             return self.plain(prompt), prompt
         messages = self.fields.fitted(as_messages(prompt, "user"), tools)
@@ -223,6 +224,7 @@ class Renderer:
 
     def _turn(self, prompt: str | Messages, answer: str | Messages, tools: Tools | None) -> tuple[str, str]:
         """Text of the prompt, and of one answer in the template's continuation of the prompt."""
+        check_unanswered(prompt)
         if isinstance(prompt, str) and isinstance(answer, str):
             if not self.template and not tools:
                 return prompt, answer
@@ -323,6 +325,16 @@ class Renderer:
             raise UserError(f"chat_template: is not valid Jinja, line {error.lineno}: {error.message}") from None
         except (TemplateError, TypeError, KeyError, AttributeError, IndexError, ValueError):
             return  # a template may require a system message, for example: each row is rendered anyway
+
+
+def check_unanswered(prompt: str | Messages) -> None:
+    """Raise ValueError for a prompt that ends with an assistant's turn. TRL lets answers continue that turn; here they would be
+    another turn behind its end."""
+    if isinstance(prompt, list) and prompt and prompt[-1]["role"] == "assistant":
+        raise ValueError(
+            "the prompt ends with an assistant message, which answers do not continue: begin the answers with its text, or "
+            "leave it out"
+        )
 
 
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:

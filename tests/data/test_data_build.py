@@ -446,3 +446,30 @@ def test_a_token_that_the_model_has_no_embedding_for_is_refused(jsonl: Write) ->
         build(config, pinned, tokenizer, "demonstrations", 0, embeddings=265)
     for enough in (266, None):
         assert len(build(config, pinned, tokenizer, "demonstrations", 0, embeddings=enough).train) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers"),
+    [
+        ("prompts", {}),
+        ("demonstrations", {"completion": [{"role": "assistant", "content": " yes."}]}),
+        ("preferences", {"chosen": " yes.", "rejected": [{"role": "assistant", "content": " no."}]}),
+        ("unpaired", {"completion": " yes.", "label": True}),
+    ],
+)
+def test_a_prompt_that_answers_would_have_to_continue_is_malformed(
+    built: Build, jsonl: Write, kind: str, answers: dict[str, Any]
+) -> None:
+    """TRL gives such a prompt to the template with `continue_final_message`; a new turn would be another conversation."""
+    prompt = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "I think"}]
+    with pytest.raises(
+        DataError, match=r"train.jsonl:1: the prompt ends with an assistant message, which answers do not"
+    ):
+        built(jsonl([{"prompt": prompt, **answers}]), kind)
+    assert len(built(jsonl([{"prompt": prompt[:1], **answers}]), kind).train) == 1
+
+
+def test_a_completion_may_go_on_with_the_user_behind_an_assistants_message(built: Build, jsonl: Write) -> None:
+    turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, "abcd", strict=True)]
+    data = built(jsonl([{"prompt": turns[:2], "completion": turns[2:]}]), "demonstrations")
+    assert column(data, "text") == ["<user>a<assistant>b<eos><user>c<assistant>d<eos>"]

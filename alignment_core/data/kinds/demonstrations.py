@@ -16,7 +16,7 @@ from alignment_core.data.message_fields import is_silent
 from alignment_core.data.messages import Messages, as_messages, assistant, user
 from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
-from alignment_core.data.template import Renderer, Tools, TrainingText
+from alignment_core.data.template import Renderer, Tools, TrainingText, check_unanswered
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,8 @@ def _of_prompt_and_completion(row: Fields) -> Demonstration:
     completion = as_messages(completion, "assistant")
     if not any(message["role"] == "assistant" for message in completion):
         raise ValueError("`completion` has no assistant message")
+    if completion[0]["role"] == "assistant":
+        check_unanswered(prompt)
     untrained = _untrained(row, "completion", completion)
     return Demonstration(as_messages(prompt, "user"), completion, tools=row.tools(), untrained=untrained)
 
