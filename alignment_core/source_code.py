@@ -47,6 +47,8 @@ NEVER_COMPUTES = (
     "alignment_core.home",
     "alignment_core.imports",
     "alignment_core.journal",
+    "alignment_core.control_groups",
+    "alignment_core.cores",
     "alignment_core.machine_memory",
     "alignment_core.network",
     "alignment_core.plugins",

@@ -113,6 +113,14 @@ class Device:
     def _engine_threads(self, resources: ResourcesConfig) -> int:
         return self.threads(resources, self.engines(resources) * resources.tensor_parallel_size)
 
+    def share_cores(self, resources: ResourcesConfig) -> bool:
+        """Whether trainers and engines together have more threads than this machine has cores. At once, their threads would
+        wait for each other at every operation."""
+        if self.kind == "cuda":
+            return False
+        trainers, engines = self.trainers(resources), self.engines(resources) * resources.tensor_parallel_size
+        return trainers * self.threads(resources, trainers) + engines * self._engine_threads(resources) > self.count
+
     def _apart(self, resources: ResourcesConfig) -> bool:
         """Whether engines have GPUs of their own."""
         return self.kind == "cuda" and resources.placement == "disaggregated"

@@ -131,7 +131,7 @@ class WarmMachines:
         if self._this_thread.has_actors:
             raise RuntimeError("a stage takes trainers and engines in one call, or two stages may wait for each other")
         with ExitStack() as acquired:
-            if trainers:
+            if trainers or self.actors.share_cores:  # engines that share the cores sample while no stage trains
                 acquired.enter_context(self._trainers.hold(ticket))
             if engines:
                 acquired.enter_context(self._engines.hold(ticket))

@@ -84,6 +84,11 @@ class WarmActors:
         """Whether engines free their GPUs' memory whenever they do not sample."""
         return self.device.engines_give_way(self.resources)
 
+    @property
+    def share_cores(self) -> bool:
+        """Whether a stage's engines and another one's trainers slow each other down."""
+        return self.device.share_cores(self.resources)
+
     def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
         """The hardware of a stage for provenance; with its ``resources`` if it used trainers or engines."""
         hardware: dict[str, Any] = {"machine": platform.machine(), "cpu": cpu_model()}

@@ -134,6 +134,23 @@ def test_processes_that_compute_at_the_same_time_divide_the_cores(
     assert (numbers["threads"], numbers["engine_threads"]) == (of_trainer, of_engine)
 
 
+@pytest.mark.parametrize(
+    ("kind", "wanted", "share"),
+    [
+        ("cpu", {}, True),
+        ("cpu", {"threads": 4}, False),
+        ("cpu", {"threads": 5}, True),
+        ("cpu", {"trainers": 2, "engines": 2, "threads": 2}, False),
+        ("cpu", {"trainers": 2, "tensor_parallel_size": 4, "threads": 2}, True),
+        ("cuda", {}, False),
+    ],
+)
+def test_trainers_and_engines_share_the_cores_if_they_have_more_threads(
+    kind: Literal["cpu", "cuda"], wanted: dict[str, int], share: bool
+) -> None:
+    assert Device(kind, 8).share_cores(ResourcesConfig(**wanted)) is share
+
+
 def test_too_few_gpus_are_an_error_that_names_the_fields_to_lower() -> None:
     with pytest.raises(
         EnvironmentFault, match=r"2 trainers and 2 engines of 2 GPUs, colocated, need 4 GPUs, Ray has 2; lower"

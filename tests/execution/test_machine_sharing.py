@@ -152,6 +152,28 @@ def test_device_seconds_count_from_having_the_machine_times_the_devices(run: War
     assert used[1] < 0.5 * 2, "waiting for another run is no use of a device"
 
 
+@pytest.mark.parametrize("threads", [None, 1])
+def test_a_stage_samples_beside_anothers_training_only_with_cores_of_its_own(
+    run: WarmMachines, tmp_path: Path, threads: int | None
+) -> None:
+    """One trainer and one engine, on two cores."""
+    run.actors.resources = ResourcesConfig(trainers=1, engines=1, threads=threads)
+    run.actors._device = Device("cpu", 2)
+    samples, reasons = threading.Event(), list[str | None]()
+
+    def sample() -> None:
+        with run.engines(EngineRequest(Model(tmp_path, POLICY), 64), Ticket(waits=reasons.append)):
+            samples.set()
+
+    engines = threading.Thread(target=sample, daemon=True)
+    with run.trainers(Ticket(label="sft")):
+        engines.start()
+        assert samples.wait(SECONDS if threads else 0.5) is bool(threads)
+    engines.join(SECONDS)
+    assert samples.is_set()
+    assert reasons == ([] if threads else ["the trainers, in use by sft", None])
+
+
 def _take_trainers(run: WarmMachines, ticket: Ticket) -> None:
     with run.trainers(ticket):
         pass
