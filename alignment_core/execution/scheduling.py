@@ -90,15 +90,25 @@ class OrderedLock:
         with self._condition:
             self._waiting.append(position)
             try:
-                if not self._is_free_for(position):
-                    ticket.waits(f"{self.name}, in use by {self._holder or 'another stage'}")
-                    self._condition.wait_for(lambda: self._is_free_for(position))
+                reason = ""
+                while not self._is_free_for(position):
+                    if self._holder or not reason:  # between two holders the reason stays that of the last one
+                        reason = self._report(ticket, reason)
+                    self._condition.wait()
+                if reason:
                     ticket.waits(None)
                 self._taken = True
                 self._holder = ticket.label
             finally:
                 self._waiting.remove(position)
                 self._condition.notify_all()  # if this stage was the first in line and failed, the next one must wake up
+
+    def _report(self, ticket: Ticket, before: str) -> str:
+        """The reason of a wait, which is reported if it is not that of ``before``."""
+        reason = f"{self.name}, in use by {self._holder or 'another stage'}"
+        if reason != before:
+            ticket.waits(reason)
+        return reason
 
     def _is_free_for(self, position: tuple[int, int]) -> bool:
         return not self._taken and min(self._waiting) == position

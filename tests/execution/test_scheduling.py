@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -39,6 +40,22 @@ def test_a_wait_is_reported_from_start_to_end_and_no_wait_is_not_reported() -> N
     assert waits == ["the trainers, in use by sft", None]
 
 
+def test_a_wait_names_the_stage_that_holds_the_lock_by_now() -> None:
+    turnstile, waits = OrderedLock("the trainers"), []
+    with turnstile.hold(Ticket(0, label="sft")):
+        last = threading.Thread(target=lambda: _pass(turnstile, Ticket(2, waits.append, "kto")))
+        last.start()
+        assert wait_until(lambda: len(waits) == 1, 10)
+        earlier = threading.Thread(
+            target=lambda: _hold_until(turnstile, Ticket(1, label="dpo"), lambda: len(waits) == 2)
+        )
+        earlier.start()
+        assert wait_until(lambda: len(turnstile._waiting) == 2, 10)
+    for thread in (earlier, last):
+        thread.join(10)
+    assert waits == ["the trainers, in use by sft", "the trainers, in use by dpo", None]
+
+
 def test_giving_way_admits_an_earlier_stage_and_no_later_stage() -> None:
     turnstile, passed, waiting = OrderedLock(), [], []
 
@@ -70,3 +87,8 @@ def test_a_stage_that_fails_frees_its_place() -> None:
 def _pass(turnstile: OrderedLock, ticket: Ticket) -> None:
     with turnstile.hold(ticket):
         pass
+
+
+def _hold_until(turnstile: OrderedLock, ticket: Ticket, condition: Callable[[], bool]) -> None:
+    with turnstile.hold(ticket):
+        assert wait_until(condition, 10)
