@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -79,7 +80,7 @@ class Run:
         """With the branches of an earlier run that this one leaves out, and the most memory of both. Policies are only
         kept beside the same baseline."""
         ours, theirs = self.policies(""), before.policies("")
-        if next(iter(ours.items()), None) != next(iter(theirs.items()), None):
+        if not _is_same(next(iter(ours.items()), None), next(iter(theirs.items()), None)):
             return self
         others = before._branches() - self._branches()
         metrics = {
@@ -298,6 +299,13 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = (), trl: Collection[Mapp
                 for policy in (baseline, name):
                     lines += ["", f"{policy}:", "", "~~~text", _answer(row, policy), "~~~"]
     return "\n".join(lines) + "\n"
+
+
+def _is_same(ours: tuple[str, dict[str, float]] | None, theirs: tuple[str, dict[str, float]] | None) -> bool:
+    """Whether two policies have one name and, up to the rounding of machines and threads, the same metrics."""
+    if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():
+        return False
+    return all(math.isclose(value, theirs[1][name], rel_tol=1e-6) for name, value in ours[1].items())
 
 
 def _answer(row: Mapping[str, str], policy: str) -> str:
