@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import hypothesis
 import pytest
 
 from alignment_core.artifacts import Store, open_store
@@ -24,6 +25,10 @@ from alignment_core.execution.machines import WarmMachines
 from alignment_core.recipes import ResourcesConfig, ScratchModel
 from tests.align import Align, align_here, prefect_server, run_align
 from tests.servers.s3 import S3Server
+
+# A busy machine takes longer than 200 ms for an example that takes 10 alone.
+hypothesis.settings.register_profile("no-deadline", deadline=None)
+hypothesis.settings.load_profile("no-deadline")
 
 # A suite started in the background of a script inherits an ignored SIGINT, and so would the programs that it tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)

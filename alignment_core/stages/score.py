@@ -207,4 +207,4 @@ def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]], 
 
 
 SHOWS = titles("mean_verifier", "mean_reward")
-STAGE = Stage("score", 4, {"scores": "scores"}, ScoreConfig, run, SHOWS, packages=("torch", "transformers"))
+STAGE = Stage("score", 4, {"scores": "scores"}, ScoreConfig, run, SHOWS, packages=("jinja2", "torch", "transformers"))

@@ -210,9 +210,7 @@ def test_any_sequence_of_operations_behaves_as_on_a_dictionary(backend: Backend,
         return FolderBackend(tmp_path / f"store-{number}")
 
     contract = machine(fresh).TestCase
-    contract.settings = settings(
-        max_examples=5 if isinstance(backend, HubBackend) else 20, stateful_step_count=25, deadline=None
-    )
+    contract.settings = settings(max_examples=5 if isinstance(backend, HubBackend) else 20, stateful_step_count=25)
     contract("runTest").runTest()
 
 

@@ -391,5 +391,5 @@ def test_any_sequence_of_changes_is_answered_as_the_plain_reading_is(
             self.compare()
 
     changes = Changes.TestCase
-    changes.settings = settings(max_examples=8, stateful_step_count=15, deadline=None)
+    changes.settings = settings(max_examples=8, stateful_step_count=15)
     changes("runTest").runTest()

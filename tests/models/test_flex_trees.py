@@ -33,7 +33,7 @@ def layouts(draw: some.DrawFn) -> Layout:
 
 
 @given(layouts())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_block_mask_shows_a_token_the_earlier_tokens_of_its_sequences(layout: Layout) -> None:
     mask, tokens = flex_trees.block_mask(layout.nodes, CPU), len(layout.ids)
     seen = torch.zeros(tokens, tokens, dtype=torch.bool)
