@@ -10,7 +10,7 @@ OWN, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 def around(controller: str) -> Iterator[Path]:
     """Folders of this process's control group and those around it that ``controller`` (``cpu``, ``memory``) may limit, of
-    versions 1 and 2. Inside of a container some may not exist."""
+    versions 1 and 2. In a container some may not exist."""
     for line in OWN.read_text().splitlines() if OWN.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

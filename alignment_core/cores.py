@@ -27,10 +27,10 @@ def physical_cores() -> int:
 
 def _quota(group: Path) -> Iterator[float]:
     """Cores' worth of time that a control group has, if it has a limit."""
-    with suppress(OSError, ValueError):  # versions 2, where `max` means none, and 1, where -1 does
+    with suppress(OSError, ValueError):  # version 2, where `max` means that there is no limit
         quota, period = (int(part) for part in (group / "cpu.max").read_text().split())
         yield quota / period
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # version 1, where -1 means it
         quota = int((group / "cpu.cfs_quota_us").read_text())
         if quota > 0:
             yield quota / int((group / "cpu.cfs_period_us").read_text())

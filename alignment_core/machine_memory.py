@@ -13,6 +13,8 @@ import psutil
 from alignment_core import control_groups
 
 GIB = 1 << 30
+LIMIT_AND_USE = (("max", "current"), ("limit_in_bytes", "usage_in_bytes"))
+"""Files of a control group, of version 2, where a text such as ``max`` means that there is no limit, and of version 1."""
 MONITOR_THRESHOLD = "RAY_memory_usage_threshold"
 DEFAULT_THRESHOLD = 0.95
 
@@ -51,10 +53,7 @@ def cgroup_limit() -> int | None:
 def _limits() -> Iterator[tuple[int, int]]:
     """Limit and use in bytes of each control group around this process that has a limit."""
     for group in control_groups.around("memory"):
-        for limit, used in (
-            ("max", "current"),
-            ("limit_in_bytes", "usage_in_bytes"),
-        ):  # versions 2, where `max` means none, and 1
+        for limit, used in LIMIT_AND_USE:
             with suppress(OSError, ValueError):
                 yield int((group / f"memory.{limit}").read_text()), _used_in(group, used)
 

@@ -29,6 +29,8 @@ READS_ITSELF = (b"__doc__", b"getdoc", b"getsource", b"getcomments")
 """Source that mentions one of these may compute with its own text."""
 NEVER_COMPUTES = (
     # needed to run any stage, but without influence on results
+    "alignment_core.control_groups",
+    "alignment_core.cores",
     "alignment_core.credentials",
     "alignment_core.errors",
     "alignment_core.execution.base",
@@ -47,8 +49,6 @@ NEVER_COMPUTES = (
     "alignment_core.home",
     "alignment_core.imports",
     "alignment_core.journal",
-    "alignment_core.control_groups",
-    "alignment_core.cores",
     "alignment_core.machine_memory",
     "alignment_core.network",
     "alignment_core.plugins",

@@ -82,8 +82,8 @@ def build(
     ``on_progress`` is called with (rows read, total rows if known). ``context`` is the model's context length in tokens;
     ``embeddings`` the number of tokens that it has embeddings for; ``settings`` are those of the kind of rows. Rows need not
     fit into memory: they are in a file in ``scratch`` (None: the folder for temporary files), with about a kilobyte per row
-    in memory. Raises UserError for settings that cannot work with
-    this tokenizer, DataError for rows that cannot be used; both before any training begins.
+    in memory. Raises UserError for settings that cannot work with this tokenizer and for tokens without embeddings,
+    DataError for rows that cannot be used; both before any training begins.
     """
     kind = kinds.load(kind_name)
     ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)

@@ -49,7 +49,8 @@ def _check_layout(checkpoint: Path, layout: dict[str, Any]) -> None:
         raise UserError(
             f"the checkpoint of step {stored['step']} is of {_resources_of(stored['layout'])}, and cannot be read with "
             f"{_resources_of(layout)}: set these resources as they were to continue, or run the stage again from its first "
-            "step (`align run --from-stage`); with `resources.progress: store` any number of trainers can continue"
+            "step (`align run --from-stage`). A training that began with `resources.progress: store` "
+            "continues on any number of trainers"
         )
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.data.template import Renderer
-from alignment_core.data.turn_end import chat_template_of, eos_token_ids
+from alignment_core.data.turn_end import TurnEnd
 from alignment_core.errors import DataError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.stopwatch import Stopwatch
@@ -29,15 +28,19 @@ REFILLS = 3
 
 
 def open_sources(
-    context: StageContext, section: RlConfig, tokenizer: Any, prompts: list[dict[str, Any]], warnings: list[str]
+    context: StageContext,
+    section: RlConfig,
+    tokenizer: Any,
+    turn_end: TurnEnd,
+    prompts: list[dict[str, Any]],
+    warnings: list[str],
 ) -> RewardSources:
     """The sources of the rewards. They add to ``warnings`` once they are open."""
-    template = chat_template_of(context.inputs["prompts"])
     opening = Opening(
         REWARDS_FIELD,
         context.resources,
         tokenizer=tokenizer,
-        turn_end=Renderer(tokenizer, template, eos_token_ids(context.inputs["policy"])).turn_end,
+        turn_end=turn_end,
         policy=context.references["policy"].short,
         prompts=prompts,
         warnings=warnings,

@@ -47,9 +47,9 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     if section.best is not None:
         best = Best(context, section, section.best, _read_prompts(context.inputs["held_out"]))
     warnings: list[str] = []
-    sources = open_sources(context, section, tokenizer, prompts, warnings)
     chat_template = chat_template_of(context.inputs["prompts"])
     turn_end = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end
+    sources = open_sources(context, section, tokenizer, turn_end, prompts, warnings)
     environments = _environments(context, section, tokenizer, chat_template)
     longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.schedule.prompts if best else ())])
     length = longest_prompt + section.generation.max_completion_length
