@@ -26,7 +26,7 @@ test: $(VENV)/.test
 
 # Learning with three seeds, runs that are killed at random, and fifty runs in a row; alone on the machine, for each takes all cores.
 test-long: $(VENV)/.test
-	$(BIN)/python -m pytest tests/long $(PYTEST)
+	ALIGN_TESTS_PRELOADED=0 $(BIN)/python -m pytest tests/long $(PYTEST)
 	$(BIN)/python -m tests.benchmarks soak
 
 # A pretrained model on real rows (REAL_DATA), by every method; resumes and is cached, SEEDS=3 adds two seeds.

@@ -23,6 +23,7 @@ import pytest
 from alignment_core.artifacts import Store, open_store
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.recipes import ResourcesConfig, ScratchModel
+from tests import preloaded
 from tests.align import Align, align_here, prefect_server, run_align
 from tests.servers.s3 import S3Server
 
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     token = kept(config, "ray") / "auth_token"
     token.write_text("0" * 64)
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))  # Ray itself would write one to ~/.ray
+    if not hasattr(config, "workerinput"):  # workers of xdist inherit the environment
+        preloaded.preload()
 
 
 WARM = {"machines": ("machines: Any", "run: RunRl"), "services": ("services: Services",)}

@@ -1,0 +1,29 @@
+"""Ray's actors in tests are forked from a process that has imported their libraries: alone, an actor imports for ten seconds.
+
+Ray starts :mod:`~tests.preloaded.launch` in place of Python for each actor. It asks a :mod:`~tests.preloaded.server` that was
+started with the same environment to fork, and ends as the fork ends. The first actor of an environment has its server started.
+Actors of a Python other than that of the tests import for themselves, and with ``ALIGN_TESTS_PRELOADED=0`` all do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def preload() -> None:
+    """Have the Rays that this process and its children start fork their actors."""
+    if os.environ.get("ALIGN_TESTS_PRELOADED") == "0":
+        return
+    sockets = tempfile.mkdtemp(prefix="preloaded-", dir="/tmp")  # a short path
+    subprocess.Popen([sys.executable, "-I", "-S", str(FOLDER / "spawn.py"), sockets, str(os.getpid())])
+    executable = f"{sys.executable} -I -S {FOLDER / 'launch.py'} {sockets}"
+    os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(
+        {"runtime_env": {"py_executable": executable}, "metadata": {}}
+    )

@@ -1,0 +1,39 @@
+"""``spawn.py FOLDER PID``: start a server for each environment that a launcher asks for, until process ``PID`` ends.
+
+Launchers do not start servers themselves: what descends from a run ends with it.
+"""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+
+SERVERS = 6
+"""At most so many, for each has its copy of the libraries."""
+
+
+def main() -> None:
+    folder, owner = sys.argv[1], os.pidfd_open(int(sys.argv[2]))
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{folder}/spawn")
+        listening.listen()
+        while owner not in select.select([listening.fileno(), owner], [], [])[0]:
+            with listening.accept()[0] as connection, connection.makefile() as lines:
+                request = json.loads(lines.readline() or "null")
+                if request and request["path"] not in started and len(started) < SERVERS:
+                    started[request["path"]] = start(request["path"], request["variables"])
+                connection.send(b"y" if request and request["path"] in started else b"n")
+
+
+def start(path: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the server that listens at ``path`` once it has imported all."""
+    server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
+    with open(f"{path}.log", "w") as log:
+        command = [sys.executable, server, path, sys.argv[2]]
+        return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+main()
