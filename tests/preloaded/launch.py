@@ -61,7 +61,7 @@ def connects(connection: socket.socket, path: str, seconds: float) -> bool:
 
 
 def is_started(folder: str, path: str, read: "dict[str, str]") -> bool:
-    """Have the server of this environment started, unless there are too many; whether it was."""
+    """Have the server of this environment started, unless there are too many; whether it runs."""
     others = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as spawner:
         spawner.connect(f"{folder}/spawn")

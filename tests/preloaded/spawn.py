@@ -1,11 +1,12 @@
 """``spawn.py FOLDER PID``: start a server for each environment that a launcher asks for, until process ``PID`` ends.
 
-Launchers do not start servers themselves: what descends from a run ends with it.
+``FOLDER`` is deleted then. Launchers do not start servers themselves: what descends from a run ends with it.
 """
 
 import json
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,7 +26,9 @@ def main() -> None:
                 request = json.loads(lines.readline() or "null")
                 if request and request["path"] not in started and len(started) < SERVERS:
                     started[request["path"]] = start(request["path"], request["variables"])
-                connection.send(b"y" if request and request["path"] in started else b"n")
+                server = started.get(request["path"]) if request else None
+                connection.send(b"y" if server is not None and server.poll() is None else b"n")
+    shutil.rmtree(folder)
 
 
 def start(path: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
