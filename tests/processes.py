@@ -24,7 +24,6 @@ SIGNS = (  # roles of processes by command line, the first match
     ("raylet", "raylet/raylet"),
     ("gcs", "gcs/gcs_server"),
     ("actor", f"ray::{Actor.__name__}"),
-    ("actor", "preloaded/launch.py"),  # which lives as long as the actor, and ends it
     ("agent", "ray::"),
 )
 

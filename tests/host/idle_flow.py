@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from alignment_core.cluster.actor import Actor
-from tests.processes import processes_of, wait_until
+from tests.processes import processes_of, role_of, wait_until
 
 FLOW = """
 import sys, time
@@ -29,8 +28,8 @@ time.sleep(600)
 """
 
 
-def check_that_nothing_outlives(ending: signal.Signals, folder: Path, model: Path) -> None:
-    """End it with this signal. Its processes run below ``folder``, with a token that no other user can read."""
+def start_idle_flow(folder: Path, model: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """A flow below ``folder`` whose trainer waits for work, and the ``ALIGN_HOME`` of its processes."""
     home = folder / "home"
     flow = subprocess.Popen(
         [sys.executable, "-c", FLOW, str(folder / "store"), str(model)],
@@ -40,7 +39,13 @@ def check_that_nothing_outlives(ending: signal.Signals, folder: Path, model: Pat
     )
     assert flow.stdout is not None
     assert flow.stdout.readline() == b"ready\n", (folder / "flow.err").read_text()
-    assert wait_until(lambda: any(f"ray::{Actor.__name__}" in line for line in processes_of(home).values()), 120)
+    assert wait_until(lambda: "actor" in map(role_of, processes_of(home).values()), 120)
+    return flow, home
+
+
+def check_that_nothing_outlives(ending: signal.Signals, folder: Path, model: Path) -> None:
+    """End it with this signal. Its processes run below ``folder``, with a token that no other user can read."""
+    flow, home = start_idle_flow(folder, model)
     there = processes_of(home)
     assert len(there) > 5, "supervisor, host, Ray's daemons and a trainer should be there"
     raylet = next(psutil.Process(pid) for pid, line in there.items() if "raylet" in line.split()[0])

@@ -18,6 +18,8 @@ import tempfile
 from alignment_core.imports import hidden
 
 PR_SET_PDEATHSIG = 1
+ROOM = "ROOM"
+"""The server's variable whose place in memory a fork has its environment written to, for others to read."""
 BASE = sys.path[1:]
 """The import path without the folder of the script."""
 
@@ -96,6 +98,7 @@ def become(request: list[str], files: list[int]) -> None:
     for variable in variables:
         name, _, value = variable.partition("=")
         os.environ[name] = value
+    show(variables)
     script, *arguments = [word for word in worker if word != "-u"]
     sys.path[:] = [os.path.dirname(script), *BASE]
     sys.argv[:] = [script, *arguments]
@@ -115,6 +118,18 @@ def become(request: list[str], files: list[int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def show(variables: list[str]) -> None:
+    """Have ``/proc/PID/environ`` show these variables, after those of the server, which it would show alone."""
+    with open("/proc/self/environ", "rb") as file:
+        at_start = file.read()
+    with open("/proc/self/stat") as file:
+        address = int(file.read().rpartition(")")[2].split()[47])  # env_start, the 50th field
+    begin = at_start.index(f"{ROOM}=".encode())
+    room = at_start.index(0, begin) - begin
+    shown = chr(0).join(variables).encode("utf-8", "surrogateescape")[:room].ljust(room, b"\0")
+    ctypes.memmove(address + begin, shown, room)
 
 
 if __name__ == "__main__":

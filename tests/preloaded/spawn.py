@@ -36,7 +36,8 @@ def start(path: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
     with open(f"{path}.log", "w") as log:
         command = [sys.executable, server, path, sys.argv[2]]
-        return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        room = {"ROOM": " " * 65_536}  # for a fork's environment, see server.show
+        return subprocess.Popen(command, env={**variables, **room}, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 main()
