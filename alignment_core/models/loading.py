@@ -21,9 +21,10 @@ def load_model(
 ) -> Any:
     """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
 
-    A missing score head is initialised from ``head_seed`` with standard deviation 1/sqrt(hidden). Raises UserError for a
-    missing score head without a seed, for pickled weights, and for other missing weights, which `transformers` would initialise
-    with only a warning.
+    A missing head is initialised from ``head_seed``, that of scores with standard deviation 1/sqrt(hidden) (Stiennon et al.
+    2020), of which only differences count, and that of values with 1/(hidden + 1) (OpenRLHF 0.11): the last states of a
+    pretrained model are so long that values would begin as noise above the returns. Raises UserError for a missing head without
+    a seed, for pickled weights, and for other missing weights, which `transformers` would initialise with only a warning.
     """
     import transformers
 
@@ -47,5 +48,7 @@ def load_model(
             raise UserError("the model that should score completions has no score head: it is not a reward model")
         generator = torch.Generator().manual_seed(head_seed)
         weight = model.score.weight.data
-        weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
+        hidden = weight.shape[1]
+        deviation = 1 / (hidden + 1) if head == "value" else hidden**-0.5
+        weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
     return model

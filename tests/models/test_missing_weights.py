@@ -49,6 +49,15 @@ def test_a_reward_model_may_lack_its_score_head_alone(folder: Path) -> None:
         load_model(str(folder), "score", torch.float32, head_seed=0)
 
 
+def test_a_new_head_of_values_is_smaller_than_one_of_scores(tmp_path: Path) -> None:
+    create_model(ScratchModel(hidden_size=512, num_hidden_layers=1, num_attention_heads=2), None, 0, tmp_path)
+    scores, values = (
+        load_model(str(tmp_path), head, torch.float32, head_seed=0).score.weight for head in ("score", "value")
+    )
+    assert scores.std().item() == pytest.approx(512**-0.5, rel=0.1)
+    assert values.std().item() == pytest.approx(1 / 513, rel=0.1)
+
+
 def test_a_tied_head_needs_no_weight_of_its_own(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     without(folder, "lm_head.weight")

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from alignment_core.execution.machines import WarmMachines
+from alignment_core.models.loading import load_model
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import DpoLossConfig, TrainingConfig
@@ -170,6 +171,15 @@ def assert_same_model(folder: Path, expected: Any, start: Path) -> None:
     moved = [(weights[name] - before[name]).abs() for name in before]
     assert max(float(change.max()) for change in moved) > 0.5 * RATE
     assert off < 0.05 * RATE
+
+
+def test_the_values_of_a_new_critic_are_small_beside_a_reward(real_model: Path, rows: Rows) -> None:
+    """They are the baseline of the first advantages. With a new head of reward models, some were above 5."""
+    critic = load_model(str(real_model), "value", torch.float32, head_seed=0)
+    prompt, answer, _ = rows[1]
+    with torch.no_grad():
+        states = critic.model(torch.tensor([prompt + answer])).last_hidden_state
+        assert critic.score(states).abs().max() < 0.5
 
 
 def test_a_step_of_fine_tuning(real_model: Path, real_machines: WarmMachines, rows: Rows, folder: Path) -> None:
