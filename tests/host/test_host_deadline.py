@@ -14,6 +14,7 @@ from alignment_core.host.client import Host
 from alignment_core.recipes import ResourcesConfig
 from tests.conftest import TinyModel
 from tests.host.training_call import training_call
+from tests.preloaded import JOB_CONFIG
 from tests.processes import processes_of
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ def test_a_wait_past_its_deadline_ends_the_host_and_is_named(
 ) -> None:
     home = tmp_path / "home"
     monkeypatch.setenv("ALIGN_HOME", str(home))
-    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)  # a fork ends a moment after its launcher
+    monkeypatch.delenv(JOB_CONFIG, raising=False)  # a fork ends a moment after its launcher
     hurried = ResourcesConfig(trainers=1, zero_stage=0, wait_timeout_seconds=0.01, no_progress_timeout_seconds=600)
     says = r"^sft: 1 of 1 trainers did not answer `\w+` within 0\.01 seconds \(resources\.wait_timeout_seconds\)$"
     with Host(str(tmp_path / "store"), hurried, tmp_path / "host.log") as host:

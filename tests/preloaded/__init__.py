@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray's variable, with the settings of the jobs that a process starts; without it actors import for themselves."""
 
 
 def preload() -> None:
@@ -24,6 +26,4 @@ def preload() -> None:
     sockets = tempfile.mkdtemp(prefix="preloaded-", dir="/tmp")  # a short path
     subprocess.Popen([sys.executable, "-I", "-S", str(FOLDER / "spawn.py"), sockets, str(os.getpid())])
     executable = f"{sys.executable} -I -S {FOLDER / 'launch.py'} {sockets}"
-    os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(
-        {"runtime_env": {"py_executable": executable}, "metadata": {}}
-    )
+    os.environ[JOB_CONFIG] = json.dumps({"runtime_env": {"py_executable": executable}, "metadata": {}})

@@ -18,8 +18,8 @@ import tempfile
 from alignment_core.imports import hidden
 
 PR_SET_PDEATHSIG = 1
-ROOM = "ROOM"
-"""The server's variable whose place in memory a fork has its environment written to, for others to read."""
+SPACE = "SPACE_FOR_ENVIRONMENT"
+"""The server's variable that only reserves memory: a fork writes its environment there, for other processes to read."""
 BASE = sys.path[1:]
 """The import path without the folder of the script."""
 
@@ -98,7 +98,7 @@ def become(request: list[str], files: list[int]) -> None:
     for variable in variables:
         name, _, value = variable.partition("=")
         os.environ[name] = value
-    show(variables)
+    publish_environment(variables)
     script, *arguments = [word for word in worker if word != "-u"]
     sys.path[:] = [os.path.dirname(script), *BASE]
     sys.argv[:] = [script, *arguments]
@@ -120,16 +120,16 @@ def become(request: list[str], files: list[int]) -> None:
     os._exit(code)
 
 
-def show(variables: list[str]) -> None:
-    """Have ``/proc/PID/environ`` show these variables, after those of the server, which it would show alone."""
+def publish_environment(variables: list[str]) -> None:
+    """Add these variables to ``/proc/PID/environ`` of this fork, which has those that the server was started with."""
     with open("/proc/self/environ", "rb") as file:
         at_start = file.read()
     with open("/proc/self/stat") as file:
         address = int(file.read().rpartition(")")[2].split()[47])  # env_start, the 50th field
-    begin = at_start.index(f"{ROOM}=".encode())
-    room = at_start.index(0, begin) - begin
-    shown = chr(0).join(variables).encode("utf-8", "surrogateescape")[:room].ljust(room, b"\0")
-    ctypes.memmove(address + begin, shown, room)
+    begin = at_start.index(f"{SPACE}=".encode())
+    length = at_start.index(0, begin) - begin
+    content = chr(0).join(variables).encode("utf-8", "surrogateescape")[:length].ljust(length, b"\0")
+    ctypes.memmove(address + begin, content, length)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def start(path: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
     with open(f"{path}.log", "w") as log:
         command = [sys.executable, server, path, sys.argv[2]]
-        room = {"ROOM": " " * 65_536}  # for a fork's environment, see server.show
-        return subprocess.Popen(command, env={**variables, **room}, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        space = {"SPACE_FOR_ENVIRONMENT": " " * 65_536}  # see publish_environment in server.py
+        return subprocess.Popen(command, env={**variables, **space}, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 main()

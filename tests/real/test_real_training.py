@@ -174,7 +174,7 @@ def assert_same_model(folder: Path, expected: Any, start: Path) -> None:
 
 
 def test_the_values_of_a_new_critic_are_small_beside_a_reward(real_model: Path, rows: Rows) -> None:
-    """They are the baseline of the first advantages. With a new head of reward models, some were above 5."""
+    """They are the baseline of the first advantages. With the head of a new reward model, some were above 5."""
     critic = load_model(str(real_model), "value", torch.float32, head_seed=0)
     prompt, answer, _ = rows[1]
     with torch.no_grad():
