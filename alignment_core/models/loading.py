@@ -21,10 +21,11 @@ def load_model(
 ) -> Any:
     """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
 
-    A missing head is initialised from ``head_seed``. That of scores, of which only differences count, has the standard deviation
-    1/sqrt(hidden) (Stiennon et al. 2020). That of values has 1/(hidden + 1) (OpenRLHF 0.11): the last hidden states of pretrained
-    models have norms of tens, and a larger head would give a critic noise above the returns. Raises UserError for a missing head
-    without a seed, for pickled weights, and for other missing weights, which `transformers` would initialise with only a warning.
+    A missing head is initialised from ``head_seed``. That of scores, of which only differences count, has the standard
+    deviation 1/sqrt(hidden) (Stiennon et al. 2020). That of values has 1/(hidden + 1) (OpenRLHF 0.11): the last hidden
+    states of pretrained models have norms of tens, and a larger head would give a critic noise above the returns.
+    Raises UserError for a missing head without a seed, for pickled weights, and for other missing weights, which
+    `transformers` would initialise with only a warning.
     """
     import transformers
 
