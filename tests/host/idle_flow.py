@@ -31,6 +31,7 @@ time.sleep(600)
 def start_idle_flow(folder: Path, model: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """A flow below ``folder`` whose trainer waits for work, and the ``ALIGN_HOME`` of its processes."""
     home = folder / "home"
+    folder.mkdir(exist_ok=True)
     flow = subprocess.Popen(
         [sys.executable, "-c", FLOW, str(folder / "store"), str(model)],
         env={**os.environ, "ALIGN_HOME": str(home), "HOME": str(folder)},

@@ -34,9 +34,15 @@ def main() -> None:
         ):
             os.execv(python, [python, *worker])
         fields = [*worker, "", os.getcwd(), *(f"{name}={value}" for name, value in os.environ.items())]
-        socket.send_fds(connection, [b"."], [0, 1, 2])
         request = chr(0).join(fields).encode("utf-8", "surrogateescape")
-        connection.sendall(len(request).to_bytes(8, "big") + request)
+        forked = b""
+        with contextlib.suppress(OSError):  # the server ended
+            os.utime(path)
+            socket.send_fds(connection, [b"."], [0, 1, 2])
+            connection.sendall(len(request).to_bytes(8, "big") + request)
+            forked = connection.recv(1)
+        if not forked:
+            os.execv(python, [python, *worker])
         status = connection.recv(1)  # empty if the server ended, and the fork with it
     sys.exit(status[0] if status else 1)
 
