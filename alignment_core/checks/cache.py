@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.cluster.device import inference_dtype_on_cpu
-from alignment_core.inference.kv_cache import dtype_of, mib_needed, number_bytes_of, raise_it
+from alignment_core.inference.kv_cache import dtype_of, mib_needed, most_mib, number_bytes_of, raise_it
 from alignment_core.recipes import ResourcesConfig
 
 
@@ -22,7 +22,7 @@ class Need(BaseModel):
 
     def problem(self, resources: ResourcesConfig) -> str | None:
         """A sentence if the engines have less."""
-        if self.mib <= resources.kv_cache_mib:
+        if self.mib <= most_mib(resources):
             return None
         return (
             f"{self.stage}: a sequence of {self.tokens:,} tokens (the longest prompt and max_completion_length) needs "
@@ -33,7 +33,7 @@ class Need(BaseModel):
     def sentence(self, resources: ResourcesConfig) -> str:
         """The line below a table of stages."""
         return (
-            f"{self.stage}: {self.mib} of {resources.kv_cache_mib} MiB of each engine's key-value cache for a sequence of "
+            f"{self.stage}: {self.mib} of {most_mib(resources)} MiB of each engine's key-value cache for a sequence of "
             f"{self.tokens:,} tokens"
         )
 

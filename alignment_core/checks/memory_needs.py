@@ -47,7 +47,7 @@ def bytes_needed(todo: list[PlannedStage], count: int, resources: ResourcesConfi
         return 0
     device = Device.detect("cpu")
     needs = [_of_stage(stage.config, count, device.trainers(resources), device.engines(resources)) for stage in todo]
-    caches = (resources.kv_cache_mib << 20) * device.engines(resources)
+    caches = ((resources.kv_cache_mib or 0) << 20) * device.engines(resources)
     return max((need + (caches if samples else 0) for need, samples in needs), default=0)
 
 

@@ -212,8 +212,8 @@ class Device:
         on_cpu = {**ON_A_CPU, **_SHORT_SPINS, **_MEMORY_KEPT}
         return {**shared, **self._loopback, **on_cpu, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
-    def engine_options(self, resources: ResourcesConfig) -> dict[str, Any]:
-        """Arguments of ``vllm.LLM`` about memory and placement, which depend on the device."""
+    def engine_options(self, resources: ResourcesConfig, cache_mib: int) -> dict[str, Any]:
+        """Arguments of ``vllm.LLM`` about memory and placement, which depend on the device. ``cache_mib`` is for CPUs."""
         parallel: dict[str, Any] = {"tensor_parallel_size": resources.tensor_parallel_size}
         if resources.tensor_parallel_size > 1:
             parallel["distributed_executor_backend"] = "ray" if self.kind == "cuda" else "mp"
@@ -223,7 +223,7 @@ class Device:
                 "gpu_memory_utilization": resources.gpu_memory_utilization,
                 "enable_sleep_mode": self.engines_give_way(resources),
             }
-        return {**parallel, "kv_cache_memory_bytes": resources.kv_cache_mib * MIB}
+        return {**parallel, "kv_cache_memory_bytes": cache_mib * MIB}
 
 
 def zero_stage(resources: ResourcesConfig, trainers: int) -> int:

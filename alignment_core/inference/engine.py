@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import tempfile
 import time
@@ -15,6 +16,7 @@ from alignment_core.cluster.device import Device
 from alignment_core.errors import UserError
 from alignment_core.imports import uncompiled
 from alignment_core.inference.completions import Completion, Completions, Request
+from alignment_core.inference.kv_cache import mib_of_engine
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started
 from alignment_core.inference.parity import mean_difference
 from alignment_core.inference.request_queue import RequestQueue
@@ -55,6 +57,7 @@ class Engine:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the workers that vLLM starts over Ray have the GPUs
         folder = check_loadable(policy.path)
         self._dtype = device.inference_dtype(policy.dtype)
+        shape = json.loads((folder / "config.json").read_text())
         prepare()
         import vllm
 
@@ -72,7 +75,7 @@ class Engine:
             use_tqdm_on_load=False,
             seed=0,
             **BY_DEVICE.get(device.kind, {}),
-            **device.engine_options(resources),
+            **device.engine_options(resources, mib_of_engine(shape, max_model_len, self._dtype, resources)),
             **adapter_options(resources.max_lora_rank),
         )
         self.llm = started(make, folder, self._dtype, max_model_len, resources)

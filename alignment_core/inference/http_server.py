@@ -21,7 +21,7 @@ from typing import Any
 from alignment_core.cluster.device import Device, Place
 from alignment_core.data.context import longest_sampled
 from alignment_core.errors import EnvironmentFault
-from alignment_core.inference.kv_cache import dtype_of, mib_needed
+from alignment_core.inference.kv_cache import dtype_of, mib_needed, most_mib
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
 from alignment_core.inference.token_guard import VARIABLE
@@ -85,7 +85,10 @@ def server_of(
     device = _device(resources)
     environment = device.engine_environment(resources, Place())
     environment["VLLM_LOGGING_LEVEL"] = "INFO"
-    settings: dict[str, Any] = {**BY_DEVICE.get(device.kind, {}), **device.engine_options(resources)}
+    settings: dict[str, Any] = {
+        **BY_DEVICE.get(device.kind, {}),
+        **device.engine_options(resources, most_mib(resources)),
+    }
     settings.pop("enable_sleep_mode", None)
     on_disk = (Path(folder) / "config.json").is_file()  # for a name on the Hub, vLLM chooses
     settings["dtype"] = device.inference_dtype(checkpoint_dtype(check_loadable(Path(folder))) if on_disk else "auto")
@@ -239,7 +242,7 @@ def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
             cause = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
         else:
             cause = f"it ended with exit code {code}"
-    size = "its size is resources.kv_cache_mib in a recipe, and `-- --kv-cache-memory-bytes=512M` for align serve"
+    size = "its size is resources.kv_cache_mib in a recipe, and `-- --kv-cache-memory-bytes=2G` for align serve"
     if lengths := TOO_LONG.search(cause):
         needed, possible = map(int, lengths.groups())
         cause = (

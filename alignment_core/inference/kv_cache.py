@@ -22,6 +22,8 @@ HYBRID = re.compile(
 """Names of fields of models with recurrent layers; only ``layer_types`` says which layers these are."""
 UNEVEN = ("global_head_dim", "num_global_key_value_heads", "cla_share_factor", "use_cla", "block_configs")
 """Fields of models whose layers have caches of different sizes, or share them."""
+MOST_BY_DEFAULT = 1024
+"""MiB of an engine's cache that the recipe does not ask for."""
 TOO_SMALL = re.compile(r"KV cache is needed, which is larger than the available")
 """vLLM's message (``_check_enough_kv_cache_memory``)."""
 
@@ -73,13 +75,29 @@ def number_bytes_of(dtype: str) -> int:
     return SIZES.get(dtype, SMALLEST)
 
 
-def mib_needed(shape: dict[str, Any], tokens: int, number_bytes: int | None = None, shards: int = 1) -> int | None:
-    """Smallest ``resources.kv_cache_mib`` for a sequence of so many tokens: whole blocks, one that vLLM keeps free, and with a
-    sliding window one more, as the window may begin inside a block."""
+def mib_of_engine(shape: dict[str, Any], tokens: int, dtype: str, resources: ResourcesConfig) -> int:
+    """Size of the cache of an engine on a CPU that computes in ``dtype``, with sequences of at most so many tokens."""
+    most = most_mib(resources)
+    if resources.kv_cache_mib is not None:
+        return most
+    needed = mib_needed(shape, tokens, number_bytes_of(dtype), resources.tensor_parallel_size, resources.max_num_seqs)
+    return most if needed is None else min(most, needed)
+
+
+def most_mib(resources: ResourcesConfig) -> int:
+    """Greatest size of an engine's cache on a CPU."""
+    return resources.kv_cache_mib or MOST_BY_DEFAULT
+
+
+def mib_needed(
+    shape: dict[str, Any], tokens: int, number_bytes: int | None = None, shards: int = 1, sequences: int = 1
+) -> int | None:
+    """Smallest ``resources.kv_cache_mib`` for ``sequences`` of so many tokens each: whole blocks, one that vLLM keeps free, and
+    with a sliding window one more, as the window may begin inside a block; None for an unknown layout."""
     each = bytes_per_token(shape, number_bytes, shards)
     if each is None:
         return None
-    blocks = -(-tokens // BLOCK) + 1 + _has_sliding_window(shape)
+    blocks = sequences * -(-tokens // BLOCK) + 1 + _has_sliding_window(shape)
     return -(-each * BLOCK * blocks // MIB)
 
 
@@ -106,5 +124,6 @@ def too_small(error: BaseException, shape: dict[str, Any], tokens: int, resource
 
 def raise_it(needed: int | None, resources: ResourcesConfig) -> str:
     """Advice to enlarge the cache."""
-    to = "" if needed is None or needed <= resources.kv_cache_mib else f" to {needed} or more"
-    return f"raise resources.kv_cache_mib{to} (it is {resources.kv_cache_mib}; on a GPU raise resources.gpu_memory_utilization)"
+    most = most_mib(resources)
+    to = "" if needed is None or needed <= most else f" to {needed} or more"
+    return f"raise resources.kv_cache_mib{to} (it is {most}; on a GPU raise resources.gpu_memory_utilization)"

@@ -93,7 +93,7 @@ def test_the_workers_of_an_engine_over_two_gpus_claim_the_gpus(seen: Seen) -> No
     device = Device("cuda", 4)
     second = device.engine_place(1, resources)
     assert device.engine_environment(resources, second)["VLLM_RAY_BUNDLE_INDICES"] == "2,3"
-    assert device.engine_options(resources)["distributed_executor_backend"] == "ray"
+    assert device.engine_options(resources, 16)["distributed_executor_backend"] == "ray"
 
 
 @pytest.mark.slow

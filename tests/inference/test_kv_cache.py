@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alignment_core.errors import UserError
-from alignment_core.inference.kv_cache import bytes_per_token, mib_needed, raise_it
+from alignment_core.inference.kv_cache import bytes_per_token, mib_needed, mib_of_engine, raise_it
 from alignment_core.inference.options import started
 from alignment_core.recipes import ResourcesConfig
 from tests.inference.shapes import SMOLLM2
@@ -45,6 +45,20 @@ def test_a_sliding_window_takes_an_additional_block() -> None:
     assert mib_needed(mistral, 32_736) == 32
     assert mib_needed({**windowed, "use_sliding_window": False}, 32_736) == 32
     assert mib_needed({**mistral, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, 32_705) == 33
+
+
+def test_by_default_the_cache_has_room_for_all_sequences_of_an_engine_up_to_a_limit() -> None:
+    """46,080 bytes a token, 1.41 MiB a block of 32: for 96 tokens 4 · 3 blocks and a free one take 18.3 MiB, for 97 tokens
+    4 · 4 and that one 23.9; in bf16 half, with one of the three heads a third. 256 · 3 blocks exceed the limit."""
+    shape = {**SMOLLM2, "dtype": "bfloat16"}
+    few = ResourcesConfig(max_num_seqs=4)
+    assert mib_of_engine(shape, 96, "float32", few) == 19
+    assert mib_of_engine(shape, 97, "float32", few) == 24
+    assert mib_of_engine(shape, 96, "bfloat16", few) == 10
+    assert mib_of_engine(shape, 96, "float32", few.model_copy(update={"tensor_parallel_size": 2})) == 7
+    assert mib_of_engine(shape, 96, "float32", ResourcesConfig()) == 1024
+    assert mib_of_engine({}, 96, "float32", few) == 1024, "an unknown layout"
+    assert mib_of_engine(shape, 96, "float32", ResourcesConfig(max_num_seqs=4, kv_cache_mib=300)) == 300
 
 
 @pytest.mark.parametrize(
@@ -104,7 +118,7 @@ def test_an_engine_whose_cache_is_too_small_names_the_setting(tmp_path: Any, opt
         raise ValueError(VLLM)
 
     with pytest.raises(UserError) as caught:
-        started(make, tmp_path, "float32", 8192, ResourcesConfig(engine_options=options))
+        started(make, tmp_path, "float32", 8192, ResourcesConfig(engine_options=options, kv_cache_mib=256))
     first = str(caught.value)
     assert first.startswith("the engines' key-value cache cannot hold a sequence of 8,192 tokens")
     assert "raise resources.kv_cache_mib to 362 or more (it is 256;" in first
@@ -121,6 +135,11 @@ def test_other_refusals_of_vllm_are_raised_unchanged(tmp_path: Any) -> None:
         started(make, tmp_path, "float32", 64, ResourcesConfig())
     with pytest.raises(UserError, match=r"resources\.engine_options: vLLM does not accept swap_space: no such option"):
         started(make, tmp_path, "float32", 64, ResourcesConfig(engine_options={"swap_space": 4}))
+
+
+def test_the_advice_names_the_limit_of_the_default() -> None:
+    first, _, _ = raise_it(1500, ResourcesConfig()).partition(";")
+    assert first == "raise resources.kv_cache_mib to 1500 or more (it is 1024"
 
 
 def test_no_size_below_the_present_size_is_advised() -> None:

@@ -66,7 +66,7 @@ def test_a_cache_too_small_for_a_token_is_named_with_its_options_before_vllms_ad
     Path(log.removesuffix(")")).unlink()
     assert sentence == (
         "its key-value cache cannot hold a single token; its size is resources.kv_cache_mib in a recipe, and "
-        f"`-- --kv-cache-memory-bytes=512M` for align serve; vLLM: {cause}"
+        f"`-- --kv-cache-memory-bytes=2G` for align serve; vLLM: {cause}"
     )
 
 
