@@ -11,7 +11,7 @@ Recomputed = Literal["all", "selective"]
 """``all``: everything within a layer; ``selective``: what is neither a matrix product nor attention, such as norms, rotary
 positions and activation functions, which take half of the memory and a few percent of the time."""
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"}
-_ATTENTION = "_scaled_dot_product"
+_ATTENTION = ("aten::_scaled_dot_product", "alignment::tree_attention")
 
 
 def recompute(model: Any, what: Recomputed) -> None:
@@ -25,6 +25,6 @@ def recompute(model: Any, what: Recomputed) -> None:
 
 
 def _policy(_context: Any, operator: Any, *_arguments: Any, **_options: Any) -> CheckpointPolicy:
-    name = operator.name().removeprefix("aten::").partition(".")[0]
-    is_kept = name in _PRODUCTS or name.startswith(_ATTENTION)
+    name = operator.name()
+    is_kept = name.removeprefix("aten::").partition(".")[0] in _PRODUCTS or name.startswith(_ATTENTION)
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -70,24 +70,9 @@ class TreeAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[TreeNode, ...], scale: float | None
     ) -> Tensor:
-        given = (query, key, value)
-        query, key, value = map(_single, given)
-        output = torch.empty_like(query)
-        sums = output.new_empty(query.shape[:3])  # log-sum-exps
-        for block in _own_blocks(nodes):
-            block_output, block_sums = _forward(*map(block.of, (query, key, value)), 0.0, True, scale=scale)
-            block.put(output, block_output)
-            block.put(sums, block_sums)
-        for node, below in _with_descendants(nodes):
-            node_output, node_sums = _forward(
-                query[:, :, below], key[:, :, node], value[:, :, node], 0.0, False, scale=scale
-            )
-            both = torch.logaddexp(sums[:, :, below], node_sums)
-            output[:, :, below] *= (sums[:, :, below] - both).exp()[..., None]
-            output[:, :, below] += node_output * (node_sums - both).exp()[..., None]
-            sums[:, :, below] = both
-        output = output.to(given[0].dtype)
-        ctx.save_for_backward(*given, output, sums)
+        places = [place for node in nodes for place in node]
+        output, sums = torch.ops.alignment.tree_attention(query, key, value, places, scale)
+        ctx.save_for_backward(query, key, value, output, sums)
         ctx.nodes = nodes
         ctx.scale = scale
         return output
@@ -108,6 +93,38 @@ class TreeAttention(torch.autograd.Function):
             for whole, at, part in zip(wholes, (below, node, node), parts, strict=True):
                 whole[:, :, at] += part
         return (*(whole.to(given[0].dtype) for whole in wholes), None, None)
+
+
+_operators = torch.library.Library("alignment", "DEF")
+_operators.define(
+    "tree_attention(Tensor query, Tensor key, Tensor value, int[] nodes, float? scale) -> (Tensor, Tensor)"
+)
+
+
+@torch.library.impl(_operators, "tree_attention", "CPU")
+def _tree_attention(
+    query: Tensor, key: Tensor, value: Tensor, places: list[int], scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """The output and its log-sum-exps [1, H, N]. A single operator of PyTorch, so that checkpointed activations keep its result
+    and do not look at each of the hundreds of operators in it."""
+    dtype = query.dtype
+    nodes = tuple(TreeNode(*places[at : at + 3]) for at in range(0, len(places), 3))
+    query, key, value = map(_single, (query, key, value))
+    output = torch.empty_like(query)
+    sums = output.new_empty(query.shape[:3])
+    for block in _own_blocks(nodes):
+        block_output, block_sums = _forward(*map(block.of, (query, key, value)), 0.0, True, scale=scale)
+        block.put(output, block_output)
+        block.put(sums, block_sums)
+    for node, below in _with_descendants(nodes):
+        node_output, node_sums = _forward(
+            query[:, :, below], key[:, :, node], value[:, :, node], 0.0, False, scale=scale
+        )
+        both = torch.logaddexp(sums[:, :, below], node_sums)
+        output[:, :, below] *= (sums[:, :, below] - both).exp()[..., None]
+        output[:, :, below] += node_output * (node_sums - both).exp()[..., None]
+        sums[:, :, below] = both
+    return output.to(dtype), sums
 
 
 def _single(tensor: Tensor) -> Tensor:

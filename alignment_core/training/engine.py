@@ -92,6 +92,8 @@ def make_engine(
         raise UserError(f"resources.deepspeed: DeepSpeed refuses it: {cut(one_line(error))}") from None
     if unknown := [name for name in resources.deepspeed if name not in config.names]:
         raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
+    if zero_stage == 0 and engine.dp_world_size == 1:
+        engine.enable_backward_allreduce = False  # it would copy all gradients, to sum them over a single rank
     if bf16 and zero_stage == 0:
         _undo_first_step(engine)
         for parameter in module.parameters():

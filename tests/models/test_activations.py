@@ -44,10 +44,13 @@ def test_selective_recomputes_neither_matrix_products_nor_attention(architecture
     """A norm's rsqrt stands for the rest: with two norms in each of two layers and one after them, 5, or 9 with those in the
     layers computed again."""
     plain, selective, every = (counted(what, architecture, **more) for what in (None, "selective", "all"))
-    kept = [name for name in plain if "scaled_dot_product" in name or name in ("mm", "bmm", "addmm")]
+    attention = [name for name in plain if "scaled_dot_product" in name or "tree_attention" in name]
+    kept = [*attention, *(name for name in plain if name in ("mm", "bmm", "addmm"))]
     assert "mm" in kept
-    assert any("scaled_dot_product" in name for name in kept)
     layers = TINY["num_hidden_layers"]
+    shares = not more
+    assert shares == ("alignment::tree_attention" in attention)
+    assert all(plain[name] == layers for name in attention if not (shares and "backward" in name)), "once in a layer"
     assert [counts["rsqrt"] for counts in (plain, selective, every)] == [2 * layers + 1, 4 * layers + 1, 4 * layers + 1]
     assert {name: selective[name] for name in kept} == {name: plain[name] for name in kept}
     assert every["mm"] > plain["mm"]
