@@ -88,3 +88,15 @@ def test_an_engine_with_too_small_a_cache_names_the_size_it_needs(
         UserError, match=r"^the engines' key-value cache cannot hold a sequence of 65,536 tokens .* to 33 or more"
     ):
         Engine(model, 65_536, RESOURCES, device)
+
+
+@pytest.mark.slow
+def test_a_cache_of_the_default_size_has_room_for_all_sequences(
+    long_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 sequences of 64 tokens take 512 blocks of 16 KiB and one that stays free, 8.02 MiB: 9 MiB are 576 blocks."""
+    device, resources = Device("cpu", 1), ResourcesConfig(device="cpu")
+    for name, value in device.engine_environment(resources, Place()).items():
+        monkeypatch.setenv(name, value)
+    engine = Engine(Model(long_model, Reference.parse(f"model@sha256:{'a' * 64}")), 64, resources, device)
+    assert engine.llm.llm_engine.vllm_config.cache_config.num_gpu_blocks == 576

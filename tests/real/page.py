@@ -65,9 +65,11 @@ class Run:
     ) -> Run:
         """With what the page shows of an outcome."""
         stages = [{name: stage[name] for name in ("label", "key", "cost", "metrics")} for stage in outcome["stages"]]
-        kept = {"metrics": outcome["metrics"], "stages": stages, "failed": outcome["failed"]}
+        metrics = {**outcome["metrics"], "policies": _of_this_run(outcome["metrics"]["policies"])}
+        kept = {"metrics": metrics, "stages": stages, "failed": outcome["failed"]}
         computed = any(stage["state"] == "run" for stage in outcome["stages"])
-        return cls(seed, machine, kept, samples, memory if computed else None, later)
+        answers = {branch: [_of_this_run(row) for row in rows] for branch, rows in samples.items()}
+        return cls(seed, machine, kept, answers, memory if computed else None, later)
 
     def save(self, folder: Path) -> None:
         """Write it to its file, with what the file has of branches that this run leaves out."""
@@ -299,6 +301,11 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = (), trl: Collection[Mapp
                 for policy in (baseline, name):
                     lines += ["", f"{policy}:", "", "~~~text", _answer(row, policy), "~~~"]
     return "\n".join(lines) + "\n"
+
+
+def _of_this_run(by_policy: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the policy of the tag that an earlier run promoted, and the comparison with it."""
+    return {name: value for name, value in by_policy.items() if not name.endswith("production")}
 
 
 def _is_same(ours: tuple[str, dict[str, float]] | None, theirs: tuple[str, dict[str, float]] | None) -> bool:

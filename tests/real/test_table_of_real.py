@@ -63,6 +63,14 @@ RUN = Run.of(
 )
 
 
+def test_the_policy_that_an_earlier_run_promoted_has_no_row() -> None:
+    earlier = {"production": measured("accuracy", 0.7), "grpo against production": measured("accuracy", 0.75)}
+    policies = OUTCOME["metrics"]["policies"] | earlier
+    outcome = {**OUTCOME, "metrics": {**OUTCOME["metrics"], "policies": policies}}
+    answers = {**SAMPLES, "": [{**SAMPLES[""][0], "production": "Cool"}]}
+    assert Run.of(2, "2 cores of a CPU", outcome, answers, 5_600_000_000, LATER) == RUN
+
+
 def test_tables_have_a_row_for_each_policy_and_each_held_out_metric() -> None:
     rows = [line for line in tables([RUN]) if line.startswith("| 2")]
     assert rows == [
