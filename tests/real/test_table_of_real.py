@@ -21,7 +21,7 @@ def measured(name: str, value: float, **others: float) -> dict[str, float]:
     return {name: value, f"{name}.low": value - 0.05, f"{name}.high": value + 0.05, **others}
 
 
-OUTCOME = {
+OUTCOME: dict[str, Any] = {
     "metrics": {
         "policies": {
             "start": measured("accuracy", 0.1, length=30.0, baseline_perplexity=3.0),
@@ -65,9 +65,9 @@ RUN = Run.of(
 
 def test_the_policy_that_an_earlier_run_promoted_has_no_row() -> None:
     earlier = {"production": measured("accuracy", 0.7), "grpo against production": measured("accuracy", 0.75)}
-    policies = OUTCOME["metrics"]["policies"] | earlier
-    outcome = {**OUTCOME, "metrics": {**OUTCOME["metrics"], "policies": policies}}
+    metrics = {**OUTCOME["metrics"], "policies": OUTCOME["metrics"]["policies"] | earlier}
     answers = {**SAMPLES, "": [{**SAMPLES[""][0], "production": "Cool"}]}
+    outcome = {**OUTCOME, "metrics": metrics}
     assert Run.of(2, "2 cores of a CPU", outcome, answers, 5_600_000_000, LATER) == RUN
 
 
