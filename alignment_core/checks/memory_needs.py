@@ -16,6 +16,8 @@ HOST_BYTES, TRAINER_BYTES, ENGINE_BYTES = int(0.4 * GIB), int(0.3 * GIB), int(0.
 """Least memory of processes before they load a model."""
 GRADIENT_AND_MOMENTS = {"adamw": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
 """Bytes for a parameter, once for all trainers: its gradient in fp32 and Adam's two moments in fp32 or 8 bits."""
+CACHE_MIB = 256
+"""Of an engine's key-value cache where the recipe sets no size: a pretrained model's takes up to 1,024."""
 SAMPLING_BYTES = 2
 """Bytes for a parameter on each engine, in bf16."""
 
@@ -47,7 +49,7 @@ def bytes_needed(todo: list[PlannedStage], count: int, resources: ResourcesConfi
         return 0
     device = Device.detect("cpu")
     needs = [_of_stage(stage.config, count, device.trainers(resources), device.engines(resources)) for stage in todo]
-    caches = ((resources.kv_cache_mib or 0) << 20) * device.engines(resources)
+    caches = ((resources.kv_cache_mib or CACHE_MIB) << 20) * device.engines(resources)
     return max((need + (caches if samples else 0) for need, samples in needs), default=0)
 
 

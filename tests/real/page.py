@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from alignment_core.composition.evaluations import PRODUCTION
 from alignment_core.evaluation.statistics import wilson
 from tests.real.recipe import ROOT, branches
 
@@ -305,7 +306,7 @@ def page(runs: Sequence[Run], pictures: Sequence[str] = (), trl: Collection[Mapp
 
 def _of_this_run(by_policy: Mapping[str, Any]) -> dict[str, Any]:
     """Without the policy of the tag that an earlier run promoted, and the comparison with it."""
-    return {name: value for name, value in by_policy.items() if not name.endswith("production")}
+    return {name: value for name, value in by_policy.items() if not name.endswith(PRODUCTION)}
 
 
 def _is_same(ours: tuple[str, dict[str, float]] | None, theirs: tuple[str, dict[str, float]] | None) -> bool:
