@@ -86,9 +86,13 @@ class Run:
         if not _is_same(next(iter(ours.items()), None), next(iter(theirs.items()), None)):
             return self
         others = before._branches() - self._branches()
+        policies = ours | {name: policy for name, policy in theirs.items() if name in others}
+        order = branches()
         metrics = {
             **self.outcome["metrics"],
-            "policies": ours | {name: policy for name, policy in theirs.items() if name in others},
+            "policies": dict(
+                sorted(policies.items(), key=lambda item: order.index(item[0]) if item[0] in order else -1)
+            ),
             "comparisons": {
                 name: table
                 for name, table in before.outcome["metrics"].get("comparisons", {}).items()

@@ -110,7 +110,7 @@ def test_a_run_of_some_branches_keeps_what_is_saved_of_the_others(tmp_path: Path
     rows = [{"prompt": "Describe\nice.", "label": "[]", "start": "Ice is\n\ncold.", "ppo": "Frozen"}]
     Run.of(2, "2 cores of a CPU", few, {"": rows}, None, {"distillation": {"start": {}}}).save(tmp_path)
     (merged,) = saved(tmp_path)
-    assert list(merged.policies("")) == ["start", "ppo", "grpo"]
+    assert list(merged.policies("")) == ["start", "grpo", "ppo"], "as in the recipe"
     assert merged.policies("")["ppo"] == again
     assert (merged.seconds("ppo"), merged.seconds("grpo")) == (120.0, 630.0)
     assert "d" not in {each["key"] for each in merged.outcome["stages"]}, "of a branch that is not compared"
