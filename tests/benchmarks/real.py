@@ -26,7 +26,7 @@ import numpy as np
 from tests.benchmarks.bare_side import PRODUCTS, SIZE, bare_sft, bare_vllm, product
 from tests.benchmarks.laps import LAPS, Rows, Runner, Taken, compare
 from tests.benchmarks.our_side import our_engines, our_rl, our_trainer
-from tests.benchmarks.peer_rows import DATA, gsm8k, hh_pairs
+from tests.benchmarks.peer_rows import BATCH, DATA, gsm8k, hh_pairs
 from tests.benchmarks.peers import MISSING, ratios
 from tests.benchmarks.trl_side import trl_dpo, trl_grpo, trl_sft
 from tests.real_model import real_model
@@ -137,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if unknown := set(given.parts) - set(ROWS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    if given.rows and given.rows % BATCH and not {*(given.parts or ROWS)} <= {"grpo", "generation"}:
+        parser.error(f"--rows: SFT and DPO train in steps of {BATCH} rows, so give a multiple of {BATCH}")
     if find_spec("trl") is None:
         sys.exit(MISSING)
     if not DATA.is_dir():
