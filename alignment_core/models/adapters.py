@@ -224,26 +224,41 @@ def plain_names(model: nn.Module) -> list[str]:
 
 def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
     """Names of the adapter parameters that belong to the named parameters; none without LoRA."""
-    known = {name for name, _ in model.named_parameters() if is_adapter(name)}
-    adapters = _adapters(model)
-    return [part for name in names if name in adapters for part in _names(adapters[name]) if part in known]
+    layers = (_layer_of(model, name) for name in names)
+    return [part for layer in layers if layer for part in _names(layer) if _has_tensor(model, part)]
 
 
 def _adapters(model: nn.Module) -> dict[str, str]:
-    """For each parameter that has an adapter the module that holds the adapter, by name.
+    """For each parameter that has an adapter the module that holds the adapter, by name."""
+    names = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    return {name: layer for name in names if (layer := _layer_of(model, name))}
+
+
+def _layer_of(model: nn.Module, name: str) -> str | None:
+    """The module that holds the adapter of a parameter, by name; None if it has none.
 
     PEFT wraps a module once for each of its parameters that has an adapter.
     """
-    from peft.tuners.lora import LoraLayer
+    module, _, parameter = name.rpartition(".")
+    while f"{module}.".endswith(f".{BASE}"):
+        from peft.tuners.lora import LoraLayer
 
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    adapters = {}
-    for name, layer in layers.items():
-        base = f"{name}.{BASE}"
-        while base.removesuffix(".") in layers:
-            base += BASE
-        adapters[f"{base}{getattr(layer, PARAMETER, 'weight')}"] = name
-    return adapters
+        module = module.rpartition(".")[0]
+        layer = model.get_submodule(module)
+        if isinstance(layer, LoraLayer) and getattr(layer, PARAMETER, "weight") == parameter:
+            return module
+    return None
+
+
+def _has_tensor(model: nn.Module, name: str) -> bool:
+    """Whether the model has a parameter or a buffer of this name. It does not walk through all modules, as it is asked for each
+    weight of a model."""
+    owner, _, tensor = name.rpartition(".")
+    try:
+        module = model.get_submodule(owner)
+    except AttributeError:
+        return False
+    return module._parameters.get(tensor) is not None or module._buffers.get(tensor) is not None
 
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -253,19 +268,17 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     A weight whose adapters are missing in ``weights`` stays W. Merged weights are on the CPU, so that a device holds one of
     them at a time; all others are returned as they are.
     """
-    tensors = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    tensors |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     plain = {}
-    adapters = _adapters(model)
     for name, tensor in weights.items():
-        if name not in tensors:
+        if not _has_tensor(model, name):
             continue  # scales of quantized weights
         owner = model.get_submodule(name.rpartition(".")[0])
         if name.endswith(".weight") and is_quantised(owner):
             tensor = plain_weight(owner)
-        if name in adapters and _names(adapters[name])[0] in weights:
-            parts = [weights[part].detach().float() for part in _names(adapters[name]) if part in weights]
-            tensor = _sum(model.get_submodule(adapters[name]), tensor.detach().float(), *parts).to(tensor.dtype).cpu()
+        layer = _layer_of(model, name)
+        if layer and _names(layer)[0] in weights:
+            parts = [weights[part].detach().float() for part in _names(layer) if part in weights]
+            tensor = _sum(model.get_submodule(layer), tensor.detach().float(), *parts).to(tensor.dtype).cpu()
         if not is_adapter(name):
             plain[plain_name(name)] = tensor
     return plain

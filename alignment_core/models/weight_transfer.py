@@ -98,8 +98,10 @@ class Sender:
     def _gathered(self, names: Sequence[str], merge: bool) -> Bucket:
         from transformers.core_model_loading import revert_weight_conversion
 
-        parameters = dict(self.model.named_parameters())
-        chosen = {name: parameters[name] for name in [*names, *(adapters_of(self.model, names) if merge else ())]}
+        chosen = {
+            name: self.model.get_parameter(name)
+            for name in [*names, *(adapters_of(self.model, names) if merge else ())]
+        }
         whole: Any = contextlib.nullcontext()
         if self.zero_stage == 3:
             import deepspeed
