@@ -92,7 +92,7 @@ def make_engine(
         raise UserError(f"resources.deepspeed: DeepSpeed refuses it: {cut(one_line(error))}") from None
     if unknown := [name for name in resources.deepspeed if name not in config.names]:
         raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
-    if zero_stage == 0 and engine.dp_world_size == 1:
+    if zero_stage == 0 and torch.distributed.get_world_size() == 1:
         engine.enable_backward_allreduce = False  # it would copy all gradients, to sum them over a single rank
     if bf16 and zero_stage == 0:
         _undo_first_step(engine)
@@ -116,12 +116,14 @@ def _undo_first_step(engine: Any) -> None:
 
 
 def fill_gradients(module: torch.nn.Module) -> None:
-    """Give parameters that no micro-batch used, such as those of an idle expert, a gradient of zero in fp32.
+    """Give parameters that no micro-batch used, such as those of an idle expert, a gradient of zero; for ZeRO stage 0.
 
-    Needed where gradients are in fp32 and parameters are not: DeepSpeed would make a gradient of the parameter's own type.
+    An optimiser leaves out parameters without a gradient: their moments and weights would not decay, as they do at the other
+    stages, and their numbers of steps would differ. DeepSpeed makes these gradients only before it sums those of several
+    ranks, and in the parameter's own type where others are in fp32.
     """
     for parameter in module.parameters():
-        if parameter.requires_grad and parameter.grad is None and parameter.grad_dtype != parameter.dtype:
+        if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
 
 

@@ -201,7 +201,8 @@ class Learner:
         max_loss = self.training.max_loss
         if max_loss is not None and loss_of_batch > max_loss:
             raise NumericError(f"the loss is {loss_of_batch:.4g}, above training.max_loss {max_loss:g},")
-        fill_gradients(self.packed)
+        if self.zero_stage == 0:
+            fill_gradients(self.packed)
         self.engine.step()
         report = terms[0].report
         norm = self.engine.get_global_grad_norm()  # over all ranks; infinite if NaN; None if `_clip` clips
