@@ -62,6 +62,8 @@ class Opening:
     """The policy's."""
     turn_end: TurnEnd | None = None
     """The end of the policy's turns; None: any added token may end one."""
+    chat_template: str | None = None
+    """Chat template of the prompts, if it is not the tokenizer's own."""
     policy: str = "the policy"
     """Its name in messages."""
     prompts: Rows = ()

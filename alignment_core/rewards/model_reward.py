@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from alignment_core.data.context import context_length
@@ -36,7 +37,8 @@ class Judge:
         turn_end: TurnEnd | None = None,
     ) -> None:
         """``close`` ends its actors; ``text`` is given for a model with another tokenizer than the policy's; ``spread`` is the
-        mean and deviation for normalising scores; ``turn_end`` is the end of the answers that the model was trained on."""
+        mean and deviation for normalising scores; ``turn_end`` is the end of the answers that the model was trained on, with
+        the policy's stop tokens."""
         self._scores = scores
         self.close = close
         self._text = text
@@ -57,10 +59,9 @@ class Judge:
             text = InText(opening.model, f"{opening.field}.reward_model")
             opening.warnings.append(text.warning(opening.policy))
         spread = spread_of(opening.model, opening.field) if normalised else (0.0, 1.0)
+        turn_end = None if text else _turn_end(opening.model, opening)
         stack = ExitStack()
         scores = stack.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
-        model = opening.model
-        turn_end = Renderer(model.tokenizer(), eos_token_ids=eos_token_ids(model.path)).turn_end
         return cls(scores, stack.close, text, spread, turn_end)
 
     def __call__(self, rows: Rows) -> Answers:
@@ -86,6 +87,20 @@ class Judge:
                 answer = [*(answer[:-1] if int(answer[-1]) in stop_ids else answer), end]
             pairs.append((prompt, answer))
         return pairs
+
+
+def _turn_end(model: Model, opening: Opening) -> TurnEnd:
+    """The end of answers for a reward model that reads the policy's tokens, with the policy's stop tokens.
+
+    It is that of the prompts' own chat template, as the data of the model has it then, too, unless this closes no turns:
+    prompts may be plain text for one stage.
+    """
+    tokenizer, eos = model.tokenizer(), eos_token_ids(model.path)
+    end = Renderer(tokenizer, opening.chat_template, eos).turn_end
+    if opening.chat_template is not None and not end.text:
+        end = Renderer(tokenizer, None, eos).turn_end
+    of_policy = opening.turn_end.stop_ids if opening.turn_end else ()
+    return replace(end, stop_ids=tuple(sorted({*end.stop_ids, *of_policy})))
 
 
 def spread_of(model: Model, field: str) -> tuple[float, float]:

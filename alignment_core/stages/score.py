@@ -144,6 +144,7 @@ def _sources(
         context.resources,
         tokenizer=tokenizer,
         turn_end=_turn_end(context, tokenizer),
+        chat_template=chat_template_of(context.inputs["rollouts"]),
         policy=context.references["tokenizer"].short,
         prompts=list(prompts.values()),
         elsewhere=context.machines.actors.elsewhere,

@@ -13,6 +13,7 @@ import pytest
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
 from alignment_core.data.messages import user
+from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import TurnEnd
 from alignment_core.errors import UserError
 from alignment_core.models.microbatch import Pair
@@ -228,3 +229,46 @@ def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_toke
     ]
     list(Judge(scores, turn_end=ends)(rows))
     assert [answer for _, answer in calls] == [[5, 300], [6, 300], [7, 8], [9, 257], [10, 62, 300]]
+
+
+CLOSED = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}<unused0>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"), [(CLOSED, "<unused0>"), (None, "<eos>"), ("{{ messages[-1].content }}", "<eos>")]
+)
+def test_a_scored_answer_ends_as_the_chat_template_of_the_data_closes_turns(
+    template: str | None, end: str, tmp_path: Path
+) -> None:
+    """The tokenizer of the reward model knows only the template that closes turns with EOS; <unused1> is a stop token of the
+    policy's generation config alone."""
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    calls: list[Pair] = []
+
+    @contextmanager
+    def scores(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Any]:
+        def run(pairs: Sequence[Pair]) -> list[float]:
+            calls.extend(pairs)
+            return [0.0] * len(pairs)
+
+        yield run
+
+    token, further = tokenizer.convert_tokens_to_ids([end, "<unused1>"])
+    judge = Judge.open(
+        Opening(
+            "rl.rewards.0",
+            ResourcesConfig(),
+            tokenizer,
+            turn_end=Renderer(tokenizer, template, [further]).turn_end,
+            chat_template=template,
+            model=Model(tmp_path, Reference("model", "a" * 64)),
+            scores=scores,
+        )
+    )
+    answers = ([50, token], [51, tokenizer.eos_token_id], [52, further], [53])
+    list(judge([{"prompt_ids": [1], "completion_ids": answer, "finish_reason": "stop"} for answer in answers]))
+    assert [answer for _, answer in calls] == [[50, token], [51, token], [52, token], [53, token]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.data.turn_end import TurnEnd
+from alignment_core.data.turn_end import TurnEnd, chat_template_of
 from alignment_core.errors import DataError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.stopwatch import Stopwatch
@@ -41,6 +41,7 @@ def open_sources(
         context.resources,
         tokenizer=tokenizer,
         turn_end=turn_end,
+        chat_template=chat_template_of(context.inputs["prompts"]),
         policy=context.references["policy"].short,
         prompts=prompts,
         warnings=warnings,
