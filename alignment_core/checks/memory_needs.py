@@ -9,6 +9,7 @@ from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.errors import EnvironmentFault
+from alignment_core.inference.kv_cache import mib_of_engine, number_bytes_of
 from alignment_core.machine_memory import GIB, gib, machine_memory
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 
@@ -16,10 +17,9 @@ HOST_BYTES, TRAINER_BYTES, ENGINE_BYTES = int(0.4 * GIB), int(0.3 * GIB), int(0.
 """Least memory of processes before they load a model."""
 GRADIENT_AND_MOMENTS = {"adamw": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
 """Bytes for a parameter, once for all trainers: its gradient in fp32 and Adam's two moments in fp32 or 8 bits."""
-CACHE_MIB = 256
-"""Of an engine's key-value cache where the recipe sets no size: a pretrained model's takes up to 1,024."""
-SAMPLING_BYTES = 2
-"""Bytes for a parameter on each engine, in bf16."""
+SAMPLING_DTYPE = "bfloat16"
+SAMPLING_BYTES = number_bytes_of(SAMPLING_DTYPE)
+"""Bytes for a parameter on each engine."""
 
 
 def parameters(shape: dict[str, Any]) -> int:
@@ -40,30 +40,38 @@ def parameters(shape: dict[str, Any]) -> int:
     return int(embeddings + layers * (hidden * size * 2 * (heads + shared) + 3 * hidden * inner * experts))
 
 
-def bytes_needed(todo: list[PlannedStage], count: int, resources: ResourcesConfig) -> int:
-    """Least bytes that the most demanding of these stages needs for a model of ``count`` parameters; 0 if none uses trainers or
-    engines, or if they run on GPUs or on a cluster."""
+def bytes_needed(
+    todo: list[PlannedStage], count: int, resources: ResourcesConfig, shape: dict[str, Any] | None = None
+) -> int:
+    """Least bytes that the most demanding of these stages needs for a model of ``count`` parameters and, if it is known, this
+    ``shape``; 0 if none uses trainers or engines, or if they run on GPUs or on a cluster."""
     if not ray_cluster.is_private() or resources.device == "cuda":
         return 0
     if resources.device == "auto" and not metadata.version("torch").endswith("+cpu"):
         return 0
     device = Device.detect("cpu")
-    needs = [_of_stage(stage.config, count, device.trainers(resources), device.engines(resources)) for stage in todo]
-    caches = ((resources.kv_cache_mib or CACHE_MIB) << 20) * device.engines(resources)
-    return max((need + (caches if samples else 0) for need, samples in needs), default=0)
+    return max((_of_stage(stage.config, count, device, resources, shape or {}) for stage in todo), default=0)
 
 
-def _of_stage(config: Any, count: int, trainers: int, engines: int) -> tuple[int, bool]:
-    """Bytes without the engines' caches, and whether the stage samples."""
-    training, samples = getattr(getattr(config, "section", config), "training", None), config.sampling() is not None
+def _of_stage(config: Any, count: int, device: Device, resources: ResourcesConfig, shape: dict[str, Any]) -> int:
+    training, sampling = getattr(getattr(config, "section", config), "training", None), config.sampling()
+    trainers, engines = device.trainers(resources), device.engines(resources)
     needed = 0
     if isinstance(training, TrainingConfig):
         weights = training.base_bits / 8 if training.base_bits else 2 if training.bf16 else 4
         state = 0 if training.lora else GRADIENT_AND_MOMENTS.get(training.optimizer, 0) * count
         needed += trainers * (TRAINER_BYTES + int(weights * count)) + state
-    if samples:
-        needed += engines * (ENGINE_BYTES + SAMPLING_BYTES * count)
-    return (needed + HOST_BYTES if needed else 0), samples
+    if sampling is not None:
+        cache = _cache(shape, sampling.generation.max_completion_length, resources)
+        needed += engines * (ENGINE_BYTES + SAMPLING_BYTES * count + cache)
+    return needed + HOST_BYTES if needed else 0
+
+
+def _cache(shape: dict[str, Any], tokens: int, resources: ResourcesConfig) -> int:
+    """Least bytes of an engine's key-value cache for completions of so many tokens."""
+    if not shape and resources.kv_cache_mib is None:
+        return 0
+    return mib_of_engine(shape, tokens, SAMPLING_DTYPE, resources) << 20
 
 
 def shortage(needed: int) -> str | None:
@@ -73,7 +81,7 @@ def shortage(needed: int) -> str | None:
         raise EnvironmentFault(
             f"this run needs at least {gib(needed)} of memory, and {gib(memory.usable)} of this machine's {gib(memory.total)} "
             "may be used (Ray's memory monitor keeps the rest free): use a smaller model, `lora`, fewer "
-            "`resources.trainers` and `resources.engines`, or a machine with more memory"
+            "`resources.trainers` and `resources.engines`, a smaller `resources.kv_cache_mib`, or a machine with more memory"
         )
     if needed > memory.free:
         return (

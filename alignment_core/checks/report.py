@@ -93,7 +93,7 @@ def _memory_needed(plan: Plan, todo: list[PlannedStage], resources: ResourcesCon
     shape = (
         _shape(plan.store, base) if base is not None and getattr(base, "stage", "base_model") == "base_model" else {}
     )
-    return memory_needs.bytes_needed(todo, memory_needs.parameters(shape), resources)
+    return memory_needs.bytes_needed(todo, memory_needs.parameters(shape), resources, shape)
 
 
 def _reads(stage: PlannedStage) -> bool:

@@ -13,8 +13,9 @@ from alignment_core.checks.memory_needs import GIB, bytes_needed, parameters, sh
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.errors import EnvironmentFault
 from alignment_core.machine_memory import Memory
-from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
 from alignment_core.recipes.sections.model import ScratchModel
+from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.sft import SftStageConfig
 from tests.checks.recipes import look, sft
 
@@ -55,6 +56,23 @@ def test_training_needs_weights_on_each_trainer_and_gradients_and_moments_once()
     assert needed(lora={"r": 8}) == 8 * 10**9 + processes
     assert needed(bf16=True) == 16 * 10**9 + processes
     assert needed(optimizer="adamw_8bit") == 14 * 10**9 + processes  # 2 bytes of moments instead of 8
+
+
+def test_sampling_needs_the_cache_that_an_engine_will_have_at_the_least() -> None:
+    """1e9 parameters in bf16 on 2 engines: 2 × (2e9 + 0.5 GiB), and 0.4 GiB for the host. SmolLM2-135M's cache takes
+    2·30·3·64·2 = 23,040 bytes a token. 16 completions of 100 tokens are in 4 blocks of 32 each, and one block stays free:
+    65 · 32 · 23,040 bytes = 45.7 MiB. For 256 of 1,000 tokens, 5.6 GiB, an engine takes 1 GiB."""
+    processes = 2 * (2 * 10**9 + int(0.5 * GIB)) + int(0.4 * GIB)
+
+    def needed(tokens: int, shape: dict[str, Any], **resources: Any) -> int:
+        generation = GenerationConfig(max_completion_length=tokens)
+        stage = PlannedStage("sample", "generate", GenerateConfig(generation=generation), {}, "runs")
+        return bytes_needed([stage], 10**9, ResourcesConfig(device="cpu", engines=2, **resources), shape)
+
+    assert needed(100, SMOL, max_num_seqs=16) == processes + 2 * (46 << 20)
+    assert needed(1000, SMOL) == processes + 2 * GIB
+    assert needed(1000, SMOL, kv_cache_mib=300) == needed(1000, {}, kv_cache_mib=300) == processes + 2 * (300 << 20)
+    assert needed(1000, {}) == processes
 
 
 def test_stages_on_gpus_or_a_cluster_are_not_compared_with_this_machines_memory(
