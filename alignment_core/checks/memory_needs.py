@@ -62,16 +62,16 @@ def _of_stage(config: Any, count: int, device: Device, resources: ResourcesConfi
         state = 0 if training.lora else GRADIENT_AND_MOMENTS.get(training.optimizer, 0) * count
         needed += trainers * (TRAINER_BYTES + int(weights * count)) + state
     if sampling is not None:
-        cache = _cache(shape, sampling.generation.max_completion_length, resources)
+        cache = _cache(shape, sampling.generation.max_completion_length, resources, engines)
         needed += engines * (ENGINE_BYTES + SAMPLING_BYTES * count + cache)
     return needed + HOST_BYTES if needed else 0
 
 
-def _cache(shape: dict[str, Any], tokens: int, resources: ResourcesConfig) -> int:
-    """Least bytes of an engine's key-value cache for completions of so many tokens."""
+def _cache(shape: dict[str, Any], tokens: int, resources: ResourcesConfig, engines: int) -> int:
+    """Least bytes of each engine's key-value cache for completions of so many tokens."""
     if not shape and resources.kv_cache_mib is None:
         return 0
-    return mib_of_engine(shape, tokens, SAMPLING_DTYPE, resources) << 20
+    return mib_of_engine(shape, tokens, SAMPLING_DTYPE, resources, engines) << 20
 
 
 def shortage(needed: int) -> str | None:

@@ -58,6 +58,7 @@ class Engine:
         folder = check_loadable(policy.path)
         self._dtype = device.inference_dtype(policy.dtype)
         shape = json.loads((folder / "config.json").read_text())
+        cache_mib = mib_of_engine(shape, max_model_len, self._dtype, resources, device.engines(resources))
         prepare()
         import vllm
 
@@ -75,7 +76,7 @@ class Engine:
             use_tqdm_on_load=False,
             seed=0,
             **BY_DEVICE.get(device.kind, {}),
-            **device.engine_options(resources, mib_of_engine(shape, max_model_len, self._dtype, resources)),
+            **device.engine_options(resources, cache_mib),
             **adapter_options(resources.max_lora_rank),
         )
         self.llm = started(make, folder, self._dtype, max_model_len, resources)

@@ -21,7 +21,7 @@ from typing import Any
 from alignment_core.cluster.device import Device, Place
 from alignment_core.data.context import longest_sampled
 from alignment_core.errors import EnvironmentFault
-from alignment_core.inference.kv_cache import dtype_of, mib_needed, most_mib
+from alignment_core.inference.kv_cache import dtype_of, mib_needed, room_mib
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
 from alignment_core.inference.token_guard import VARIABLE
@@ -87,7 +87,7 @@ def server_of(
     environment["VLLM_LOGGING_LEVEL"] = "INFO"
     settings: dict[str, Any] = {
         **BY_DEVICE.get(device.kind, {}),
-        **device.engine_options(resources, most_mib(resources)),
+        **device.engine_options(resources, room_mib(resources)),
     }
     settings.pop("enable_sleep_mode", None)
     on_disk = (Path(folder) / "config.json").is_file()  # for a name on the Hub, vLLM chooses

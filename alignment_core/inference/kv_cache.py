@@ -1,10 +1,11 @@
-"""Size of vLLM's key-value cache for one sequence, from a model's ``config.json`` alone: nothing heavy is imported."""
+"""Size of vLLM's key-value cache, from a model's ``config.json`` and this machine's memory: nothing heavy is imported."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+from alignment_core.machine_memory import machine_memory
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
 MIB = 1 << 20
@@ -24,6 +25,10 @@ UNEVEN = ("global_head_dim", "num_global_key_value_heads", "cla_share_factor", "
 """Fields of models whose layers have caches of different sizes, or share them."""
 MOST_BY_DEFAULT = 1024
 """MiB of an engine's cache that the recipe does not ask for."""
+LEAST_ROOM, PART_OF_MEMORY = 256, 8
+"""MiB of an engine's cache, and part of the memory for those of all engines, that more than one sequence may take."""
+TOO_LARGE = re.compile(r"is less than requested memory for kv")
+"""vLLM's message (``determine_available_memory`` of its worker for CPUs)."""
 TOO_SMALL = re.compile(r"KV cache is needed, which is larger than the available")
 """vLLM's message (``_check_enough_kv_cache_memory``)."""
 
@@ -75,13 +80,23 @@ def number_bytes_of(dtype: str) -> int:
     return SIZES.get(dtype, SMALLEST)
 
 
-def mib_of_engine(shape: dict[str, Any], tokens: int, dtype: str, resources: ResourcesConfig) -> int:
-    """Size of the cache of an engine on a CPU that computes in ``dtype``, with sequences of at most so many tokens."""
+def mib_of_engine(shape: dict[str, Any], tokens: int, dtype: str, resources: ResourcesConfig, engines: int = 1) -> int:
+    """Size of the cache of each of so many engines on a CPU that compute in ``dtype``, with sequences of at most so many
+    tokens."""
     most = most_mib(resources)
-    if resources.kv_cache_mib is not None:
+    of_one = (shape, tokens, number_bytes_of(dtype), resources.tensor_parallel_size)
+    one, all_at_once = mib_needed(*of_one), mib_needed(*of_one, resources.max_num_seqs)
+    if resources.kv_cache_mib is not None or one is None or all_at_once is None:
         return most
-    needed = mib_needed(shape, tokens, number_bytes_of(dtype), resources.tensor_parallel_size, resources.max_num_seqs)
-    return most if needed is None else min(most, needed)
+    return min(most, all_at_once, max(room_mib(resources, engines), one))
+
+
+def room_mib(resources: ResourcesConfig, engines: int = 1) -> int:
+    """Greatest size of an engine's cache on a CPU that one sequence alone does not need."""
+    if resources.kv_cache_mib is not None:
+        return resources.kv_cache_mib
+    share = machine_memory().total // (MIB * PART_OF_MEMORY * engines * resources.tensor_parallel_size)
+    return min(MOST_BY_DEFAULT, max(LEAST_ROOM, share))
 
 
 def most_mib(resources: ResourcesConfig) -> int:
@@ -119,6 +134,17 @@ def too_small(error: BaseException, shape: dict[str, Any], tokens: int, resource
         f"the engines' key-value cache cannot hold a sequence of {tokens:,} tokens (the longest prompt and "
         f"generation.max_completion_length): {raise_it(needed, resources)}, or lower generation.max_completion_length or "
         f"prompts.max_prompt_length; vLLM: {words}"
+    )
+
+
+def too_large(error: BaseException) -> str | None:
+    """One sentence for an engine that did not start because its cache exceeds the free memory; None for others."""
+    if not TOO_LARGE.search(str(error)):
+        return None
+    words = " ".join(str(error).split())
+    return (
+        "the engines' key-value caches do not fit into the memory that is free: set a smaller resources.kv_cache_mib, lower "
+        f"resources.engines, or end other processes; vLLM: {words}"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.credentials import cut, resolved
-from alignment_core.errors import UserError, one_line
+from alignment_core.errors import EnvironmentFault, UserError, one_line
 from alignment_core.inference import kv_cache
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
@@ -25,11 +25,13 @@ def adapter_options(most: int | None) -> dict[str, Any]:
 
 def started(make: Callable[..., Any], folder: Path, dtype: str, tokens: int, resources: ResourcesConfig) -> Any:
     """An engine that computes in ``dtype``, with ``resources.engine_options``. Raises UserError if vLLM does not accept them,
-    or if its cache is too small for a sequence of ``tokens``."""
+    or if its cache is too small for a sequence of ``tokens``; EnvironmentFault if the memory is too small for its cache."""
     options = resources.engine_options
     try:
         return make(**resolved(options, "resources.engine_options"))
     except (TypeError, ValueError) as error:
+        if sentence := kv_cache.too_large(error):
+            raise EnvironmentFault(sentence) from None
         shape = {**json.loads((folder / "config.json").read_text()), "dtype": dtype}
         if sentence := kv_cache.too_small(error, shape, tokens, resources):
             raise UserError(sentence) from None

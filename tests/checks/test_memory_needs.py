@@ -12,6 +12,7 @@ from alignment_core.checks import memory_needs
 from alignment_core.checks.memory_needs import GIB, bytes_needed, parameters, shortage
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.errors import EnvironmentFault
+from alignment_core.inference import kv_cache
 from alignment_core.machine_memory import Memory
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
 from alignment_core.recipes.sections.model import ScratchModel
@@ -58,10 +59,11 @@ def test_training_needs_weights_on_each_trainer_and_gradients_and_moments_once()
     assert needed(optimizer="adamw_8bit") == 14 * 10**9 + processes  # 2 bytes of moments instead of 8
 
 
-def test_sampling_needs_the_cache_that_an_engine_will_have_at_the_least() -> None:
+def test_sampling_needs_the_cache_that_an_engine_will_have_at_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """1e9 parameters in bf16 on 2 engines: 2 × (2e9 + 0.5 GiB), and 0.4 GiB for the host. SmolLM2-135M's cache takes
     2·30·3·64·2 = 23,040 bytes a token. 16 completions of 100 tokens are in 4 blocks of 32 each, and one block stays free:
     65 · 32 · 23,040 bytes = 45.7 MiB. For 256 of 1,000 tokens, 5.6 GiB, an engine takes 1 GiB."""
+    monkeypatch.setattr(kv_cache, "machine_memory", lambda: Memory(16 * GIB, 0))
     processes = 2 * (2 * 10**9 + int(0.5 * GIB)) + int(0.4 * GIB)
 
     def needed(tokens: int, shape: dict[str, Any], **resources: Any) -> int:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from alignment_core.errors import UserError
-from alignment_core.inference.kv_cache import bytes_per_token, mib_needed, mib_of_engine, raise_it
+from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.inference import kv_cache
+from alignment_core.inference.kv_cache import bytes_per_token, mib_needed, mib_of_engine, raise_it, room_mib
 from alignment_core.inference.options import started
+from alignment_core.machine_memory import Memory
 from alignment_core.recipes import ResourcesConfig
 from tests.inference.shapes import SMOLLM2
 
@@ -47,9 +49,12 @@ def test_a_sliding_window_takes_an_additional_block() -> None:
     assert mib_needed({**mistral, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, 32_705) == 33
 
 
-def test_by_default_the_cache_has_room_for_all_sequences_of_an_engine_up_to_a_limit() -> None:
+def test_by_default_the_cache_has_room_for_all_sequences_of_an_engine_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """46,080 bytes a token, 1.41 MiB a block of 32: for 96 tokens 4 · 3 blocks and a free one take 18.3 MiB, for 97 tokens
     4 · 4 and that one 23.9; in bf16 half, with one of the three heads a third. 256 · 3 blocks exceed the limit."""
+    monkeypatch.setattr(kv_cache, "machine_memory", lambda: Memory(8 << 30, 0))
     shape = {**SMOLLM2, "dtype": "bfloat16"}
     few = ResourcesConfig(max_num_seqs=4)
     assert mib_of_engine(shape, 96, "float32", few) == 19
@@ -59,6 +64,31 @@ def test_by_default_the_cache_has_room_for_all_sequences_of_an_engine_up_to_a_li
     assert mib_of_engine(shape, 96, "float32", ResourcesConfig()) == 1024
     assert mib_of_engine({}, 96, "float32", few) == 1024, "an unknown layout"
     assert mib_of_engine(shape, 96, "float32", ResourcesConfig(max_num_seqs=4, kv_cache_mib=300)) == 300
+
+
+def test_by_default_the_caches_leave_most_of_a_small_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of 6 GiB is 768 MiB, for each of two engines 384; a sequence of 8,192 tokens takes 362 MiB (above), and one of
+    twice as many 513 blocks of 1.41 MiB, 721.4 MiB. vLLM's engines do not start if less than their cache is free."""
+    monkeypatch.setattr(kv_cache, "machine_memory", lambda: Memory(6 << 30, 0))
+    resources = ResourcesConfig()
+    assert mib_of_engine(SMOLLM2, 4096, "float32", resources) == room_mib(resources) == 768
+    assert mib_of_engine(SMOLLM2, 8192, "float32", resources, engines=2) == 384
+    assert mib_of_engine(SMOLLM2, 16384, "float32", resources, engines=2) == 722
+    assert room_mib(resources, engines=4) == 256
+    assert room_mib(ResourcesConfig(kv_cache_mib=900), engines=4) == 900
+
+
+def test_an_engine_whose_cache_exceeds_the_free_memory_names_the_setting(tmp_path: Any) -> None:
+    message = (  # vLLM 0.32's, of its worker for CPUs
+        "Available memory on node 0 (0.71/3.90 GiB) on kv cache allocation is less than requested memory for kv (1.0 GiB). "
+        "Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by other processes."
+    )
+
+    def make(**_: Any) -> None:
+        raise ValueError(message)
+
+    with pytest.raises(EnvironmentFault, match=r"set a smaller resources\.kv_cache_mib, .* Available memory on node 0"):
+        started(make, tmp_path, "float32", 8192, ResourcesConfig())
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,8 @@ class ResourcesConfig(Config):
     kv_cache_mib: int | None = Field(None, ge=16)
     """Size of each CPU engine's key-value cache, in MiB. It must hold the longest sampled sequence; it also limits the
     context of a served judge. Default: room for `max_num_seqs` sequences of a stage's greatest length, up to 1,024 MiB, and
-    1,024 for a server; with a smaller one, completions wait for each other, and prompts that they share are read again."""
+    1,024 for a server; if an eighth of the memory, divided by the engines, is less, up to that, at least 256. With a smaller
+    one, completions wait for each other, and prompts that they share are read again."""
     max_num_seqs: int = unkeyed(256, ge=1)
     """Maximum number of completions that an engine samples at a time; the others wait. More use a large GPU better while the
     key-value cache has room for them; fewer need less memory for activations and logits. Default: 256, as in vLLM 0.32 on GPUs
