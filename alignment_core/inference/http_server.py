@@ -21,7 +21,7 @@ from typing import Any
 from alignment_core.cluster.device import Device, Place
 from alignment_core.data.context import longest_sampled
 from alignment_core.errors import EnvironmentFault
-from alignment_core.inference.kv_cache import dtype_of, mib_needed, room_mib
+from alignment_core.inference.kv_cache import TOO_LARGE, dtype_of, mib_needed, room_mib
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
 from alignment_core.inference.token_guard import VARIABLE
@@ -250,6 +250,8 @@ def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
         )
     elif NO_TOKEN in cause:
         cause = f"its key-value cache cannot hold a single token; {size}; vLLM: {cause}"
+    elif TOO_LARGE.search(cause):
+        cause = f"its key-value cache exceeds the memory that is free; {size}; vLLM: {cause}"
     return f"{cause} (its log: {output.save()})"
 
 

@@ -55,17 +55,30 @@ def test_a_long_cause_keeps_its_beginning() -> None:
     assert len(str(root_cause(f"RuntimeError: why {'x' * 10_000}"))) == 2000
 
 
-def test_a_cache_too_small_for_a_token_is_named_with_its_options_before_vllms_advice() -> None:
-    """The cause is what vLLM 0.32 raises on a CPU with ``--kv-cache-memory-bytes=500K``, which has no GPU memory."""
-    cause = (
-        "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try "
-        "increasing `gpu_memory_utilization`."
-    )
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        (
+            "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try "
+            "increasing `gpu_memory_utilization`.",
+            "cannot hold a single token",
+        ),
+        (
+            "ValueError: Available memory on node 0 (0.71/3.9 GiB) on kv cache allocation is less than requested memory for "
+            "kv (1.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by other "
+            "processes.",
+            "exceeds the memory that is free",
+        ),
+    ],
+)
+def test_a_cache_of_a_wrong_size_is_named_with_its_options_before_vllms_advice(cause: str, says: str) -> None:
+    """The causes are what vLLM 0.32 raises on a CPU with ``--kv-cache-memory-bytes=500K``, which has no GPU memory, and with
+    more than is free."""
     output = ServerLog(io.BytesIO(f"{cause}\n".encode()))
     sentence, _, log = http_server._why(1, output, None).partition(" (its log: ")
     Path(log.removesuffix(")")).unlink()
     assert sentence == (
-        "its key-value cache cannot hold a single token; its size is resources.kv_cache_mib in a recipe, and "
+        f"its key-value cache {says}; its size is resources.kv_cache_mib in a recipe, and "
         f"`-- --kv-cache-memory-bytes=2G` for align serve; vLLM: {cause}"
     )
 
