@@ -57,8 +57,8 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
     config = AttributesConfig(attributes=section.attributes)
     rows = submit("attributes", "conditional-sft/attributes", config, {"rollouts": samples, "scores": scores})
     labelled = section.prompts.model_copy(update={"prompt_template": section.prompt_template})
-    demonstrations = steps.dataset("conditional-sft/data", labelled, "demonstrations", base, rows=rows)
-    policy = steps.sft("conditional-sft", section.training, start, demonstrations)
+    completions = steps.dataset("conditional-sft/data", labelled, "completions", base, rows=rows)
+    policy = steps.sft("conditional-sft", section.training, start, completions)
 
     evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"

@@ -70,6 +70,7 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
             given: dict[str, Any] = {
                 "prompt": as_given(row) or row["prompt_text"],
                 "completion": row["completion_text"],
+                "completion_ids": row["completion_ids"].tolist(),
             }
             given |= {"tools": tools} if (tools := tools_of(row)) else {}
             labels = {name: texts[number] for name, texts in written.items()}

@@ -24,7 +24,7 @@ from alignment_core.stages.dataset import DatasetConfig
 from tests.data.conftest import Build, Write
 from tests.distributions import distribution, site_packages
 
-OURS = ("demonstrations", "documents", "preferences", "prompts", "stepwise", "texts", "unpaired")
+OURS = ("completions", "demonstrations", "documents", "preferences", "prompts", "stepwise", "texts", "unpaired")
 ROWS = [{"prompt": f"p{number % 8}", "completion": f"c{number}", "desirable": bool(number % 2)} for number in range(24)]
 
 

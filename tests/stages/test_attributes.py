@@ -61,7 +61,7 @@ def test_values_are_written_unchanged_or_as_numbers_of_quantiles(tmp_path: Path)
     metrics, rows = ran(tmp_path, values, configs)
     assert [row["good"] for row in rows] == ["0.1"] * 8
     assert [row["long"] for row in rows] == ["0", "0", "1", "1", "2", "2", "3", "3"]
-    assert rows[3] == {"prompt": "p3", "completion": "c3", "good": "0.1", "long": "1"}
+    assert rows[3] == {"prompt": "p3", "completion": "c3", "completion_ids": [2], "good": "0.1", "long": "1"}
     assert metrics["long.mean"] == 3.5
     assert metrics["warnings"] == ["all completions have good=0.1: the policy cannot learn what it means"]
 
@@ -86,7 +86,8 @@ def test_samples_that_are_no_examples_are_left_out_and_counted(tmp_path: Path) -
         finish_reason=["stop", "stop", "length", "stop"],
         messages=[json.dumps([{"role": "user", "content": "u"}]), None, None, None],
     )
-    assert rows == [{"prompt": [{"role": "user", "content": "u"}], "completion": "c0", "good": "1.00"}]
+    prompt = [{"role": "user", "content": "u"}]
+    assert rows == [{"prompt": prompt, "completion": "c0", "completion_ids": [2], "good": "1.00"}]
     dropped = {name: value for name, value in metrics.items() if name.startswith("dropped_")}
     assert dropped == {"dropped_failed_reward": 1, "dropped_truncated": 1, "dropped_prompt_was_cut": 1}
 
