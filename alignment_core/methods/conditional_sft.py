@@ -66,8 +66,9 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
         evaluations.add(before, start)
         for number, values in enumerate(section.wanted, start=1):
             label = "wanted" if number == 1 else f"wanted-{number}"
-            template = section.wanted_template(values)
-            data = recipe.evaluation.prompts.model_copy(update={"prompt_template": template})
+            held_out = recipe.evaluation.prompts
+            template = section.wanted_template(values, held_out.prompt_template)
+            data = held_out.model_copy(update={"prompt_template": template})
             conditions = steps.dataset(
                 f"{label}/evaluation/prompts", data, "prompts", base, stream=STREAM, held_out=True
             )

@@ -267,6 +267,15 @@ def test_a_conditional_policy_gets_the_wanted_values_and_its_start_does_not(comp
         assert composed.configs[roles["prompts"]].data.prompt_template == f"{{prompt}} [correct={value}]"
 
 
+def test_the_wanted_values_are_written_around_the_prompts_own_template(composed):
+    """As around the prompts that the completions answer, whose template comes first, too."""
+    own = "Q: {prompt} {{{level:>3}}}"
+    evaluation = {**EVALUATION, "prompts": {**TASK, "prompt_template": own}}
+    compose(composed, "conditional-sft", evaluation=evaluation)
+    assert composed.configs["evaluation/prompts"].data.prompt_template == own
+    assert composed.configs["wanted/evaluation/prompts"].data.prompt_template == f"{own} [correct=1]"
+
+
 def test_a_student_learns_from_the_teachers_logps_of_given_text_and_then_of_its_samples(composed):
     compose(composed, "distillation")
     assert composed.roles("distillation/teacher-logps") == {"model": "teacher/sft", "data": "distillation/data"}

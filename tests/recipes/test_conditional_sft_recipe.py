@@ -23,6 +23,14 @@ def test_the_wanted_values_are_written_as_those_of_the_rows() -> None:
     assert section.wanted_template({"good": 0.5, "long": 2}) == "{prompt} [good=0.50 long=2]"
 
 
+def test_braces_of_a_template_and_of_the_prompts_own_stay() -> None:
+    changes = {"template": "{{good}}={good} {long} {prompt}"}
+    section = parse_recipe({**RECIPE, "conditional_sft": {**SECTION, **changes}}).conditional_sft  # type: ignore[attr-defined]
+    template = section.wanted_template({"good": 1, "long": 0}, "{{x}} {prompt} {level:>3}")
+    assert template == "{{good}}=1.00 0 {{x}} {prompt} {level:>3}"
+    assert template.format(prompt="p", level=7) == "{good}=1.00 0 {x} p   7"
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, ValidationInfo, model_validator
 
 from alignment_core.recipes.base import Config
-from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.data import PROMPT, DataConfig, with_parts
 from alignment_core.recipes.sections.rewards import Reward, check_rewards
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.recipes.sections.training import EVALUATION_FIELDS, TrainingConfig
@@ -52,12 +52,10 @@ class ConditionalSftConfig(Config):
         """The template of the training rows."""
         return self.template or "{prompt} [" + " ".join(f"{name}={{{name}}}" for name in self.attributes) + "]"
 
-    def wanted_template(self, values: dict[str, float]) -> str:
-        """The template in which the attributes have these values."""
-        template = self.prompt_template
-        for name, value in values.items():
-            template = template.replace("{" + name + "}", self.attributes[name].written(value))
-        return template
+    def wanted_template(self, values: dict[str, float], prompt_template: str | None = None) -> str:
+        """The template in which the attributes have these values, around the prompts' own ``prompt_template``."""
+        written = {name: self.attributes[name].written(value) for name, value in values.items()}
+        return with_parts(self.prompt_template, {PROMPT: prompt_template or f"{{{PROMPT}}}", **written})
 
     @model_validator(mode="after")
     def _fits(self, info: ValidationInfo) -> ConditionalSftConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -49,6 +50,16 @@ def _checked_template(template: str) -> str:
                 f"`prompt_template`: {{{name}}} is not the name of a column, with `:` and a format at most"
             )
     return template
+
+
+def with_parts(template: str, parts: Mapping[str, str]) -> str:
+    """The ``prompt_template`` with ``parts``, which may be templates themselves, in place of the columns of these names."""
+    text = []
+    for literal, name, spec, _ in Formatter().parse(template):
+        text.append(literal.replace("{", "{{").replace("}", "}}"))
+        if name is not None:
+            text.append(parts.get(name, f"{{{name}:{spec}}}" if spec else f"{{{name}}}"))
+    return "".join(text)
 
 
 class _NamesRows(Config):
