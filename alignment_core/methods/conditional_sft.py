@@ -56,7 +56,7 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
     scores = steps.score("conditional-sft/judge", samples, start, measures)
     config = AttributesConfig(attributes=section.attributes)
     rows = submit("attributes", "conditional-sft/attributes", config, {"rollouts": samples, "scores": scores})
-    labelled = section.prompts.model_copy(update={"prompt_template": section.prompt_template})
+    labelled = section.prompts.model_copy(update={"prompt_template": section.prompt_template, "test_rows": 0})
     completions = steps.dataset("conditional-sft/data", labelled, "completions", base, rows=rows)
     policy = steps.sft("conditional-sft", section.training, start, completions)
 

@@ -267,6 +267,14 @@ def test_a_conditional_policy_gets_the_wanted_values_and_its_start_does_not(comp
         assert composed.configs[roles["prompts"]].data.prompt_template == f"{{prompt}} [correct={value}]"
 
 
+def test_completions_of_the_prompts_that_are_sampled_are_all_trained_on(composed):
+    """Prompts can be held out from sampling; completions held out on top would serve nothing."""
+    sampled = RECIPES["conditional-sft"]["conditional_sft"]
+    compose(composed, "conditional-sft", conditional_sft={**sampled, "prompts": {**TASK, "test_rows": 4}})
+    assert composed.configs["conditional-sft/prompts"].data.test_rows == 4
+    assert composed.configs["conditional-sft/data"].data.test_rows == 0
+
+
 def test_the_wanted_values_are_written_around_the_prompts_own_template(composed):
     """As around the prompts that the completions answer, whose template comes first, too."""
     own = "Q: {prompt} {{{level:>3}}}"

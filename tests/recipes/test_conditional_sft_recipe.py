@@ -23,6 +23,11 @@ def test_the_wanted_values_are_written_as_those_of_the_rows() -> None:
     assert section.wanted_template({"good": 0.5, "long": 2}) == "{prompt} [good=0.50 long=2]"
 
 
+def test_there_is_one_zero() -> None:
+    attribute = parse_recipe(RECIPE).conditional_sft.attributes["good"]  # type: ignore[attr-defined]
+    assert [attribute.written(value) for value in (-0.001, -0.0, 0.001, -0.01)] == ["0.00", "0.00", "0.00", "-0.01"]
+
+
 def test_braces_of_a_template_and_of_the_prompts_own_stay() -> None:
     changes = {"template": "{{good}}={good} {long} {prompt}"}
     section = parse_recipe({**RECIPE, "conditional_sft": {**SECTION, **changes}}).conditional_sft  # type: ignore[attr-defined]
@@ -40,6 +45,7 @@ def test_braces_of_a_template_and_of_the_prompts_own_stay() -> None:
         ({"template": "{prompt} {good}"}, "`template` has no {long}: add it, or remove the attribute"),
         ({"template": "{good} {long}"}, "`prompt_template` has no {prompt}"),
         ({"attributes": {"a b": {"reward": {"verifier": "math"}}}}, "'a b' cannot name one"),
+        ({"attributes": {"tools": {"reward": {"verifier": "math"}}}, "wanted": [{"tools": 1}]}, "'tools' cannot name one"),
         (
             {"attributes": {"good": {"reward": {"verifier": "math", "normalise": "group"}}}, "wanted": [{"good": 1}]},
             "`attributes.good.reward.normalise`: values are not normalised",

@@ -11,6 +11,8 @@ from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.recipes.sections.training import EVALUATION_FIELDS, TrainingConfig
 
 FIELD = "conditional_sft"
+_OF_ROWS = ("prompt", "completion", "completion_ids", "tools")
+"""Columns of the rows beside the attributes."""
 
 
 class AttributeConfig(Config):
@@ -26,7 +28,7 @@ class AttributeConfig(Config):
 
     def written(self, value: float) -> str:
         """The text of a value, or of the number of a bin."""
-        return f"{value:.0f}" if self.bins else f"{value:.{self.decimals}f}"
+        return f"{value:.0f}" if self.bins else f"{value:z.{self.decimals}f}"  # z: -0.001 is "0.00"
 
 
 class ConditionalSftConfig(Config):
@@ -61,7 +63,9 @@ class ConditionalSftConfig(Config):
     def _fits(self, info: ValidationInfo) -> ConditionalSftConfig:
         self.training.refuse_unused(info, EVALUATION_FIELDS, f"in `{FIELD}.training`: the completions hold out no rows")
         for name, attribute in self.attributes.items():
-            if not name.isidentifier() or name in ("prompt", "completion"):
+            if name in _OF_ROWS:
+                raise ValueError(f"`attributes`: {name!r} cannot name one: the rows have another column of this name")
+            if not name.isidentifier():
                 raise ValueError(f"`attributes`: {name!r} cannot name one: use letters, digits and underscores")
             check_rewards([attribute.reward], f"{FIELD}.attributes.{name}.reward", self.prompts, f"{FIELD}.prompts")
             if attribute.reward.normalise != "none":
