@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alignment_core.data.context import embedding_rows
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
@@ -20,8 +21,8 @@ BLOCK = 64
 
 
 class TeacherLogpsConfig(StageConfig):
-    """What to compute with the ``model``. The text is the input ``data``, demonstrations, or ``rollouts``, whose completions
-    are the targets."""
+    """What to compute with the ``model`` for a ``student``. The text is the input ``data``, demonstrations, or ``rollouts``,
+    whose completions are the targets."""
 
     top_k: int
     bf16: bool = False
@@ -100,7 +101,9 @@ def _outputs(
     left = [(number, block) for number, block in enumerate(blocks) if not files[number].is_file()]
     done = len(blocks) - len(left)
     if left:
-        job = TeacherJob(context.model("model"), config.top_k, config.bf16)
+        student = context.inputs.get("student")
+        embeddings = embedding_rows(student) if student else None
+        job = TeacherJob(context.model("model"), config.top_k, config.bf16, embeddings)
         ranks = open_job(trainers, job, context.resources)
         for number, outputs in ranks.spread((number, call(Teacher.run, block)) for number, block in left):
             ids, logps = (np.concatenate([output[place] for output in outputs]) for place in (0, 1))

@@ -26,6 +26,8 @@ class TeacherJob:
     model: Model
     top_k: int
     bf16: bool
+    embeddings: int | None = None
+    """The number of tokens that the student has embeddings for; None: all of the tokenizer's."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Teacher:
         """The teacher of one rank; ranks are independent."""
@@ -35,8 +37,8 @@ class TeacherJob:
 class Teacher:
     """Computes the rows of its rank alone.
 
-    Rows of its head beyond the tokenizer's tokens, which only pad the vocabulary, are no candidates and have no probability: a
-    student need not have them.
+    Rows of its head beyond the tokenizer's tokens, which only pad the vocabulary, and beyond the student's embeddings, which
+    lack the images' token of Gemma 3 at 1B, are no candidates and have no probability.
     """
 
     def __init__(self, job: TeacherJob, resources: ResourcesConfig, device: Device) -> None:
@@ -47,7 +49,8 @@ class Teacher:
             share_prefixes = resources.attention == "auto"
             self.packed = load_frozen(job.model, "lm", dtype, device.torch_device, share_prefixes)
         self.packed.top = job.top_k
-        self.packed.vocabulary.tokens = max(job.model.tokenizer().get_vocab().values()) + 1
+        tokens = max(job.model.tokenizer().get_vocab().values()) + 1
+        self.packed.vocabulary.tokens = tokens if job.embeddings is None else min(tokens, job.embeddings)
 
     def run(self, rows: Sequence[Row]) -> list[Prediction]:
         """For each row of one sequence the likeliest tokens of each target, the most likely first."""

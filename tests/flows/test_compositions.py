@@ -286,13 +286,14 @@ def test_the_wanted_values_are_written_around_the_prompts_own_template(composed)
 
 def test_a_student_learns_from_the_teachers_logps_of_given_text_and_then_of_its_samples(composed):
     compose(composed, "distillation")
-    assert composed.roles("distillation/teacher-logps") == {"model": "teacher/sft", "data": "distillation/data"}
+    teacher = {"model": "teacher/sft", "student": "model"}
+    assert composed.roles("distillation/teacher-logps") == {**teacher, "data": "distillation/data"}
     assert composed.roles("distillation") == {"model": "model", "data": "distillation/teacher-logps"}
     before = "distillation"
     for number in (1, 2):
         label = f"distillation/round-{number}"
         assert composed.roles(f"{label}/sample") == {"policy": before, "prompts": "distillation/prompts"}
-        assert composed.roles(f"{label}/teacher-logps") == {"model": "teacher/sft", "rollouts": f"{label}/sample"}
+        assert composed.roles(f"{label}/teacher-logps") == {**teacher, "rollouts": f"{label}/sample"}
         assert composed.roles(label) == {"model": before, "data": f"{label}/teacher-logps"}
         before = label
     assert composed.roles("student/evaluation/generate")["policy"] == before
