@@ -29,13 +29,15 @@ Row = dict[str, Any]
 def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most: int | None = None) -> list[Row]:
     """A pair of different completions for each prompt that has two: the best and the worst by their ``reward``, or two that
     are drawn. Which of them is ``a`` is drawn, too. With ``most``, so many pairs of prompts that are drawn.
+
+    Truncated completions are left out: a preference row has texts alone, and training would end the turn behind them.
     """
     rewards = [row.get("reward") for row in scores] if scores else [None] * len(rollouts)
     chosen_pairs = []
     for prompt, group in groupby(zip(rollouts, rewards, strict=True), key=lambda both: int(both[0]["prompt"])):
         completions: dict[str, tuple[Row, float | None]] = {}
         for row, reward in group:
-            if row["completion_text"].strip():
+            if row["completion_text"].strip() and row["finish_reason"] != "length":
                 completions.setdefault(row["completion_text"], (row, reward))
         if len(completions) < 2:
             continue
@@ -284,5 +286,6 @@ def check_pairs(rows: Sequence[Row]) -> None:
     """Raise DataError if there is nothing to label."""
     if not rows:
         raise DataError(
-            "no prompt has two different completions to compare: sample more of each, or at a higher temperature"
+            "no prompt has two different completions to compare that are not truncated: sample more of each, at a higher "
+            "temperature, or with a higher generation.max_completion_length"
         )

@@ -60,6 +60,14 @@ def test_without_scores_two_are_drawn_and_prompts_without_two_are_left_out() -> 
     assert pairs(rollouts(3, [("same", 1.0), ("same", 1.0), (" ", 0.0)])[0], None, seed=0) == []
 
 
+def test_truncated_completions_are_left_out_as_training_would_end_their_turns() -> None:
+    rows, scores = rollouts(3, [("good", 2.0), ("best, but", 3.0), ("worst", -1.0)])
+    for row in rows:
+        row["finish_reason"] = "length" if row["completion_text"] == "best, but" else "stop"
+    for given in (scores, None):
+        assert {frozenset((row["a"], row["b"])) for row in pairs(rows, given, seed=0)} == {frozenset(("good", "worst"))}
+
+
 def labelled(path: Path, rows: list[Any]) -> Path:
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
