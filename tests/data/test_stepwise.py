@@ -45,6 +45,19 @@ def test_separators_at_the_end_of_a_step_are_taken_off(separator: str, plain_tok
     assert row == same
 
 
+def test_the_verdict_on_the_last_step_counts(built: Build, plain_tokenizer: Any, jsonl: Write) -> None:
+    """The model reads it: of 1,024 learned positions, a row of 1,024 tokens would need one more."""
+    path, tokens = jsonl([ROW]), len("1+2+3?" + "1+2=3\n3+3=7\n")
+    assert built(path, "stepwise", plain_tokenizer, max_length=tokens + 1).train.num_rows == 1
+    with pytest.raises(DataError, match="too_long"):
+        built(path, "stepwise", plain_tokenizer, max_length=tokens)
+    cut = built(path, "stepwise", plain_tokenizer, max_length=tokens, overlong="truncate")
+    assert cut.train["labels"].to_pylist() == [[1.0]]
+    config = DataConfig.model_validate({"sources": [str(path)]})
+    with pytest.raises(DataError, match=f"the row has {tokens + 1} tokens, but the model takes at most {tokens}"):
+        build(config, [pin(config.sources[0])], plain_tokenizer, "stepwise", 0, context=tokens)
+
+
 def test_a_step_that_is_only_separators_is_refused(plain_tokenizer: Any, jsonl: Write) -> None:
     path = jsonl([{**ROW, "completions": ["1+2=3", "##"]}])
     with pytest.raises(DataError, match=r"train\.jsonl:1: a step is nothing but the separator '#'"):

@@ -12,6 +12,8 @@ from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.steps import StepLayout
 from alignment_core.data.tasks import Problem
 
+VERDICT = 1
+"""Tokens behind the last step in training: a row as long as the context would be longer than learned positions."""
 _WORDS = {"+": 1.0, "-": 0.0, "true": 1.0, "false": 0.0}
 _MARK = "ки"
 """Marker behind each step in the data set Math-Shepherd."""
@@ -25,14 +27,14 @@ class Stepwise(PromptExample):
     labels: list[float]
 
     def fit(self, limits: Limits) -> dict[str, Any] | str:
-        """Steps beyond ``max_length`` are cut off whole."""
+        """Steps beyond ``max_length`` are cut off whole. The verdict on the last step, which a model reads, too, counts."""
         layout = StepLayout(**limits.settings)
         _, prompt = limits.renderer.prompt(self.prompt, self.tools)
         prompt_ids, ids, places = layout.lay_out(limits.renderer, prompt, self.completions)
-        room = limits.room(len(prompt_ids), len(ids))
+        room = limits.room(len(prompt_ids), len(ids) + VERDICT)
         if isinstance(room, str):
             return room
-        kept = sum(place < room[1] for place in places)
+        kept = sum(place + VERDICT < room[1] for place in places)
         if not kept:
             return "too_long"
         columns: dict[str, Any] = {
@@ -117,7 +119,7 @@ class StepwiseRows(Kind):
     native = "stepwise"
 
     def sequences(self, row: Mapping[str, Any]) -> Sequence[tuple[int, int]]:
-        return ((len(row["prompt_ids"]), len(row["completion_ids"])),)
+        return ((len(row["prompt_ids"]), len(row["completion_ids"]) + VERDICT),)
 
     def of_problem(self, problem: Problem) -> dict[str, Any]:
         steps = problem.steps()
