@@ -65,6 +65,11 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
             metrics.setdefault("warnings", []).append(
                 f"all completions have {name}={written[name][0]}: the policy cannot learn what it means"
             )
+        elif attribute.bins and (highest := int(numbers_B.max())) < attribute.bins - 1:
+            metrics.setdefault("warnings", []).append(
+                f"equal values of {name} share a bin, so that {name}={highest} is the highest of {attribute.bins}: the policy "
+                "never sees a higher one"
+            )
     with (context.output / ROWS).open("w", encoding="utf-8") as file:
         for number, (row, _) in enumerate(rows):
             given: dict[str, Any] = {

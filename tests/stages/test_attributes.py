@@ -78,6 +78,14 @@ def test_equal_values_share_a_bin() -> None:
     assert inner_edges(np.ones(3), 4) == [1.0]
 
 
+def test_bins_that_stay_empty_are_named_as_a_wanted_value_may_be_one_of_them(tmp_path: Path) -> None:
+    """Right or wrong by quartiles, which are 0, 1 and 1: only the numbers 0 and 1 are left."""
+    metrics, rows = ran(tmp_path, [[0.0], [1.0], [0.0], [1.0], [1.0]], {"good": {**REWARD, "bins": 4}})
+    assert [row["good"] for row in rows] == ["0", "1", "0", "1", "1"]
+    (warning,) = metrics["warnings"]
+    assert "good=1 is the highest of 4: the policy never sees a higher one" in warning
+
+
 def test_samples_that_are_no_examples_are_left_out_and_counted(tmp_path: Path) -> None:
     metrics, rows = ran(
         tmp_path,
