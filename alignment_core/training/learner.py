@@ -33,7 +33,7 @@ from alignment_core.models.padding import set_padding
 from alignment_core.models.quantization import field_of
 from alignment_core.models.quantization import size as numbers_of
 from alignment_core.models.saved_stop_tokens import stop_at_turn_end
-from alignment_core.models.saving import save_checkpoint
+from alignment_core.models.saving import save_checkpoint, write_chat_template
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.collectives import from_rank_0, sum_over_ranks, unanimous
 from alignment_core.training.ema import WeightAverage
@@ -309,6 +309,8 @@ class Learner:
         if self.source.head == "lm":
             stop_at_turn_end(directory, self.source.chat_template, source.trust_remote_code)
         else:
+            if self.source.chat_template is not None:  # a judge reads all conversations as those that it was trained on
+                write_chat_template(directory, self.source.chat_template)
             set_padding(directory, source.trust_remote_code)
         if adapter and self.training.lora:
             head = None if self.source.head == "lm" else "score"

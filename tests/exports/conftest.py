@@ -36,18 +36,19 @@ def perturb(model: Any, seed: int) -> Any:
     return model.eval()
 
 
-def export(base: Path, folder: Path, head: Head = "lm", seed: int = 3) -> Any:
-    """Save a trained model of ``base`` in ``folder`` as a training stage does; returns the model."""
+def export(base: Path, folder: Path, head: Head = "lm", seed: int = 3, chat_template: str | None = None) -> Any:
+    """Save a trained model of ``base`` in ``folder`` as a training stage does, on data with this template; returns the
+    model."""
     model = perturb(load_model(str(base), head, torch.float32, head_seed=4), seed)
-    learner(base, model, head)._write(model.state_dict(), {}, folder, None)
+    learner(base, model, head, chat_template)._write(model.state_dict(), {}, folder, None)
     return model
 
 
-def learner(base: Path, model: Any, head: Head = "lm") -> Any:
+def learner(base: Path, model: Any, head: Head = "lm", chat_template: str | None = None) -> Any:
     """A learner that can only save a model of ``base``, which needs no DeepSpeed."""
     learner: Any = Learner.__new__(Learner)
     learner.packed = SimpleNamespace(model=model)
-    learner.source = ModelSource(handle(base), head)
+    learner.source = ModelSource(handle(base), head, chat_template=chat_template)
     learner.steps = 0
     learner.rank = 0
     learner.training = TrainingConfig(learning_rate=1e-4, batch_size=8)

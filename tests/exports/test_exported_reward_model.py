@@ -30,6 +30,7 @@ PADDING = {
     "no pad": {"pad_token": None},
     "pad is EOS, and turns end otherwise": {"pad_token": "<eos>", "chat_template": CHATML},
     "pad ends turns": {"pad_token": "<system>", "chat_template": CHATML},
+    "pad ends turns of the data": {"pad_token": "<system>"},
 }
 
 
@@ -45,16 +46,19 @@ def scores(model: Any, sequences: list[list[int]]) -> list[float]:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("tokenizer", PADDING.values(), ids=PADDING)
-def test_padded_batches_have_the_scores_of_single_sequences(base, tmp_path, tokenizer, side):
+@pytest.mark.parametrize("case", PADDING)
+def test_padded_batches_have_the_scores_of_single_sequences(base, tmp_path, case, side):
+    tokenizer = PADDING[case]
     source = base(**tokenizer)
-    trained = export(source, tmp_path / "out", "score")
+    of_data = CHATML if case.endswith("of the data") else None
+    trained = export(source, tmp_path / "out", "score", chat_template=of_data)
     loaded, info = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
     assert not info["missing_keys"]
     public = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    end = "<system>" if "chat_template" in tokenizer else "<eos>"
+    assert public.chat_template == (of_data or tokenizer.get("chat_template", CHAT_TEMPLATE))
+    end = "<system>" if public.chat_template == CHATML else "<eos>"
     texts = [f"{text}{end}" for text in TEXTS]
     padded = public(texts, padding=True, padding_side=side, return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():

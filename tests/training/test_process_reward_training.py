@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn.functional import log_softmax
+from transformers import AutoTokenizer
 
 from alignment_core.composition.graph import composing, submit
+from alignment_core.data.turn_end import keep_chat_template
 from alignment_core.errors import UserError
 from alignment_core.losses.process_reward import step_loss
 from alignment_core.models.loading import load_model
@@ -104,7 +105,10 @@ def test_ranks_sharding_and_micro_batches_do_not_change_the_trained_weights(
 def test_the_stage_saves_the_reading_of_steps_beside_the_weights(
     table: pa.Table, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
-    store, model, data = store_with(tmp_path, tiny_model(), table)
+    store, model, _ = store_with(tmp_path, tiny_model(), table)
+    chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}"
+    keep_chat_template(chat_template, tmp_path / "data")
+    data = store.publish(tmp_path / "data", "dataset")
     run = Runs(store, machines(1))
     with composing(run):
         steps = StepsConfig(separator="\n\n", placeholder="?")
@@ -113,8 +117,10 @@ def test_the_stage_saves_the_reading_of_steps_beside_the_weights(
         submit("process_reward_model", "prm", config, {"model": model, "data": data})
         result = run.results["prm"]
         assert result.reference.kind == "process-reward-model"
-        left = json.loads((store.fetch(result.reference) / "process_reward_model.json").read_text())
-        assert StepsConfig.model_validate(left) == steps
+        folder = store.fetch(result.reference)
+        assert StepsConfig.model_validate_json((folder / "process_reward_model.json").read_text()) == steps
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.chat_template == chat_template, "it judges prompts in the template that it was trained in"
         for tokens, says in (
             (("good", "-"), "verdict_tokens`: 'good' is 4 tokens"),
             (("+", "--"), "verdict_tokens`: '--' is 2 tokens"),
