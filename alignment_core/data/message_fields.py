@@ -5,7 +5,9 @@ A field is shown if rendering a conversation with and without it gives different
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,6 +38,7 @@ CONTEXT = (
     "chat_template_kwargs",
 )
 """Columns that other libraries put into the prompt. Some kinds of rows read some of them."""
+_TAG = re.compile(r"</?\w+>")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _OF_TOOLS = ("name", "tool_call_id")
 """Fields of a tool's message that identify the call it answers; templates that need them raise an error without them."""
@@ -138,6 +141,23 @@ class ShownFields:
         if tools:
             self._check_tools(fitted, tools, whose)
         return fitted
+
+    def check_whole(self, messages: Messages, turn: int, text: str, tools: Tools | None) -> None:
+        """Raise ValueError if the template leaves out words of the content of assistant turn number ``turn``, the last one in
+        its ``text``, as templates do that drop what is before ``</think>``."""
+        message, before = messages[turn], messages[:turn]
+        content = message["content"]
+        if content.strip() in text:
+            return
+        words, known = _TAG.sub(" ", content).split(), set(_TAG.sub(" ", text).split())
+        absent = (word for word in dict.fromkeys(words) if word not in known and word not in text)
+        for word in itertools.islice(absent, 8):  # a template may spell words otherwise
+            changed = {**message, "content": content.replace(word, f"{word}?")}
+            if not self._differs([*before, message], [*before, changed], [], tools):
+                raise ValueError(
+                    f"`content` of message {turn + 1} is not shown whole by the chat template, which leaves out "
+                    f"{word[:40]!r}: remove it, or set `chat_template` to one that shows it"
+                )
 
     def _fitted(self, before: Messages, message: Message, rest: Messages, tools: Tools | None) -> Message:
         """An assistant turn whose reasoning, calls and content the template shows while it is the last turn."""

@@ -85,14 +85,20 @@ class Renderer:
         self.turn_end = turn_end(self._render if self.template else None, tokenizer, self._closing, eos_token_ids)
 
     def answered(
-        self, prompt: str | Messages, answer: str | Messages, tools: Tools | None = None, closed: bool = True
+        self,
+        prompt: str | Messages,
+        answer: str | Messages,
+        tools: Tools | None = None,
+        closed: bool = True,
+        whole: bool = True,
     ) -> Answered:
         """A prompt and an answer, rendered as one conversation.
 
         The prompt's ids are those of the prompt alone, up to the first one that the answer changes. A truncated answer is not
-        ``closed``: the end of the turn is left out.
+        ``closed``: the end of the turn is left out. Raises ValueError if the template leaves out a part of an answer that has
+        to be ``whole``.
         """
-        before, after = self._turn(prompt, answer, tools)
+        before, after = self._turn(prompt, answer, tools, whole)
         text, end = self.split_end(after)
         encode = self.encode if self.template else self.plain
         alone, ids = encode(before), encode(before + text + (end if closed else ""))
@@ -222,14 +228,19 @@ class Renderer:
         before, ids = self.encode(context), self.encode(context + text)
         return ids[len(before) :] if ids[: len(before)] == before else self.encode(text)
 
-    def _turn(self, prompt: str | Messages, answer: str | Messages, tools: Tools | None) -> tuple[str, str]:
+    def _turn(
+        self, prompt: str | Messages, answer: str | Messages, tools: Tools | None, whole: bool
+    ) -> tuple[str, str]:
         """Text of the prompt, and of one answer in the template's continuation of the prompt."""
         check_unanswered(prompt)
         if isinstance(prompt, str) and isinstance(answer, str):
             if not self.template and not tools:
                 return prompt, answer
             prompt, answer = user(prompt), assistant(answer)
-        before, after = self.around(self.fields.fitted([*prompt, *answer], tools), len(prompt), tools)
+        messages = self.fields.fitted([*prompt, *answer], tools)
+        before, after = self.around(messages, len(prompt), tools)
+        if whole:
+            self.fields.check_whole(messages, len(prompt), after.removeprefix(before), tools)
         return before, after.removeprefix(before)
 
     def around(self, messages: Messages, turn: int, tools: Tools | None = None) -> tuple[str, str]:

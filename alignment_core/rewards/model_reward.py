@@ -179,6 +179,7 @@ class InText:
                 assistant(completion) if isinstance(prompt, list) else completion,
                 tools,
                 closed=row["finish_reason"] != "length" or not completion,
+                whole=False,  # a judge's template may leave out thoughts
             )
         except ValueError as error:
             raise Failed("raised", f"cannot read the conversation: {error}") from None

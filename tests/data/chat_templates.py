@@ -19,3 +19,8 @@ REFUSES_SYSTEM = (
     "<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+DROPS_THOUGHTS = (  # as DeepSeek-R1's first one: the text before </think> is dropped from every turn
+    "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}"
+    "{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)

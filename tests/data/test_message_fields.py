@@ -20,6 +20,7 @@ from alignment_core.data.statistics import losses
 from alignment_core.errors import DataError
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.stages.dataset import DatasetConfig
+from tests.data.chat_templates import DROPS_THOUGHTS, FORGETS_THOUGHTS
 from tests.data.test_tools_in_rows import CALL, targets
 
 Write = Callable[..., Path]
@@ -249,6 +250,26 @@ def test_text_parts_are_one_text(built: Build, jsonl: Write, tokenizer: Any) -> 
     assert data.train["text"][0].as_py() == tokenizer.apply_chat_template(
         [USER, FOUR], chat_template=CHATML, tokenize=False
     )
+
+
+@pytest.mark.parametrize("thought", ["<think>\ntwo and two\n</think>\n\n", "<think>two and two</think>"])
+def test_thoughts_in_the_content_that_a_template_drops_are_no_targets_lost_in_silence(
+    built: Build, jsonl: Write, thought: str
+) -> None:
+    said = {**FOUR, "content": f"{thought}4"}
+    shouts = DROPS_THOUGHTS.replace("m.content.split('</think>')[-1]", "m.content | upper")
+    problem = "`content` of message 2 is not shown whole by the chat template, which leaves out 'two'"
+    for row, kind in (
+        ({"messages": [USER, said]}, "demonstrations"),
+        ({"prompt": [USER], "chosen": [said], "rejected": [SIX]}, "preferences"),
+        ({"prompt": [USER], "completion": [said], "label": True}, "unpaired"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            built(jsonl([row]), kind, chat_template=DROPS_THOUGHTS)
+        built(jsonl([row]), kind, chat_template=FORGETS_THOUGHTS)
+        built(jsonl([row]), kind, chat_template=shouts)
+    chat = [USER, {**FOUR, "content": "<think>\n\n</think>\n\n4"}, OTHER, SIX]
+    assert built(jsonl([{"messages": chat}]), "demonstrations", chat_template=DROPS_THOUGHTS).train.num_rows == 1
 
 
 def test_words_and_fields_that_a_template_leaves_out_are_counted_by_name(built: Build, jsonl: Write) -> None:

@@ -88,6 +88,8 @@ def _conversation(
 ) -> list[TrainingText]:
     """Train the assistant turns with these numbers."""
     rendered = [renderer.around(messages, turn, tools) for turn in turns]
+    for turn, (before, after) in zip(turns, rendered, strict=True):
+        renderer.fields.check_whole(messages, turn, after.removeprefix(before), tools)
     empty = [is_silent(messages[turn]) for turn in turns]
     # Each rendering begins with the one before: then the last one shows every turn as inference saw it.
     if all(later.startswith(earlier) for (_, earlier), (later, _) in pairwise(rendered)):
