@@ -59,7 +59,8 @@ def compose(recipe: DistillationRecipe) -> Outputs:
 
     def learn(label: str, student: Input, text: dict[str, Input], config: DistillationStageConfig) -> Input:
         teaching = TeacherLogpsConfig(top_k=section.top_k, bf16=config.training.bf16)
-        inputs = {"model": teacher, "student": base, **text}  # the base, as every round's student has its embeddings
+        # The base, because the student of every round has its embeddings.
+        inputs: dict[str, Input] = {"model": teacher, "student": base, **text}
         logps = submit("teacher_logps", f"{label}/teacher-logps", teaching, inputs)
         return submit("distillation", label, config, {"model": student, "data": logps}, label)
 

@@ -15,7 +15,7 @@ from alignment_core.checks.rows import Question, TokenizerSource, answers_to, as
 from alignment_core.data import kinds
 from alignment_core.data.build import write
 from alignment_core.data.pin import pin
-from alignment_core.errors import UserError
+from alignment_core.errors import DataError, UserError
 from alignment_core.lineage.samples import of_data
 from alignment_core.processes import inherited
 from alignment_core.recipes.row_plugins import formats
@@ -58,6 +58,20 @@ def test_our_kinds_and_their_formats_are_collected() -> None:
     }
     assert set(formats()) == known
     assert {kinds.load(name).native for name in OURS} < known
+
+
+def test_a_completion_is_a_list_of_token_ids(built: Build, jsonl: Write) -> None:
+    row = {"prompt": "p", "completion": "c", "completion_ids": [99, 257]}
+    built_row = built(jsonl([row]), "completions").train.to_pylist()[0]
+    assert (built_row["input_ids"][-2:], sum(built_row["loss_mask"])) == ([99, 257], 2)
+    assert built(jsonl([row, {**row, "completion": " "}]), "completions").statistics["dropped"] == {
+        "empty_completion": 1
+    }
+    for wrong in ("99 257", [99, "257"], [-1]):
+        with pytest.raises(DataError, match=r"`completion_ids` is .*; a list of token ids is needed"):
+            built(jsonl([{**row, "completion_ids": wrong}]), "completions")
+    with pytest.raises(UserError, match="built-in tasks do not provide completions"):
+        built({"task": "max", "rows": 3}, "completions")
 
 
 def test_without_the_plug_in_its_name_and_format_are_unknown(built: Build, jsonl: Write) -> None:

@@ -24,7 +24,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<user>assistant:' }}{% endif %}"
 )
 """Turns that end with a token other than EOS, as with Qwen2.5's base models."""
-PADDING = {
+PADDING: dict[str, dict[str, Any]] = {
     "pad and EOS": {},
     "pad is EOS": {"pad_token": "<eos>"},
     "no pad": {"pad_token": None},

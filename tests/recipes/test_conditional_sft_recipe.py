@@ -45,7 +45,10 @@ def test_braces_of_a_template_and_of_the_prompts_own_stay() -> None:
         ({"template": "{prompt} {good}"}, "`template` has no {long}: add it, or remove the attribute"),
         ({"template": "{good} {long}"}, "`prompt_template` has no {prompt}"),
         ({"attributes": {"a b": {"reward": {"verifier": "math"}}}}, "'a b' cannot name one"),
-        ({"attributes": {"tools": {"reward": {"verifier": "math"}}}, "wanted": [{"tools": 1}]}, "'tools' cannot name one"),
+        (
+            {"attributes": {"tools": {"reward": {"verifier": "math"}}}, "wanted": [{"tools": 1}]},
+            "'tools' cannot name one",
+        ),
         (
             {"attributes": {"good": {"reward": {"verifier": "math", "normalise": "group"}}}, "wanted": [{"good": 1}]},
             "`attributes.good.reward.normalise`: values are not normalised",

@@ -10,6 +10,7 @@ from alignment_core.data.fields import Fields, kind_of
 from alignment_core.data.kinds import Format, Kind, PromptExample
 from alignment_core.data.kinds.texts import Texts
 from alignment_core.data.limits import Limits
+from alignment_core.data.tasks import Problem
 from alignment_core.data.template import TrainingText
 
 
@@ -49,7 +50,9 @@ class Completions(Texts):
         "prompt_completion": Format(("prompt", "completion", "completion_ids"), _of_ids, ("tools",))
     }
     native = "prompt_completion"
-    of_problem = Kind.of_problem  # nothing is sampled
+
+    def of_problem(self, problem: Problem) -> dict[str, Any]:
+        return Kind.of_problem(self, problem)  # which raises: nothing was sampled
 
 
 KIND = Completions()
