@@ -51,7 +51,7 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
         raise UserError(f"--stage {label}: it {problem}; stages with text are {', '.join(near) or 'none so far'}")
     folder, rollouts = text
     if any(folder.glob(SHARDS)):
-        rows, scores = list(_read(sorted(folder.glob(SHARDS)))), _scores_of(store, rollouts, lines)
+        rows, scores = list(_read(sorted(folder.glob(SHARDS)))), _scores_of(store, rollouts, lines, label)
         if scores:
             rows = [{**row, **score} for row, score in zip(rows, scores, strict=True)]
     else:
@@ -152,9 +152,12 @@ def _names_of_rewards(store: Store, line: StageLine | None) -> list[str]:
     return []
 
 
-def _scores_of(store: Store, rollouts: Reference, lines: Mapping[str, StageLine]) -> list[Row]:
-    """The scores that this run gave to these completions; empty if it gave none."""
-    for line in lines.values():
+def _scores_of(store: Store, rollouts: Reference, lines: Mapping[str, StageLine], label: str) -> list[Row]:
+    """The scores that this run gave to these completions; empty if it gave none. Of several, those that the stage ``label``
+    made or read come first: evaluations of branches may share completions and judge them differently."""
+    inputs = lines[label].key_parts["inputs"].values()
+    own = [line for line in lines.values() if line.reference in inputs]
+    for line in (lines[label], *own, *lines.values()):
         if line.reference and line.key_parts["inputs"].get("rollouts") == str(rollouts):
             path = store.fetch(Reference.parse(line.reference)) / SCORES
             if path.is_file():

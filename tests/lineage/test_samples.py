@@ -231,3 +231,17 @@ def test_rows_are_spread_over_all_there_are() -> None:
     assert spaced(range(10), 5) == [0, 2, 4, 6, 8]
     assert spaced(range(3), 5) == [0, 1, 2]
     assert spaced([], 5) == []
+
+
+def test_a_stage_shows_its_own_scores_of_completions_that_another_one_judges_too(run: Run) -> None:
+    """A branch with an evaluation of its own may share completions with the whole run, and has other rewards."""
+    rollouts = Reference.parse(lines()["sft/evaluation/generate"].outputs["rollouts"])
+    given = [{"prompt": i // 2, "sample": i % 2, "reward": 9.0, "rewards": [9.0], "verifier": None} for i in range(8)]
+    scores = run.stage("dpo/sft/evaluation/score", "score", "scores", given, "scores.parquet", rollouts=rollouts)
+    run.stage("dpo/sft/evaluation", "evaluate", "evaluation", [], "other.json", scores=scores)
+    shown = {
+        label: samples(run.store, lines(), label, 1)[0]["reward"]
+        for label in ("sft/evaluation/score", "dpo/sft/evaluation/score", "sft/evaluation", "dpo/sft/evaluation")
+    }
+    assert list(shown.values()) == [3.0, 9.0, 3.0, 9.0]
+    assert samples(run.store, lines(), "sft/evaluation/generate", 1)[0]["reward"] == 3.0
