@@ -155,10 +155,19 @@ def comparisons_of(results: Iterable[StageResult]) -> dict[str, StageResult]:
 
 
 def _sections(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:
-    """Artifacts of the kind ``section``, which stages wrote for reports: the last one of each kind of stage."""
-    for result in {each.stage: each for each in results if each.reference.kind == SECTION_KIND}.values():
+    """Artifacts of the kind ``section``, which stages wrote for reports: the last one of each kind of stage in each branch."""
+    last = {
+        (each.stage, _branch_of(each.label)): each for each in results if each.reference.kind == SECTION_KIND
+    }
+    for (_, branch), result in last.items():
         with suppress(OSError, AlignmentError):
-            report.say((store.fetch(result.reference) / SECTION).read_text())
+            title, *lines = (store.fetch(result.reference) / SECTION).read_text().split("\n")
+            report.say("\n".join([f"{title}: {branch}" if branch else title, *lines]))
+
+
+def _branch_of(label: str) -> str:
+    """The branch of a stage in a round or outside of one, by its label; empty for a stage of the run itself."""
+    return re.sub(r"(^|/)((round-\d+|[^/]+/evaluation)/)?[^/]*$", "", label)
 
 
 def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]]:

@@ -297,3 +297,18 @@ def test_the_section_of_the_last_stage_of_a_kind_is_shown(store: Store, tmp_path
     report = run_report(store, "small", NOW, results, {})
     assert "## Rounds\n\nSo far 2.\n" in report.markdown
     assert "So far 1" not in report.markdown
+
+
+def test_the_section_of_each_branch_is_shown_with_its_name(store: Store, tmp_path: Path) -> None:
+    results = []
+    for number, label in enumerate(("a/round-1/gain", "a/round-2/gain", "b/round-1/gain", "c/sft/evaluation/gain")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "section.md").write_text(f"## Rounds\n\nSo far {number}.\n")
+        reference = store.publish(folder, "section", ProvenanceDraft(key=digest_of(label), stage="gain", label=label))
+        news = {"stage": "gain", "key": digest_of(label), "outputs": {"gain": reference}}
+        results.append(result(label).model_copy(update=news))
+    report = run_report(store, "small", NOW, results, {})
+    for name, number in (("a", 1), ("b", 2), ("c", 3)):
+        assert f"## Rounds: {name}\n\nSo far {number}.\n" in report.markdown
+    assert "So far 0" not in report.markdown
