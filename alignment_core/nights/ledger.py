@@ -43,7 +43,7 @@ _POLL_SECONDS = 0.05
 class Night(BaseModel):
     """One entry: that a night took rows, or its outcome."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")  # metrics may be infinite or NaN
 
     night: str
     """Its name, such as the time at which it was due."""

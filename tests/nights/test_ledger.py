@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -113,6 +114,18 @@ def test_a_finished_night_is_not_repeated(ledger, drop):
     assert whole_night(ledger, "mon").night.state == "refused"
     assert whole_night(ledger, "tue").night.state == "empty"
     assert len(ledger.nights()) == 3
+
+
+def test_a_metric_that_is_not_finite_leaves_the_ledger_readable(ledger, drop):
+    """JSON has no infinity: as null, it would have ended every later night."""
+    drop("a.jsonl", pair(1), pair(2))
+    metrics = {"candidate": {"lm_eval/words/word_perplexity": math.inf, "lm_eval/words/f1": math.nan}}
+    whole_night(ledger, "1", metrics=metrics)
+    drop("a.jsonl", pair(3), pair(4))
+    assert whole_night(ledger, "2").night.rows == 2
+    kept = ledger.nights()[1].metrics["candidate"]
+    assert kept["lm_eval/words/word_perplexity"] == math.inf
+    assert math.isnan(kept["lm_eval/words/f1"])
 
 
 def test_only_recipes_of_the_same_inbox_share_rows(store, recipe, drop):
