@@ -80,13 +80,14 @@ class Evaluations:
         """Metrics of the policy ``label``, compared with those of ``beside``."""
         tasks = self.tasks.get(label)
         if beside is None:
-            return steps.evaluate(name, section, self.scores[label], None, tasks=tasks)
+            return steps.evaluate(name, section, self.scores[label], None, tasks=tasks, prompts=self.prompts)
         to_origin = self._score_to_origin(section, label)
         verdicts = None
         if section.judge:
             pair = self.samples[label], self.samples[beside]
             verdicts = steps.judge_pairs(f"{name}/judge", section.judge, *pair, self.judge)
-        return steps.evaluate(name, section, self.scores[label], self.scores[beside], verdicts, tasks, to_origin)
+        scores, others = self.scores[label], self.scores[beside]
+        return steps.evaluate(name, section, scores, others, verdicts, tasks, to_origin, self.prompts)
 
     def _score_to_origin(self, section: EvaluationConfig, label: str) -> Step | None:
         """The scores of ``label`` with log-probabilities under the origin; None if these are not comparable."""

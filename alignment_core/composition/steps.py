@@ -377,13 +377,15 @@ def evaluate(
     verdicts: Input | None = None,
     tasks: Input | None = None,
     to_origin: Input | None = None,
+    prompts: Input | None = None,
 ) -> Step:
     """Metrics of scored completions beside those of a baseline, with the ``verdicts`` of a judge, the results of
-    lm-eval's ``tasks``, and the KL of the scores ``to_origin``."""
+    lm-eval's ``tasks``, and the KL of the scores ``to_origin``. With the ``prompts`` of the completions, equal ones count as
+    one."""
     statistics = section.model_dump(include=set(EvaluateConfig.model_fields))
     config = EvaluateConfig(**statistics, samples_all_tokens=section.generation.samples_all_tokens)
     beside = {"baseline_scores": baseline_scores, "verdicts": verdicts, "lm_eval": tasks, "scores_to_origin": to_origin}
-    return submit("evaluate", label, config, {"scores": scores, **beside})
+    return submit("evaluate", label, config, {"scores": scores, **beside, "prompts": prompts})
 
 
 def best_of_n(label: str, rewards: Sequence[str], confidence: float, scores: Input) -> Step:

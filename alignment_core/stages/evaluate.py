@@ -31,8 +31,14 @@ class EvaluateConfig(StageConfig):
 
 
 def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
-    rows = read_scores(context.inputs["scores"])
-    baseline = read_scores(context.inputs["baseline_scores"]) if "baseline_scores" in context.inputs else None
+    first = _first_of_equal_prompts(context)
+
+    def read(role: str) -> list[dict[str, Any]]:
+        scores = read_scores(context.inputs[role])
+        return [{**row, "prompt": first.get(row["prompt"], row["prompt"])} for row in scores]
+
+    rows = read("scores")
+    baseline = read("baseline_scores") if "baseline_scores" in context.inputs else None
     metrics: dict[str, Any] = {
         "confidence": config.confidence,
         "length": float(np.mean([row["tokens"] for row in rows])),
@@ -56,13 +62,16 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     elif baseline is None and config.samples_all_tokens:
         metrics["baseline_perplexity"] = _perplexity(rows, "policy_logp")
     if "scores_to_origin" in context.inputs:
-        per_prompt_values["kl_to_model"] = _kl(read_scores(context.inputs["scores_to_origin"]))
+        per_prompt_values["kl_to_model"] = _kl(read("scores_to_origin"))
     column = "reward" if "reward" in per_prompt_values else "verifier"
     if baseline is not None and {"accuracy", "reward"} & per_prompt_values.keys():
         per_prompt_values["win_rate"] = win_rate_per_prompt(rows, baseline, column, config.win_margin)
     if "verdicts" in context.inputs:
         verdicts = json.loads((context.inputs["verdicts"] / VERDICTS).read_text())
-        per_prompt_values["judged_win_rate"] = np.array(list(verdicts["prompts"].values()))
+        judged = [
+            {"prompt": first.get(int(number), int(number)), "won": won} for number, won in verdicts["prompts"].items()
+        ]
+        per_prompt_values["judged_win_rate"] = per_prompt(judged, "won")
         metrics["position_changed"] = verdicts["position_changed"]
         if unjudged := verdicts["failed"]:
             metrics["unjudged_pairs"] = unjudged
@@ -79,6 +88,19 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     content = {name: float(f"{value:.9g}") for name, value in metrics.items()}
     (context.output / "metrics.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     return metrics
+
+
+def _first_of_equal_prompts(context: StageContext) -> dict[int, int]:
+    """For each prompt the number of the first equal one: answers to a prompt that is in the data several times, as in pairs
+    that share it, are not independent. Empty without the input ``prompts``."""
+    if "prompts" not in context.inputs:
+        return {}
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(context.inputs["prompts"] / "train.parquet", columns=["prompt_ids"])
+    first: dict[tuple[int, ...], int] = {}
+    ids = map(tuple, table.column("prompt_ids").to_pylist())
+    return {number: first.setdefault(prompt, number) for number, prompt in enumerate(ids)}
 
 
 def _kl(rows: list[dict[str, Any]]) -> np.ndarray:

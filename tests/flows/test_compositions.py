@@ -415,6 +415,7 @@ def test_a_gate_compares_with_the_policy_of_the_tag_on_the_same_prompts(composed
     assert composed.roles("sft/evaluation/against-production") == {
         "scores": "sft/evaluation/score",
         "baseline_scores": "production/evaluation/score",
+        "prompts": "evaluation/prompts",
     }
     assert (
         composed.roles("production/evaluation/score")["reference"] == "model"

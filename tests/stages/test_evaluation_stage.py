@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.recipes import GenerationConfig
@@ -160,3 +162,22 @@ def test_the_kl_to_the_initial_model_is_measured_beside_that_to_the_baseline(eva
         "mean tokens",
     ]
     assert "kl_to_model" not in evaluated(scores)
+
+
+def test_prompts_that_are_in_the_data_several_times_count_once(evaluated, tmp_path):
+    """Greedy answers to 4 prompts, each of which is 50 times in the data: two are right. Wilson's interval of 2 of 4 is
+    [0.150, 0.850]; that of 100 of 200, which it is not, would be [0.431, 0.569]."""
+    pq.write_table(pa.table({"prompt_ids": [[7, i % 4] for i in range(200)]}), tmp_path / "train.parquet")
+    (tmp_path / "verdicts.json").write_text(
+        json.dumps({"prompts": {str(i): i % 4 / 4 for i in range(200)}, "position_changed": 0.0, "failed": 0})
+    )
+    scores = [{**ROW, "prompt": i, "verifier": float(i % 4 < 2)} for i in range(200)]
+    wrong = [{**row, "verifier": 0.0} for row in scores]
+    metrics = evaluated(scores, {"baseline_scores": wrong, "prompts": tmp_path, "verdicts": tmp_path})
+    assert (metrics["accuracy"], metrics["accuracy.n"], metrics["judged_win_rate.n"]) == (0.5, 4, 4)
+    assert (metrics["accuracy.low"], metrics["accuracy.high"]) == (
+        pytest.approx(0.1500, abs=1e-4),
+        pytest.approx(0.8500, abs=1e-4),
+    )
+    assert (metrics["win_rate"], metrics["win_rate.n"]) == (0.75, 4)
+    assert metrics["judged_win_rate"] == pytest.approx((0 + 0.25 + 0.5 + 0.75) / 4)

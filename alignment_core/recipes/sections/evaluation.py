@@ -21,7 +21,7 @@ class EvaluationConfig(Config):
     """Completions of held-out prompts, and statistics of them."""
 
     prompts: DataConfig
-    """Held-out prompts."""
+    """Held-out prompts. Equal ones count as one in metrics with an interval."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling parameters."""
     verifier: CodePath | None = None
