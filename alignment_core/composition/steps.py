@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from alignment_core.artifacts import Reference
 from alignment_core.composition.graph import Input, Step, current, metrics, submit
 from alignment_core.data import kinds as kinds_of_rows
 from alignment_core.data.pin import pin
-from alignment_core.errors import UserError
+from alignment_core.errors import NumericError, UserError
 from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import stage_seed
@@ -431,8 +432,9 @@ def variants(
 ) -> Step:
     """Rank the variants of a sweep, which set these ``fields``, by a ``metric`` of the stages ``measuring`` them.
 
-    Waits for these stages. The table ends with the ``failed`` variants and the reasons. Default metric: the first of
-    OF_TRAINING that all variants have. Raises UserError if a variant lacks the metric.
+    Waits for these stages. The table ends with the ``failed`` variants and the reasons; a variant whose metric is not finite
+    failed, too. Default metric: the first of OF_TRAINING that all variants have. Raises UserError if a variant lacks the
+    metric, NumericError if it is finite for none.
     """
     measured = {name: metrics(step) for name, step in measuring.items()}
     known = {name: _numbers(values) for name, values in measured.items() if values is not None}
@@ -443,7 +445,20 @@ def variants(
         raise UserError(
             f"rank_by: {metric!r} was not measured of {without}; all have {', '.join(sorted(shared)) or 'none'}"
         )
-    rows = tuple(Variant(name=name, fields=dict(fields[name]), metrics=values) for name, values in known.items())
+    broken = {name: f"{metric} is {values[metric]}" for name, values in known.items() if not isfinite(values[metric])}
+    if known and broken.keys() == known.keys():
+        raise NumericError(f"rank_by: {metric!r} is not finite for any variant")
+    failed = {**failed, **broken}
+    rows = tuple(
+        Variant(
+            name=name,
+            fields=dict(fields[name]),
+            metrics={each: value for each, value in values.items() if isfinite(value)},
+        )
+        for name, values in known.items()
+        if name not in broken
+    )
+    measuring = {name: step for name, step in measuring.items() if name not in broken}
     lower_is_better = not higher_is_better(metric, next(iter(known.values()), None))
     without_results = tuple(
         FailedVariant(name=name, fields=dict(fields[name]), reason=reason) for name, reason in failed.items()
@@ -452,5 +467,13 @@ def variants(
     return submit("variants", label, config, measuring)
 
 
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""Numbers that records write as text, because JSON has none."""
+
+
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) or (isinstance(value, str) and value in _NOT_FINITE)
+    }

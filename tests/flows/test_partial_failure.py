@@ -18,6 +18,7 @@ from alignment.flows.planning import plan
 from alignment.tasks import stage as stage_tasks
 from alignment.tasks.stage import Run, SubmittedStage
 from alignment_core.artifacts import open_store
+from alignment_core.composition import steps
 from alignment_core.composition.branches import branch, sharing
 from alignment_core.composition.graph import BranchFailed, StageSpec, composing, failure, submit
 from alignment_core.errors import NumericError, Stopped
@@ -104,6 +105,37 @@ def test_a_planned_stage_has_not_failed(tmp_path: Path) -> None:
     recipe = {"method": "sft", "name": "s", "model": {"scratch": {}}, "sft": {"data": {"task": "first", "rows": 8}}}
     planned = plan(parse_recipe(recipe), open_store(str(tmp_path / "store")))
     assert failure(planned.stages) is None
+
+
+def test_a_variant_whose_metric_is_not_finite_failed_and_others_are_ranked(tmp_path: Path) -> None:
+    """A learning rate that diverges in the last step gives held-out metrics of NaN; records keep these as text."""
+
+    def measured(**metrics: Any) -> Any:
+        return SimpleNamespace(result=lambda: SimpleNamespace(metrics=metrics))
+
+    submitted: list[StageSpec] = []
+    whole: Any = SimpleNamespace(submit=submitted.append)
+    fields = {name: {"lr": number} for number, name in enumerate("abcd")}
+    measuring = {
+        "a": measured(test_loss=float("nan")),
+        "b": measured(test_loss=1.0, loss=float("inf")),
+        "c": measured(test_loss=2.0),
+        "d": measured(test_loss="NaN", best="text"),
+    }
+    with composing(whole):
+        steps.variants("variants", "test_loss", fields, measuring)
+        with pytest.raises(NumericError, match="'test_loss' is not finite for any variant"):
+            steps.variants("variants", "test_loss", fields, {"a": measuring["a"]})
+    config: Any = submitted[0].config
+    assert [(variant.name, variant.metrics) for variant in config.variants] == [
+        ("b", {"test_loss": 1.0}),
+        ("c", {"test_loss": 2.0}),
+    ]
+    assert [(variant.name, variant.reason) for variant in config.failed] == [
+        ("a", "test_loss is nan"),
+        ("d", "test_loss is nan"),
+    ]
+    assert list(submitted[0].inputs) == ["b", "c"]
 
 
 def test_failed_variants_are_last_in_the_table_with_their_errors(tmp_path: Path) -> None:
