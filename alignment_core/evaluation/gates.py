@@ -15,6 +15,8 @@ GATES = {
     "reward_model_accuracy": "{metric: reward_model_accuracy, min: 0.55}",
 }
 """Gates on metrics of training that a policy should always pass: better than chance, or than before, on held-out rows."""
+DECIMALS = 9
+"""Decimals of a gain: those of metrics. In binary 0.7 - 0.6 is less than 0.1."""
 
 
 def refusals(
@@ -45,7 +47,7 @@ def refusals(
             before = metrics[first] if gate.is_of_training else _measured(gate.metric, baseline)
             start = "the start of training" if gate.is_of_training else beside
             higher = higher_is_better(gate.metric, metrics)
-            gain = value - before if higher else before - value
+            gain = round(value - before if higher else before - value, DECIMALS)
             if not gain >= gate.min_gain:
                 failed.append(
                     f"{gate.metric}{'' if higher else ', which should be low,'} gained {gain:.4g} over {start}, "

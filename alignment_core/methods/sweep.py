@@ -19,7 +19,7 @@ from alignment_core.recipes.load import parse_part, set_field
 from alignment_core.recipes.methods import Method, method_of
 from alignment_core.recipes.paths import Values
 from alignment_core.recipes.recipe import BaseRecipe, needs_samples
-from alignment_core.recipes.sections.evaluation import HELD_OUT_METRICS, OF_SAMPLES, OF_TRAINING
+from alignment_core.recipes.sections.evaluation import HELD_OUT_METRICS, OF_SAMPLES, OF_TRAINING, check_metric
 
 ONE_FOR_ALL = {
     "method": "variants are of one method; `method: comparison` compares several",
@@ -139,6 +139,11 @@ class SweepRecipe(BaseRecipe):
             raise ValueError(
                 "nothing ranks the variants: add a `verifier`, or name a metric of the evaluation with `rank_by`"
             )
+        if self.evaluation and self.rank_by:
+            try:
+                check_metric(self.rank_by)
+            except ValueError as error:
+                raise ValueError(f"`rank_by`: {error}") from None
         if self.evaluation and not self._measured(self.ranks):
             if (metric := self.ranks.partition(".")[0]) in OF_SAMPLES:
                 raise ValueError(f"`rank_by`: {needs_samples(metric)}")
@@ -238,7 +243,11 @@ def _measuring(outputs: Outputs) -> Step:
 def _check_comparable(metric: str, composed: dict[str, Outputs]) -> None:
     """Raise UserError if the metric of each variant has another reference: its own reward model, or its own start."""
     name = metric.partition(".")[0]
-    judges = {_name(outputs.reward_model) for outputs in composed.values()}
+    judges = {
+        tuple(map(_name, outputs.evaluations.rewards.models.values()))
+        for outputs in composed.values()
+        if outputs.evaluations and outputs.evaluations.section
+    }
     baselines = {
         _name(outputs.evaluations.baseline[1])
         for outputs in composed.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from alignment_core.errors import UserError
 from alignment_core.evaluation.gates import refusals
@@ -66,3 +67,25 @@ def test_a_metric_that_is_no_number_passes_nothing():
     for bound in ("min", "max", "min_gain"):
         gate = Gate.model_validate({"metric": "accuracy", bound: 0.0})
         assert len(refusals((gate,), {"accuracy": float("nan")}, BASELINE, "sft")) == 1
+
+
+def test_a_gain_that_is_just_reached_passes():
+    """7 of 10 after 6 of 10 gain a tenth, although 0.7 - 0.6 is 0.09999999999999998 in binary; a nat less of 4.4 likewise."""
+    gate = Gate(metric="accuracy", min_gain=0.1)
+    assert refusals((gate,), {"accuracy": 0.7}, {"accuracy": 0.6}, "sft") == []
+    assert len(refusals((gate,), {"accuracy": 0.699}, {"accuracy": 0.6}, "sft")) == 1
+    lower = Gate(metric="test_loss", min_gain=0.1)
+    assert refusals((lower,), {"test_loss": 4.3, "test_loss.first": 4.4}, {}, "sft") == []
+
+
+@pytest.mark.parametrize(
+    "metric", ["length.high", "truncated.low", "baseline_perplexity.high", "reward_0.low", "lm_eval/task/acc.low"]
+)
+def test_a_gate_on_an_end_that_no_interval_has_is_refused_when_the_recipe_is_read(metric):
+    with pytest.raises(ValidationError, match="has no interval: use the metric itself"):
+        Gate(metric=metric, max=1)
+
+
+@pytest.mark.parametrize("metric", ["pass@4.low", "kl_to_model.high", "reward.low", "lm_eval/task/exact_match@strict.x"])
+def test_a_gate_may_be_on_the_end_of_an_interval(metric):
+    assert Gate(metric=metric, max=1).metric == metric

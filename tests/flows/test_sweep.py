@@ -137,6 +137,38 @@ def test_a_metric_that_would_not_be_comparable_is_refused(file: Path, tmp_path: 
         parse_recipe({**own_start.model_dump(mode="json"), "rank_by": "reward"})
 
 
+@pytest.mark.parametrize(
+    ("metric", "why"),
+    [
+        ("acuracy", "no metric 'acuracy'; did you mean 'accuracy'"),
+        ("length.low", "'length' has no interval"),
+        ("test_loss", "no metric 'test_loss'"),
+    ],
+)
+def test_a_metric_that_no_evaluation_has_is_refused_before_anything_runs(file: Path, metric: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"`rank_by`: {why}"):
+        parse_recipe({**sweep(file, "dpo.loss.beta=0.1,0.2").model_dump(mode="json"), "rank_by": metric})
+
+
+def test_rewards_without_the_reward_model_rank_variants_that_train_one_each(file: Path, tmp_path: Path) -> None:
+    """Every variant has a reward model of its own, which its rounds use; the evaluation judges all by a verifier."""
+    rounds = {"prompts": TASK, "rounds": 1, "prompts_per_round": 8}
+    training = {"data": TASK, "training": {"max_steps": 2}}
+    content = {name: value for name, value in RECIPE.items() if name != "dpo"} | {"method": "iterative-dpo"}
+    content |= {"reward_model": training, "iterative_dpo": {**rounds, "training": {"max_steps": 2}}}
+    evaluation = {name: value for name, value in RECIPE["evaluation"].items() if name != "verifier"}
+    by_verifier = {**content, "evaluation": {**evaluation, "rewards": [{"verifier": "task"}]}}
+    for own, whole in ((False, by_verifier), (True, {**content, "evaluation": evaluation})):
+        file.write_text(json.dumps(whole))
+        recipe = sweep(file, "sft.training.max_steps=2,4")
+        assert recipe.ranks == "reward"
+        if own:
+            with pytest.raises(UserError, match="every variant has a reward model of its own"):
+                planned(recipe, tmp_path)
+        else:
+            assert planned(recipe, tmp_path).stages[-1].label == "variants"
+
+
 def test_without_an_evaluation_variants_are_ranked_on_held_out_rows(file: Path) -> None:
     bare = {name: value for name, value in RECIPE.items() if name != "evaluation"}
     file.write_text(json.dumps(bare))

@@ -82,12 +82,31 @@ REPOSITORY = r"hf://[\w.-]+/[\w.-]+"
 OF_SAMPLES = ("kl", "kl_to_model", "baseline_perplexity")
 """Metrics that are estimated from samples of the unmodified policy."""
 METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", *OF_SAMPLES, "length", "truncated")
+WITHOUT_INTERVAL = ("baseline_perplexity", "length", "truncated")
+ENDS = ("low", "high")
+"""Ends of an interval, as in ``win_rate.low``."""
 NUMBERED = r"pass@[1-9]\d*|reward_\d+"
 """Metrics with a number in their name."""
 HELD_OUT_METRICS = ("test_loss", "test_accuracy", "test_margin", "reward_model_accuracy")
 """Metrics on the held-out rows of a training, of the policy or of the reward model."""
 OF_TRAINING = ("test_accuracy", "test_loss")
 """Metrics on held-out rows that can rank the variants of a sweep, in order of preference."""
+
+
+def check_metric(metric: str) -> None:
+    """Raise ValueError if no evaluation has this metric: an unknown name, or an end of an interval that it does not have."""
+    name, dot, end = metric.partition(".")
+    if metric.startswith(PREFIX):  # the names of tasks are known to lm-eval only
+        name, dot, end = metric.rpartition(".")
+        if dot and end in ENDS:
+            raise ValueError(f"{name!r} has no interval: use the metric itself")
+        return
+    if (name not in METRICS and not re.fullmatch(NUMBERED, name)) or (dot and end not in ENDS):
+        near = difflib.get_close_matches(name, (*METRICS, *HELD_OUT_METRICS), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join((*METRICS, *HELD_OUT_METRICS))}"
+        raise ValueError(f"no metric {metric!r}; {hint}")
+    if dot and (name in WITHOUT_INTERVAL or name.startswith("reward_")):
+        raise ValueError(f"{name!r} has no interval: use the metric itself")
 
 
 class Gate(Config):
@@ -129,19 +148,14 @@ class Gate(Config):
 
     @model_validator(mode="after")
     def _known_metric(self) -> Gate:
-        if self.metric.startswith(PREFIX):  # the names of tasks are known to lm-eval only
-            return self
         if self.is_of_training:
             if self.min_gain is not None and self.metric == "reward_model_accuracy":
                 raise ValueError(
                     f"`min_gain` makes no sense for {self.metric!r}, which begins with a new head: give a `min`"
                 )
             return self
-        name, _, end = self.metric.partition(".")
-        if (name not in METRICS and not re.fullmatch(NUMBERED, name)) or end not in ("", "low", "high"):
-            near = difflib.get_close_matches(name, (*METRICS, *HELD_OUT_METRICS), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join((*METRICS, *HELD_OUT_METRICS))}"
-            raise ValueError(f"no metric {self.metric!r}; {hint}")
+        check_metric(self.metric)
+        name = self.measures
         if self.min_gain is not None and name in ("win_rate", "judged_win_rate", *OF_SAMPLES):
             raise ValueError(f"`min_gain` makes no sense for {name!r}, which is measured against the baseline already")
         return self
