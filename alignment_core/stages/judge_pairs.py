@@ -61,7 +61,8 @@ def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
         (own, other) for prompt in of_policy for own, other in zip(of_policy[prompt], of_baseline[prompt], strict=False)
     ]
     differ = [pair for pair in pairs if pair[0]["completion_text"] != pair[1]["completion_text"]]
-    questions = [_question(config.judge, *order) for own, other in differ for order in ((own, other), (other, own))]
+    # The baseline's prompt in both orders: that of a conditional policy has values that a judge should not see.
+    questions = [_question(other, *order) for own, other in differ for order in ((own, other), (other, own))]
     worth = _values(context, config.judge, questions)
     shares: dict[int, list[float]] = {}
     changed = judged = 0
@@ -96,15 +97,15 @@ def _by_prompt(context: StageContext, role: str, most: int) -> dict[int, Rows]:
     return {prompt: list(group)[:most] for prompt, group in groupby(rows, key=lambda row: int(row["prompt"]))}
 
 
-def _question(config: PairwiseJudgeConfig, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def _question(prompt: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {
-        "source": first["source"],
-        "prompt_text": first["prompt_text"],
+        "source": prompt["source"],
+        "prompt_text": prompt["prompt_text"],
         "values": {
-            "prompt": conversation(first),
+            "prompt": conversation(prompt),
             "completion_a": first["completion_text"],
             "completion_b": second["completion_text"],
-            "label": first["label"],
+            "label": prompt["label"],
         },
     }
 

@@ -27,7 +27,7 @@ MINE = {0: ["long answer", "a"], 1: ["same"], 2: ["x"], 3: ["first"]}
 THEIRS = {0: ["short", "b"], 1: ["same"], 2: ["xxxx"], 3: ["other"]}
 
 
-def rollouts(folder: Path, completions: dict[int, list[str]]) -> Path:
+def rollouts(folder: Path, completions: dict[int, list[str]], condition: str = "") -> Path:
     folder.mkdir()
     rows = [
         {
@@ -37,7 +37,7 @@ def rollouts(folder: Path, completions: dict[int, list[str]]) -> Path:
             "completion_ids": [1],
             "logps": [-1.0],
             "finish_reason": "stop",
-            "prompt_text": f"prompt {prompt}",
+            "prompt_text": f"prompt {prompt}{condition}",
             "completion_text": text,
             "source": f"p:{prompt}",
         }
@@ -60,13 +60,18 @@ def longer(content: dict[str, Any]) -> tuple[int, bytes]:
 def judge(tmp_path: Path) -> Iterator[Any]:
     servers: list[Server] = []
 
-    def run_stage(answer: Answer, mine: Any = MINE, theirs: Any = THEIRS, **fields: Any) -> tuple[Any, Any, Server]:
+    def run_stage(
+        answer: Answer, mine: Any = MINE, theirs: Any = THEIRS, condition: str = "", **fields: Any
+    ) -> tuple[Any, Any, Server]:
         servers.append(Server(answer))
         url = servers[-1].url.removesuffix("/score") + "/v1/"
         folder = tmp_path / str(len(servers))
         for name in ("output", "progress"):
             (folder / name).mkdir(parents=True)
-        inputs = {"rollouts": rollouts(folder / "mine", mine), "baseline": rollouts(folder / "theirs", theirs)}
+        inputs = {
+            "rollouts": rollouts(folder / "mine", mine, condition),
+            "baseline": rollouts(folder / "theirs", theirs),
+        }
         context: Any = SimpleNamespace(
             inputs=inputs,
             output=folder / "output",
@@ -91,6 +96,13 @@ def test_a_verdict_that_changes_with_the_position_is_a_tie(judge: Any) -> None:
     assert {answers(request) for request in server.requests} >= {("x", "xxxx"), ("xxxx", "x")}
     first, *_ = judge(longer)
     assert first["pairs"] == 4, "one pair of each prompt by default"
+
+
+def test_a_judge_sees_the_baselines_prompt_in_both_orders(judge: Any) -> None:
+    """A conditional policy is asked for values of attributes, which would tell the judge whose answer is whose."""
+    *_, server = judge(longer, condition=" [quality=9]")
+    assert len(server.requests) == 6
+    assert not any("quality" in json.dumps(request) for request in server.requests)
 
 
 def test_pairs_without_a_verdict_are_left_out_and_too_many_end_the_stage(judge: Any) -> None:
