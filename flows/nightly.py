@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 from functools import partial
+from math import nan
 from typing import Any
 
 from prefect import get_run_logger
@@ -79,7 +80,10 @@ def _ended(night: Night, outcome: dict[str, Any]) -> Night:
     }
     results = {
         "candidate": Reference.parse(outcome["outputs"]["policy"]),
-        "metrics": outcome["metrics"]["policies"],
+        "metrics": {
+            label: {name: nan if value is None else value for name, value in metrics.items()}  # JSON has no NaN
+            for label, metrics in outcome["metrics"]["policies"].items()
+        },
         "changed_weights": changed,
     }
     return night.model_copy(update={"state": state, "reasons": tuple(reasons), **results})

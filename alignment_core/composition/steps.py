@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 from alignment_core.artifacts import Reference
@@ -14,6 +14,7 @@ from alignment_core.data.pin import pin
 from alignment_core.errors import NumericError, UserError
 from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.execution.base import StageCall
+from alignment_core.execution.curve import NOT_FINITE
 from alignment_core.execution.key import stage_seed
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import (
@@ -445,7 +446,7 @@ def variants(
         raise UserError(
             f"rank_by: {metric!r} was not measured of {without}; all have {', '.join(sorted(shared)) or 'none'}"
         )
-    broken = {name: f"{metric} is {values[metric]}" for name, values in known.items() if not isfinite(values[metric])}
+    broken = {name: f"{metric} is not finite" for name, values in known.items() if not isfinite(values[metric])}
     if known and broken.keys() == known.keys():
         raise NumericError(f"rank_by: {metric!r} is not finite for any variant")
     failed = {**failed, **broken}
@@ -467,13 +468,10 @@ def variants(
     return submit("variants", label, config, measuring)
 
 
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""Numbers that records write as text, because JSON has none."""
-
-
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers; NaN for those that are not finite."""
     return {
-        name: float(value)
+        name: float(value) if isinstance(value, int | float) else nan
         for name, value in metrics.items()
-        if isinstance(value, int | float) or (isinstance(value, str) and value in _NOT_FINITE)
+        if isinstance(value, int | float) or value in NOT_FINITE
     }

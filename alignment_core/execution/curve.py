@@ -71,6 +71,10 @@ class Curve:
         return curve
 
 
+NOT_FINITE = (None, "NaN", "Infinity", "-Infinity")
+"""NaN and infinities as results of stages and records of the store have them, because JSON has no such numbers."""
+
+
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     """Metrics as JSON can hold them: None for values that are not finite."""
     return {name: None if value is None or not abs(value) < 1e300 else value for name, value in metrics.items()}

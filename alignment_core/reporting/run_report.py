@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 
 from alignment_core import journal
@@ -18,7 +19,7 @@ from alignment_core.artifacts.attachments import attachment
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult, shows_of
 from alignment_core.execution.cost import PARTS
-from alignment_core.execution.curve import CURVE, Curve
+from alignment_core.execution.curve import CURVE, NOT_FINITE, Curve
 from alignment_core.host.progress_log import headline
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.samples import Row, compared, text_of, without_comparison
@@ -156,9 +157,7 @@ def comparisons_of(results: Iterable[StageResult]) -> dict[str, StageResult]:
 
 def _sections(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:
     """Artifacts of the kind ``section``, which stages wrote for reports: the last one of each kind of stage in each branch."""
-    last = {
-        (each.stage, _branch_of(each.label)): each for each in results if each.reference.kind == SECTION_KIND
-    }
+    last = {(each.stage, _branch_of(each.label)): each for each in results if each.reference.kind == SECTION_KIND}
     for (_, branch), result in last.items():
         with suppress(OSError, AlignmentError):
             title, *lines = (store.fetch(result.reference) / SECTION).read_text().split("\n")
@@ -172,11 +171,14 @@ def _branch_of(label: str) -> str:
 
 def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]]:
     """The metrics of the policies that a report's stage compared, in the order of its configuration: a record sorts them by
-    name."""
+    name. NaN for metrics that are not finite."""
     metrics: dict[str, dict[str, float]] = result.metrics.get("policies", {})
     record = store.records.by_key([result.key]).get(result.key)
     order = record.config["policies"] if record else metrics
-    return {label: metrics[label] for label in order}
+    return {
+        label: {name: nan if value in NOT_FINITE else value for name, value in metrics[label].items()}
+        for label in order
+    }
 
 
 def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[StageResult]) -> None:

@@ -121,8 +121,8 @@ def confidence(policies: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def cell(metrics: dict[str, float], name: str) -> str:
-    """``0.710 [0.680, 0.740] n=384``, where n is the number of prompts; a dash if it was not measured."""
-    if name not in metrics:
+    """``0.710 [0.680, 0.740] n=384``, where n is the number of prompts; a dash if it was not measured or is not finite."""
+    if metrics.get(name) is None:
         return "—"
     if f"{name}.low" not in metrics:
         return f"{metrics[name]:.3f}"

@@ -86,6 +86,8 @@ def test_a_gate_on_an_end_that_no_interval_has_is_refused_when_the_recipe_is_rea
         Gate(metric=metric, max=1)
 
 
-@pytest.mark.parametrize("metric", ["pass@4.low", "kl_to_model.high", "reward.low", "lm_eval/task/exact_match@strict.x"])
+@pytest.mark.parametrize(
+    "metric", ["pass@4.low", "kl_to_model.high", "reward.low", "lm_eval/task/exact_match@strict-match"]
+)
 def test_a_gate_may_be_on_the_end_of_an_interval(metric):
     assert Gate(metric=metric, max=1).metric == metric

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,10 +16,11 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterType
 
 from alignment.flows.access import TOKEN, URL
+from alignment.flows.nightly import _ended
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.lineage import Graph
 from alignment_core.methods.nightly import NightlyRecipe
-from alignment_core.nights.ledger import Ledger
+from alignment_core.nights.ledger import Ledger, Night
 from alignment_core.recipes import load_recipe
 from alignment_core.stages.dataset import ROWS
 from tests.processes import wait_until
@@ -92,6 +94,19 @@ def test_a_better_night_replaces_production_and_a_worse_night_does_not(week: Wee
     candidates = {move.to for move in week.store.tags.history("policy/production")}
     assert week.reference("night-3", "candidate") not in candidates
     assert week.store.verify(week.reference("night-3", "candidate")) == []  # kept for inspection
+
+
+def test_a_metric_that_is_not_finite_leaves_the_entry_of_a_night_readable() -> None:
+    """Outcomes have null for it, which is no number; later nights read the entry."""
+    outcome = {
+        "promotion": {"state": "refused", "reasons": ["it is nan"]},
+        "stages": [],
+        "outputs": {"policy": "model@sha256:" + "1" * 64},
+        "metrics": {"policies": {"candidate": {"lm_eval/words/perplexity": None, "kl": 1.5}}},
+    }
+    entry = Night.model_validate_json(_ended(Night(night="1"), outcome).model_dump_json())
+    assert math.isnan(entry.metrics["candidate"].pop("lm_eval/words/perplexity"))
+    assert entry.metrics == {"candidate": {"kl": 1.5}}
 
 
 def test_an_empty_night_runs_no_stage_and_is_on_record(week: Week) -> None:

@@ -108,7 +108,8 @@ def test_a_planned_stage_has_not_failed(tmp_path: Path) -> None:
 
 
 def test_a_variant_whose_metric_is_not_finite_failed_and_others_are_ranked(tmp_path: Path) -> None:
-    """A learning rate that diverges in the last step gives held-out metrics of NaN; records keep these as text."""
+    """A learning rate that diverges in the last step gives held-out metrics of NaN, which are null in results and text in
+    records."""
 
     def measured(**metrics: Any) -> Any:
         return SimpleNamespace(result=lambda: SimpleNamespace(metrics=metrics))
@@ -117,7 +118,7 @@ def test_a_variant_whose_metric_is_not_finite_failed_and_others_are_ranked(tmp_p
     whole: Any = SimpleNamespace(submit=submitted.append)
     fields = {name: {"lr": number} for number, name in enumerate("abcd")}
     measuring = {
-        "a": measured(test_loss=float("nan")),
+        "a": measured(test_loss=None),
         "b": measured(test_loss=1.0, loss=float("inf")),
         "c": measured(test_loss=2.0),
         "d": measured(test_loss="NaN", best="text"),
@@ -132,8 +133,8 @@ def test_a_variant_whose_metric_is_not_finite_failed_and_others_are_ranked(tmp_p
         ("c", {"test_loss": 2.0}),
     ]
     assert [(variant.name, variant.reason) for variant in config.failed] == [
-        ("a", "test_loss is nan"),
-        ("d", "test_loss is nan"),
+        ("a", "test_loss is not finite"),
+        ("d", "test_loss is not finite"),
     ]
     assert list(submitted[0].inputs) == ["b", "c"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -17,15 +18,16 @@ from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.artifacts.attachments import attach
 from alignment_core.canonical import digest_of
 from alignment_core.errors import Stopped, UserError
+from alignment_core.evaluation.gates import refusals
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.journal import Journal, folder_of, new_record, read
 from alignment_core.lineage.samples import Row
-from alignment_core.recipes import parse_recipe
+from alignment_core.recipes import Gate, parse_recipe
 from alignment_core.reporting.head import head
 from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
-from alignment_core.stages.report import markdown
+from alignment_core.stages.report import cell, markdown
 from alignment_core.tracking import Progress
 from alignment_core.tracking.metrics_file import MetricsFile
 from tests.answering import answering
@@ -116,6 +118,18 @@ def test_policies_stay_in_the_order_of_their_creation(store: Store, tmp_path: Pa
     report = run_report(store, "small", NOW, [cached], {"report": reference})
     assert "![metrics of the policies](policies.svg)" in report.markdown
     assert 0 < report.pictures["policies.svg"].index(">sft<") < report.pictures["policies.svg"].index(">round-1<")
+
+
+@pytest.mark.parametrize("value", [None, "NaN", "Infinity"])
+def test_a_metric_that_is_not_finite_is_shown_and_passes_no_gate(store: Store, value: Any) -> None:
+    """It is null in the result of a stage that ran, and text in that of a cached one."""
+    metrics = {"confidence": 0.95, "lm_eval/words/perplexity": value}
+    compared = result("report", policies={"sft": metrics}).model_copy(update={"stage": "report", "key": "0" * 64})
+    policies = policies_of(store, compared)
+    gate = Gate(metric="lm_eval/words/perplexity", max=100)
+    assert len(refusals((gate,), policies["sft"], {}, "start")) == 1
+    shown = json.loads(json.dumps(policies).replace("NaN", "null"))["sft"]  # as an outcome has them
+    assert (cell(shown, "lm_eval/words/perplexity"), cell(policies["sft"], "lm_eval/words/perplexity")) == ("—", "nan")
 
 
 def test_the_report_has_the_comparison_of_a_promotion_if_there_is_one(store: Store, tmp_path: Path) -> None:
