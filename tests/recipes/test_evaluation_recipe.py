@@ -22,6 +22,11 @@ ALONE: dict[str, Any] = {"method": "evaluate", "name": "e", "model": "some/model
         ({"evaluation": {**EVALUATION, "pass_at": [8]}}, "`pass_at` needs 8 completions of a prompt: raise"),
         ({"evaluation": {**EVALUATION, "pass_at": [0]}}, "greater than or equal to 1"),
         ({"evaluation": {"prompts": "prompts.jsonl", "pass_at": [1]}}, "`pass_at` needs a `verifier`"),
+        ({"evaluation": {**EVALUATION, "prompts": {"path": "p.jsonl", "test_rows": 9}}}, "remove `test_rows`"),
+        (
+            {"evaluation": {**EVALUATION, "prompts": ["p.jsonl", {"path": "q.jsonl", "held_out": True}]}},
+            "`prompts`: all of these rows are measured",
+        ),
     ],
 )
 def test_inconsistent_fields_are_refused(more: dict[str, Any], says: str, load: Load) -> None:

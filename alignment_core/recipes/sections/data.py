@@ -251,3 +251,11 @@ class DataConfig(Config):
     def has_test_rows(self) -> bool:
         """Whether rows are held out to measure on."""
         return bool(self.test_rows) or any(source.held_out for source in self.sources)
+
+    def refuse_test_rows(self, field: str) -> None:
+        """Raise ValueError if the data, at ``field``, is measured on itself and yet holds rows out, which nothing would use."""
+        if self.has_test_rows:
+            raise ValueError(
+                f"`{field}`: all of these rows are measured, and none are trained on: remove `test_rows`, and `held_out` of "
+                "sources, which would leave rows out"
+            )

@@ -59,6 +59,7 @@ class EvaluationConfig(Config):
 
     @model_validator(mode="after")
     def _verifies_its_prompts(self, info: ValidationInfo) -> EvaluationConfig:
+        self.prompts.refuse_test_rows("prompts")
         self.check_verifier(self.prompts, "prompts")
         check_rewards(self.rewards, "rewards", self.prompts, "prompts")
         if self.verifier is None:

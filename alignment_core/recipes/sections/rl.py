@@ -383,6 +383,11 @@ class BestPolicyConfig(Config):
     """Number of steps between evaluations; the last step is always evaluated. The reward is the weighted sum before
     normalisation and shaping."""
 
+    @model_validator(mode="after")
+    def _measures_all_prompts(self) -> BestPolicyConfig:
+        self.prompts.refuse_test_rows("prompts")
+        return self
+
 
 class TrajectoriesConfig(Config):
     """Trajectories that are kept as an output of the stage: completions with tokens, log-probabilities, rewards and
