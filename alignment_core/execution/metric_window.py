@@ -13,6 +13,8 @@ from alignment_core.models.saving import changed_weights, checkpoint_dtype
 
 FIRST = "first.json"
 """File in the progress folder: an attempt that resumes after a crash has not seen the first steps."""
+LAST = "last.json"
+"""File in the progress folder, written before each checkpoint: the last steps, of which an attempt that resumes sees a part."""
 LEAST_CHANGED = 0.01
 """Share of changed weights below which training in half precision is warned about."""
 
@@ -27,7 +29,11 @@ class MetricWindow:
         self._edge = max(1, total // 10)
         self._total = total
         self._head: list[tuple[float, Mapping[str, float]]] = []
-        self._tail: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=self._edge)
+        self._tail: deque[tuple[int, float, Mapping[str, float]]] = deque(maxlen=self._edge)
+        self._saved = progress / LAST
+        if done and self._saved.is_file():
+            earlier = json.loads(self._saved.read_text())
+            self._tail.extend((step, weight, metrics) for step, weight, metrics in earlier if step <= done)
 
     def add(self, step: int, metrics: Mapping[str, float], weight: float = 1.0) -> None:
         """Add the metrics of step number ``step``, counted from 1."""
@@ -35,12 +41,16 @@ class MetricWindow:
             self._head.append((weight, metrics))
         if step == self._edge and self._whole:
             write_whole(self._file, lambda file: file.write(json.dumps(_means(self._head)).encode()))
-        self._tail.append((weight, metrics))
+        self._tail.append((step, weight, metrics))
+
+    def save(self) -> None:
+        """Save the last steps for an attempt that resumes from the checkpoint which is written next."""
+        write_whole(self._saved, lambda file: file.write(json.dumps(list(self._tail)).encode()))
 
     def metrics(self) -> dict[str, float]:
         """``<name>`` over the last tenth of the steps, and ``<name>.first`` over the first tenth, if that is known and
         differs."""
-        last = _means(self._tail)
+        last = _means([(weight, metrics) for _, weight, metrics in self._tail])
         if self._edge == self._total or not self._file.is_file():
             return last
         first = json.loads(self._file.read_text())

@@ -125,10 +125,10 @@ def _loop(
             context.curve.add(number, "steps", measured[number])  # before the checkpoint, which holds the curve
         stops = context.stopping.is_set()
         if due or stops:
-            _save(context, ranks, step, evaluations, schedule)
+            _save(context, ranks, step, evaluations, schedule, window)
         for number, metrics in measured.items():
             if context.stopping.is_set() and not stops:  # set since the check above: the report ends the stage
-                _save(context, ranks, step, evaluations, schedule)
+                _save(context, ranks, step, evaluations, schedule, window)
                 stops = True
             tested = _evaluate(ranks, evaluations, step) if number == step else {}
             context.report(number, total, "steps", **metrics, **tested)
@@ -193,9 +193,11 @@ def _save(
     step: int,
     evaluations: EvaluationCheckpoints,
     schedule: SaveSchedule,
+    window: MetricWindow,
 ) -> None:
     """Write a checkpoint, and remove older ones once it is complete."""
     with schedule.saving():
+        window.save()
         save_progress(ranks, context.progress, context.curve.to_bytes())
         drop_older(context.progress, step)
         evaluations.checkpointed()

@@ -51,6 +51,20 @@ def test_a_resumed_attempt_keeps_the_first_metrics_of_the_earlier_attempt(tmp_pa
     assert window.metrics()["loss.first"] == 2.5
 
 
+def test_a_resumed_attempt_has_the_last_metrics_of_an_uninterrupted_one(tmp_path):
+    """Killed after step 39, saved after 38: the mean is over 37 to 40, of which the second attempt sees two."""
+    first = MetricWindow(tmp_path, 0, 40)
+    go(first, 0, 38)
+    first.save()
+    go(first, 38, 39)
+    second = MetricWindow(tmp_path, 38, 40)
+    go(second, 38, 40)
+    assert second.metrics() == {"loss": 38.5, "loss.first": 2.5}
+    second.save()
+    assert MetricWindow(tmp_path, 40, 40).metrics()["loss"] == 38.5, "also of one that was killed after its last step"
+    assert MetricWindow(tmp_path, 0, 40).metrics() == {}, "a training that starts again forgets them"
+
+
 def test_an_attempt_that_saw_a_part_of_the_first_steps_reports_no_first_metrics(tmp_path):
     go(MetricWindow(tmp_path, 0, 40), 0, 2)
     window = MetricWindow(tmp_path, 2, 40)

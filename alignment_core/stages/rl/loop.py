@@ -58,6 +58,7 @@ class Loop:
     kl_coefficient: float = field(init=False)
     values: ValueScale = field(init=False)
     schedule: SaveSchedule = field(init=False)
+    window: MetricWindow = field(init=False)
 
     def __post_init__(self) -> None:
         section = self.section
@@ -76,7 +77,7 @@ class Loop:
             self._restore(state["driver"])
             context.resume_curve(curve_of(context.progress, step), step)
             metrics = context.curve.metrics_after(step)
-        window = MetricWindow(context.progress, step, section.steps)
+        self.window = MetricWindow(context.progress, step, section.steps)
         rewards_differ = step > 0
         if self.best:
             self.best.resume(state["driver"].get("best"), state["driver"].get("evaluated", 0))
@@ -90,7 +91,7 @@ class Loop:
                 metrics = self._step(step)
             step += 1
             rewards_differ |= metrics["reward_deviation"] > 0
-            window.add(
+            self.window.add(
                 step, {name: metrics[name] for name in metrics if name in self.shows or name.startswith("reward")}
             )
             context.curve.add(step, "steps", metrics)  # before the checkpoints, which hold the curve
@@ -108,7 +109,7 @@ class Loop:
         self.trajectories.settle()
         if warnings := self._warnings(rewards_differ):
             metrics["warnings"] = warnings
-        return {**metrics, **window.metrics(), "steps": section.steps, "parameters": state["parameters"]}
+        return {**metrics, **self.window.metrics(), "steps": section.steps, "parameters": state["parameters"]}
 
     def _step(self, step: int) -> dict[str, float]:
         """One step, including the update of the policy; metrics."""
@@ -260,6 +261,7 @@ class Loop:
         """Write a checkpoint, then delete the older ones."""
         with self.schedule.saving():
             self.trajectories.settle()
+            self.window.save()
             save_progress(self.ranks, self.context.progress, self.context.curve.to_bytes(), driver=state)
             drop_older(self.context.progress, step)
             if self.best:
