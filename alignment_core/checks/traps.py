@@ -62,6 +62,7 @@ def warnings(recipe: BaseRecipe) -> list[str]:
             sentences += _few_steps(f"{path}.prompts_per_round", section.prompts_per_round, section.training, pairs)
         if isinstance(section, RlConfig):
             sentences += _without_kl(path, section)
+            sentences += _kl_estimator(path, section)
         if isinstance(section, RejectionSamplingConfig):
             sentences += _without_minimum(path, section)
     for place, part in _parts(recipe):
@@ -188,6 +189,22 @@ def _without_kl(path: str, rl: RlConfig) -> Iterator[str]:
         yield (
             f"{path}.kl.coefficient: 0 with a reward model lets the policy drift to whatever the model overrates (Gao et al. "
             "2023, Scaling Laws for Reward Model Overoptimization): 0.01 to 0.05 is usual"
+        )
+
+
+def _kl_estimator(path: str, rl: RlConfig) -> Iterator[str]:
+    kl = rl.kl
+    if kl.coefficient == 0:
+        return
+    if kl.place == "loss" and kl.estimator == "k1" and not kl.unbiased_gradient:
+        yield (
+            f"{path}.kl.estimator: k1 in the loss has a gradient of zero on average, so that nothing holds the policy near the "
+            "reference (Shah et al. 2025, A Comedy of Estimators): use k3, `unbiased_gradient: true`, or `place: reward`"
+        )
+    if kl.place == "reward" and kl.estimator != "k1":
+        yield (
+            f"{path}.kl.estimator: {kl.estimator} in the reward also drives down tokens that are rarer than in the reference, "
+            "away from it (Shah et al. 2025, A Comedy of Estimators): use k1, the default there"
         )
 
 

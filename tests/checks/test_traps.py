@@ -79,6 +79,24 @@ def test_a_learned_reward_without_a_kl_penalty_is_warned_about() -> None:
     assert warned(parsed("rl", RL)) == [], "a verifier is not learned"
 
 
+@pytest.mark.parametrize(
+    ("kl", "warns"),
+    [
+        ({"estimator": "k1"}, True),
+        ({"estimator": "k1", "unbiased_gradient": True}, False),
+        ({"estimator": "k1", "coefficient": 0}, False),
+        ({}, False),
+        ({"estimator": "k2"}, False),
+        ({"place": "reward"}, False),
+        ({"place": "reward", "estimator": "k2"}, True),
+        ({"place": "reward", "estimator": "k3"}, True),
+    ],
+)
+def test_an_estimator_whose_gradient_is_not_that_of_the_kl_is_warned_about(kl: dict[str, Any], warns: bool) -> None:
+    fields = warned(parsed("rl", RL, ("rl.kl", {"coefficient": 0.1, **kl})))
+    assert fields == (["rl.kl.estimator"] if warns else [])
+
+
 def test_the_best_of_wrong_answers_is_warned_about() -> None:
     content = {"rejection_sampling": GSM8K, "evaluation": {"prompts": {"path": "q.jsonl"}, "verifier": "math"}}
     assert warned(parsed("rejection-sampling", content)) == ["rejection_sampling.selection.min_score"]

@@ -165,6 +165,32 @@ def test_the_means_of_k1_and_k3_are_the_kl() -> None:
         assert float((p * kl_estimate(p.log(), q.log(), estimator)).sum()) == pytest.approx(kl)
 
 
+def test_a_penalty_in_the_reward_holds_the_policy_near_the_reference_with_the_default_estimator_alone() -> None:
+    """The exact policy gradient of a reward of -k: Σ π(a) -k(a) ∇ log π(a). By hand for π = (0.5, 0.3, 0.2) and a reference of
+    (0.4, 0.3, 0.3), by the logits: -π (k - E k). The third token is too rare: k1 = log(2/3) = -0.405 raises it by 0.087, and
+    k3 = 1.5 - 1 - 0.405 = 0.095 lowers it by 0.013, so that the KL grows."""
+    p, q = of(0.5, 0.3, 0.2), of(0.4, 0.3, 0.3)
+    slope_of_kl = gradient(lambda x: (x.softmax(0) * (x.log_softmax(0) - q.log())).sum(), p.log())
+
+    def slope(estimator: str) -> list[float]:
+        reward = -kl_estimate(p.log(), q.log(), estimator)  # type: ignore[arg-type]
+        return gradient(lambda x: (p * reward * x.log_softmax(0)).sum(), p.log())
+
+    chosen = RlConfig.model_validate(
+        {"prompts": "p.jsonl", "rewards": [{"verifier": "task"}], "kl": {"place": "reward"}}
+    )
+    assert slope(chosen.kl.estimator) == pytest.approx([-value for value in slope_of_kl])
+    assert slope("k3")[2] == pytest.approx(-0.2 * (0.0945349 - 0.0304788), abs=1e-6)
+    for other in ("k2", "k3"):
+        assert sum(np.multiply(slope(other), slope_of_kl)) > 0, "the KL grows"
+
+
+def test_the_gradient_of_k1_in_the_loss_is_zero_on_average() -> None:
+    p, q = of(0.5, 0.3, 0.2), of(0.4, 0.3, 0.3)
+    slope = gradient(lambda x: (p * kl_estimate(x.log_softmax(0), q.log(), "k1")).sum(), p.log())
+    assert slope == pytest.approx([0.0, 0.0, 0.0])
+
+
 def test_the_unbiased_gradient_is_that_of_the_kl_in_expectation() -> None:
     logits, q = of(0.3, -0.2, 0.5), of(0.2, 0.5, 0.3)
 

@@ -86,8 +86,9 @@ OPENRLHF = [
     (f"{PPO} --eps_clip 0.3", "rl.loss", {"epsilon": 0.3, "epsilon_high": 0.3}),
     (f"{PPO} --eps_clip 0.3 --eps_clip_low_high 0.2 0.28", "rl.loss.epsilon_high", 0.28),
     (f"{PPO} --init_kl_coef 0", "rl.kl.coefficient", 0),
-    (f"{PPO} --init_kl_coef 0.05", "rl.kl", {"coefficient": 0.05, "place": "reward", "estimator": "k1"}),
+    (f"{PPO} --init_kl_coef 0.05", "rl.kl", {"coefficient": 0.05, "place": "reward"}),  # k1 is the default there
     (f"{PPO} --use_kl_loss --kl_estimator k3", "rl.kl.place", "loss"),
+    (f"{PPO} --use_kl_loss", "rl.kl.estimator", "k1"),
     (f"{PPO} --prompt_max_len 2048", "rl.prompts.max_length", 2048),
     (f"{PPO} --generate_max_len 512", "rl.generation.max_completion_length", 512),
     # 10,000 prompts twice, 1,000 a step

@@ -235,6 +235,7 @@ class KlConfig(Config):
     """KL penalty to a reference, by default the initial policy. With a coefficient of 0 no reference model is loaded."""
 
     RENAMED: ClassVar = {"refresh_every": "sync_ref_model"}
+    DEFAULTS_BY: ClassVar = {"place": {"reward": {"estimator": "k1"}}}
 
     coefficient: float = Field(0.0, ge=0)
     """KL coefficient, for the KL in nats per token. Default with a reward model: 0.04 (Shao et al. 2024, DeepSeekMath, section
@@ -243,7 +244,8 @@ class KlConfig(Config):
     place: Literal["loss", "reward"] = "loss"
     """Add the KL to the loss, or subtract it from the reward of each token."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """KL estimator: Schulman's k1, k2 or k3."""
+    """KL estimator: Schulman's k1, k2 or k3. Default with `place: reward`: k1, as in OpenRLHF. As rewards, k2 and k3 are
+    penalties on both sides of the reference, so that they also drive down tokens that the policy already makes too rare."""
     unbiased_gradient: bool = False
     """With the KL in the loss: keep the estimator's value, but use the unbiased gradient of the KL (k2's gradient)."""
     target: float | None = Field(None, gt=0)
