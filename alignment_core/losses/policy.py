@@ -31,7 +31,8 @@ def policy_objective(
     sequence_K: Tensor,
     count: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum over tokens of policy loss, KL and entropy bonus, and sums of metrics.
+    """The weighted sum over tokens of policy loss, KL and entropy bonus, and sums of metrics. A KL in the reward is in the
+    advantages, and measured where these are computed: of the policy that sampled, not of those that the updates make of it.
 
     Args: ``output`` the policy's log-probabilities [K] in nats, or these and its entropies [2, K]; ``numbers`` by name, [K]
     each: ``advantages``, ``rollout_logps``, and if there are any ``old_logps``, ``reference_logps`` and ``top_entropy``, by
@@ -69,15 +70,14 @@ def policy_objective(
     }
     if config.loss_type != "sapo":  # which has a gate instead of bounds
         sums["clipped"] = clipped_tokens(config, log_ratio_K, sequence_K, count)
-    if "reference_logps" in numbers:
+    if "reference_logps" in numbers and kl.place == "loss":
         reference_K = numbers["reference_logps"]
-        sums["kl"] = kl_estimate(logps_K.detach(), reference_K, kl.estimator).sum()
-        if kl.place == "loss":
-            if kl.unbiased_gradient:
-                kl_K = kl_with_unbiased_gradient(logps_K, reference_K, kl.estimator, log_ratio_K)
-            else:
-                kl_K = kl_estimate(logps_K, reference_K, kl.estimator)
-            loss_K = loss_K + kl_coefficient * kl_K
+        if kl.unbiased_gradient:
+            kl_K = kl_with_unbiased_gradient(logps_K, reference_K, kl.estimator, log_ratio_K)
+        else:
+            kl_K = kl_estimate(logps_K, reference_K, kl.estimator)
+        sums["kl"] = kl_K.sum()
+        loss_K = loss_K + kl_coefficient * kl_K
     if entropy_K is not None:
         sums["entropy"] = entropy_K.sum()
         loss_K = loss_K - config.entropy_coef * entropy_K

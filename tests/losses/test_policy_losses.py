@@ -115,6 +115,23 @@ def test_tokens_of_high_entropy_are_trained_and_the_kl_keeps_all() -> None:
     assert loss.item() == pytest.approx(-2 + 2 * 0.1)
 
 
+@pytest.mark.parametrize(("place", "expected"), [("loss", math.log(0.4 / 0.5) + math.log(0.6 / 0.5)), ("reward", None)])
+def test_the_kl_in_the_reward_is_not_measured_again_after_updates(place: str, expected: float | None) -> None:
+    """A policy that sampled two tokens with 0.5 each is its own reference, and an update made 0.4 and 0.6 of them. Over the
+    samples of the policy before the update, k1 is then KL(old, reference) - KL(old, new) = 0 - 0.0204 a token: negative, and
+    an adaptive coefficient would fall by it."""
+    content = {
+        "prompts": "prompts.jsonl",
+        "rewards": [{"verifier": "math"}],
+        "kl": {"coefficient": 0.1, "estimator": "k1", "place": place},
+    }
+    old = of(0.5, 0.5).log()
+    numbers = {"advantages": of(1.0, 1.0), "rollout_logps": old, "old_logps": old, "reference_logps": old}
+    section = RlConfig.model_validate(content)
+    _, sums = policy_objective(section, 0.1, of(0.4, 0.6).log(), numbers, torch.tensor([0, 0]), 1)
+    assert sums.get("kl") == (expected if expected is None else pytest.approx(expected))
+
+
 def test_cispo_weighs_the_log_probability_by_a_ratio_without_gradient() -> None:
     # r = 1.5 counts as 1.3: L = -1.3 · 2 · log 0.5 = 1.802183, gradient -2.6; r = 0.5 counts as 0.8
     logps = of(0.5, 0.5).log()

@@ -251,6 +251,10 @@ def test_the_section_nightly_is_optional(load):
         (["rl.loss.sapo_temperatures=[1, 2]"], "`sapo_temperatures` has no effect with `loss_type: clip`"),
         (["rl.advantage.gae_lambda=0.9"], "`gae_lambda` has no effect with `estimator: group`"),
         (["rl.kl={coefficient: 0.1, place: reward, unbiased_gradient: true}"], "which has no gradient"),
+        (
+            ["rl.kl={coefficient: 0.1, target: 1, horizon: 100}", "rl.prompts_per_step=125"],
+            "a step of 1,000 completions lower the coefficient by 200%, to zero or below: set it above 200",
+        ),
         (["rl.rewards.0.batch_size=4"], "`batch_size` has no effect with `verifier`: it belongs to `urls`"),
         (
             ["rl.prompts={task: reverse, subset: main}"],

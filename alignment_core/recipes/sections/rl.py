@@ -27,6 +27,8 @@ OF_ROUNDING = {"mode": "mask", "level": "sequence", "high": 3.0}
 """Correction of bf16's rounding: TRL 1.16's `sequence_mask`."""
 OF_STALE = {"mode": "clip"}
 """Correction with `max_staleness`, where the product of many ratios is rarely near 1: truncated importance sampling."""
+MOST_ADAPTED = 0.2
+"""Most that the adaptive KL controller changes the coefficient in ``horizon`` completions: Ziegler et al. 2019."""
 DEPENDENT = ("rl.kl.coefficient", "rl.advantage.gae_lambda", "rl.importance_sampling_correction.mode")
 """Fields whose default depends on other sections of `rl`."""
 
@@ -533,6 +535,12 @@ class RlConfig(Config):
             )
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
+        completions = self.prompts_per_step * self.generation.num_generations
+        if self.kl.target is not None and completions >= (shortest := self.kl.horizon / MOST_ADAPTED):
+            raise ValueError(
+                f"`rl.kl.horizon` {self.kl.horizon} lets a step of {completions:,} completions lower the coefficient by "
+                f"{completions / shortest:.0%}, to zero or below: set it above {completions * MOST_ADAPTED:g}"
+            )
         if self.result == "average" and self.ema is None:
             raise ValueError("`rl.result: average` needs the section `rl.ema`: add `ema: {}`, or use `result: last`")
         if self.result == "best" and self.best is None:
