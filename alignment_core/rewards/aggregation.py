@@ -68,6 +68,21 @@ def total_rewards(
     return total_S
 
 
+def score_units(
+    config: RewardConfig, known: RunningMean, spread: tuple[float, float] = (0.0, 1.0)
+) -> tuple[float, float]:
+    """The score of a reward model that is a reward of 0, and the difference of scores that is a reward of 1.
+
+    As in :func:`total_rewards`, but ``batch`` and ``group`` have the statistics of all steps. Args: ``known`` statistics of the
+    reward; ``spread`` mean and deviation of the model's scores, for ``normalise: model``.
+    """
+    mean, deviation = (0.0, 1.0) if config.normalise == "none" else (known.mean, known.deviation)
+    if config.normalise == "model":
+        mean, deviation = spread
+    # Scores that differ by rounding alone say nothing about their deviation.
+    return mean, (deviation if deviation > EPSILON else 1.0) / (config.weight or 1.0)
+
+
 def means_by_source(raw_SR: np.ndarray) -> dict[int, float]:
     """The mean of each reward that has values, by number. Args: [S, R], NaN where a reward has none."""
     given = {number: column[~np.isnan(column)] for number, column in enumerate(raw_SR.T)}

@@ -108,6 +108,8 @@ class PolicyTrainer:
         self.step = 0
         self.kl_coefficient = job.section.kl.coefficient
         self.batch: StepData
+        self.critic_units = (0.0, 1.0)
+        """The critic's output that is a value of 0, and the difference of outputs that is a value of 1."""
         self.rows: list[Row] = []
         """Rows of the batch."""
         self.temperature = job.section.generation.temperature
@@ -133,8 +135,9 @@ class PolicyTrainer:
             driver = description["driver"]
         return {"step": self.step, "driver": driver, "parameters": self.policy.parameters()}
 
-    def load(self, batch: StepData) -> None:
-        """Keep the batch of the next :meth:`update`."""
+    def load(self, batch: StepData, critic_units: tuple[float, float] = (0.0, 1.0)) -> None:
+        """Keep the batch of the next :meth:`update`, and the units in which the critic values it."""
+        self.critic_units = critic_units
         self.batch = replace(batch, numbers=dict(batch.numbers))
         self.rows = self.batch.rows()
 
@@ -169,6 +172,8 @@ class PolicyTrainer:
                 with torch.no_grad():
                     output = run_packed(model, micro, self.temperature).float()
                 places_K = torch.from_numpy(self.batch.places_K(micro.rows)).to(values_CK.device)
+                if name == "old_values":
+                    output = self._values(output)
                 values_CK[:, places_K] = output[None] if output.ndim == 1 else output[: len(columns)]
             self.batch.numbers.update(zip(columns, sum_over_ranks(values_CK).cpu().numpy(), strict=True))
             self.policy.packed.with_entropy = with_entropy
@@ -237,7 +242,12 @@ class PolicyTrainer:
             return policy_objective(
                 self.section, self.kl_coefficient, output, numbers, micro.sequence_K, micro.sequences
             )
-        return value_objective(self.section, output, numbers, micro.sequence_K, micro.sequences)
+        return value_objective(self.section, self._values(output), numbers, micro.sequence_K, micro.sequences)
+
+    def _values(self, output_K: Tensor) -> Tensor:
+        """The critic's output in units of the reward. [K] → [K]"""
+        zero, one = self.critic_units
+        return (output_K.float() - zero) / one
 
     def buckets(self) -> list[BucketSpec]:
         """The buckets in which the policy's weights travel to the engines."""

@@ -7,7 +7,13 @@ import pytest
 
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, ShapingConfig
-from alignment_core.rewards.aggregation import RunningMean, informative_groups, length_penalties, total_rewards
+from alignment_core.rewards.aggregation import (
+    RunningMean,
+    informative_groups,
+    length_penalties,
+    score_units,
+    total_rewards,
+)
 from alignment_core.rewards.results import RewardValue
 from alignment_core.rollout.advantages import ReasoningStepRewards, add_advantages, reasoning_step_rewards
 from alignment_core.rollout.trajectories import numbers_by_token
@@ -65,6 +71,43 @@ def test_running_normalisation_covers_all_earlier_rewards_and_resumes_from_its_s
     everything = np.concatenate(parts)
     expected = (parts[-1][:, 0] - everything.mean()) / (everything.std() + 1e-4)
     np.testing.assert_allclose(total, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, [1.0, 5.0]),
+        ({"weight": 0.5}, [0.5, 2.5]),
+        ({"normalise": "running", "weight": 2.0}, [-2.0, 2.0]),
+        ({"normalise": "batch"}, [-1.0, 1.0]),
+        ({"normalise": "model"}, [1.0, 5.0]),  # the source of the reward has normalised it
+    ],
+)
+def test_a_critic_of_scores_begins_with_values_in_units_of_their_reward(
+    fields: dict[str, object], expected: list[float]
+) -> None:
+    """Scores of 1 and 5: mean 3, deviation 2. A critic that is their model, and knew the end, would value each as its reward.
+    OpenRLHF's `CriticModel` with `normalize_reward`: `values = (values - mean) / std`."""
+    judge: RewardConfig = CHOICE.validate({"reward_model": "ours", **fields})
+    scores, known = np.array([1.0, 5.0]), RunningMean()
+    total = total_rewards(scores[:, None], np.zeros(2, int), [judge], [known])
+    zero, one = score_units(judge, known)
+    assert ((scores - zero) / one).tolist() == pytest.approx(expected)
+    assert total.tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_critic_of_scores_has_the_mean_and_deviation_that_normalise_them() -> None:
+    """Scores of 1 and 5 by a model with the mean 2 and the deviation 4 are rewards of -0.25 and 0.75."""
+    judge: RewardConfig = CHOICE.validate({"reward_model": "ours", "normalise": "model", "weight": 2.0})
+    zero, one = score_units(judge, RunningMean(), (2.0, 4.0))
+    assert ((np.array([1.0, 5.0]) - zero) / one).tolist() == [2 * -0.25, 2 * 0.75]
+
+
+def test_equal_scores_of_a_first_step_do_not_enlarge_a_critics_values() -> None:
+    judge: RewardConfig = CHOICE.validate({"reward_model": "ours", "normalise": "running"})
+    known = RunningMean()
+    known.add(np.full(4, 3.0))
+    assert score_units(judge, known) == (3.0, 1.0)
 
 
 def test_the_length_penalty_grows_linearly_and_truncation_adds_a_penalty() -> None:

@@ -282,6 +282,23 @@ def test_a_policy_that_waits_for_its_critic_warms_up_from_its_own_first_step(
     ]
 
 
+def test_a_critic_learns_and_values_in_units_of_the_reward(machines: Any, tiny_model: Any, tmp_path: Path) -> None:
+    """Outputs less 3, over 2: before the first update the values are those of plain outputs in these units, and returns that
+    equal them leave no error."""
+    section = {"critic": {"learning_rate": 1e-3}, "advantage": {"estimator": "gae"}}
+    data = sampled()
+    with machines(1).trainers() as group:
+        policy = Policy(group, machines(1), tiny_model(), tmp_path / "run", section, critic=tiny_model())
+        policy.open()
+        values = []
+        for units in ((0.0, 1.0), (3.0, 2.0)):
+            policy.ranks.all(PolicyTrainer.load, data, units)
+            values.append(policy.ranks.all(PolicyTrainer.forward, False, ["old_values"])[0]["old_values"])
+        (reports,) = policy.ranks.all(PolicyTrainer.update, {"returns": values[1]}, 0.0)
+    np.testing.assert_allclose(values[1], (values[0] - 3) / 2, rtol=1e-5)
+    assert reports["critic"].sums["error"] / len(values[1]) < 1e-5
+
+
 def test_tokens_of_high_entropy_are_those_of_all_ranks(machines: Any, tiny_model: Any, tmp_path: Path) -> None:
     """By plain `transformers`; without the others' advantages a training on all tokens is the same."""
     data = sampled()

@@ -140,7 +140,7 @@ class Loop:
         section = self.section
         old = self._needs_old_logps(len(batch.ends_S))
         with self.watch.part("transfer"):
-            self.ranks.all(PolicyTrainer.load, batch)
+            self.ranks.all(PolicyTrainer.load, batch, self.rewards.critic_units)
         if old or section.critic or section.kl.coefficient > 0:
             with self.watch.part("logps"):
                 needed = self._columns_needed(step, old)

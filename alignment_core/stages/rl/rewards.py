@@ -14,7 +14,13 @@ from alignment_core.execution.base import StageContext
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes.sections.rewards import RewardConfig, reward_names
 from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
-from alignment_core.rewards.aggregation import RunningMean, informative_groups, length_penalties, total_rewards
+from alignment_core.rewards.aggregation import (
+    RunningMean,
+    informative_groups,
+    length_penalties,
+    score_units,
+    total_rewards,
+)
 from alignment_core.rewards.base import Opening, kind_of
 from alignment_core.rewards.results import MissingRewards, extras, numbers, scores
 from alignment_core.rewards.scoring_actors import in_actors
@@ -60,8 +66,16 @@ def open_sources(
 class Rewards:
     """Rewards completions, and keeps the running statistics that normalisation needs over a run."""
 
-    def __init__(self, section: RlConfig, sources: RewardSources, watch: Stopwatch, cost: dict[str, float]) -> None:
-        """Failures are counted in ``cost``, time in ``watch``."""
+    def __init__(
+        self,
+        section: RlConfig,
+        sources: RewardSources,
+        watch: Stopwatch,
+        cost: dict[str, float],
+        of_critic: tuple[int, tuple[float, float]] | None = None,
+    ) -> None:
+        """Failures are counted in ``cost``, time in ``watch``. ``of_critic``: the number of the reward whose model the critic
+        is initialised from, and the mean and deviation of its scores."""
         self.section = section
         self.sources = sources
         self.watch = watch
@@ -69,6 +83,15 @@ class Rewards:
         self.names = reward_names(section.rewards)
         self.running = [RunningMean() for _ in section.rewards]
         self.missing = MissingRewards(len(section.rewards))
+        self.of_critic = of_critic
+
+    @property
+    def critic_units(self) -> tuple[float, float]:
+        """The output of the critic that is a value of 0, and the difference of outputs that is a value of 1."""
+        if self.of_critic is None:
+            return 0.0, 1.0
+        number, spread = self.of_critic
+        return score_units(self.section.rewards[number], self.running[number], spread)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from alignment_core.execution.metric_window import movement
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engine import EngineRequest
 from alignment_core.models.model_ref import Model
-from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
+from alignment_core.rewards.model_reward import spread_of
 from alignment_core.rewards.scoring_actors import has_another_tokenizer
 from alignment_core.rollout.async_sampler import AsyncSampler
 from alignment_core.rollout.lengths import check_length
@@ -54,10 +55,11 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.schedule.prompts if best else ())])
     length = longest_prompt + section.generation.max_completion_length
     check_length(policy.path, longest_prompt, length)
+    critic = critic_of(context, section, tokenizer, warnings)
     job = RlJob(
         section,
         policy,
-        critic_of(context, section, tokenizer, warnings),
+        critic,
         context.seed,
         _pretraining(context, section),
         _reference(context, tokenizer),
@@ -67,7 +69,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     )
     drop_incomplete(context.progress)
     watch = Stopwatch()
-    rewards = Rewards(section, sources, watch, context.cost)
+    rewards = Rewards(section, sources, watch, context.cost, reward_of_critic(context, section, critic))
     shuffle = shuffles(_table(context.inputs["prompts"]))
     schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
     trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps)
@@ -151,6 +153,21 @@ def critic_of(context: StageContext, section: RlConfig, tokenizer: Any, warnings
         "initialised from the policy, with a new head"
     )
     return policy
+
+
+def reward_of_critic(
+    context: StageContext, section: RlConfig, critic: Model | None
+) -> tuple[int, tuple[float, float]] | None:
+    """The number of the reward whose model the critic is initialised from, and the mean and deviation of its scores; None for a
+    critic with a new head."""
+    number = next((number for number, reward in enumerate(section.rewards) if reward.model), None)
+    if critic is None or number is None or critic.path != context.inputs.get("critic"):
+        return None
+    reward = section.rewards[number]
+    if reward.KEY != "reward_model":
+        return None
+    field = f"{REWARDS_FIELD}.{number}"
+    return number, spread_of(critic, field) if reward.normalise == "model" else (0.0, 1.0)
 
 
 def _reference(context: StageContext, tokenizer: Any) -> Model | None:
