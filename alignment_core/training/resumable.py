@@ -62,9 +62,9 @@ def _resources_of(layout: dict[str, Any]) -> str:
     return f"`trainers: {world}`, `zero_stage: {stage}` and `offload_optimizer: {offload}`"
 
 
-def save_progress(ranks: ActorGroup[S], progress: Path, curve: bytes = b"", **more: Any) -> None:
+def save_progress(ranks: ActorGroup[S], progress: Path, curve: bytes = b"", **more: Any) -> bool:
     """Write a checkpoint of this step below ``progress``, with the metrics of the steps so far; ``more`` is added to its
-    description. It counts once it is complete.
+    description. It counts once it is complete. False if that of this step is there already, and stays as it is.
 
     When it returns, all of it is on this machine's disk, so that older ones may be removed. Raises EnvironmentFault if a
     disk has no room for it.
@@ -72,9 +72,10 @@ def save_progress(ranks: ActorGroup[S], progress: Path, curve: bytes = b"", **mo
     description = ranks.all(Resumable.describe)[0]
     folder = folder_of(progress, description["step"])
     if newest_progress(progress, description["layout"]) == folder:
-        return  # the one that this run resumed from
+        return False  # the one that this run resumed from
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it wrote
     write(ranks, [folder], Resumable.save, folder)
     if curve:
         (folder / CURVE).write_bytes(curve)
     complete(folder, {**description, **more})
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.stages.rl.best import Best
+from alignment_core.stages.rl.loop import Loop
+from alignment_core.training.checkpoints import complete, folder_of
 
 
 @pytest.fixture
@@ -71,3 +74,26 @@ def test_a_resumed_run_deletes_policies_that_its_checkpoint_does_not_name(best: 
     assert kept(tmp_path) == ["best-00000010"]
     again.resume(None)
     assert kept(tmp_path) == []
+
+
+def test_a_run_that_is_stopped_again_before_its_next_step_keeps_the_policy_that_its_checkpoint_names(
+    best: Best, tmp_path: Path
+) -> None:
+    """It was stopped while it evaluated step 20, resumed, and found step 20 to be better; then it is stopped in step 20. The
+    checkpoint of that step is there and stays: it names step 10."""
+    layout = {"world": 1}
+    checkpoint = folder_of(tmp_path, 20)
+    checkpoint.mkdir()
+    complete(checkpoint, {"step": 20, "layout": layout, "driver": {"best": {"step": 10, "reward": 0.5}}})
+    best.keep(10, 0.5, export)
+    best.resume({"step": 10, "reward": 0.5}, 10)
+    best.keep(20, 0.6, export)
+
+    loop: Any = object.__new__(Loop)
+    loop.best = best
+    loop.context = SimpleNamespace(progress=tmp_path, curve=SimpleNamespace(to_bytes=bytes))
+    loop.ranks = SimpleNamespace(all=lambda _: [{"step": 20, "layout": layout}])
+    loop.schedule = SimpleNamespace(saving=nullcontext)
+    loop.trajectories = SimpleNamespace(settle=lambda: None)
+    loop._save(20, {"best": best.state})
+    assert kept(tmp_path) == ["best-00000010", "best-00000020", "step-00000020"]

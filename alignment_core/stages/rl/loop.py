@@ -262,9 +262,11 @@ class Loop:
         with self.schedule.saving():
             self.trajectories.settle()
             self.window.save()
-            save_progress(self.ranks, self.context.progress, self.context.curve.to_bytes(), driver=state)
+            curve = self.context.curve.to_bytes()
+            is_new = save_progress(self.ranks, self.context.progress, curve, driver=state)
             drop_older(self.context.progress, step)
-            if self.best:
+            # A run that resumes in an evaluation may find a better policy than its checkpoint goes on to name.
+            if self.best and is_new:
                 self.best.checkpointed()
 
     def _export(self) -> None:
