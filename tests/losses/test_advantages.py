@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alignment_core.recipes.base import REFUSE_UNUSED
+from alignment_core.recipes.sections.rl import AdvantageConfig
 from alignment_core.rollout.advantages import (
     Scale,
     baselined,
@@ -53,6 +55,27 @@ def test_credit_is_the_reward_less_the_baseline_over_the_deviation_of_the_group(
     first, second = divisors
     expected = [2 / 3 / first, -1 / 3 / first, -1 / 3 / first, -2 / second, 2 / second]
     assert credit(REWARDS, GROUPS, "group", scale).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "scale"),
+    [
+        ("group", "group"),
+        ("group", "batch"),
+        ("leave-one-out", "group"),
+        ("leave-one-out", "batch"),
+        ("batch", "batch"),
+    ],
+)
+def test_equal_rewards_have_no_credit_however_they_are_scaled(estimator: str, scale: Scale) -> None:
+    """With other estimators 1 / EPSILON, for which recipes refuse a scale."""
+    equal = torch.ones(4, dtype=torch.float64)
+    accepted = AdvantageConfig.model_validate({"estimator": estimator, "scale_rewards": scale}, context=REFUSE_UNUSED)
+    groups = torch.tensor([0, 0, 1, 1])
+    assert credit(equal, groups, accepted.estimator, scale).abs().max() == 0  # type: ignore[arg-type]
+    assert credit(equal, groups, "none", scale).tolist() == pytest.approx([1e4] * 4)
+    with pytest.raises(ValueError, match="does not subtract their mean"):
+        AdvantageConfig.model_validate({"estimator": "returns", "scale_rewards": scale}, context=REFUSE_UNUSED)
 
 
 def test_returns_end_with_their_sequence() -> None:

@@ -250,6 +250,18 @@ def test_the_section_nightly_is_optional(load):
         (["rl.loss={loss_type: cispo, delta: 3}"], "`delta` has no effect with `loss_type: cispo`"),
         (["rl.loss.sapo_temperatures=[1, 2]"], "`sapo_temperatures` has no effect with `loss_type: clip`"),
         (["rl.advantage.gae_lambda=0.9"], "`gae_lambda` has no effect with `estimator: group`"),
+        (
+            ["rl.advantage={estimator: returns, scale_rewards: group}"],
+            "`scale_rewards: group` divides by the deviation of rewards, from which `estimator: returns` does not subtract",
+        ),
+        (
+            ["rl.advantage={estimator: batch, scale_rewards: group}"],
+            "`scale_rewards: group` divides by the deviation of rewards, from which `estimator: batch` does not subtract",
+        ),
+        (
+            ["rl.advantage={estimator: gae, scale_rewards: batch}", "rl.critic={}"],
+            "`scale_rewards: batch` divides by the deviation of rewards, from which `estimator: gae` does not subtract",
+        ),
         (["rl.kl={coefficient: 0.1, place: reward, unbiased_gradient: true}"], "which has no gradient"),
         (
             ["rl.kl={coefficient: 0.1, target: 1, horizon: 100}", "rl.prompts_per_step=125"],

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from alignment_core.recipes.base import Config, unkeyed
+from alignment_core.recipes.base import Config, refuses_unused, unkeyed
 from alignment_core.recipes.paths import CodePath, code_path, plain, with_numbers
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
@@ -134,7 +134,8 @@ class AdvantageConfig(Config):
     scale_rewards: Literal["none", "group", "batch"] = "none"
     """Divide by the standard deviation of rewards: of the prompt's completions (`group`, GRPO), or of all completions of the
     step (`batch`: Liu et al. 2025, "Tricks or Traps?"). TRL's default is `group`; `none` is Dr. GRPO's, as the division gives
-    prompts with almost equal rewards a greater weight."""
+    prompts with almost equal rewards a greater weight. With the estimators `group` and `leave-one-out`, and `batch` with
+    `batch`: rewards that keep a mean would be divided by almost zero where they are equal."""
     whiten: Literal["none", "mean", "mean-and-deviation"] = "none"
     """Subtract the mean of the advantages over the whole batch, and optionally divide by their standard deviation."""
     gamma: float = Field(1.0, gt=0, le=1)
@@ -149,6 +150,18 @@ class AdvantageConfig(Config):
         """The switch as a choice."""
         divides = old["divide_by_deviation"]
         return {"scale_rewards": {True: "group", False: "none"}[divides] if isinstance(divides, bool) else divides}
+
+    @model_validator(mode="after")
+    def _scales_rewards_without_a_mean(self, info: ValidationInfo) -> AdvantageConfig:
+        """Stored recipes pass."""
+        without_mean = self.estimator in ("group", "leave-one-out") or self.estimator == self.scale_rewards
+        if self.scale_rewards != "none" and not without_mean and refuses_unused(info.context):
+            raise ValueError(
+                f"`scale_rewards: {self.scale_rewards}` divides by the deviation of rewards, from which `estimator: "
+                f"{self.estimator}` does not subtract their mean: equal rewards of 1 would become 10,000. Use the estimator "
+                "`group` or `leave-one-out`, or `normalise` of the reward"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_a_lambda(self, info: ValidationInfo) -> AdvantageConfig:
