@@ -63,6 +63,7 @@ def warnings(recipe: BaseRecipe) -> list[str]:
         if isinstance(section, RlConfig):
             sentences += _without_kl(path, section)
             sentences += _kl_estimator(path, section)
+            sentences += _gspo_by_token(path, section)
         if isinstance(section, RejectionSamplingConfig):
             sentences += _without_minimum(path, section)
     for place, part in _parts(recipe):
@@ -205,6 +206,14 @@ def _kl_estimator(path: str, rl: RlConfig) -> Iterator[str]:
         yield (
             f"{path}.kl.estimator: {kl.estimator} in the reward also drives down tokens that are rarer than in the reference, "
             "away from it (Shah et al. 2025, A Comedy of Estimators): use k1, the default there"
+        )
+
+
+def _gspo_by_token(path: str, rl: RlConfig) -> Iterator[str]:
+    if rl.loss.loss_type == "gspo" and rl.loss.aggregation != "sequence-mean-token-mean":
+        yield (
+            f"{path}.loss.aggregation: {rl.loss.aggregation} weighs completions by their length, and GSPO's objective is a "
+            "mean over completions (Zheng et al. 2025, Group Sequence Policy Optimization): use sequence-mean-token-mean"
         )
 
 

@@ -97,6 +97,14 @@ def test_an_estimator_whose_gradient_is_not_that_of_the_kl_is_warned_about(kl: d
     assert fields == (["rl.kl.estimator"] if warns else [])
 
 
+def test_gspo_by_token_is_warned_about() -> None:
+    """As by TRL 1.16's GRPOTrainer for `importance_sampling_level: sequence` with losses that sum over tokens."""
+    assert warned(parsed("rl", RL, ("rl.loss", {"loss_type": "gspo"}))) == ["rl.loss.aggregation"]
+    by_sequence = {"loss_type": "gspo", "aggregation": "sequence-mean-token-mean"}
+    assert warned(parsed("rl", RL, ("rl.loss", by_sequence))) == []
+    assert warned(parsed("rl", RL, ("rl.loss", {"loss_type": "cispo"}))) == []
+
+
 def test_the_best_of_wrong_answers_is_warned_about() -> None:
     content = {"rejection_sampling": GSM8K, "evaluation": {"prompts": {"path": "q.jsonl"}, "verifier": "math"}}
     assert warned(parsed("rejection-sampling", content)) == ["rejection_sampling.selection.min_score"]
