@@ -73,8 +73,8 @@ def test_the_values_of_a_critic_have_the_units_of_the_reward_whose_model_it_star
 ) -> None:
     judge = shutil.copytree(policy, tmp_path / "judge")
     (judge / "rewards.json").write_text('{"mean": 1.5, "deviation": 4.0, "answers": 10}')
-    rewards = [{"verifier": "task"}, {"reward_model": "ours", "normalise": normalise}]
-    config = RlConfig.model_validate({**section_of(1, {"verifier": "task"}, **PPO), "rewards": rewards})
+    listed = [{"verifier": "task"}, {"reward_model": "ours", "normalise": normalise}]
+    config = RlConfig.model_validate({**section_of(1, {"verifier": "task"}, **PPO), "rewards": listed})
     context = context_of(policy=policy, critic=judge)
     spread = (1.5, 4.0) if normalise == "model" else (0.0, 1.0)
     of_critic = reward_of_critic(context, config, context.model("critic"))
