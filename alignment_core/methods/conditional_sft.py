@@ -57,7 +57,7 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
     config = AttributesConfig(attributes=section.attributes)
     rows = submit("attributes", "conditional-sft/attributes", config, {"rollouts": samples, "scores": scores})
     labelled = section.prompts.model_copy(update={"prompt_template": section.prompt_template, "test_rows": 0})
-    completions = steps.dataset("conditional-sft/data", labelled, "completions", base, rows=rows)
+    completions = steps.dataset("conditional-sft/data", labelled, "sampled", base, rows=rows)
     policy = steps.sft("conditional-sft", section.training, start, completions)
 
     evaluations = Evaluations(recipe, base, judge)

@@ -24,7 +24,7 @@ from alignment_core.stages.dataset import DatasetConfig
 from tests.data.conftest import Build, Write
 from tests.distributions import distribution, site_packages
 
-OURS = ("completions", "demonstrations", "documents", "preferences", "prompts", "stepwise", "texts", "unpaired")
+OURS = ("demonstrations", "documents", "preferences", "prompts", "sampled", "stepwise", "texts", "unpaired")
 ROWS = [{"prompt": f"p{number % 8}", "completion": f"c{number}", "desirable": bool(number % 2)} for number in range(24)]
 
 
@@ -62,16 +62,16 @@ def test_our_kinds_and_their_formats_are_collected() -> None:
 
 def test_a_completion_is_a_list_of_token_ids(built: Build, jsonl: Write) -> None:
     row = {"prompt": "p", "completion": "c", "completion_ids": [99, 257]}
-    built_row = built(jsonl([row]), "completions").train.to_pylist()[0]
+    built_row = built(jsonl([row]), "sampled").train.to_pylist()[0]
     assert (built_row["input_ids"][-2:], sum(built_row["loss_mask"])) == ([99, 257], 2)
-    assert built(jsonl([row, {**row, "completion": " "}]), "completions").statistics["dropped"] == {
+    assert built(jsonl([row, {**row, "completion": " "}]), "sampled").statistics["dropped"] == {
         "empty_completion": 1
     }
     for wrong in ("99 257", [99, "257"], [-1]):
         with pytest.raises(DataError, match=r"`completion_ids` is .*; a list of token ids is needed"):
-            built(jsonl([{**row, "completion_ids": wrong}]), "completions")
-    with pytest.raises(UserError, match="built-in tasks do not provide completions"):
-        built({"task": "max", "rows": 3}, "completions")
+            built(jsonl([{**row, "completion_ids": wrong}]), "sampled")
+    with pytest.raises(UserError, match="built-in tasks do not provide sampled completions"):
+        built({"task": "max", "rows": 3}, "sampled")
 
 
 def test_without_the_plug_in_its_name_and_format_are_unknown(built: Build, jsonl: Write) -> None:

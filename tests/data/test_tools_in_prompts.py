@@ -119,7 +119,8 @@ def test_a_prompt_that_was_cut_has_neither_messages_nor_tools(built: Build, json
 
 def test_labels_of_people_keep_the_tools(tmp_path: Path) -> None:
     given = {"prompt": 0, "messages": json.dumps(PROMPT), "tools": json.dumps(TOOLS), "source": "s"}
-    rollouts = [{**given, "prompt_text": "?", "completion_text": text} for text in ("nine", "ten")]
+    given |= {"prompt_text": "?", "finish_reason": "stop"}
+    rollouts = [{**given, "completion_text": text} for text in ("nine", "ten")]
     for format in ("jsonl", "argilla"):
         file = tmp_path / format
         text = labels.exported(labels.pairs(rollouts, None, 0), format)  # type: ignore[arg-type]

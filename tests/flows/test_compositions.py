@@ -257,7 +257,7 @@ def test_reference_logps_of_dpo_do_not_depend_on_other_training_settings(compose
 def test_a_conditional_policy_gets_the_wanted_values_and_its_start_does_not(composed):
     compose(composed, "conditional-sft")
     assert composed.roles("conditional-sft/data") == {"tokenizer": "model", "rows": "conditional-sft/attributes"}
-    assert composed.configs["conditional-sft/data"].kind == "completions", "as sampled, not as rendered again"
+    assert composed.configs["conditional-sft/data"].kind == "sampled", "as sampled, not as rendered again"
     assert composed.configs["conditional-sft/data"].data.prompt_template == "{prompt} [correct={correct}]"
     assert composed.roles("sft/evaluation/generate")["prompts"] == "evaluation/prompts"
     assert composed.configs["evaluation/prompts"].data.prompt_template is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alignment_core.data.completion_text import CompletionText
-from alignment_core.data.kinds.completions import Completion
+from alignment_core.data.kinds.sampled import Completion
 from alignment_core.data.messages import user
 from alignment_core.data.template import Renderer
 from tests.rendering.families import Family

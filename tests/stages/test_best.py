@@ -95,5 +95,6 @@ def test_a_run_that_is_stopped_again_before_its_next_step_keeps_the_policy_that_
     loop.ranks = SimpleNamespace(all=lambda _: [{"step": 20, "layout": layout}])
     loop.schedule = SimpleNamespace(saving=nullcontext)
     loop.trajectories = SimpleNamespace(settle=lambda: None)
+    loop.window = SimpleNamespace(save=lambda: None)
     loop._save(20, {"best": best.state})
     assert kept(tmp_path) == ["best-00000010", "best-00000020", "step-00000020"]

@@ -42,10 +42,10 @@ def _of_ids(row: Fields) -> Completion:
     return Completion(row.prompt(), row.text("completion"), ids, tools=row.tools())
 
 
-class Completions(Texts):
+class Sampled(Texts):
     """Texts of which the sampled tokens alone are targets."""
 
-    gives = "completions"
+    gives = "sampled completions"
     formats: ClassVar[Mapping[str, Format]] = {
         "prompt_completion": Format(("prompt", "completion", "completion_ids"), _of_ids, ("tools",))
     }
@@ -55,4 +55,4 @@ class Completions(Texts):
         return Kind.of_problem(self, problem)  # which raises: nothing was sampled
 
 
-KIND = Completions()
+KIND = Sampled()
