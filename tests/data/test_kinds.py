@@ -64,9 +64,7 @@ def test_a_completion_is_a_list_of_token_ids(built: Build, jsonl: Write) -> None
     row = {"prompt": "p", "completion": "c", "completion_ids": [99, 257]}
     built_row = built(jsonl([row]), "sampled").train.to_pylist()[0]
     assert (built_row["input_ids"][-2:], sum(built_row["loss_mask"])) == ([99, 257], 2)
-    assert built(jsonl([row, {**row, "completion": " "}]), "sampled").statistics["dropped"] == {
-        "empty_completion": 1
-    }
+    assert built(jsonl([row, {**row, "completion": " "}]), "sampled").statistics["dropped"] == {"empty_completion": 1}
     for wrong in ("99 257", [99, "257"], [-1]):
         with pytest.raises(DataError, match=r"`completion_ids` is .*; a list of token ids is needed"):
             built(jsonl([{**row, "completion_ids": wrong}]), "sampled")
