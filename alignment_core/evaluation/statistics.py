@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+
+from alignment_core.errors import DataError
 
 ROUNDING = 64 * float(np.finfo(np.float32).eps)
 """Relative rounding of a reward: the reward of a completion in another batch is the same up to this."""
@@ -74,14 +76,23 @@ def win_rate_per_prompt(
     """Win rate of each prompt's completions over the baseline's, over all pairs [B].
 
     A difference of at most ``margin``, or within the rounding of the two values, is a tie and counts one half. Completions
-    without a value are skipped, and so are prompts without completions on one side.
+    without a value are skipped, and so are prompts without completions on one side. Raises DataError for other prompts.
     """
     scores = _by_prompt(rows, column)
     baseline_scores = _by_prompt(baseline, column)
-    if scores.keys() != baseline_scores.keys():
-        raise ValueError("the two policies were sampled on different prompts")
+    check_same_prompts(scores, baseline_scores)
     both = [prompt for prompt in sorted(scores) if len(scores[prompt]) and len(baseline_scores[prompt])]
     return np.array([_wins(scores[prompt], baseline_scores[prompt], margin) for prompt in both])
+
+
+def check_same_prompts(prompts: Collection[int], of_baseline: Collection[int]) -> None:
+    """Raise DataError unless both policies answered the same prompts."""
+    if set(prompts) != set(of_baseline):
+        raise DataError(
+            f"the two policies were sampled on different prompts, {len(prompts)} and {len(of_baseline)}: with the wanted "
+            "values of conditional SFT some are longer than evaluation.prompts.max_prompt_length or max_length, so raise "
+            "these until no prompt is left out"
+        )
 
 
 def pass_at(rows: Sequence[dict[str, Any]], column: str, k: int) -> np.ndarray:

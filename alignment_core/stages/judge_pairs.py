@@ -13,6 +13,7 @@ from alignment_core.credentials import with_path
 from alignment_core.errors import DataError
 from alignment_core.evaluation.files import VERDICTS
 from alignment_core.evaluation.metric_names import titles
+from alignment_core.evaluation.statistics import check_same_prompts
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.files import write_whole
 from alignment_core.inference.http_server import served
@@ -55,8 +56,7 @@ def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
     of_policy, of_baseline = (
         _by_prompt(context, role, config.judge.pairs_per_prompt) for role in ("rollouts", "baseline")
     )
-    if of_policy.keys() != of_baseline.keys():
-        raise DataError("the two policies were sampled on different prompts")
+    check_same_prompts(of_policy, of_baseline)
     pairs = [
         (own, other) for prompt in of_policy for own, other in zip(of_policy[prompt], of_baseline[prompt], strict=False)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from alignment_core.errors import DataError
 from alignment_core.evaluation.statistics import Interval, bootstrap, per_prompt, wilson, win_rate_per_prompt
 
 
@@ -34,7 +35,7 @@ def test_a_policy_against_itself_wins_half():
 
 def test_the_number_of_completions_may_differ_but_the_prompts_may_not():
     assert win_rate_per_prompt(rows((0, 1.0), (0, 2.0)), rows((0, 1.0)), "reward", 0.0).tolist() == [0.75]
-    with pytest.raises(ValueError, match="different prompts"):
+    with pytest.raises(DataError, match=r"different prompts, 1 and 1: .*max_prompt_length"):
         win_rate_per_prompt(rows((0, 1.0)), rows((1, 1.0)), "reward", 0.0)
 
 
