@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from alignment_core.losses.logprobs import ratio
+from alignment_core.recipes.sections.rl import MOST_ADAPTED
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -44,5 +45,5 @@ def adapted_coefficient(coefficient: float, kl: float, target: float, samples: i
     ``β ← β (1 + clip(KL / target - 1, ±0.2) n / horizon)``: Ziegler et al. 2019, "Fine-Tuning Language Models from Human
     Preferences", section 2.2.
     """
-    error = min(max(kl / target - 1, -0.2), 0.2)
+    error = min(max(kl / target - 1, -MOST_ADAPTED), MOST_ADAPTED)
     return coefficient * (1 + error * samples / horizon)

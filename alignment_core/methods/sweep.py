@@ -15,6 +15,7 @@ from alignment_core.composition.branches import Branch, branch, common_labels, s
 from alignment_core.composition.graph import BranchFailed, Step, failure, metrics
 from alignment_core.composition.results import Outputs
 from alignment_core.errors import UserError
+from alignment_core.recipes.base import refuses_unused
 from alignment_core.recipes.load import parse_part, set_field
 from alignment_core.recipes.methods import Method, method_of
 from alignment_core.recipes.paths import Values
@@ -129,7 +130,7 @@ class SweepRecipe(BaseRecipe):
         return self
 
     @model_validator(mode="after")
-    def _something_ranks(self) -> SweepRecipe:
+    def _something_ranks(self, info: ValidationInfo) -> SweepRecipe:
         if self.evaluation is None and not _holds_out(self.base):
             raise ValueError(
                 "nothing ranks the variants: add a section `evaluation`, or hold rows out for the training's own test "
@@ -139,9 +140,9 @@ class SweepRecipe(BaseRecipe):
             raise ValueError(
                 "nothing ranks the variants: add a `verifier`, or name a metric of the evaluation with `rank_by`"
             )
-        if self.evaluation and self.rank_by:
+        if self.evaluation and self.rank_by and refuses_unused(info.context):
             try:
-                check_metric(self.rank_by)
+                check_metric(self.rank_by, info)
             except ValueError as error:
                 raise ValueError(f"`rank_by`: {error}") from None
         if self.evaluation and not self._measured(self.ranks):

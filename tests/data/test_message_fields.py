@@ -256,13 +256,13 @@ def test_text_parts_are_one_text(built: Build, jsonl: Write, tokenizer: Any) -> 
 def test_thoughts_in_the_content_that_a_template_drops_are_no_targets_lost_in_silence(
     built: Build, jsonl: Write, thought: str
 ) -> None:
-    said = {**FOUR, "content": f"{thought}4"}
+    turn = {**FOUR, "content": f"{thought}4"}
     shouts = DROPS_THOUGHTS.replace("m.content.split('</think>')[-1]", "m.content | upper")
     problem = "`content` of message 2 is not shown whole by the chat template, which leaves out 'two'"
     for row, kind in (
-        ({"messages": [USER, said]}, "demonstrations"),
-        ({"prompt": [USER], "chosen": [said], "rejected": [SIX]}, "preferences"),
-        ({"prompt": [USER], "completion": [said], "label": True}, "unpaired"),
+        ({"messages": [USER, turn]}, "demonstrations"),
+        ({"prompt": [USER], "chosen": [turn], "rejected": [SIX]}, "preferences"),
+        ({"prompt": [USER], "completion": [turn], "label": True}, "unpaired"),
     ):
         with pytest.raises(DataError, match=problem):
             built(jsonl([row]), kind, chat_template=DROPS_THOUGHTS)

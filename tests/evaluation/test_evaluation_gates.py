@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from alignment_core.errors import UserError
 from alignment_core.evaluation.gates import refusals
 from alignment_core.recipes import Gate
+from alignment_core.recipes.base import REFUSE_UNUSED
 
 METRICS = {"accuracy": 0.5, "kl": 12.0, "win_rate.low": 0.45}
 BASELINE = {"accuracy": 0.4}
@@ -83,7 +84,7 @@ def test_a_gain_that_is_just_reached_passes():
 )
 def test_a_gate_on_an_end_that_no_interval_has_is_refused_when_the_recipe_is_read(metric):
     with pytest.raises(ValidationError, match="has no interval: use the metric itself"):
-        Gate(metric=metric, max=1)
+        Gate.model_validate({"metric": metric, "max": 1}, context=REFUSE_UNUSED)
 
 
 @pytest.mark.parametrize(

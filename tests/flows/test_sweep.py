@@ -146,8 +146,10 @@ def test_a_metric_that_would_not_be_comparable_is_refused(file: Path, tmp_path: 
     ],
 )
 def test_a_metric_that_no_evaluation_has_is_refused_before_anything_runs(file: Path, metric: str, why: str) -> None:
+    content = {**sweep(file, "dpo.loss.beta=0.1,0.2").model_dump(mode="json", exclude_unset=True), "rank_by": metric}
     with pytest.raises(UserError, match=f"`rank_by`: {why}"):
-        parse_recipe({**sweep(file, "dpo.loss.beta=0.1,0.2").model_dump(mode="json"), "rank_by": metric})
+        parse_recipe(content, refuse_unused=True)
+    assert parse_recipe(content), "recipes of earlier runs are read"
 
 
 def test_rewards_without_the_reward_model_rank_variants_that_train_one_each(file: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from alignment_core.recipes import parse_recipe
 from tests.recipes.contents import NIGHT, SFT, Load, refusal
 
 EVALUATION: dict[str, Any] = {"prompts": "prompts.jsonl", "verifier": "checks.py:right"}
@@ -31,6 +32,10 @@ ALONE: dict[str, Any] = {"method": "evaluate", "name": "e", "model": "some/model
 )
 def test_inconsistent_fields_are_refused(more: dict[str, Any], says: str, load: Load) -> None:
     assert says in refusal(load, ALONE | more)
+
+
+def test_recipes_of_earlier_runs_that_hold_evaluation_prompts_out_are_read() -> None:
+    assert parse_recipe(ALONE | {"evaluation": {**EVALUATION, "prompts": {"path": "p.jsonl", "test_rows": 9}}})
 
 
 def test_a_gate_may_ask_for_a_pass_rate_that_is_measured(load: Load) -> None:

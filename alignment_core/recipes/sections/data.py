@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from alignment_core.recipes.base import Config, NameOf, unkeyed
+from alignment_core.recipes.base import Config, NameOf, refuses_unused, unkeyed
 from alignment_core.recipes.paths import Anything, RowsPath
 from alignment_core.recipes.row_plugins import formats, origins
 
@@ -252,9 +252,10 @@ class DataConfig(Config):
         """Whether rows are held out to measure on."""
         return bool(self.test_rows) or any(source.held_out for source in self.sources)
 
-    def refuse_test_rows(self, field: str) -> None:
-        """Raise ValueError if the data, at ``field``, is measured on itself and yet holds rows out, which nothing would use."""
-        if self.has_test_rows:
+    def refuse_test_rows(self, info: ValidationInfo, field: str) -> None:
+        """Raise ValueError if the data, at ``field``, is only measured on and yet holds rows out, which nothing would use.
+        Stored recipes pass."""
+        if self.has_test_rows and refuses_unused(info.context):
             raise ValueError(
                 f"`{field}`: all of these rows are measured, and none are trained on: remove `test_rows`, and `held_out` of "
                 "sources, which would leave rows out"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from alignment_core.recipes.base import Config, unkeyed
+from alignment_core.recipes.base import Config, refuses_unused, unkeyed
 from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.lm_eval import PREFIX, LmEvalConfig
@@ -59,7 +59,7 @@ class EvaluationConfig(Config):
 
     @model_validator(mode="after")
     def _verifies_its_prompts(self, info: ValidationInfo) -> EvaluationConfig:
-        self.prompts.refuse_test_rows("prompts")
+        self.prompts.refuse_test_rows(info, "prompts")
         self.check_verifier(self.prompts, "prompts")
         check_rewards(self.rewards, "rewards", self.prompts, "prompts")
         if self.verifier is None:
@@ -94,19 +94,18 @@ OF_TRAINING = ("test_accuracy", "test_loss")
 """Metrics on held-out rows that can rank the variants of a sweep, in order of preference."""
 
 
-def check_metric(metric: str) -> None:
-    """Raise ValueError if no evaluation has this metric: an unknown name, or an end of an interval that it does not have."""
-    name, dot, end = metric.partition(".")
-    if metric.startswith(PREFIX):  # the names of tasks are known to lm-eval only
-        name, dot, end = metric.rpartition(".")
-        if dot and end in ENDS:
-            raise ValueError(f"{name!r} has no interval: use the metric itself")
-        return
-    if (name not in METRICS and not re.fullmatch(NUMBERED, name)) or (dot and end not in ENDS):
+def check_metric(metric: str, info: ValidationInfo) -> None:
+    """Raise ValueError if no evaluation has this metric: an unknown name, or an end of an interval that it does not have, which
+    stored recipes may name."""
+    of_task = metric.startswith(PREFIX)  # the names of tasks are known to lm-eval only
+    name, dot, end = metric.rpartition(".") if of_task else metric.partition(".")
+    is_end = bool(dot) and end in ENDS
+    if not of_task and ((name not in METRICS and not re.fullmatch(NUMBERED, name)) or (dot and not is_end)):
         near = difflib.get_close_matches(name, (*METRICS, *HELD_OUT_METRICS), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join((*METRICS, *HELD_OUT_METRICS))}"
         raise ValueError(f"no metric {metric!r}; {hint}")
-    if dot and (name in WITHOUT_INTERVAL or name.startswith("reward_")):
+    has_interval = not of_task and name not in WITHOUT_INTERVAL and not name.startswith("reward_")
+    if is_end and not has_interval and refuses_unused(info.context):
         raise ValueError(f"{name!r} has no interval: use the metric itself")
 
 
@@ -148,14 +147,14 @@ class Gate(Config):
         return gains or self.measures in ("win_rate", "judged_win_rate")
 
     @model_validator(mode="after")
-    def _known_metric(self) -> Gate:
+    def _known_metric(self, info: ValidationInfo) -> Gate:
         if self.is_of_training:
             if self.min_gain is not None and self.metric == "reward_model_accuracy":
                 raise ValueError(
                     f"`min_gain` makes no sense for {self.metric!r}, which begins with a new head: give a `min`"
                 )
             return self
-        check_metric(self.metric)
+        check_metric(self.metric, info)
         name = self.measures
         if self.min_gain is not None and name in ("win_rate", "judged_win_rate", *OF_SAMPLES):
             raise ValueError(f"`min_gain` makes no sense for {name!r}, which is measured against the baseline already")

@@ -401,8 +401,8 @@ class BestPolicyConfig(Config):
     normalisation and shaping."""
 
     @model_validator(mode="after")
-    def _measures_all_prompts(self) -> BestPolicyConfig:
-        self.prompts.refuse_test_rows("prompts")
+    def _measures_all_prompts(self, info: ValidationInfo) -> BestPolicyConfig:
+        self.prompts.refuse_test_rows(info, "prompts")
         return self
 
 
@@ -549,7 +549,8 @@ class RlConfig(Config):
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
         completions = self.prompts_per_step * self.generation.num_generations
-        if self.kl.target is not None and completions >= (shortest := self.kl.horizon / MOST_ADAPTED):
+        shortest = self.kl.horizon / MOST_ADAPTED
+        if self.kl.target is not None and completions >= shortest and refuses_unused(info.context):
             raise ValueError(
                 f"`rl.kl.horizon` {self.kl.horizon} lets a step of {completions:,} completions lower the coefficient by "
                 f"{completions / shortest:.0%}, to zero or below: set it above {completions * MOST_ADAPTED:g}"
