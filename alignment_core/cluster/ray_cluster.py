@@ -24,6 +24,7 @@ DAEMONS = ("raylet", "gcs_server")
 ANSWER_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
 END_SECONDS = 30.0
+SETUP_WORKER = Path(__file__).with_name("setup_worker.py")
 ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -73,7 +74,7 @@ def connect(temporary: Path) -> Any:
             _check_answers(os.environ["RAY_ADDRESS"])
             ray.init(address=os.environ["RAY_ADDRESS"], **shared)
         else:
-            with _without_idle_servers(), _registered_at_once():
+            with _started_lean(), _registered_at_once():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -110,26 +111,36 @@ def _job_config() -> Any:
 
 
 @contextlib.contextmanager
-def _without_idle_servers() -> Iterator[None]:
-    """Start Ray without its autoscaler, which has nothing to scale on one machine, and without the API server, which it starts
-    even without a dashboard: they cost 1.5 s of processor time at each start. ``ray.init`` has no option for that; a version of
-    Ray with other method names starts unchanged."""
+def _started_lean() -> Iterator[None]:
+    """Start Ray without what costs seconds of processor time and serves nothing on one machine: its autoscaler; its API server,
+    which it starts even without a dashboard; importing that server, to see whether it could start; and importing Ray in every
+    process that becomes an actor, before it does. ``ray.init`` has no options for these; a version of Ray with other names
+    starts unchanged."""
+    from ray._private import ray_constants, utils
     from ray._private.node import Node
 
-    before = {name: getattr(Node, name) for name in ("start_monitor", "start_api_server") if hasattr(Node, name)}
-    for name in before:
-        setattr(Node, name, lambda *_, **_options: None)
+    def nothing(*_: object, **_options: object) -> None: ...
+
+    lean: list[tuple[Any, str, Any]] = [
+        (Node, "start_monitor", nothing),
+        (Node, "start_api_server", nothing),
+        (utils, "get_dashboard_dependency_error", lambda: ImportError("it would serve nothing")),
+        (ray_constants, "SETUP_WORKER_FILENAME", str(SETUP_WORKER)),  # absolute: Ray joins it to its folder
+    ]
+    before = [(owner, name, getattr(owner, name), value) for owner, name, value in lean if hasattr(owner, name)]
+    for owner, name, _, value in before:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
+        for owner, name, value, _ in before:
+            setattr(owner, name, value)
 
 
 @contextlib.contextmanager
 def _registered_at_once() -> Iterator[None]:
     """Look for Ray's raylet every hundredth of a second. ``ray.init`` looks once, always too early, and then every 2 s. Another
-    version of Ray starts unchanged, as in :func:`_without_idle_servers`."""
+    version of Ray starts unchanged, as in :func:`_started_lean`."""
     from ray._private import services, state
 
     get_node = services.get_node

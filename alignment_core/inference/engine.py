@@ -42,11 +42,14 @@ class EngineRequest:
 
 
 def prepare() -> None:
-    """Import vLLM, which takes seconds and needs no model."""
+    """Import vLLM, which takes seconds and needs no model, with what it imports itself once a model is there."""
     with uncompiled():
         import vllm
+        from vllm.platforms import current_platform
 
         vllm.LLM  # noqa: B018 (imported on first use)
+        if current_platform.is_cpu():
+            import vllm.v1.worker.cpu_worker
 
 
 class Engine:
