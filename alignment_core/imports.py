@@ -18,12 +18,14 @@ def uncollected() -> Iterator[None]:
     """For imports that last seconds: a quarter of them is looking for garbage among objects that all stay. Another second is
     Python's ``packages_distributions``, which transformers calls: a quicker one gives it the same names."""
     metadata.packages_distributions = packages_distributions
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if collects:
+            gc.enable()
         metadata.packages_distributions = _OF_PYTHON
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import metadata
+
+import pytest
 
 from alignment_core.imports import packages_distributions, uncollected
 
@@ -15,8 +18,15 @@ def test_the_distributions_of_packages_are_those_that_python_names() -> None:
     assert {name: sorted(found[name]) for name in found} == {name: sorted(expected[name]) for name in found}
 
 
-def test_python_is_as_before_after_an_import() -> None:
-    before = metadata.packages_distributions
-    with uncollected():
-        assert metadata.packages_distributions is packages_distributions
-    assert metadata.packages_distributions is before
+@pytest.mark.parametrize("collects", [True, False])
+def test_python_is_as_before_after_imports_one_within_the_other(collects: bool) -> None:
+    before, collected = metadata.packages_distributions, gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with uncollected(), uncollected():
+            assert metadata.packages_distributions is packages_distributions
+            assert not gc.isenabled()
+        assert metadata.packages_distributions is before
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if collected else gc.disable)()
