@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from alignment_core.artifacts.paths import snapshot_path
 from alignment_core.artifacts.portable_paths import get_files
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import files_below, remove_tree
-from alignment_core.errors import AlignmentError, Changed, NotFound, one_line
+from alignment_core.errors import AlignmentError, Changed, Corrupt, NotFound, one_line
 from alignment_core.files import link_or_copy
 
 log = logging.getLogger(__name__)
@@ -85,11 +86,23 @@ class StoredProgress:
                 self.store.uri,
             )
             return
-        with explained("read", folder):
-            for path in folder.iterdir():
-                if path.name != _LOCK:
-                    remove_tree(path)
-        get_files(self.store, folder, files, f"the progress of stage {self.key[:12]}")
+        with ThreadPoolExecutor(_THREADS) as pool:
+            intact = list(pool.map(self.store.blobs.is_intact, files))
+        if not all(intact):
+            log.warning(
+                "%s in %s has lost %s: the stage goes on from what this machine has",
+                self.path,
+                self.store.uri,
+                files[intact.index(False)].path,
+            )
+            return
+        _empty(folder)
+        try:
+            get_files(self.store, folder, files, f"the progress of stage {self.key[:12]}")
+        except (NotFound, Corrupt) as error:
+            _empty(folder)
+            log.warning("the stage starts from the beginning: %s", one_line(error))
+            return
         self._listed = set(files)
         self._note(folder, stored)
 
@@ -206,6 +219,13 @@ def settled(folder: Path) -> dict[str, os.stat_result]:
         for path, stat in present.items()
         if _is_plain(path) and ((top := path.partition("/")[0]) in complete or top not in checkpoints)
     }
+
+
+def _empty(folder: Path) -> None:
+    with explained("read", folder):
+        for path in folder.iterdir():
+            if path.name != _LOCK:
+                remove_tree(path)
 
 
 def _identities(files: Mapping[str, os.stat_result]) -> dict[str, _Identity]:

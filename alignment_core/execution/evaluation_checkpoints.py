@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from alignment_core.errors import UserError
 from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.files import write_whole
-from alignment_core.training.checkpoints import link_tree, put_in_place
+from alignment_core.training.checkpoints import link_model, put_in_place
 
 if TYPE_CHECKING:
+    from alignment_core.models.model_ref import Model
     from alignment_core.recipes.sections.training import TrainingConfig
 
 
@@ -95,10 +96,10 @@ class EvaluationCheckpoints:
             if folder != best:
                 shutil.rmtree(folder)
 
-    def link_best(self, folder: Path) -> None:
-        """Make the best checkpoint the content of a folder."""
+    def link_best(self, folder: Path, trained: Model) -> None:
+        """Make the best checkpoint of ``trained`` the content of a folder."""
         assert self.best is not None
-        link_tree(self._folder(self.best), folder)
+        link_model(self._folder(self.best), folder, trained)
 
     def _folder(self, step: int) -> Path:
         return self._progress / f"best-{step:08d}"

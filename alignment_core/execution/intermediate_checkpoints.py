@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignment_core.execution.base import StageContext
-from alignment_core.training.checkpoints import link_tree, put_in_place
+from alignment_core.training.checkpoints import link_model, put_in_place
 
 if TYPE_CHECKING:
+    from alignment_core.models.model_ref import Model
     from alignment_core.recipes.sections.training import TrainingConfig
 
 PREFIX = "checkpoint-"
@@ -48,10 +49,10 @@ class IntermediateCheckpoints:
         for folder in list(self._kept().values())[: -self._limit] if self._limit else ():
             shutil.rmtree(folder)
 
-    def link(self, context: StageContext) -> None:
-        """Make the models outputs of the stage."""
+    def link(self, context: StageContext, trained: Model) -> None:
+        """Make the models outputs of the stage, which made them of ``trained``."""
         for step, folder in self._kept().items():
-            link_tree(folder, context.add_output(f"{PREFIX}{step}"))
+            link_model(folder, context.add_output(f"{PREFIX}{step}"), trained)
 
     def _folder(self, step: int) -> Path:
         return self._progress / f"{PREFIX}{step:08d}"

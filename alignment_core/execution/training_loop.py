@@ -57,8 +57,8 @@ def run_job(context: StageContext, job: TrainJob, last: Path | None) -> dict[str
         if target := context.output if evaluations.best in (None, step) else last:
             _export(ranks, target, parts=target == context.output)
     if result != step:
-        evaluations.link_best(context.output)
-    checkpoints.link(context)
+        evaluations.link_best(context.output, job.model)
+    checkpoints.link(context, job.model)
     if evaluations.best is not None:
         metrics["best_step"] = evaluations.best
     _move_parts(context)

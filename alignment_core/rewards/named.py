@@ -35,6 +35,8 @@ class NamedVerifier:
     """Takes the field that names the verifier. Raises EnvironmentFault for what this machine lacks."""
     packages: tuple[str, ...] = ()
     """Distributions that decide its scores: their versions are in the stage's key."""
+    runs_python: bool = False
+    """Whether it runs completions in this Python, whose version then decides its scores."""
     check: Callable[[], object] = _nothing
     """Raises UserError if it cannot be used, as without a package."""
     tasks_only: bool = False

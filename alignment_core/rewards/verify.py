@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 from typing import Any
 
@@ -43,10 +44,12 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, Any]:
     if named is None:
         return function_content(name, field)
     named.check()
-    if named.function is None or named.function.startswith(f"{PACKAGE}."):
-        return {"name": name}
-    # the processes load only counted files
-    return {"name": name, "function": function_content(named.function, field)}
+    content: dict[str, Any] = {"name": name}
+    if named.runs_python:
+        content["python"] = ".".join(map(str, sys.version_info[:2]))
+    if named.function is not None and not named.function.startswith(f"{PACKAGE}."):
+        content["function"] = function_content(named.function, field)  # the processes load only counted files
+    return content
 
 
 def verifier_code(name: str) -> tuple[str, ...]:

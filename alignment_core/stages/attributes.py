@@ -26,7 +26,8 @@ class AttributesConfig(StageConfig):
             name: {"bins": attribute.bins, "decimals": attribute.decimals}
             for name, attribute in self.attributes.items()
         }
-        return {"attributes": written}
+        # Each has the reward at its place, and a key forgets the order of names.
+        return {"attributes": written if len(written) == 1 else [*written.items()]}
 
 
 def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:

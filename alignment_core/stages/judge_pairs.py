@@ -140,12 +140,15 @@ def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows)
     with ExitStack() as stack:
         for start in range(0, len(questions), BLOCK):
             kept = context.progress / f"block-{start}.json"
-            if not kept.is_file():
+            if kept.is_file():
+                of_block = json.loads(kept.read_text())
+                account.restore("".join(str(int(value is None)) for value in of_block))
+            else:
                 endpoint = endpoint or connect(stack)
                 block = questions[start : start + BLOCK]
-                answers = json.dumps(numbers(account.settle(block, endpoint(block))))
-                write_whole(kept, methodcaller("write", answers.encode()))
-            values += json.loads(kept.read_text())
+                of_block = numbers(account.settle(block, endpoint(block)))
+                write_whole(kept, methodcaller("write", json.dumps(of_block).encode()))
+            values += of_block
             context.report(len(values), len(questions), "questions")
     return values
 

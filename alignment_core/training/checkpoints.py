@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alignment_core.files import link_or_copy, sync
+
+if TYPE_CHECKING:
+    from alignment_core.models.model_ref import Model
 
 CURVE = "metrics.jsonl"
 """File with the metrics of the steps up to a checkpoint, in its folder."""
@@ -32,6 +35,15 @@ def put_in_place(partial: Path, folder: Path) -> None:
 def link_tree(folder: Path, target: Path) -> None:
     """Hard-link the files of a folder into another one, or copy them if the file system has no hard links."""
     shutil.copytree(folder, target, copy_function=link_or_copy, dirs_exist_ok=True)
+
+
+def link_model(folder: Path, target: Path, trained: Model) -> None:
+    """Link the files of a model that was kept during the training of ``trained``, whose code it has. On another machine the
+    kept folder has none: code is not read from progress in a store."""
+    link_tree(folder, target)
+    for code in trained.path.glob("*.py") if trained.trust_remote_code else ():
+        if not (target / code.name).exists():
+            shutil.copyfile(code, target / code.name)
 
 
 def described(checkpoint: Path) -> dict[str, Any]:

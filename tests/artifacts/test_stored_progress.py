@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import Store, collect, open_store, prune
-from alignment_core.artifacts.paths import SNAPSHOTS
+from alignment_core.artifacts.paths import SNAPSHOTS, blob_path
 from alignment_core.artifacts.stored_progress import StoredProgress, settled
 from alignment_core.errors import Stopped
 from alignment_core.files import write_whole
@@ -289,6 +290,26 @@ def test_unused_progress_is_pruned_by_age(machine: Machine, monkeypatch: pytest.
     (pruned,) = [garbage for garbage in prune(store, 1, None, delete=True) if garbage.what == "snapshot"]
     assert pruned.path == f"{SNAPSHOTS}{KEY}.json"
     assert store.backend.stat(pruned.path) is None
+
+
+@pytest.mark.parametrize("damage", ["lost", "other bytes"])
+def test_a_damaged_snapshot_stops_no_stage(machine: Machine, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The stage that it belongs to is the one that would make it again."""
+    store, folder = machine("one")
+    checkpoint(folder, 20)
+    StoredProgress(store, KEY).push(folder)
+    weights = (folder / "step-00000020" / "state" / "weights.safetensors").read_bytes()
+    there, theirs = machine("two")
+    checkpoint(theirs, 5)
+    before = contents(theirs)
+    path = blob_path(hashlib.sha256(weights).hexdigest())
+    there.backend.delete(path)
+    if damage == "other bytes":
+        there.backend.put(path, weights[::-1])
+    StoredProgress(there, KEY).pull(theirs)
+    assert contents(theirs) == (before if damage == "lost" else {}), "what is there is used, or nothing is"
+    assert ("goes on from what this machine has" if damage == "lost" else "starts from the beginning") in caplog.text
+    StoredProgress(there, KEY).pull(theirs)
 
 
 def test_files_collected_after_another_machines_push_are_uploaded_again(machine: Machine) -> None:

@@ -12,14 +12,18 @@ import pytest
 import torch
 import transformers
 
+from alignment_core.artifacts.reference import Reference
 from alignment_core.errors import UserError
 from alignment_core.execution import training_loop
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.evaluation_checkpoints import EvaluationCheckpoints
 from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from tests.execution.test_failures import demonstrations, sft_call
 from tests.stages.killing import Killer, store_with
+
+TRAINED = Model(Path("trained"), Reference("model", "0" * 64))
 
 
 def looks(progress: Path, step: int = 0, **training: Any) -> EvaluationCheckpoints:
@@ -36,7 +40,7 @@ def take(looks: EvaluationCheckpoints, step: int, **metrics: float) -> None:
 
 
 def result(looks: EvaluationCheckpoints, folder: Path) -> str:
-    looks.link_best(folder)
+    looks.link_best(folder, TRAINED)
     return (folder / "weights").read_text()
 
 

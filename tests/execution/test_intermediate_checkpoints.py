@@ -12,15 +12,19 @@ import pytest
 import torch
 import transformers
 
+from alignment_core.artifacts.reference import Reference
 from alignment_core.execution import training_loop
 from alignment_core.execution.base import StageCall, StageResult, load_stage
 from alignment_core.execution.intermediate_checkpoints import IntermediateCheckpoints
 from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from tests.execution.test_failures import demonstrations, sft_call
 from tests.stages.killing import Killer, store_with
+
+TRAINED = Model(Path("trained"), Reference("model", "0" * 64))
 
 
 def checkpoints(progress: Path, step: int = 0, **training: Any) -> IntermediateCheckpoints:
@@ -48,7 +52,7 @@ def outputs(checkpoints: IntermediateCheckpoints, folder: Path) -> list[str]:
 
     names: list[str] = []
     context: Any = SimpleNamespace(add_output=add_output)
-    checkpoints.link(context)
+    checkpoints.link(context, TRAINED)
     assert all((folder / name / "weights").read_text() == "whole" for name in names)
     return names
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,15 @@ def test_the_digest_of_a_verifier_is_of_its_source_and_not_of_its_path(name, tmp
     assert verifier_content(name("exact"))["name"] == "exact"
     assert verifier_content(name("half")) != verifier_content(name("exact"))
     assert verifier_content("task") == {"name": "task"}
+
+
+def test_scores_of_programs_belong_to_the_python_that_ran_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from itertools import batched` fails before Python 3.12: a stage of another version is another one."""
+    contents = []
+    for version in ((3, 11, 7), (3, 11, 9), (3, 12, 0)):
+        monkeypatch.setattr(sys, "version_info", version)
+        contents.append(verifier_content("code"))
+    assert contents[0] == contents[1] != contents[2]
 
 
 def test_callables_have_the_digest_of_their_python_file_and_are_refused_without_source(name):

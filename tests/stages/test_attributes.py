@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment_core.canonical import digest_of
 from alignment_core.errors import DataError
 from alignment_core.recipes.sections.conditional_sft import AttributeConfig
 from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
@@ -103,3 +104,13 @@ def test_samples_that_are_no_examples_are_left_out_and_counted(tmp_path: Path) -
 def test_an_empty_result_is_an_error_with_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none of 2 completions is left to train on: 1 failed_reward, 1 truncated"):
         ran(tmp_path, [[None], [1.0]], {"good": REWARD}, finish_reason=["stop", "length"])
+
+
+def test_attributes_that_swap_their_rewards_are_another_stage() -> None:
+    """Its input scores are the same: rewards have no names."""
+    first, second = (AttributeConfig.model_validate(REWARD) for _ in range(2))
+    keys = [
+        digest_of(AttributesConfig(attributes=attributes).content())
+        for attributes in ({"helpful": first, "safe": second}, {"safe": first, "helpful": second})
+    ]
+    assert keys[0] != keys[1]

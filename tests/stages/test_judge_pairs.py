@@ -67,7 +67,7 @@ def judge(tmp_path: Path) -> Iterator[Any]:
         url = servers[-1].url.removesuffix("/score") + "/v1/"
         folder = tmp_path / str(len(servers))
         for name in ("output", "progress"):
-            (folder / name).mkdir(parents=True)
+            (folder / name).mkdir(parents=True, exist_ok=True)
         inputs = {
             "rollouts": rollouts(folder / "mine", mine, condition),
             "baseline": rollouts(folder / "theirs", theirs),
@@ -134,6 +134,21 @@ def test_saved_verdicts_are_not_requested_again(judge: Any, monkeypatch: pytest.
     assert run(context, JudgePairsConfig(judge=PairwiseJudgeConfig(judge=url, judge_model="j"))) == metrics  # type: ignore[arg-type]
     assert json.loads((folder / "output" / "verdicts.json").read_text()) == left
     assert len(server.requests) == requests + 2
+
+
+def test_failures_before_a_restart_count(judge: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Four of eight questions may fail: the four before the restart and any after it are too many."""
+    monkeypatch.setattr(judge_pairs, "BLOCK", 4)
+    with pytest.raises(DataError, match="4 of 8 completions may lack a reward"):
+        judge(lambda _: completion("no verdict"), pairs_per_prompt=2, max_failed=0.5)
+    folder = tmp_path / "1"
+    assert (folder / "progress" / "block-0.json").is_file()
+    shutil.rmtree(folder / "output")
+    for name in ("mine", "theirs"):
+        shutil.rmtree(folder / name)
+    (tmp_path / "1").rename(tmp_path / "2")
+    with pytest.raises(DataError, match="4 of 8 completions may lack a reward"):
+        judge(lambda _: completion("no verdict"), pairs_per_prompt=2, max_failed=0.5)
 
 
 @pytest.mark.slow

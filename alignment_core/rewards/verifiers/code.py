@@ -99,4 +99,4 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-VERIFIER = NamedVerifier(open=CodeTests)
+VERIFIER = NamedVerifier(open=CodeTests, runs_python=True)

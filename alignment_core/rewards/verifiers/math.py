@@ -102,4 +102,4 @@ def _as_formula(answer: str) -> str:
     return latex if FORMULA.search(latex) else rf"\boxed{{{latex}}}"
 
 
-VERIFIER = NamedVerifier(function=f"{__name__}:verify", packages=("math-verify",))
+VERIFIER = NamedVerifier(function=f"{__name__}:verify", packages=("math-verify", "sympy"))

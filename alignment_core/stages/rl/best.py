@@ -19,7 +19,7 @@ from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.sampling import Sampling
-from alignment_core.training.checkpoints import link_tree, put_in_place
+from alignment_core.training.checkpoints import link_model, put_in_place
 
 
 class Best:
@@ -80,7 +80,7 @@ class Best:
     def link_to(self, folder: Path) -> dict[str, float]:
         """Make the best policy an output; its step and reward as metrics."""
         assert self.state is not None, "the last step is evaluated"
-        link_tree(self._folder(self.state["step"]), folder)
+        link_model(self._folder(self.state["step"]), folder, self.context.model("policy"))
         return {"best_step": self.state["step"], "best_held_out_reward": self.state["reward"]}
 
     def _folder(self, step: int) -> Path:

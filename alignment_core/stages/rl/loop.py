@@ -105,7 +105,7 @@ class Loop:
             context.report(step, section.steps, "steps", **metrics)
         self.sampler.close()
         self._export()
-        checkpoints.link(context)
+        checkpoints.link(context, context.model("policy"))
         self.trajectories.settle()
         if warnings := self._warnings(rewards_differ):
             metrics["warnings"] = warnings
