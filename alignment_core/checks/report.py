@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,11 +15,13 @@ from pydantic import BaseModel
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.reference import MASTERS
 from alignment_core.checks import amounts, cache, functions, memory_needs, rows, shapes
+from alignment_core.composition.base_model import PROCESS_REWARD_MODELS, REWARD_MODELS
 from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
 from alignment_core.errors import Corrupt, DataError, NotFound
 from alignment_core.execution.base import load_stage
 from alignment_core.models.masters import why_not_trained
+from alignment_core.models.quantization import why_not_changed
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig
 
@@ -49,7 +52,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     todo = [stage for stage in plan.stages if stage.state != "cached"]
     problems = [*_without_variable(plan, todo)]
     problems += [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo), *_other_references(plan, todo)]
-    problems += _without_masters(plan.store, todo)
+    problems += [*_quantised(plan.store, todo), *_without_masters(plan.store, todo)]
     if problems:
         return Findings(problems=list(dict.fromkeys(problems)))
     short_of_memory = memory_needs.shortage(_memory_needed(plan, todo, resources))
@@ -161,6 +164,26 @@ def _other_references(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
                     f"{stage.label}: with rl.kl.sync_ref_model the reference takes over the policy's weights, but the model of "
                     f"rl.kl.reference has another {field}: give one of the policy's architecture, or leave sync_ref_model out"
                 )
+
+
+_CHANGED = re.compile(r"model(-\d+)?|policy|critic|base")
+"""Roles of the models that a stage trains or merges."""
+
+
+def _quantised(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
+    """Models with quantized weights, named by the recipe or in the store, that a stage would train or merge."""
+    asked: set[str] = set()
+    for stage in todo:
+        if not {"model", *REWARD_MODELS, *PROCESS_REWARD_MODELS} & {*load_stage(stage.stage).outputs.values()}:
+            continue
+        for model in [_beside(value) for role, value in stage.inputs.items() if _CHANGED.fullmatch(role)]:
+            name = model.label if isinstance(model, PlannedStage) else model.short
+            if name in asked or (isinstance(model, PlannedStage) and model.stage != "base_model"):
+                continue
+            asked.add(name)
+            config: Any = model.config if isinstance(model, PlannedStage) else None
+            if problem := why_not_changed(config.model.name if config else name, _shape(store, model)):
+                yield f"{stage.label}: {problem}"
 
 
 def _without_masters(store: Store, todo: list[PlannedStage]) -> Iterator[str]:

@@ -12,6 +12,8 @@ from alignment_core.models.saving import check_loadable
 
 SHOWN = 5
 """Names of weights that a message lists."""
+SCALES = ("_scale", "_scale_inv")
+"""Ends of the names of scales beside quantized weights."""
 Head = Literal["lm", "score", "value"]
 """``lm``: next-token logits; ``score``: one score per sequence, at its last token; ``value``: a score at each place."""
 
@@ -24,8 +26,8 @@ def load_model(
     A missing head is initialised from ``head_seed``. That of scores, of which only differences count, has the standard
     deviation 1/sqrt(hidden) (Stiennon et al. 2020). That of values has 1/(hidden + 1) (OpenRLHF 0.11): the last hidden
     states of pretrained models have norms of tens, and a larger head would give a critic noise above the returns.
-    Raises UserError for a missing head without a seed, for pickled weights, and for other missing weights, which
-    `transformers` would initialise with only a warning.
+    Raises UserError for a missing head without a seed, for pickled weights, for other missing weights, which `transformers`
+    would initialise with only a warning, and for parts of a head of scores and scales that it would leave out.
     """
     import transformers
 
@@ -42,8 +44,10 @@ def load_model(
     )
     missing = sorted(name for name in info["missing_keys"] if head == "lm" or not name.startswith("score"))
     if missing:
-        names = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
-        raise UserError(f"the weights of the model lack {names}, which its config.json says it has")
+        raise UserError(f"the weights of the model lack {_listed(missing)}, which its config.json says it has")
+    unused = sorted(name for name in info["unexpected_keys"] if name.endswith(SCALES) or _is_of_scores(name, head))
+    if unused:
+        raise UserError(f"the weights of the model have {_listed(unused)}, without which it would be another model")
     if head != "lm" and info["missing_keys"]:
         if head_seed is None:
             raise UserError("the model that should score completions has no score head: it is not a reward model")
@@ -53,3 +57,12 @@ def load_model(
         deviation = 1 / (hidden + 1) if head == "value" else hidden**-0.5
         weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
     return model
+
+
+def _is_of_scores(name: str, head: Head) -> bool:
+    """Whether a weight belongs to a head of scores, which is a single matrix here."""
+    return head != "lm" and name.startswith("score.")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.artifacts.reference import Reference
-from alignment_core.models.saving import checkpoint_dtype
+from alignment_core.errors import UserError
+from alignment_core.models.quantization import why_not_changed
+from alignment_core.models.saving import checkpoint_dtype, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,11 @@ class Model:
     def dtype(self) -> str:
         """The float type in which it is stored, such as ``float32``."""
         return checkpoint_dtype(self.path)
+
+    def check_changeable(self) -> None:
+        """Raise UserError if its weights are stored quantized: such a model is neither trained nor merged."""
+        if problem := why_not_changed(self.reference.short, read_json(self.path / "config.json")):
+            raise UserError(problem)
 
     def tokenizer(self) -> Any:
         """Its tokenizer, as ``transformers`` loads it."""

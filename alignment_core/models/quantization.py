@@ -8,6 +8,7 @@ times one of sixteen values, chosen for normally distributed weights (NF4), and 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,21 @@ Bits = Literal[4, 8]
 def field_of(bits: Bits) -> str:
     """The field that loads weights in so many bits."""
     return f"training.lora.load_in_{bits}bit"
+
+
+def why_not_changed(name: str, shape: Mapping[str, Any]) -> str | None:
+    """A sentence for the model ``name`` if its config.json (``shape``) says that its weights are stored quantized; else None.
+
+    ``transformers`` loads some of them dequantized, and quantizes them again when it saves the model, without a word in the
+    saved config.json. Others it cannot save.
+    """
+    stored = shape.get("quantization_config")
+    if not stored:
+        return None
+    return (
+        f"{name} has quantized weights ({stored.get('quant_method', 'quantization_config')} in its config.json), which are "
+        "neither trained nor merged: name the unquantized model; `training.lora.load_in_4bit` quantizes that beside adapters"
+    )
 
 
 def quantise(model: Any, head: nn.Module, bits: Bits) -> None:

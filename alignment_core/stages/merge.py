@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from alignment_core.artifacts.reference import POINTER
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.models.saving import CHAT_TEMPLATES, check_loadable, copy_files, weight_files
+from alignment_core.models.quantization import why_not_changed
+from alignment_core.models.saving import CHAT_TEMPLATES, check_loadable, copy_files, read_json, weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,8 @@ class Tensors:
     def __init__(self, role: str, folder: Path, opened: ExitStack) -> None:
         from safetensors import safe_open
 
+        if problem := why_not_changed(f"merge.models: {role}", read_json(folder / "config.json")):
+            raise UserError(problem)
         self.role = role
         paths = weight_files(check_loadable(folder))
         self.files = {path.name: opened.enter_context(safe_open(path, "pt")) for path in paths}

@@ -106,6 +106,7 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         if not (folder / name).is_file() or digest_of_file(folder / name) != digest:
             raise UserError(f"model.adapter: {folder / name} changed while the run was starting; run again")
     source = context.model("model")
+    source.check_changeable()
     try:
         adapter = peft.PeftConfig.from_pretrained(str(folder))
         tensors = peft.load_peft_weights(str(folder), device="cpu")

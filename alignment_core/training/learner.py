@@ -113,6 +113,7 @@ class Learner:
         self.consistent = True
         """False while a step runs, and after one that failed: its half-updated weights must not be saved."""
         self.grad_norm = 0.0
+        source.model.check_changeable()
         dtype = torch.bfloat16 if training.bf16 else torch.float32
         model = replace(source.model, bits=training.base_bits).load(source.head, dtype, source.head_seed)
         if what := recomputed_activations(resources, device, model.num_parameters()):

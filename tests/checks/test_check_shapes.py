@@ -139,3 +139,23 @@ def test_shapes_of_models_from_scratch_and_from_folders_are_compared():
     assert shapes.difference(scratch, folder) is None
     assert shapes.difference(scratch, folder | {"hidden_size": 32}) == "hidden_size"
     assert shapes.difference({}, folder) is None, "the stage reports files that cannot be read"
+
+
+def test_a_quantized_model_is_sampled_and_judges_but_is_not_trained(store, rows, tiny_model, tmp_path):
+    quantized = tmp_path / "quantized"
+    shutil.copytree(tiny_model(), quantized)
+    shape = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(shape | {"quantization_config": {"quant_method": "fp8"}}))
+    model = {"name": str(quantized)}
+    sentence = (
+        f"{{}}: {quantized} has quantized weights (fp8 in its config.json), which are neither trained nor merged: name the "
+        "unquantized model; `training.lora.load_in_4bit` quantizes that beside adapters"
+    )
+    assert look(store, sft(rows) | {"model": model}).problems == [sentence.format("sft")]
+    judged = rl(rows, {"verifier": "math"}) | {"model": {"name": str(tiny_model())}}
+    assert look(store, judged | {"model": model}).problems == [sentence.format("rl")]
+    judged["rl"]["kl"] = {"coefficient": 0.1, "reference": model}
+    assert look(store, judged).problems == []
+    prompts = {"path": str(rows), "columns": {"label": "completion"}}
+    generate = {"prompts": prompts, "generation": {"max_completion_length": 16}}
+    assert look(store, {"method": "generate", "name": "demo", "model": model, "generate": generate}).problems == []

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from alignment_core.errors import UserError  # noqa: E402
-from alignment_core.models.loading import load_model  # noqa: E402
+from alignment_core.models.loading import Head, load_model  # noqa: E402
 from alignment_core.models.scratch import create_model  # noqa: E402
 from alignment_core.recipes.sections.model import ScratchModel  # noqa: E402
 
@@ -64,3 +64,25 @@ def test_a_tied_head_needs_no_weight_of_its_own(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     model = load_model(str(folder), "lm", torch.float32)
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        ("lm", "model.layers.0.self_attn.q_proj.weight_scale_inv"),
+        ("score", "model.layers.0.mlp.up_proj.weight_scale"),
+        ("score", "score.bias"),
+    ],
+)
+def test_weights_that_would_be_left_out_are_named(folder: Path, head: Head, name: str) -> None:
+    """Without its scales a quantized matrix is noise, and without its bias a reward model has other rewards. Heads of other
+    kinds of models are left out."""
+    weights = load_file(folder / "model.safetensors") | {
+        "score.weight": torch.ones(1, 32),
+        "v_head.bias": torch.ones(1),
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    load_model(str(folder), head, torch.float32)
+    save_file(weights | {name: torch.ones(1)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"the weights of the model have {name}, without which"):
+        load_model(str(folder), head, torch.float32)

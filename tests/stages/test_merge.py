@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from alignment_core.errors import UserError
 from alignment_core.models.loading import load_model
 from alignment_core.stages.merge import MergeStageConfig, run
+from tests.exports.conftest import edit
 
 Merge = Callable[..., dict[str, torch.Tensor]]
 
@@ -128,3 +129,14 @@ def test_the_same_tokenizer_in_another_file_is_equal(merge: Merge, tiny_model: A
     content = json.loads((other / "tokenizer.json").read_text())
     (other / "tokenizer.json").write_text(json.dumps(dict(reversed(content.items())), indent=None))
     assert merge(tiny_model(), other)
+
+
+def test_quantized_models_are_refused(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
+    """The mean of two matrices in 8 bits, each with scales of its own, is noise."""
+    quantized = tmp_path / "quantized"
+    shutil.copytree(tiny_model(), quantized)
+    edit(quantized / "config.json", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(
+        UserError, match=r"merge\.models: model-2 has quantized weights \(fp8 in its config\.json\), which"
+    ):
+        merge(tiny_model(), quantized)
