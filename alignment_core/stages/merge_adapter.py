@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -28,6 +29,9 @@ from alignment_core.models.saving import (
 )
 from alignment_core.models.template_kwargs import set_template_kwargs
 from alignment_core.recipes.paths import BEGINS, is_address, is_written_as_path
+
+if TYPE_CHECKING:
+    import torch
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Names of an adapter's files in `peft`."""
@@ -135,7 +139,8 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         raise UserError(_not_beside(config, source.reference.short, f"for example {wrong[0]}"))
     if tied:
         _untie(model)
-    merged = adapted.merge_and_unload().to(getattr(torch, checkpoint_dtype(source.path)))
+    merged = adapted.merge_and_unload()
+    _convert(merged, getattr(torch, checkpoint_dtype(source.path)))
     if tied:
         _tie_again(merged)
     save_checkpoint(merged, source.path, context.output, trust_remote_code=source.trust_remote_code)
@@ -145,6 +150,15 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
     else:
         set_padding(context.output, source.trust_remote_code)
     return {"parameters": sum(parameter.numel() for parameter in merged.parameters())}
+
+
+def _convert(model: Any, dtype: torch.dtype) -> None:
+    """Convert the weights to ``dtype``, but for those that ``transformers`` keeps in fp32 beside others in ``dtype``: biases of
+    a router's choice are close to each other, and rounded ones would choose other experts."""
+    patterns = [name.replace("*", ".*") for name in model._get_dtype_plan(dtype)]  # as `from_pretrained` reads them
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point() and not any(re.search(pattern, name) for pattern in patterns):
+            tensor.data = tensor.data.to(dtype)
 
 
 def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, trust_remote_code: bool) -> None:

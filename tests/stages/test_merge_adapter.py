@@ -20,6 +20,8 @@ from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import LoraConfig, ModelConfig
 from alignment_core.stages.merge_adapter import WEIGHTS, pin_adapter, run
+from tests.exports.conftest import edit
+from tests.models.mixtures import tiny_deepseek
 
 EMBEDDINGS = {"modules_to_save": ("embed_tokens",)}
 IN_4_BITS = {"load_in_4bit": True}
@@ -110,6 +112,31 @@ def test_a_merge_keeps_half_precision(tiny_model: Any, tmp_path: Path) -> None:
     adapter_of(half, tmp_path / "adapter")
     weights = load_file(merge(half, tmp_path / "adapter", tmp_path / "merged") / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+def test_a_merge_keeps_the_biases_of_a_router_in_fp32(tmp_path: Path) -> None:
+    """DeepSeek-V3 stores them so beside weights in bf16, whose neighbours at 4 are 0.03 apart: all four would be 4."""
+    biases = torch.tensor([4.013, 4.012, 4.001, 4.0])
+    path = tmp_path / "model"
+    model = transformers.AutoModelForCausalLM.from_config(tiny_deepseek(), dtype=torch.bfloat16)
+    model.model.layers[1].mlp.gate.e_score_correction_bias = torch.nn.Buffer(biases)
+    model.save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    adapter_of(path, tmp_path / "adapter", target_modules=("o_proj",))
+    start = load_file(path / "model.safetensors")
+    weights = load_file(merge(path, tmp_path / "adapter", tmp_path / "merged") / "model.safetensors")
+    assert weights["model.layers.1.mlp.gate.e_score_correction_bias"].equal(biases)
+    assert {name: tensor.dtype for name, tensor in weights.items()} == {
+        name: tensor.dtype for name, tensor in start.items()
+    }
+
+
+def test_an_adapter_is_not_merged_into_quantized_weights(tiny_model: Any, tmp_path: Path) -> None:
+    adapter_of(tiny_model(), tmp_path / "adapter")
+    shutil.copytree(tiny_model(), tmp_path / "model")
+    edit(tmp_path / "model" / "config.json", quantization_config={"quant_method": "gptq"})
+    with pytest.raises(UserError, match=r"model@\w+:a+ has quantized weights \(gptq in its config\.json\)"):
+        merge(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
 
 
 @pytest.mark.parametrize("of_adapter", [True, False])
