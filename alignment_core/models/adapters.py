@@ -218,8 +218,20 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def plain_names(model: nn.Module) -> list[str]:
-    """Names of the parameters, without those of adapters."""
-    return [name for name, _ in model.named_parameters() if not is_adapter(name)]
+    """Names of the parameters, without those of adapters, and of the buffers that a checkpoint has."""
+    buffers = (
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    )
+    return [*(name for name, _ in model.named_parameters() if not is_adapter(name)), *buffers]
+
+
+def tensor_of(model: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of this name."""
+    owner, _, tensor = name.rpartition(".")
+    return getattr(model.get_submodule(owner), tensor)
 
 
 def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:

@@ -133,8 +133,8 @@ def size(parameter: Any) -> int:
 
 
 def item_bytes(model: nn.Module, name: str) -> int:
-    """Bytes of one element of the parameter ``name``, after dequantization."""
+    """Bytes of one element of the parameter or buffer ``name``, after dequantization."""
     owner, _, kind = name.rpartition(".")
     module: Any = model.get_submodule(owner)
-    dtype = module.compute_dtype if kind == "weight" and is_quantised(module) else model.get_parameter(name).dtype
+    dtype = module.compute_dtype if kind == "weight" and is_quantised(module) else getattr(module, kind).dtype
     return int(dtype.itemsize)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from alignment_core.models.adapters import adapters_of, merged, plain_names
+from alignment_core.models.adapters import adapters_of, merged, plain_names, tensor_of
 from alignment_core.models.quantization import item_bytes
 from alignment_core.models.quantization import size as numbers_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BucketSpec(NamedTuple):
-    """The contents of one bucket: parameters, or one of several parts of a parameter that is too large for one bucket."""
+    """The contents of one bucket: weights, or one of several parts of a weight that is too large for one bucket."""
 
     names: tuple[str, ...]
     number: int = 0
@@ -50,15 +50,17 @@ BUCKET_BYTES = 32 << 20
 
 
 def plan(model: nn.Module, size: int = BUCKET_BYTES) -> list[BucketSpec]:
-    """The parameters by bucket of at most ``size`` bytes, in the model's order; a tied parameter is named once.
+    """The parameters and saved buffers by bucket of at most ``size`` bytes; a tied parameter is named once.
+
+    A bias by which routers choose experts is a buffer here and a parameter in vLLM.
 
     Adapters are not named: they are merged into the weights that they belong to.
     """
     specs: list[BucketSpec] = []
     room = 0
     for name in plain_names(model):
-        parameter = model.get_parameter(name)
-        needed = (getattr(parameter, "ds_numel", 0) or numbers_of(parameter)) * item_bytes(model, name)
+        tensor = tensor_of(model, name)
+        needed = (getattr(tensor, "ds_numel", 0) or numbers_of(tensor)) * item_bytes(model, name)
         if needed > size:
             parts = -(-needed // size)
             specs += [BucketSpec((name,), number, parts) for number in range(parts)]
@@ -99,8 +101,7 @@ class Sender:
         from transformers.core_model_loading import revert_weight_conversion
 
         chosen = {
-            name: self.model.get_parameter(name)
-            for name in [*names, *(adapters_of(self.model, names) if merge else ())]
+            name: tensor_of(self.model, name) for name in [*names, *(adapters_of(self.model, names) if merge else ())]
         }
         whole: Any = contextlib.nullcontext()
         if self.zero_stage == 3:
@@ -111,8 +112,7 @@ class Sender:
             if self.rank != 0:
                 return ()
             plain = {
-                name: parameter.data.clone() if self.zero_stage == 3 else parameter.data
-                for name, parameter in chosen.items()
+                name: tensor.data.clone() if self.zero_stage == 3 else tensor.data for name, tensor in chosen.items()
             }
             weights = revert_weight_conversion(self.model, merged(self.model, plain))
             return [_piece(name, tensor) for name, tensor in weights.items()]

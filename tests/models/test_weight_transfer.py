@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from alignment_core.models.weight_transfer import Bucket, Receiver, Sender, plan
+from tests.models.mixtures import tiny_deepseek, tiny_glm
 
 
 def parameters(model: Any) -> dict[str, torch.Tensor]:
@@ -75,14 +77,27 @@ def test_the_experts_of_a_mixture_come_under_the_names_of_a_checkpoint(tmp_path:
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
-    from safetensors.torch import load_file
-
     expected = load_file(tmp_path / "model.safetensors")
     sender, shares = Sender(model, rank=0, zero_stage=0), plan(model, 500)
     assert max(share.parts for share in shares) > 3, "the experts that transformers keeps fused"
     weights = received([sender.bucket(share) for share in shares])
     assert weights.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("config", [tiny_deepseek(), tiny_glm()], ids=lambda config: config.model_type)
+def test_the_biases_of_a_router_are_sent_as_a_checkpoint_has_them(config: Any, tmp_path: Path) -> None:
+    """They are buffers, and vLLM has parameters of these names (deepseek_v2.py, glm4_moe.py), which an update must bring."""
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.data = torch.tensor([4.013, 4.012, 4.001, 4.0])
+    model.save_pretrained(tmp_path)
+    expected = load_file(tmp_path / "model.safetensors")
+    sender = Sender(model, rank=0, zero_stage=0)
+    weights = received([sender.bucket(spec) for spec in plan(model, 500)])
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
+    assert weights["model.layers.1.mlp.gate.e_score_correction_bias"].dtype == torch.float32
 
 
 def test_the_embedding_of_a_real_vocabulary_fits_through_the_store_that_actors_share() -> None:
