@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 """Patterns of a tokenizer's files."""
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""Settings of the images, videos and sounds of a multimodal model, without which vLLM does not start it."""
 _AT_ONCE = 1 << 24
 """Weights that are compared at a time."""
 
@@ -46,15 +48,22 @@ def save_checkpoint(
 ) -> None:
     """Write ``model`` to ``directory`` so that ``transformers`` and vLLM load it unchanged.
 
-    The tokenizer, the generation config and trusted code are copied from the folder ``source``, byte for byte. ``state_dict``
-    replaces the model's own weights where those are sharded over ranks; an empty one writes a model without weights.
+    The tokenizer, the generation config, trusted code and a multimodal model's processor are copied from the folder ``source``,
+    byte for byte. ``state_dict`` replaces the model's own weights where those are sharded over ranks; an empty one writes a
+    model without weights.
     """
     with _generation_config_unchecked(model, directory):
         model.save_pretrained(directory, state_dict=state_dict)
     if source:
         code = ("*.py",) if trust_remote_code else ()
-        copy_files(source, directory, (*TOKENIZER_FILES, GENERATION_CONFIG, *code))
+        processor = PROCESSOR_FILES if is_multimodal(read_json(directory / "config.json")) else ()
+        copy_files(source, directory, (*TOKENIZER_FILES, GENERATION_CONFIG, *code, *processor))
     _drop_provenance(directory / "config.json")
+
+
+def is_multimodal(shape: Mapping[str, Any]) -> bool:
+    """Whether a model with this config.json also reads images or sounds."""
+    return any(shape.get(part) for part in ("vision_config", "audio_config"))
 
 
 @contextmanager

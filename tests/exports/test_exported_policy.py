@@ -13,12 +13,14 @@ import torch
 import transformers
 
 from alignment_core.cluster.device import Device
+from alignment_core.errors import UserError
 from alignment_core.models.loading import load_model
 from alignment_core.models.saving import GENERATION_CONFIG
 from alignment_core.models.tokenizer import CHAT_TEMPLATE
-from alignment_core.recipes import ModelConfig, ResourcesConfig
+from alignment_core.recipes import ModelConfig, ResourcesConfig, TrainingConfig
 from alignment_core.stages.base_model import pin_model, run
 from alignment_core.training.forward import Forward, ForwardJob
+from alignment_core.training.learner import Learner, ModelSource
 from tests.exports.conftest import edit, export, handle, learner
 
 INCONSISTENT = [
@@ -128,3 +130,40 @@ def test_an_export_names_no_path_of_this_machine(base, tmp_path):
     for file in (tmp_path / "out").glob("*.json"):
         assert str(tmp_path) not in file.read_text()
         json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("reads_images", [True, False])
+def test_a_multimodal_policy_brings_its_processor(base, tmp_path, reads_images):
+    """vLLM starts Gemma 3 only with it (``MultiModalBudget``); a text model that left its images behind has none."""
+    source = base()
+    processor = transformers.Gemma3ImageProcessor(image_mean=[0.25, 0.5, 0.75])
+    processor.save_pretrained(source)
+    text = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 28,
+    }
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    model = transformers.AutoModelForCausalLM.from_config(config if reads_images else config.text_config)
+    learner(source, model)._write(model.state_dict(), {}, tmp_path / "out", None)
+    names = [path.name for path in (tmp_path / "out").iterdir()]
+    assert ("preprocessor_config.json" in names) is reads_images
+    if reads_images:
+        loaded = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
+        assert list(loaded.image_mean) == [0.25, 0.5, 0.75]
+
+
+def test_quantized_weights_are_not_trained(base):
+    """`transformers` loads them dequantized and quantizes them again to save them, which the saved config.json does not say."""
+    source = base()
+    edit(source / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [32, 32]})
+    model = ModelSource(handle(source), "lm")
+    training = TrainingConfig(learning_rate=1e-4, batch_size=8)
+    with pytest.raises(
+        UserError, match=r"model@\w+:a+ has quantized weights \(fp8 in its config\.json\), which are neither"
+    ):
+        Learner(model, training, ResourcesConfig(), Device.detect("cpu", 0), 0, 1)
