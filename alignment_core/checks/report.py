@@ -88,6 +88,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
         if label in seen:
             seen[label].warnings.append(sentence)
     warnings = [*([short_of_memory] if short_of_memory else []), *amounts.warnings(todo, seen)]
+    warnings += _text_parts(plan.store, todo)
     return Findings(problems=list(dict.fromkeys(problems)), seen=of_todo, warnings=warnings, caches=needs)
 
 
@@ -170,20 +171,34 @@ _CHANGED = re.compile(r"model(-\d+)?|policy|critic|base")
 """Roles of the models that a stage trains or merges."""
 
 
-def _quantised(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
-    """Models with quantized weights, named by the recipe or in the store, that a stage would train or merge."""
-    asked: set[str] = set()
+def _changed(todo: list[PlannedStage]) -> Iterator[tuple[PlannedStage, PlannedStage | Reference, str]]:
+    """Models, named by the recipe or in the store, that a stage trains or merges, each with the first stage and its name."""
+    seen: set[str] = set()
     for stage in todo:
         if not {"model", *REWARD_MODELS, *PROCESS_REWARD_MODELS} & {*load_stage(stage.stage).outputs.values()}:
             continue
         for model in [_beside(value) for role, value in stage.inputs.items() if _CHANGED.fullmatch(role)]:
-            name = model.label if isinstance(model, PlannedStage) else model.short
-            if name in asked or (isinstance(model, PlannedStage) and model.stage != "base_model"):
+            label = model.label if isinstance(model, PlannedStage) else model.short
+            if label in seen or (isinstance(model, PlannedStage) and model.stage != "base_model"):
                 continue
-            asked.add(name)
+            seen.add(label)
             config: Any = model.config if isinstance(model, PlannedStage) else None
-            if problem := why_not_changed(config.model.name if config else name, _shape(store, model)):
-                yield f"{stage.label}: {problem}"
+            yield stage, model, config.model.name if config else label
+
+
+def _quantised(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
+    for stage, model, name in _changed(todo):
+        if problem := why_not_changed(name, _shape(store, model)):
+            yield f"{stage.label}: {problem}"
+
+
+def _text_parts(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
+    for stage, model, name in _changed(todo):
+        if stage.stage not in ("merge", "reward_model") and shapes.is_loaded_without_images(_shape(store, model)):
+            yield (
+                f"{stage.label}: {name} also reads images or sounds, and `transformers` loads only the part that reads text: "
+                "the result is a model for text"
+            )
 
 
 def _without_masters(store: Store, todo: list[PlannedStage]) -> Iterator[str]:

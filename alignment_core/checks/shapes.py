@@ -17,12 +17,13 @@ from typing import Any
 
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.data.addresses import RemoteFile, download
-from alignment_core.models.saving import weight_files
+from alignment_core.models.saving import is_multimodal, weight_files
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.source_code import parse
 from alignment_core.stages.base_model import BaseModelConfig
 
 CPU_ATTENTION = Path("v1", "attention", "backends", "cpu_attn.py")
+AUTO_MODELS = Path("models", "auto", "modeling_auto.py")
 
 
 def model_shape(config: BaseModelConfig) -> dict[str, Any]:
@@ -96,6 +97,27 @@ def without_score_head(config: BaseModelConfig) -> bool:
     except (OSError, SafetensorError):  # the stage that needs it will report this
         return False
     return True
+
+
+def is_loaded_without_images(shape: dict[str, Any]) -> bool:
+    """Whether ``transformers`` loads a multimodal model's part for text alone as a language model, as with Qwen3.5."""
+    if not is_multimodal(shape):
+        return False
+    whole = [name for name in shape.get("architectures") or [] if name.endswith("ForConditionalGeneration")]
+    language_model = language_models().get(shape.get("model_type", ""))
+    return bool(whole) and language_model not in (None, *whole)
+
+
+@functools.cache
+def language_models() -> dict[str, str]:
+    """The class of ``AutoModelForCausalLM`` by ``model_type``, from the source of ``transformers``, which imports torch."""
+    spec = importlib.util.find_spec("transformers")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for node in parse((Path(folder) / AUTO_MODELS).read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES":
+                assert isinstance(node.value, ast.Call)
+                return dict(ast.literal_eval(node.value.args[0]))
+    return {}
 
 
 def wrong_heads(shape: dict[str, Any], resources: ResourcesConfig) -> Iterator[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from alignment_core.errors import UserError
-from alignment_core.models.saving import check_loadable
+from alignment_core.models.saving import check_loadable, is_multimodal, read_json
 
+log = logging.getLogger(__name__)
 SHOWN = 5
 """Names of weights that a message lists."""
 SCALES = ("_scale", "_scale_inv")
@@ -56,7 +58,17 @@ def load_model(
         hidden = weight.shape[1]
         deviation = 1 / (hidden + 1) if head == "value" else hidden**-0.5
         weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
+    if is_text_part(model, Path(path)):
+        log.warning(
+            "the model also reads images or sounds: only the part that reads text is loaded, and saved after training"
+        )
     return model
+
+
+def is_text_part(model: Any, folder: Path) -> bool:
+    """Whether ``model`` is only the part for text of the multimodal one in ``folder``: for some kinds of models, such as
+    Qwen3.5, ``AutoModelForCausalLM`` loads no more."""
+    return is_multimodal(read_json(folder / "config.json")) and not is_multimodal(model.config.to_dict())
 
 
 def _is_of_scores(name: str, head: Head) -> bool:

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
-from alignment_core.errors import NumericError
+from alignment_core.errors import NumericError, UserError
 from alignment_core.losses.policy import aggregation_normaliser, policy_objective, top_entropy, value_objective
 from alignment_core.models import weight_transfer
+from alignment_core.models.loading import is_text_part
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel, load_frozen, run_packed
@@ -80,6 +81,12 @@ class PolicyTrainer:
         )
         decay = job.section.ema.decay if job.section.ema else None
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
+        if is_text_part(self.policy.packed.model, job.policy.path):
+            raise UserError(
+                f"{job.policy.reference.short} also reads images or sounds, and `transformers` trains only the part that reads "
+                "text, with whose weights a running engine of the whole model cannot be updated: start from a model that was "
+                "trained before, such as by `sft`, or from one for text"
+            )
         if job.critic is not None and job.section.critic is not None:
             source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters, context=job.context)
             of_critic = job.section.critic.training_of(training)

@@ -159,3 +159,22 @@ def test_a_quantized_model_is_sampled_and_judges_but_is_not_trained(store, rows,
     prompts = {"path": str(rows), "columns": {"label": "completion"}}
     generate = {"prompts": prompts, "generation": {"max_completion_length": 16}}
     assert look(store, {"method": "generate", "name": "demo", "model": model, "generate": generate}).problems == []
+
+
+def test_a_model_that_will_lose_its_images_is_named(store, rows, tiny_model, tmp_path):
+    folder = tmp_path / "multimodal"
+    shutil.copytree(tiny_model(), folder)
+    shape = json.loads((folder / "config.json").read_text()) | {"vision_config": {"depth": 1}}
+    qwen = shape | {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+    (folder / "config.json").write_text(json.dumps(qwen))
+    sentence = f"sft: {folder} also reads images or sounds, and `transformers` loads only the part that reads text"
+    warnings = look(store, sft(rows) | {"model": {"name": str(folder)}}).warnings
+    assert [warning.startswith(sentence) for warning in warnings].count(True) == 1
+    gemma = shape | {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+    assert not shapes.is_loaded_without_images(gemma), "all of it is loaded"
+
+
+def test_the_language_models_of_transformers_are_read_without_importing_it():
+    from transformers.models.auto import modeling_auto
+
+    assert shapes.language_models() == dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
