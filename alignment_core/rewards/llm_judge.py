@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 TOP_LOGPS = 20
 """Number of most likely first tokens to request; the maximum of OpenAI's interface."""
+LEAST_MASS = 0.01
+"""Least probability of all verdicts together as the first token. Below it, the judge was about to write something else, and the
+proportions of what is left say nothing."""
+END_OF_REASONING = "</think>"
+"""Ends the reasoning in the text of a server that does not separate it, as vLLM's without a reasoning parser."""
 SHOWN = 80
 """Characters of an answer that a message shows."""
 
@@ -56,12 +61,21 @@ def choice_of(response: httpx.Response) -> dict[str, Any]:
     choice = None
     with suppress(ValueError, RecursionError, KeyError, IndexError, TypeError):
         choice = response.json()["choices"][0]
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not isinstance(message, dict) or not isinstance(message.get("content"), str):
-        if isinstance(choice, dict) and choice.get("finish_reason") == "length":
-            raise Failed("wrong_shape", "wrote no answer before it was cut off: raise max_tokens")
-        raise Failed("wrong_shape", "did not answer with a chat completion that has a text")
+    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
+        raise Failed("wrong_shape", "did not answer with a chat completion")
     return choice
+
+
+def answer_of(choice: Mapping[str, Any]) -> str:
+    """The text of the judge's answer, without the reasoning before it. Raises Failed if there is none, and if it was cut off: a
+    verdict that it considers on the way is not the one at its end."""
+    text = choice["message"].get("content")
+    if choice.get("finish_reason") == "length":
+        before = "its answer ended" if isinstance(text, str) else "it wrote an answer"
+        raise Failed("wrong_shape", f"was cut off before {before}: raise max_tokens")
+    if not isinstance(text, str):
+        raise Failed("wrong_shape", "did not answer with a text")
+    return text.rpartition(END_OF_REASONING)[2]
 
 
 def text_in(text: str, pattern: str) -> str:
@@ -84,19 +98,27 @@ def number_in(text: str, pattern: str) -> float:
 def expected(choice: Mapping[str, Any], values: Mapping[str, float]) -> float:
     """The mean of ``values`` by the probabilities of their verdicts as the first token, as in Liu et al. 2023, "G-Eval".
 
-    A verdict may begin with a space. Raises Failed if none is among the likeliest tokens that the endpoint tells.
+    A verdict may begin with a space. Raises Failed if they have less than ``LEAST_MASS`` among the likeliest tokens that the
+    endpoint returns.
     """
     tops: Sequence[Mapping[str, Any]] = ()
     with suppress(KeyError, IndexError, TypeError):
         tops = choice["logprobs"]["content"][0]["top_logprobs"]
+    if not tops:
+        raise Failed("wrong_shape", "gave no verdict: its answer has no log-probabilities")
     chances = dict.fromkeys(values, 0.0)
     for top in tops:
         if (verdict := str(top["token"]).strip()) in chances:
             chances[verdict] += math.exp(float(top["logprob"]))
     total = math.fsum(chances.values())
-    if not total:
-        why = f"none of {', '.join(values)} is among the likeliest tokens" if tops else "it tells no log-probabilities"
-        raise Failed("wrong_shape", f"gave no verdict: {why}")
+    if total < LEAST_MASS:
+        likeliest = max(tops, key=lambda top: float(top["logprob"]))["token"]
+        raise Failed(
+            "wrong_shape",
+            f"gave no verdict: {', '.join(values)} have a probability of {total:.1g} as its first token, which is most likely "
+            f"{likeliest!r}; a model that reasons first needs `score` in place of `verdicts`, or no reasoning (Qwen3: "
+            "`chat_template_kwargs: {enable_thinking: false}` of its model)",
+        )
     return math.fsum(chance * values[verdict] for verdict, chance in chances.items()) / total
 
 

@@ -19,7 +19,7 @@ from alignment_core.files import write_whole
 from alignment_core.inference.http_server import served
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.rewards.endpoint import Endpoint
-from alignment_core.rewards.llm_judge import conversation, filled, reads, request, text_in
+from alignment_core.rewards.llm_judge import answer_of, conversation, filled, reads, request, text_in
 from alignment_core.rewards.results import Account, numbers
 from alignment_core.rollout.schemas import read_rollouts
 
@@ -119,7 +119,7 @@ def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows)
         return request(name, filled(config.template, rows[0]["values"]), config, False)
 
     def worth(choice: dict[str, Any]) -> float:
-        return WORTH.get(text_in(choice["message"]["content"], config.verdict), TIE)
+        return WORTH.get(text_in(answer_of(choice), config.verdict), TIE)
 
     def connect(stack: ExitStack) -> Endpoint:
         bases = config.judge

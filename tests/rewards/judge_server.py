@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def completion(text: str, logps: Mapping[str, float] | None = None) -> tuple[int, bytes]:
+def completion(
+    text: str | None, logps: Mapping[str, float] | None = None, finish_reason: str = "stop"
+) -> tuple[int, bytes]:
     """An answer with this text, and with the likeliest first tokens if they are given."""
-    choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    message = {"role": "assistant", "content": text}
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish_reason}
     if logps is not None:
         top = [{"token": token, "logprob": logp, "bytes": None} for token, logp in logps.items()]
         choice["logprobs"] = {"content": [{"token": text, "logprob": 0.0, "top_logprobs": top}]}

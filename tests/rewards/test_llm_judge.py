@@ -114,14 +114,36 @@ def test_the_form_of_a_request_is_part_of_the_key_only_if_configured(serve: Any)
     assert (reasoning_key["max_tokens_field"], reasoning_key["temperature"]) == ("max_completion_tokens", None)
 
 
-def test_an_answer_truncated_in_its_reasoning_is_a_failure_with_the_fix(
-    serve: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "was cut off before it wrote an answer: raise max_tokens"),
+        (
+            '<think>It is short. "Score: 3" would do. Let me check',
+            "was cut off before its answer ended: raise max_tokens",
+        ),
+        ("Score: 1 is too low, because", "was cut off before its answer ended: raise max_tokens"),
+    ],
+)
+def test_a_truncated_answer_is_a_failure_with_the_fix(
+    text: str | None, says: str, serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    choice = {"message": {"content": None, "reasoning_content": "I think"}, "finish_reason": "length"}
-    cut = json.dumps({"choices": [choice]}).encode()
-    server = serve(lambda request: (200, cut) if "\n\na\n\n" in question(request) else completion("Score: 10"))
+    """vLLM without a reasoning parser leaves the reasoning in the text; with one, the text may be missing."""
+    cut = completion(text, finish_reason="length")
+    server = serve(lambda request: cut if "\n\na\n\n" in question(request) else completion("Score: 10"))
     assert judged(server, [row("a"), row("b")]) == ([None, 1.0], {"wrong_shape": 1})
-    assert "wrote no answer before it was cut off: raise max_tokens" in caplog.text
+    assert says in caplog.text
+
+
+def test_scores_in_the_reasoning_do_not_count(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    texts = {
+        "a": "<think>Score: 1? No.</think>\n\nIt is right.\nScore: 10",
+        "b": "It deserves a Score: 9.</think>I cannot say.",  # the template may write the opening mark
+    }
+    server = serve(
+        lambda request: completion(next(text for name, text in texts.items() if f"\n\n{name}\n\n" in question(request)))
+    )
+    assert judged(server, [row("a"), row("b")]) == ([1.0, None], {"wrong_shape": 1})
 
 
 def test_verdicts_are_weighed_by_their_probabilities(serve: Any) -> None:
@@ -134,6 +156,30 @@ def test_verdicts_are_weighed_by_their_probabilities(serve: Any) -> None:
     (request,) = server.requests
     assert question(request) == "Is 4 the same as 4? Braces {like these} stay. Yes or No:"
     assert (request["max_tokens"], request["logprobs"], request["top_logprobs"]) == (1, True, 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "likeliest"),
+    [
+        ("<think>", {"<think>": -1e-6, "Yes": -22.4, "No": -24.9}, "<think>"),
+        (None, {"<|channel|>": -1e-6, "Yes": -17.0}, "<|channel|>"),  # gpt-oss, whose text follows its reasoning
+        ("The", {"The": math.log(0.8), "Yes": math.log(0.009)}, "The"),
+    ],
+)
+def test_a_judge_that_begins_with_something_else_gives_no_verdict(
+    text: str | None, first: dict[str, float], likeliest: str, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """exp(-22.4) + exp(-24.9) = 2e-10: the rest of a distribution that is certain of `<think>`."""
+    server = serve(
+        lambda request: (
+            completion(text, first, "length") if "\n\na\n\n" in question(request) else completion("Yes", {"Yes": -3.0})
+        )
+    )
+    scored, failed = judged(server, [row("a"), row("b")], verdicts={"Yes": 1.0, "No": 0.0})
+    assert (scored, failed) == ([None, 1.0], {"wrong_shape": 1}), "a verdict of 5 % counts"
+    assert f"most likely {likeliest!r}" in caplog.text
+    assert "enable_thinking: false" in caplog.text
+    assert "max_tokens" not in caplog.text, "the recipe refuses it beside `verdicts`"
 
 
 @pytest.mark.parametrize(

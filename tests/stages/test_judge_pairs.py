@@ -215,6 +215,17 @@ def test_an_answer_without_a_verdict_is_left_out_and_metrics_count_the_rest(judg
         judge(shy, max_failed=0)
 
 
+def test_a_truncated_answer_is_no_verdict(judge: Any) -> None:
+    """The judge considers all three verdicts in its reasoning, which `max_tokens` ends."""
+
+    def thinks(content: dict[str, Any]) -> tuple[int, bytes]:
+        text = "<think>I must end with [[A]], [[B]], or [[C]] if neither"
+        return completion(text, finish_reason="length") if "x" in answers(content) else longer(content)
+
+    metrics, left, _ = judge(thinks, max_failed=0.5)
+    assert (sorted(left["prompts"]), metrics["failed"]) == (["0", "1", "3"], 1)
+
+
 def test_a_judge_that_refuses_is_quoted(judge: Any) -> None:
     refusal = b'{"error": {"message": "use max_completion_tokens"}}'
     with pytest.raises(DataError, match=r"answered 400 Bad Request at http.*: use max_completion_tokens"):

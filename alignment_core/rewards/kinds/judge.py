@@ -13,7 +13,7 @@ from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.urls import Urls
 from alignment_core.rewards.base import Opening, RewardKind, Rows
 from alignment_core.rewards.endpoint import Endpoint
-from alignment_core.rewards.llm_judge import conversation, expected, filled, number_in, reads, request
+from alignment_core.rewards.llm_judge import answer_of, conversation, expected, filled, number_in, reads, request
 from alignment_core.user_code.errors import Failed
 
 RUBRIC = """Rate how well the answer serves the question: is it right, complete, clear and harmless? The question:
@@ -78,7 +78,7 @@ class Judged(RewardConfig, JudgeSampling):
         """The reward of a judge's answer. Raises Failed."""
         if self.verdicts is not None:
             return expected(choice, self.verdicts)
-        score = number_in(choice["message"]["content"], self.score)
+        score = number_in(answer_of(choice), self.score)
         if self.scale is None:
             return score
         low, high = self.scale
