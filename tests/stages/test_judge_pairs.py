@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
+from alignment_core.data.messages import user
 from alignment_core.errors import DataError
 from alignment_core.execution.scheduling import FIRST
 from alignment_core.recipes import ResourcesConfig
@@ -153,11 +155,19 @@ def test_failures_before_a_restart_count(judge: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_model: Any, tmp_path: Path) -> None:
-    """A model with equal logits samples the first token, which is a tie here."""
+    """A model whose layers add nothing, so that each token decides the next: C behind the question, and then EOS."""
     model = tmp_path / "judge"
     shutil.copytree(tiny_model(tied=False), model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
     weights = load_file(model / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+    last = tokenizer.apply_chat_template(user("?"), add_generation_prompt=True, return_dict=False)[-1]
+    verdict, end = ord("C"), tokenizer.eos_token_id
+    embeddings = weights["model.embed_tokens.weight"]
     weights["lm_head.weight"].zero_()
+    weights["lm_head.weight"][verdict], weights["lm_head.weight"][end] = embeddings[last], embeddings[verdict]
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     inputs = {"rollouts": rollouts(tmp_path / "mine", MINE), "baseline": rollouts(tmp_path / "theirs", THEIRS)}
     for name in ("output", "progress"):
@@ -175,7 +185,7 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
         "template": "{completion_a}|{completion_b}",
         "max_tokens": 8,
     }
-    config = JudgePairsConfig(judge=PairwiseJudgeConfig.model_validate({**fields, "verdict": r"([\s\S])"}))
+    config = JudgePairsConfig(judge=PairwiseJudgeConfig.model_validate({**fields, "verdict": r"([ABC])"}))
     assert config.content()["served_judge"] is True
     assert config.packages_used() == ("vllm",)
     metrics = run(context, config)
