@@ -20,6 +20,8 @@ from alignment_core.printable import printable
 from alignment_core.rewards.http_errors import because
 
 UNAUTHORISED = (401, 403)
+REASONING = ("reasoning", "reasoning_content")
+"""Fields of a streamed piece of reasoning: vLLM's, and its earlier one, which is DeepSeek's."""
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it"
 
 
@@ -63,8 +65,11 @@ def chat(
                     out.print(f"\n[{voice.name}]", markup=False, style="bold")
                 pieces = voice.answer(line, temperature, max_tokens)
                 answers[voice.name] = _print_answer(pieces, quiet=as_json)
+                if voice.note and not as_json:
+                    err.print(f"{voice.name}: {voice.note}", markup=False)
             if as_json:
-                print_json({"prompt": line, "answers": answers})
+                notes = {voice.name: voice.note for voice in voices if voice.note}
+                print_json({"prompt": line, "answers": answers, **({"notes": notes} if notes else {})})
 
 
 def _lines(prompted: bool) -> Iterator[str]:
@@ -107,6 +112,8 @@ class Voice:
         self._system = system
         self._headers = authorization(token)
         self.messages: list[dict[str, str]] = []
+        self.note: str | None = None
+        """Why the last answer is incomplete or empty."""
         self.reset()
         self._model = _first_model(self.url, self._headers)
 
@@ -127,6 +134,8 @@ class Voice:
             "stream": True,
         }
         received: list[str] = []
+        reasoned = cut_off = False
+        self.note = None
         try:
             place = f"{self.url}/chat/completions"
             with httpx.stream("POST", place, json=content, headers=self._headers, timeout=None) as response:
@@ -135,16 +144,34 @@ class Voice:
                     raise EnvironmentFault(
                         f"{self.url} answered {response.status_code}{because(response)}{_hint(response)}"
                     )
-                for event in _events(response.iter_text()):
-                    if event.startswith("data: ") and event != "data: [DONE]":
-                        choices = json.loads(event.removeprefix("data: ")).get("choices") or [{}]
-                        if piece := choices[0].get("delta", {}).get("content"):
-                            received.append(piece)
-                            yield piece
+                for choice in self._choices(response.iter_text()):
+                    delta = choice.get("delta") or {}
+                    if piece := delta.get("content"):
+                        received.append(piece)
+                        yield piece
+                    reasoned = reasoned or any(delta.get(field) for field in REASONING)
+                    cut_off = cut_off or choice.get("finish_reason") == "length"
+            ending = f"cut off at --max-tokens {max_tokens}" if cut_off else ""
+            empty = "only reasoning, and no answer" if reasoned and not received else ""
+            self.note = ", ".join(filter(None, (empty, ending))) or None
         except httpx.HTTPError as error:
             raise EnvironmentFault(f"{self.url}: {error or type(error).__name__}") from None
         finally:
             self.messages.append({"role": "assistant", "content": "".join(received)})
+
+    def _choices(self, pieces: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """The first choice of each event of a stream. Raises EnvironmentFault for an event about an error, by which servers
+        report a request that fails once they have answered 200."""
+        import httpx
+
+        for event in _events(pieces):
+            field, _, data = event.partition(":")
+            if field != "data" or (data := data.strip()) == "[DONE]":
+                continue
+            chunk = json.loads(data)
+            if chunk.get("error"):
+                raise EnvironmentFault(f"{self.url} failed during the answer{because(httpx.Response(200, text=data))}")
+            yield (chunk.get("choices") or [{}])[0]
 
 
 def _events(pieces: Iterable[str]) -> Iterator[str]:
@@ -163,10 +190,13 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
         answer = httpx.get(f"{url}/models", headers=headers, timeout=30)
         if answer.status_code in UNAUTHORISED:
             raise EnvironmentFault(f"{url}/models answered {answer.status_code}{because(answer)}{_hint(answer)}")
-        model = answer.raise_for_status().json()["data"][0]["id"]
+        models = [str(model["id"]) for model in answer.raise_for_status().json()["data"]]
+        model = models[0]
     except (httpx.HTTPError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise EnvironmentFault(f"{url}/models: no OpenAI-compatible server answers there ({error})") from None
-    return str(model)
+    if len(models) > 1:
+        err.print(f"{url}: {model} answers, the first of its {len(models)} models", markup=False)
+    return model
 
 
 def _hint(response: Any) -> str:

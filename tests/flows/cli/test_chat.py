@@ -24,7 +24,7 @@ class Echo(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._is_refused():
             return
-        self._send(json.dumps({"data": [{"id": "echo"}]}).encode())
+        self._send(json.dumps({"data": [{"id": name} for name in self.server.models]}).encode())
 
     def do_POST(self) -> None:
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -36,6 +36,9 @@ class Echo(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "7")
             self.end_headers()
             self.wfile.write(b"too bad")
+            return
+        if self.server.stream:
+            self._send(self.server.stream)
             return
         words = [f"{len(content['messages'])}:", *content["messages"][-1]["content"].split(" ")]
         events = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
@@ -65,7 +68,7 @@ class Echo(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Any]:
     running: Any = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    running.requests, running.token = [], None
+    running.requests, running.token, running.models, running.stream = [], None, ["echo"], b""
     running.url = f"http://127.0.0.1:{running.server_port}/v1"
     threading.Thread(target=running.serve_forever, daemon=True).start()
     yield running
@@ -137,3 +140,53 @@ def test_an_unreachable_server_exits_with_the_code_of_the_environment(server: An
     assert (done.returncode, "no OpenAI-compatible server answers there" in done.stderr) == (3, True)
     assert says("hi\n", "a", "b", "c").returncode == 2
     assert says("hi\n", "./no-such-folder").returncode == 2
+
+
+def events(*chunks: dict[str, Any], field: str = "data: ") -> bytes:
+    return "".join(f"{field}{json.dumps(chunk)}\n\n" for chunk in chunks).encode() + b"data: [DONE]\n\n"
+
+
+def piece(finish_reason: str | None = None, **delta: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+def test_a_request_that_fails_during_its_stream_is_an_error(server: Any, says: Any) -> None:
+    """As vLLM ends the stream of a request that failed in its engine: status 200, an error, and then `[DONE]`."""
+    error = {"error": {"message": "EngineCore encountered an issue", "type": "InternalServerError", "code": 500}}
+    server.stream = events(piece(content="Half of the "), error)
+    done = says("hi\n", server.url)
+    assert done.returncode == 3
+    assert "failed during the answer: EngineCore encountered an issue" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("chunks", "answer", "note"),
+    [
+        ([piece(content="Half"), piece("length")], "Half", "cut off at --max-tokens 8"),
+        ([piece(reasoning="Hm"), piece("stop")], "", "only reasoning, and no answer"),
+        ([piece(reasoning="Hm"), piece("length")], "", "only reasoning, and no answer, cut off at --max-tokens 8"),
+        ([piece(reasoning="Hm"), piece(content="Yes"), piece("stop")], "Yes", None),
+    ],
+)
+def test_an_incomplete_answer_is_marked(
+    chunks: list[dict[str, Any]], answer: str, note: str | None, server: Any, says: Any
+) -> None:
+    server.stream = events(*chunks)
+    shown = says("hi\n", server.url, "--max-tokens", "8")
+    assert (shown.stdout.strip(), bool(note) and note in shown.stderr) == (answer, bool(note))
+    answers = json.loads(says("hi\n", server.url, "--max-tokens", "8", "--json").stdout)
+    assert answers == {"prompt": "hi", "answers": {server.url: answer}} | (
+        {"notes": {server.url: note}} if note else {}
+    )
+
+
+def test_events_may_lack_the_space_behind_their_field(server: Any, says: Any) -> None:
+    """https://html.spec.whatwg.org/multipage/server-sent-events.html: "if value starts with a U+0020 SPACE, remove it"."""
+    server.stream = events(piece(content="Yes"), field="data:")
+    assert says("hi\n", server.url).stdout.strip() == "Yes"
+
+
+def test_the_model_of_a_server_with_several_is_named(server: Any, says: Any) -> None:
+    server.models = ["base", "adapter"]
+    assert f"{server.url}: base answers, the first of its 2 models" in says("hi\n", server.url).stderr
+    assert server.requests[0]["model"] == "base"
