@@ -14,13 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from alignment_core.cluster.device import Device, Place
 from alignment_core.data.context import longest_sampled
-from alignment_core.errors import EnvironmentFault
+from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference.kv_cache import TOO_LARGE, dtype_of, mib_needed, room_mib
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
@@ -66,6 +68,8 @@ class Server:
     """A sentence if the key-value cache holds less than the model's context."""
     whole_mib: int | None = None
     """MiB of key-value cache that would hold the model's context, if known."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens for ``stop_token_ids`` of requests, so that answers end where those of our engines do."""
 
 
 def server_of(
@@ -76,6 +80,7 @@ def server_of(
     resources: ResourcesConfig | None = None,
     token: str | None = None,
     options: Sequence[str] = (),
+    trust_remote_code: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """The server's command, and environment variables, with the same options as our engines.
 
@@ -96,6 +101,8 @@ def server_of(
         environment[VARIABLE] = token
         settings["middleware"] = GUARD
     settings["max-model-len"] = AS_LONG_AS_FITS
+    if trust_remote_code:
+        settings["trust-remote-code"] = True
     given = {"model": folder, "served-model-name": name, "host": host, "port": port, **settings}
     flags = [word for option, value in given.items() for word in _flag(option.replace("_", "-"), value)]
     return [sys.executable, "-P", "-m", SERVER, *flags, *options], environment
@@ -120,11 +127,13 @@ def served(
     resources: ResourcesConfig | None = None,
     own_session: bool = False,
     on_loading: Callable[[float], None] = lambda _: None,
+    trust_remote_code: bool = False,
 ) -> Iterator[Server]:
     """A server on a free port of loopback, with a random token. Raises EnvironmentFault if it does not start.
 
-    It samples as our engines do: as the request asks, whatever the model's generation_config.json has beside stop tokens; a
-    repetition penalty would change even greedy answers. In an ``own_session`` Ctrl-C does not reach it.
+    It samples as our engines do, if requests have its ``stop_ids``: as they ask, whatever the model's generation_config.json
+    has beside stop tokens; a repetition penalty would change even greedy answers. In an ``own_session`` Ctrl-C does not reach
+    it.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -140,8 +149,24 @@ def served(
         options=(SAMPLED_AS_ASKED,),
         own_session=own_session,
         on_loading=on_loading,
+        trust_remote_code=trust_remote_code,
     ) as server:
-        yield server
+        yield replace(server, stop_ids=stop_ids(folder, trust_remote_code))
+
+
+def stop_ids(folder: str, trust_remote_code: bool = False) -> tuple[int, ...]:
+    """Tokens at which our engines end an answer of this model; none if the tokenizer or its template tells no end of a turn.
+
+    vLLM's server stops only at those of the model's generation_config.json and at EOS, while the chat template of a base model
+    may end turns with another token (Qwen2.5: ``<|im_end|>`` and ``<|endoftext|>``): the answer would go on with further turns.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return Renderer(tokenizer, eos_token_ids=eos_token_ids(Path(folder))).turn_end.stop_ids
+    except (UserError, OSError, ValueError):
+        return ()
 
 
 @contextmanager
@@ -156,6 +181,7 @@ def running(
     own_session: bool = False,
     start_seconds: float | None = START_SECONDS,
     on_loading: Callable[[float], None] = lambda _: None,
+    trust_remote_code: bool = False,
 ) -> Iterator[Server]:
     """A server, once it answers. Raises EnvironmentFault with the reason if it does not start.
 
@@ -164,7 +190,7 @@ def running(
     """
     _check_free(host, port)
     token = token or os.environ.get(VARIABLE) or None  # the server would inherit the variable, and require it
-    command, environment = server_of(folder, name, host, port, resources, token, options)
+    command, environment = server_of(folder, name, host, port, resources, token, options, trust_remote_code)
     with ExitStack() as stack:
         process = subprocess.Popen(
             command,

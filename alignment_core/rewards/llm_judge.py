@@ -44,15 +44,19 @@ def filled(template: str, values: Mapping[str, str | None]) -> str:
     return re.sub(rf"\{{({'|'.join(values)})\}}", value, template)
 
 
-def request(model: str, question: str, sampling: JudgeSampling, with_logps: bool) -> dict[str, Any]:
-    """The JSON of a chat completion; greedy, unless ``sampling`` says otherwise."""
-    content = {
+def request(
+    model: str, question: str, sampling: JudgeSampling, with_logps: bool, stop_ids: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The JSON of a chat completion; greedy, unless ``sampling`` says otherwise. ``stop_ids`` are for a server of vLLM's."""
+    content: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
         sampling.max_tokens_field: 1 if with_logps else sampling.max_tokens,
     }
     if sampling.temperature is not None:
         content["temperature"] = sampling.temperature
+    if stop_ids:
+        content["stop_token_ids"] = list(stop_ids)
     return content | ({"logprobs": True, "top_logprobs": TOP_LOGPS} if with_logps else {})
 
 

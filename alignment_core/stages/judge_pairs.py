@@ -49,7 +49,7 @@ class JudgePairsConfig(StageConfig):
         return {**content, "judge": self.judge.judge[:1]}  # further URLs are replicas with equal answers
 
     def packages_used(self) -> tuple[str, ...]:
-        return ("vllm",) if self.judge.served_judge else ()
+        return ("jinja2", "transformers", "vllm") if self.judge.served_judge else ()
 
 
 def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
@@ -115,21 +115,24 @@ def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows)
     values: list[float | None] = []
     name = config.judge_model or SERVED
 
-    def request_for(rows: Any) -> dict[str, Any]:
-        return request(name, filled(config.template, rows[0]["values"]), config, False)
-
     def worth(choice: dict[str, Any]) -> float:
         return WORTH.get(text_in(answer_of(choice), config.verdict), TIE)
 
     def connect(stack: ExitStack) -> Endpoint:
         bases = config.judge
         token = None
+        stop_ids: tuple[int, ...] = ()
         if bases is None:
             with context.ticket.starting("the judge's server, and loads its model"):
-                server = stack.enter_context(served(str(context.inputs["judge"]), name, context.resources))
-            bases, token = (server.url,), server.token
+                folder, trust = str(context.inputs["judge"]), context.trust_remote_code
+                server = stack.enter_context(served(folder, name, context.resources, trust_remote_code=trust))
+            bases, token, stop_ids = (server.url,), server.token, server.stop_ids
             if server.shortened:
                 log.warning("%s: %s", FIELD, server.shortened)
+
+        def request_for(rows: Any) -> dict[str, Any]:
+            return request(name, filled(config.template, rows[0]["values"]), config, False, stop_ids)
+
         urls = [with_path(url, "chat/completions") for url in bases]
         timeout = context.resources.reward_timeout_seconds
         where, read, most = f"{FIELD}.judge", reads(worth), config.max_concurrency

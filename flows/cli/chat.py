@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from alignment.flows.cli.serve import loading, model_of
+from alignment.flows.cli.serve import TrustOption, loading, model_of
 from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.credentials import remember
 from alignment_core.errors import EnvironmentFault, UserError
@@ -35,6 +35,7 @@ def chat(
     token_variable: Annotated[
         str | None, typer.Option(help="Environment variable with the token for the server of a URL.")
     ] = None,
+    trust_remote_code: TrustOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,7 +49,10 @@ def chat(
     with ExitStack() as open_:
         # all are located before the first is loaded, which takes long
         located = [model if "://" in model else model_of(model, store) for model in models]
-        servers = [(url, token) if isinstance(url, str) else open_.enter_context(_loaded(*url)) for url in located]
+        servers = [
+            (url, token, ()) if isinstance(url, str) else open_.enter_context(_loaded(*url, trust_remote_code))
+            for url in located
+        ]
         voices = [Voice(model, *server, system) for model, server in zip(models, servers, strict=True)]
         if not as_json:
             err.print(HELP)
@@ -105,11 +109,13 @@ def _print_answer(pieces: Iterator[str], quiet: bool) -> str:
 class Voice:
     """A model behind a URL, and its conversation."""
 
-    def __init__(self, name: str, url: str, token: str | None, system: str | None) -> None:
-        """Raises EnvironmentFault if no server answers at the URL."""
+    def __init__(self, name: str, url: str, token: str | None, stop_ids: Sequence[int], system: str | None) -> None:
+        """``stop_ids`` are tokens that end an answer beside the server's own. Raises EnvironmentFault if no server answers at
+        the URL."""
         self.name = name
         self.url = url.rstrip("/")
         self._system = system
+        self._stop_ids = list(stop_ids)
         self._headers = authorization(token)
         self.messages: list[dict[str, str]] = []
         self.note: str | None = None
@@ -132,6 +138,7 @@ class Voice:
             "temperature": temperature,
             "max_tokens": max_tokens,
             "stream": True,
+            **({"stop_token_ids": self._stop_ids} if self._stop_ids else {}),
         }
         received: list[str] = []
         reasoned = cut_off = False
@@ -204,9 +211,11 @@ def _hint(response: Any) -> str:
 
 
 @contextmanager
-def _loaded(folder: str, name: str) -> Iterator[tuple[str, str | None]]:
-    """The URL and token of a vLLM server for a model. Ctrl-C does not reach the server."""
+def _loaded(folder: str, name: str, trust_remote_code: bool) -> Iterator[tuple[str, str | None, Sequence[int]]]:
+    """The URL, token and stop tokens of a vLLM server for a model. Ctrl-C does not reach the server."""
     err.print(f"{name}: vLLM is loading the model", markup=False)
-    with served(folder, name, own_session=True, on_loading=loading(name)) as server:
+    with served(
+        folder, name, own_session=True, on_loading=loading(name), trust_remote_code=trust_remote_code
+    ) as server:
         err.print(server.shortened or f"{name}: a context of {server.context:,} tokens", markup=False)
-        yield server.url, server.token
+        yield server.url, server.token, server.stop_ids

@@ -34,6 +34,10 @@ TokenVariableOption = Annotated[
     str | None, typer.Option(help=f"Environment variable with the token, instead of {TOKEN}.")
 ]
 
+TrustOption = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model, once you have read it.")
+]
+
 
 def serve(
     model: Annotated[str, typer.Argument(help="Reference or tag of the store, a folder, or a Hub name.")],
@@ -164,6 +168,7 @@ def serve_reward(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 is any that is free.")] = 5000,
     token: TokenOption = None,
     token_variable: TokenVariableOption = None,
+    trust_remote_code: TrustOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -172,7 +177,7 @@ def serve_reward(
     folder, shown = model_of(model, store, REWARD_MODELS)
     if not Path(folder).is_dir():
         raise UserError(f"model: {model}: neither an artifact nor a folder; a reward model has to be on this machine")
-    compute = _scores(Path(folder))
+    compute = _scores(Path(folder), trust_remote_code)
     from alignment_core.rewards.server import RewardServer
 
     try:
@@ -192,7 +197,7 @@ def serve_reward(
         err.print(f"ended after {server.batcher.texts} texts", markup=False)
 
 
-def _scores(folder: Path) -> Any:
+def _scores(folder: Path, trust_remote_code: bool) -> Any:
     import torch
 
     from alignment_core.artifacts import Reference
@@ -203,7 +208,7 @@ def _scores(folder: Path) -> Any:
     from alignment_core.rewards.server import scores_of_texts
     from alignment_core.training.forward import ForwardJob
 
-    model = Model(folder, Reference("reward-model", "0" * 64))
+    model = Model(folder, Reference("reward-model", "0" * 64), trust_remote_code)
     device = Device.detect("auto", torch.cuda.device_count())
     forward = ForwardJob(model, "score").open(ResourcesConfig(), device)
     return scores_of_texts(forward, model.tokenizer(), context_length(folder))

@@ -97,7 +97,11 @@ def test_the_key_of_a_stage_has_the_modules_that_compute_its_result_and_no_other
 NOT_OF_THE_STAGE = {
     "generate": {"deepspeed"},  # of code of models that training alone runs
     "reference_logps": {"deepspeed"},  # a group without training
-    "judge_pairs": {"torch"},  # which counts devices for the server
+    "judge_pairs": {
+        "jinja2",
+        "torch",
+        "transformers",
+    },  # a served judge: torch counts devices; packages_used has the others
     "lm_eval": {"lm_eval", "yaml"},  # the distribution is called lm-eval; the name of a file's task alone
     "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; the verifier is in the config
     "select_best": {"jinja2"},  # the columns of texts alone

@@ -22,6 +22,8 @@ from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rewards.base import Opening, content, kind_of
+from tests.rewards.judge_server import completion
+from tests.rewards.reward_server import Server
 from tests.rewards.test_model_reward import row
 
 QUESTION = "{prompt}?{completion}"
@@ -51,9 +53,9 @@ def test_the_start_of_a_judges_server_is_reported_as_start_up(monkeypatch: pytes
     events: list[str | None] = []
 
     @contextmanager
-    def served(*_: Any) -> Iterator[Any]:
+    def served(*_: Any, **__: Any) -> Iterator[Any]:
         events.append("started")
-        yield SimpleNamespace(url="http://127.0.0.1:9/v1", token="t", shortened=None)
+        yield SimpleNamespace(url="http://127.0.0.1:9/v1", token="t", shortened=None, stop_ids=())
 
     monkeypatch.setattr("alignment_core.inference.http_server.served", served)
     reported = replace(opening(tmp_path), starting=Ticket(starts=events.append).starting)
@@ -62,13 +64,37 @@ def test_the_start_of_a_judges_server_is_reported_as_start_up(monkeypatch: pytes
     assert events == ["the judge's server, and loads its model", "started", None]
 
 
+def test_a_judge_is_served_with_its_code_and_stops_where_engines_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Server(lambda request: completion("Score: 10"))
+    trusted: list[bool] = []
+
+    @contextmanager
+    def served(*_: Any, trust_remote_code: bool) -> Iterator[Any]:
+        trusted.append(trust_remote_code)
+        url = server.url.removesuffix("/score") + "/v1"
+        yield SimpleNamespace(url=url, token="t", shortened=None, stop_ids=(5, 7))
+
+    monkeypatch.setattr("alignment_core.inference.http_server.served", served)
+    model = replace(opening(tmp_path).model, trust_remote_code=True)  # type: ignore[type-var]
+    source: Any = kind_of(judge()).open(judge(), replace(opening(tmp_path), model=model))
+    try:
+        assert dict(source([{**row("2+2=", "4"), "label": None}])) == {0: 1.0}
+    finally:
+        source.close()
+        server.end()
+    assert trusted == [True]
+    assert server.requests[0]["stop_token_ids"] == [5, 7]
+
+
 @pytest.mark.slow
 def test_a_served_judge_has_the_models_verdicts_and_ends_its_server(tiny_model: Any) -> None:
     rows = [{**row("<user>2+2=<assistant>", text, "2+2="), "label": None} for text in ("4", "five")]
     tokenizer, model = AutoTokenizer.from_pretrained(tiny_model()), AutoModelForCausalLM.from_pretrained(tiny_model())
     chances = []
-    for completion in rows:
-        messages = [{"role": "user", "content": f"2+2=?{completion['completion_text']}"}]
+    for judged in rows:
+        messages = [{"role": "user", "content": f"2+2=?{judged['completion_text']}"}]
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
         chances.append(torch.softmax(model(ids).logits[0, -1].detach(), -1))

@@ -179,6 +179,7 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
         resources=ResourcesConfig(),
         report=lambda *_, **__: None,
         ticket=FIRST,
+        trust_remote_code=False,
     )
     fields = {
         "served_judge": "judge/production",
@@ -187,7 +188,7 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
     }
     config = JudgePairsConfig(judge=PairwiseJudgeConfig.model_validate({**fields, "verdict": r"([ABC])"}))
     assert config.content()["served_judge"] is True
-    assert config.packages_used() == ("vllm",)
+    assert config.packages_used() == ("jinja2", "transformers", "vllm")
     metrics = run(context, config)
     assert metrics == {"win_rate": 0.5, "position_changed": 0.0, "pairs": 4}
     assert not [

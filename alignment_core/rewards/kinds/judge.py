@@ -109,6 +109,7 @@ def asking(
     model: str,
     token_variable: str | None = None,
     token: str | None = None,
+    stop_ids: Sequence[int] = (),
 ) -> Endpoint:
     """The judge called ``model`` behind these base URLs; ``field`` is the reward's field for it."""
 
@@ -116,7 +117,7 @@ def asking(
         (row,) = rows
         values = {"prompt": conversation(row), "completion": row["completion_text"], "label": row["label"]}
         question = filled(reward.template, values)
-        return request(model, question, reward, reward.verdicts is not None)
+        return request(model, question, reward, reward.verdicts is not None, stop_ids)
 
     places = [with_path(url, "chat/completions") for url in urls]
     timeout = opening.resources.reward_timeout_seconds

@@ -57,10 +57,14 @@ def _open(reward: ServedJudge, opening: Opening) -> Served:
     assert opening.model is not None
     with ExitStack() as stack:
         with opening.starting(SERVER):
-            server = stack.enter_context(served(str(opening.model.path), NAME, opening.resources))
+            model = opening.model
+            server = stack.enter_context(
+                served(str(model.path), NAME, opening.resources, trust_remote_code=model.trust_remote_code)
+            )
         if server.shortened:
             opening.warnings.append(f"{opening.field}: {server.shortened}")
-        return Served(asking(reward, opening, reward.KEY, [server.url], NAME, token=server.token), stack.pop_all())
+        endpoint = asking(reward, opening, reward.KEY, [server.url], NAME, token=server.token, stop_ids=server.stop_ids)
+        return Served(endpoint, stack.pop_all())
 
 
 REWARD = RewardKind(
@@ -74,5 +78,5 @@ REWARD = RewardKind(
         "alignment_core.rewards.kinds.judge",
         "alignment_core.rewards.llm_judge",
     ),
-    packages=lambda reward: ("vllm",),
+    packages=lambda reward: ("jinja2", "transformers", "vllm"),
 )

@@ -7,8 +7,10 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,3 +192,22 @@ def test_the_model_of_a_server_with_several_is_named(server: Any, says: Any) -> 
     server.models = ["base", "adapter"]
     assert f"{server.url}: base answers, the first of its 2 models" in says("hi\n", server.url).stderr
     assert server.requests[0]["model"] == "base"
+
+
+def test_a_model_is_served_with_its_code_and_stops_where_engines_do(
+    server: Any, says: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trusted: list[bool] = []
+
+    @contextmanager
+    def served(*_: Any, trust_remote_code: bool, **__: Any) -> Iterator[Any]:
+        trusted.append(trust_remote_code)
+        yield SimpleNamespace(url=server.url, token=None, shortened=None, context=64, stop_ids=(5, 7))
+
+    monkeypatch.setattr("alignment.flows.cli.chat.served", served)
+    assert says("hi\n", str(tmp_path), "--trust-remote-code").returncode == 0
+    assert says("hi\n", str(tmp_path)).returncode == 0
+    assert trusted == [True, False]
+    assert server.requests[0]["stop_token_ids"] == [5, 7]
+    says("hi\n", server.url)
+    assert "stop_token_ids" not in server.requests[-1], "other servers may refuse it"
