@@ -12,13 +12,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from alignment_core.cluster.device import Device, Place
+from alignment_core.credentials import resolved
 from alignment_core.data.context import longest_sampled
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import eos_token_ids
@@ -41,6 +42,8 @@ GUARD = "alignment_core.inference.token_guard.RequireToken"
 SAMPLED_AS_ASKED = "--generation-config=vllm"
 """vLLM's option to take only the tokens that end answers from generation_config.json, and no `repetition_penalty`, `top_p` or
 others that a request leaves out."""
+OPTIONS_VARIABLE = "ALIGN_SERVER_OPTIONS"
+"""Environment variable with further options as JSON. They may be secrets, and other users can see command lines."""
 AS_LONG_AS_FITS = -1
 """vLLM's value for the longest context that its key-value cache can hold, up to the model's."""
 PR_SET_PDEATHSIG = 1
@@ -84,7 +87,8 @@ def server_of(
 ) -> tuple[list[str], dict[str, str]]:
     """The server's command, and environment variables, with the same options as our engines.
 
-    Its context is as long as its key-value cache allows. ``options`` are further options of vLLM, which override ours.
+    Its context is as long as its key-value cache allows. ``options`` are further options of vLLM, which override ours. Raises
+    UserError for a variable of ``resources.engine_options`` that is not set.
     """
     resources = resources or ResourcesConfig()
     device = _device(resources)
@@ -103,8 +107,10 @@ def server_of(
     settings["max-model-len"] = AS_LONG_AS_FITS
     if trust_remote_code:
         settings["trust-remote-code"] = True
-    given = {"model": folder, "served-model-name": name, "host": host, "port": port, **settings}
-    flags = [word for option, value in given.items() for word in _flag(option.replace("_", "-"), value)]
+    if resources.engine_options:
+        further = _flags(resolved(resources.engine_options, "resources.engine_options"))
+        environment[OPTIONS_VARIABLE] = json.dumps(further)
+    flags = _flags({"model": folder, "served-model-name": name, "host": host, "port": port, **settings})
     return [sys.executable, "-P", "-m", SERVER, *flags, *options], environment
 
 
@@ -114,10 +120,19 @@ def _device(resources: ResourcesConfig) -> Device:
     return Device.detect(resources.device, torch.cuda.device_count())
 
 
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    """Options of vLLM's server for these arguments of ``vllm.LLM``."""
+    return [word for name, value in settings.items() for word in _flag(name.replace("_", "-"), value)]
+
+
 def _flag(option: str, value: Any) -> list[str]:
+    if value is None:
+        return []
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
-    return [f"--{option}={value}"]
+    if isinstance(value, list):
+        return [f"--{option}", *map(str, value)]
+    return [f"--{option}={json.dumps(value) if isinstance(value, dict) else value}"]
 
 
 @contextmanager

@@ -3,6 +3,10 @@
 The process of its engine, which it spawns, imports this module again, so both of them import vLLM without delay.
 """
 
+import json
+import os
+import sys
+
 from alignment_core.imports import uncompiled
 
 with uncompiled():
@@ -16,4 +20,6 @@ with uncompiled():
             import vllm.v1.worker.cpu_worker  # noqa: F401
 
 if __name__ == "__main__":
+    # OPTIONS_VARIABLE of http_server, whose imports would delay the start
+    sys.argv += json.loads(os.environ.pop("ALIGN_SERVER_OPTIONS", "[]"))
     main()

@@ -1,14 +1,19 @@
-"""What a model's server gets from us: code that comes with the model, and stop tokens."""
+"""What a model's server gets from us: options, code that comes with the model, and stop tokens."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import AutoTokenizer
 
+from alignment_core.errors import UserError
 from alignment_core.inference import http_server
 from alignment_core.recipes import ResourcesConfig
 
@@ -49,3 +54,50 @@ def test_a_model_whose_end_of_turn_is_unknown_is_served_all_the_same(tmp_path: P
 def test_code_of_a_model_runs_only_if_it_is_trusted(tiny_model: Any) -> None:
     assert "--trust-remote-code" in command(tiny_model(), trust_remote_code=True)[0]
     assert not [word for word in command(tiny_model())[0] if "trust" in word]
+
+
+def test_options_of_engines_reach_servers_and_not_their_command_line(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be secrets. vLLM's command line takes JSON for nested values, and several words for a list."""
+    monkeypatch.setenv("A_KEY", "s3cret")
+    options = {
+        "max_num_batched_tokens": 8192,
+        "enable_prefix_caching": False,
+        "hf_overrides": {"rope_theta": 1e6},
+        "cudagraph_capture_sizes": [1, 2],
+        "quantization": None,
+        "hf_token": "env:A_KEY",
+    }
+    words, variables = command(tiny_model(), engine_options=options)
+    assert json.loads(variables[http_server.OPTIONS_VARIABLE]) == [
+        "--max-num-batched-tokens=8192",
+        "--no-enable-prefix-caching",
+        '--hf-overrides={"rope_theta": 1000000.0}',
+        *("--cudagraph-capture-sizes", "1", "2"),
+        "--hf-token=s3cret",
+    ]
+    assert "s3cret" not in " ".join(words)
+    monkeypatch.delenv("A_KEY")
+    with pytest.raises(UserError, match=r"^resources.engine_options.hf_token: the environment has no variable A_KEY"):
+        command(tiny_model(), engine_options=options)
+    assert http_server.OPTIONS_VARIABLE not in command(tiny_model())[1]
+
+
+def test_a_server_reads_the_options_of_its_environment() -> None:
+    """With stand-ins for vLLM, whose import takes seconds: the one that the module calls prints its arguments."""
+    module = http_server.SERVER
+    code = (
+        "import sys, types, runpy\n"
+        "entry = types.ModuleType('entry'); entry.main = lambda: print(sys.argv[1:])\n"
+        "sys.modules.update({'vllm.entrypoints.launchers.api_server.entry': entry})\n"
+        "import importlib.machinery\n"
+        "for name in ('vllm', 'vllm.entrypoints', 'vllm.entrypoints.launchers', 'vllm.entrypoints.launchers.api_server'):\n"
+        "    sys.modules[name] = types.ModuleType(name); sys.modules[name].__path__ = []\n"
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+    )
+    environment = {**os.environ, http_server.OPTIONS_VARIABLE: '["--max-num-batched-tokens=64"]'}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--port=1"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['--port=1', '--max-num-batched-tokens=64']"

@@ -176,7 +176,7 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
         inputs={**inputs, "judge": model},
         output=tmp_path / "output",
         progress=tmp_path / "progress",
-        resources=ResourcesConfig(),
+        resources=ResourcesConfig(engine_options={"max_num_batched_tokens": 4096}),
         report=lambda *_, **__: None,
         ticket=FIRST,
         trust_remote_code=False,

@@ -113,8 +113,8 @@ class ResourcesConfig(Config):
     {device: cpu}}}`. DeepSpeed checks them; they are part of the keys of stages that train. `env:NAME` stands for the
     value of an environment variable."""
     engine_options: dict[str, Anything] = unkeyed({})
-    """Further arguments of `vllm.LLM` for all engines, such as `{max_num_batched_tokens: 8192}`. vLLM checks them; they are
-    part of the keys of stages that sample. `env:NAME` stands for the value of an environment variable."""
+    """Further arguments of `vllm.LLM` for all engines and for served judges, such as `{max_num_batched_tokens: 8192}`. vLLM
+    checks them; they are part of the keys of stages that sample. `env:NAME` stands for the value of an environment variable."""
     progress_seconds: float | None = Field(None, gt=0)
     """Seconds between saves of a training stage's progress. Default: 19 times what the last save took, so that saving takes
     5 % of the time; at least 60, because shorter intervals save little work, and at most 900, because more than 15 minutes of
