@@ -68,7 +68,7 @@ class Server:
     process: subprocess.Popen[bytes]
     log: ServerLog
     shortened: str | None = None
-    """A sentence if the key-value cache holds less than the model's context."""
+    """A sentence if it is less than the model's context."""
     whole_mib: int | None = None
     """MiB of key-value cache that would hold the model's context, if known."""
     stop_ids: tuple[int, ...] = ()
@@ -314,13 +314,21 @@ def _shortened(
     most = longest_sampled(shape)
     if most is None or context >= most:
         return None, None
+    length = f"{name}: a context of {context:,} of the model's {most:,} tokens"
+    if context == _longrope_default(shape):
+        return f"{length}, vLLM's default for LongRoPE; `align serve MODEL -- --max-model-len=N` serves more", None
     resources = resources or ResourcesConfig()
     shape = {**shape, "dtype": _device(resources).inference_dtype(dtype_of(shape))}
     whole = mib_needed(shape, most, shards=resources.tensor_parallel_size)
     why = f"; {whole} MiB would hold all of them" if whole else ""
-    return (
-        f"{name}: a context of {context:,} of the model's {most:,} tokens, as long as its key-value cache allows{why}"
-    ), whole
+    return f"{length}, as long as its key-value cache allows{why}", whole
+
+
+def _longrope_default(shape: dict[str, Any]) -> int | None:
+    """The context that vLLM takes for a model with LongRoPE positions (Phi-3 with 128k), however large its cache is."""
+    rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
+    is_longrope = (rope.get("rope_type") or rope.get("type")) in ("longrope", "su")
+    return shape.get("original_max_position_embeddings") if is_longrope else None
 
 
 _LIBC = ctypes.CDLL(None)

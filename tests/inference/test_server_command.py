@@ -1,4 +1,4 @@
-"""What a model's server gets from us: options, code that comes with the model, and stop tokens."""
+"""What a model's server gets from us: options, code that comes with the model, stop tokens, and advice about its context."""
 
 from __future__ import annotations
 
@@ -101,3 +101,21 @@ def test_a_server_reads_the_options_of_its_environment() -> None:
         [sys.executable, "-c", code, "--port=1"], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "['--port=1', '--max-num-batched-tokens=64']"
+
+
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_the_short_context_of_longrope_is_not_blamed_on_the_cache(field: str, tiny_model: Any, tmp_path: Path) -> None:
+    """Of Phi-4-mini with 131,072 tokens vLLM serves 4,096 (config/model.py: `original_max_position_embeddings`)."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
+    shape = {"max_position_embeddings": 131_072, "original_max_position_embeddings": 4096}
+    model = changed(tmp_path / "phi", tiny_model(), "config.json", **shape, **{"rope_parameters": None, field: rope})
+    resources = ResourcesConfig(**CPU)  # type: ignore[arg-type]
+    assert http_server._shortened(str(model), "phi", 4096, resources) == (
+        "phi: a context of 4,096 of the model's 131,072 tokens, vLLM's default for LongRoPE; "
+        "`align serve MODEL -- --max-model-len=N` serves more",
+        None,
+    )
+    sentence, mib = http_server._shortened(str(model), "phi", 2048, resources)
+    assert sentence is not None
+    assert "as long as its key-value cache allows" in sentence
+    assert mib
