@@ -215,8 +215,11 @@ class ValueScale:
     returns so far, divided by their standard deviation (Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative
     Multi-Agent Games")."""
 
-    def __init__(self, normalise: bool) -> None:
+    def __init__(self, normalise: bool, outputs_values: bool = False) -> None:
+        """``outputs_values``: the critic's outputs are values, as those of a reward model are before any training. They are
+        standardised in its loss alone: read as standardised values later, the same outputs would be others."""
         self.normalise = normalise
+        self.outputs_values = outputs_values
         self.returns = RunningMean()
 
     @property
@@ -233,9 +236,14 @@ class ValueScale:
         """Continue from a checkpoint's state."""
         self.returns = RunningMean(state)
 
+    @property
+    def of_loss(self) -> tuple[float, float]:
+        """The mean and deviation by which the critic's outputs are standardised in its loss."""
+        return (self.returns.mean, self.deviation) if self.normalise and self.outputs_values else (0.0, 1.0)
+
     def values_of(self, outputs_K: np.ndarray) -> np.ndarray:
         """The values for a critic's outputs; unchanged before the first update. [K] → [K]."""
-        if not self.normalise or not self.returns.count:
+        if not self.normalise or self.outputs_values or not self.returns.count:
             return outputs_K
         return (outputs_K * self.deviation + self.returns.mean).astype(np.float32)
 

@@ -188,10 +188,17 @@ class PolicyTrainer:
             self.batch.numbers["top_entropy"] = top_entropy(self.batch.numbers.pop("entropies"), quantile)
         return {name: self.batch.numbers[name] for name in wanted} if self.rank == 0 else {}
 
-    def update(self, numbers: Mapping[str, np.ndarray], kl_coefficient: float) -> dict[str, StepReport]:
+    def update(
+        self, numbers: Mapping[str, np.ndarray], kl_coefficient: float, of_values: tuple[float, float] = (0.0, 1.0)
+    ) -> dict[str, StepReport]:
         """All optimiser steps on the batch with further ``numbers``; a report for each learner that took steps, and for
-        ``pretraining``."""
+        ``pretraining``. The critic's values are standardised by the mean and deviation ``of_values``, as its ``returns`` are.
+        """
         self.batch.numbers.update(numbers)
+        if "critic" in self.learners:
+            (zero, one), (mean, deviation) = self.critic_units, of_values
+            self.critic_units = (zero + one * mean, one * deviation)
+            self.batch.numbers["old_values"] = (self.batch.numbers["old_values"] - mean) / deviation
         self.kl_coefficient = kl_coefficient
         reports: dict[str, StepReport] = {}
         for name, learner in self.learners.items():

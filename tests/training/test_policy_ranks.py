@@ -282,9 +282,12 @@ def test_a_policy_that_waits_for_its_critic_warms_up_from_its_own_first_step(
     ]
 
 
-def test_a_critic_learns_and_values_in_units_of_the_reward(machines: Any, tiny_model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_values", [(0.0, 1.0), (-1.5, 0.1)])
+def test_a_critic_learns_and_values_in_units_of_the_reward(
+    of_values: tuple[float, float], machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
     """Outputs less 3, over 2: before the first update the values are those of plain outputs in these units, and returns that
-    equal them leave no error."""
+    equal them leave no error, also where both are standardised."""
     section = {"critic": {"learning_rate": 1e-3}, "advantage": {"estimator": "gae"}}
     data = sampled()
     with machines(1).trainers() as group:
@@ -294,9 +297,12 @@ def test_a_critic_learns_and_values_in_units_of_the_reward(machines: Any, tiny_m
         for units in ((0.0, 1.0), (3.0, 2.0)):
             policy.ranks.all(PolicyTrainer.load, data, units)
             values.append(policy.ranks.all(PolicyTrainer.forward, False, ["old_values"])[0]["old_values"])
-        (reports,) = policy.ranks.all(PolicyTrainer.update, {"returns": values[1]}, 0.0)
+        mean, deviation = of_values
+        returns = (values[1] - mean) / deviation
+        (reports,) = policy.ranks.all(PolicyTrainer.update, {"returns": returns}, 0.0, of_values)
     np.testing.assert_allclose(values[1], (values[0] - 3) / 2, rtol=1e-5)
-    assert reports["critic"].sums["error"] / len(values[1]) < 1e-5
+    assert reports["critic"].sums["error"] / len(values[1]) < 1e-5 / deviation
+    assert reports["critic"].sums["loss"] / len(values[1]) < 1e-8, "the clipped values are in the same units"
 
 
 def test_tokens_of_high_entropy_are_those_of_all_ranks(machines: Any, tiny_model: Any, tmp_path: Path) -> None:

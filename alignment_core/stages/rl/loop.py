@@ -62,7 +62,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         section = self.section
-        self.values = ValueScale(section.critic is not None and section.critic.normalise)
+        normalises = section.critic is not None and section.critic.normalise
+        self.values = ValueScale(normalises, outputs_values=self.rewards.of_critic is not None)
         self.kl_coefficient = section.kl.coefficient
 
     def run(self) -> dict[str, Any]:
@@ -176,7 +177,9 @@ class Loop:
             numbers["returns"] = self.values.targets_of(batch.numbers["returns"])
         with self.watch.part("train"):
             try:
-                metrics = averages(self.ranks.all(PolicyTrainer.update, numbers, self.kl_coefficient))
+                metrics = averages(
+                    self.ranks.all(PolicyTrainer.update, numbers, self.kl_coefficient, self.values.of_loss)
+                )
                 self._check_mismatch(step, metrics.get("mismatch", 0.0))
             except NumericError:
                 if not self.trajectories.keeps(step):
