@@ -10,7 +10,7 @@ from alignment_core.checks import rows
 from alignment_core.checks.traps import FEW_STEPS
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.data.statistics import WARNING_SHARE
-from alignment_core.training.schedule import steps_of_epochs
+from alignment_core.training.schedule import whole_steps
 
 TOO_LONG = ("too_long", "prompt_too_long")
 """Reasons for which rows are dropped because of their length."""
@@ -46,7 +46,7 @@ def _few_steps(stage: PlannedStage, data: PlannedStage, answer: rows.Answer) -> 
     if _is_from_scratch(data.inputs.get("tokenizer")):  # their tasks are small
         return
     count = answer.trained - config.data.test_rows
-    steps = steps_of_epochs(training.num_train_epochs, math.ceil(count / training.batch_size))
+    steps = whole_steps(training.num_train_epochs, math.ceil(count / training.batch_size))
     if 0 < steps < FEW_STEPS:
         yield (
             f"{stage.label}: {count} rows with a batch_size of {training.batch_size} and num_train_epochs "

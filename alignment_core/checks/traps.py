@@ -22,7 +22,7 @@ from alignment_core.recipes.sections.preference import DpoLossConfig, learning_r
 from alignment_core.recipes.sections.rejection_sampling import RejectionSamplingConfig
 from alignment_core.recipes.sections.rl import LEARNED, CriticConfig, RlConfig
 from alignment_core.recipes.sections.rollout import IterativeDpoConfig
-from alignment_core.training.schedule import steps_of_epochs
+from alignment_core.training.schedule import whole_steps
 
 FAR = 10
 """A learning rate of more than this many times the method's default is a warning."""
@@ -175,7 +175,7 @@ def _too_few_prompts(recipe: BaseRecipe) -> Iterator[str]:
 
 def _few_steps(field: str, value: int, training: TrainingConfig, rows: int = 1) -> Iterator[str]:
     """Of training that starts again and again, on ``value`` times ``rows`` rows each time."""
-    steps = steps_of_epochs(training.num_train_epochs, math.ceil(value * rows / training.batch_size))
+    steps = whole_steps(training.num_train_epochs, math.ceil(value * rows / training.batch_size))
     steps = min(steps, training.max_steps or steps)
     if steps < FEW_STEPS:
         yield (

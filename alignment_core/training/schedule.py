@@ -14,9 +14,10 @@ DECAYS = {
 """Remaining fraction of the distance from the peak to the floor after the fraction ``done`` of the decay."""
 
 
-def steps_of_epochs(epochs: float, steps_per_epoch: int) -> int:
-    """Steps of a number of epochs: of a fraction, the next whole number (as the ``Trainer`` of ``transformers`` counts)."""
-    return math.ceil(round(epochs * steps_per_epoch, 6))  # 1.1 times 10 is above 11 in floating point
+def whole_steps(part: float, steps: int) -> int:
+    """A part of so many steps, or some times as many: of a fraction the next whole number, as the ``Trainer`` of
+    ``transformers`` counts steps of epochs and of the warm-up."""
+    return math.ceil(round(part * steps, 6))  # 1.1 times 10 is above 11 in floating point
 
 
 def learning_rate(config: TrainingConfig, step: int, total_steps: int, first_step: int = 0) -> float:
@@ -29,7 +30,7 @@ def learning_rate(config: TrainingConfig, step: int, total_steps: int, first_ste
     Training Strategies", section 4.2) stays at the peak up to the last ``decay_ratio`` of all steps. They decay linearly, or
     with 1 − √done (Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations").
     """
-    warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
+    warmup = config.warmup_steps or whole_steps(config.warmup_ratio, total_steps)
     peak, floor = config.learning_rate, config.learning_rate * config.min_lr_ratio
     warm = first_step + warmup
     if step < warm:

@@ -32,7 +32,7 @@ from alignment_core.training.learner import Learner, Loss, ModelSource, Term
 from alignment_core.training.methods.base import BatchMethod, TrainingMethod
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.reference import ReferenceLogps
-from alignment_core.training.schedule import learning_rate, steps_of_epochs
+from alignment_core.training.schedule import learning_rate, whole_steps
 from alignment_core.training.step_report import MetricSums, StepReport
 from alignment_core.training.training_rows import (
     Rows,
@@ -92,7 +92,7 @@ class Trainer:
             if job.test_data and getattr(job.method, "passes_held_out", True):
                 self.rows_before["test"] = rows_before(job.test_data, job.method, self.test_rows, job.scratch)
         config = job.training
-        planned = steps_of_epochs(config.num_train_epochs, steps_per_epoch(len(self.rows), config.batch_size))
+        planned = whole_steps(config.num_train_epochs, steps_per_epoch(len(self.rows), config.batch_size))
         self.total_steps = min(planned, config.max_steps or planned)
         self.reference: ReferenceLogps | None = None
         if job.reference_logps is not None:

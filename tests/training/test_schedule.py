@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alignment_core.recipes import TrainingConfig
-from alignment_core.training.schedule import learning_rate, steps_of_epochs
+from alignment_core.training.schedule import learning_rate, whole_steps
 
 
 def rates(steps: int, **fields: Any) -> list[float]:
@@ -94,12 +94,25 @@ def test_fractional_epochs_have_the_steps_of_transformers(epochs: float) -> None
     arguments = TrainingArguments(num_train_epochs=epochs, per_device_train_batch_size=4, use_cpu=True)
     trainer = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=[{"x": 0}] * 101)
     *_, steps = trainer.set_initial_training_values(arguments, trainer.get_train_dataloader())
-    assert steps_of_epochs(epochs, 26) == steps
+    assert whole_steps(epochs, 26) == steps
 
 
-def test_steps_of_epochs_do_not_depend_on_rounding() -> None:
+def test_whole_steps_do_not_depend_on_rounding() -> None:
     """1.1 × 10 is 11.000000000000002 in floating point."""
-    assert steps_of_epochs(1.1, 10) == 11
+    assert whole_steps(1.1, 10) == 11
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(0.1, 5), (0.03, 15), (0.1, 25), (0.07, 100), (0.0, 9)])
+def test_a_warm_up_by_ratio_has_the_steps_of_transformers(ratio: float, steps: int) -> None:
+    """Of a fraction of a step the next whole one: 0.1 of 5 steps are 1, so that the first step has half of the peak."""
+    from transformers import TrainingArguments
+
+    config = TrainingConfig(learning_rate=1.0, lr_scheduler_type="constant", warmup_ratio=ratio)
+    warm = sum(learning_rate(config, step, steps) < 1 for step in range(steps))
+    # 0.07 × 100 is 7.000000000000001 in floating point, of which theirs are 8
+    assert warm == TrainingArguments(warmup_steps=ratio, use_cpu=True).get_warmup_steps(steps) - (ratio == 0.07)
+    if (ratio, steps) == (0.1, 5):
+        assert learning_rate(config, 0, steps) == 0.5
 
 
 def test_whole_epochs_are_integers_in_keys_and_warm_up_steps_are_in_none() -> None:

@@ -121,9 +121,9 @@ class TrainingConfig(Config):
     """Shape of the decay to the final learning rate: linear, or 1 − √(fraction of the decay); only with `wsd`. Not part of the
     stage's key while `linear`."""
     warmup_ratio: float = Field(0.0, ge=0, le=1)
-    """Fraction of the steps over which the learning rate rises linearly from zero, while AdamW's averages of the gradients are
-    still those of a few batches. 0.03 as in all trainers of OpenRLHF 0.11 and SFT of Tülu 3 (Lambert et al. 2024); DPO and its
-    relatives have 0.1, as in the recipes of Zephyr and Tülu 3."""
+    """Fraction of the steps, rounded up to whole ones, over which the learning rate rises linearly from zero, while AdamW's
+    averages of the gradients are still those of a few batches. 0.03 as in all trainers of OpenRLHF 0.11 and SFT of Tülu 3
+    (Lambert et al. 2024); DPO and its relatives have 0.1, as in the recipes of Zephyr and Tülu 3."""
     warmup_steps: int = unkeyed(0, ge=0)
     """Number of these steps, instead of `warmup_ratio`. Not part of the stage's key while 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
