@@ -184,6 +184,17 @@ OPENRLHF = [
         "rl.importance_sampling_correction",
         {"level": "sequence", "mode": "mask", "measure": "kl", "high": 0.01},
     ),
+    (
+        "train_ppo_ray --algo.advantage.is_correction_level token --algo.advantage.is_correction_gating tv "
+        "--algo.advantage.is_correction_threshold 0.0 0.2",
+        "rl.importance_sampling_correction",
+        {"level": "token", "mode": "mask", "measure": "tv", "low": 0.0, "high": 0.2},
+    ),
+    (
+        "train_ppo_ray --algo.advantage.is_correction_gating tv",  # of a correction that is off
+        "rl.importance_sampling_correction",
+        {"mode": "none"},
+    ),
 ]
 
 

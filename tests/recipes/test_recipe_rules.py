@@ -7,6 +7,8 @@ import pytest
 import alignment_core.recipes
 from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
 
+CORRECTION = "rl.importance_sampling_correction"
+
 
 @pytest.mark.parametrize(
     ("content", "override", "sentence"),
@@ -267,6 +269,38 @@ def test_the_section_nightly_is_optional(load):
             ["rl.kl={coefficient: 0.1, target: 1, horizon: 100}", "rl.prompts_per_step=125"],
             "a step of 1,000 completions lower the coefficient by 200%, to zero or below: set it above 200",
         ),
+        (
+            [f"{CORRECTION}={{measure: kl, level: sequence, high: 0.02}}"],
+            "`level` has no effect with `mode: none`: set `mode: clip` or `mode: mask`, or leave it out",
+        ),
+        ([f"{CORRECTION}.high=1.5", "rl.execution.max_staleness=2"], "`high` has no effect with `mode: none`"),
+        (
+            [f"{CORRECTION}={{mode: mask, measure: kl, low: 0.1, high: 0.2}}"],
+            "`low` has no effect with `measure: kl`, which is at least 0",
+        ),
+        (
+            [f"{CORRECTION}={{mode: mask, measure: tv}}"],
+            "`measure: tv` needs `high`, whose default is a bound of ratios",
+        ),
+        (["rl.training.bf16=true", f"{CORRECTION}.measure=kl"], "`measure: kl` needs `high`"),
+        (
+            [f"{CORRECTION}={{mode: mask, measure: tv, high: 1}}"],
+            "`high` 1 bounds nothing: the total variation is at most 1",
+        ),
+        ([f"{CORRECTION}={{mode: mask, low: 3}}"], "`low` 3 and `high` 2 bound the ratio of two policies, which is 1"),
+        ([f"{CORRECTION}={{mode: clip, high: 0.5}}"], "`low` 0 and `high` 0.5 bound the ratio of two policies"),
+        ([f"{CORRECTION}={{mode: mask, low: 1, high: 1}}"], "`low` 1 and `high` 1 bound the ratio of two policies"),
+        (["rl.kl={coefficient: 0.1, horizon: 100}"], "`horizon` has no effect without `rl.kl.target`"),
+        (["rl.execution.partial_rollouts=false"], "`partial_rollouts` has no effect with `max_staleness: 0`"),
+        (["rl.shaping.overlong_penalty=0.5"], "`overlong_penalty` has no effect without `overlong_buffer`"),
+        (
+            ["rl.training={lr_scheduler_type: constant, min_lr_ratio: 0.1}"],
+            "`min_lr_ratio` has no effect with `lr_scheduler_type: constant`",
+        ),
+        (
+            ["rl.advantage.estimator=gae", "rl.critic={lr_scheduler_type: constant, min_lr_ratio: 0.1}"],
+            "`min_lr_ratio` has no effect in `rl.critic` with a constant learning rate",
+        ),
         (["rl.rewards.0.batch_size=4"], "`batch_size` has no effect with `verifier`: it belongs to `urls`"),
         (
             ["rl.prompts={task: reverse, subset: main}"],
@@ -282,6 +316,20 @@ def test_the_section_nightly_is_optional(load):
 )
 def test_sections_of_rl_that_do_not_fit_together_are_refused(load, overrides, says):
     assert says in refusal(load, RL, *overrides)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"importance_sampling_correction": {"mode": "none", "measure": "tv", "low": 3}},
+        {"importance_sampling_correction": {"mode": "mask", "measure": "kl", "low": 0.1}},
+        {"importance_sampling_correction": {"mode": "clip", "high": 0.5}},
+        {"kl": {"horizon": 9}, "execution": {"partial_rollouts": False}, "shaping": {"overlong_penalty": 2}},
+        {"training": {"lr_scheduler_type": "constant", "min_lr_ratio": 0.1}},
+    ],
+)
+def test_recipes_of_earlier_runs_with_fields_without_effect_are_read(section):
+    alignment_core.recipes.parse_recipe(RL | {"rl": RL["rl"] | section})
 
 
 def test_a_plain_section_rl_is_enough(load):

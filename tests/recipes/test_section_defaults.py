@@ -138,6 +138,10 @@ def test_the_warm_up_is_that_of_the_methods_recipes() -> None:
         ([("rl.training.bf16", True), ("rl.importance_sampling_correction", {"mode": "none"})], ("none", "token", 2.0)),
         ([("rl.training.bf16", True), ("rl.importance_sampling_correction", {"mode": "clip"})], ("clip", "token", 2.0)),
         ([("rl.training.bf16", True), ("rl.mismatch", {"correction": "clip"})], ("clip", "token", 2.0)),
+        (
+            [("rl.training.bf16", True), ("rl.importance_sampling_correction", {"measure": "kl", "high": 0.02})],
+            ("mask", "sequence", 0.02),
+        ),
     ],
 )
 def test_engines_in_bf16_are_corrected_as_in_trl(changes: list[Any], expected: tuple[str, str, float]) -> None:

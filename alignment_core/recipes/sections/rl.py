@@ -102,6 +102,12 @@ class ShapingConfig(Config):
     truncation_penalty: float = Field(0.0, ge=0)
     """Penalty of a completion that was truncated at `max_completion_length`, or whose next observation did not fit."""
 
+    @model_validator(mode="after")
+    def _has_a_buffer(self, info: ValidationInfo) -> ShapingConfig:
+        if not self.overlong_buffer:
+            self.refuse_unused(info, ("overlong_penalty",), "without `overlong_buffer`")
+        return self
+
 
 class FilterConfig(Config):
     """Dynamic sampling (DAPO): prompts whose completions all have the same reward have no gradient, and are replaced.
@@ -294,12 +300,34 @@ class ImportanceSamplingConfig(Config):
     """Measure to which the bounds apply: the ratio of the two probabilities, or the binary KL or total variation of the
     sampled token."""
     low: float = Field(0.0, ge=0)
-    """Lower bound of the ratio."""
+    """Lower bound of the ratio, at most 1."""
     high: float = Field(2.0, gt=0)
-    """Upper bound of the ratio, of the KL in nats, or of the total variation."""
+    """Upper bound of the ratio, at least 1; of the KL in nats; or of the total variation, below 1. The default is for ratios
+    alone."""
     stop_above: float = Field(0.1, gt=0)
     """Stop the run if a step's mean mismatch, in nats per token, exceeds this value: the engine's weights then differ from the
     policy's."""
+
+    @model_validator(mode="after")
+    def _bounds_its_measure(self, info: ValidationInfo) -> ImportanceSamplingConfig:
+        """Stored recipes pass."""
+        if self.mode == "none":
+            names = ("level", "measure", "low", "high")
+            self.refuse_unused(info, names, "with `mode: none`", "set `mode: clip` or `mode: mask`, or leave it out")
+        elif self.measure != "ratio":
+            self.refuse_unused(info, ("low",), f"with `measure: {self.measure}`, which is at least 0")
+        if self.mode == "none" or not refuses_unused(info.context):
+            return self
+        if self.measure == "ratio" and not (self.low <= 1 <= self.high and self.low < self.high):
+            raise ValueError(
+                f"`low` {self.low:g} and `high` {self.high:g} bound the ratio of two policies, which is 1 where they are "
+                "equal: set `low` to at most 1, and `high` to at least 1 and above `low`"
+            )
+        if self.measure != "ratio" and "high" not in self.model_fields_set:
+            raise ValueError(f"`measure: {self.measure}` needs `high`, whose default is a bound of ratios")
+        if self.measure == "tv" and self.high >= 1:
+            raise ValueError(f"`high` {self.high:g} bounds nothing: the total variation is at most 1")
+        return self
 
 
 class CriticConfig(Config):
@@ -355,6 +383,8 @@ class CriticConfig(Config):
         if policy.optimizer == "adafactor":
             self.refuse_unused(info, ADAM, "in `rl.critic` with `rl.training.optimizer: adafactor`")
         training = self.training_of(policy)
+        if training.lr_scheduler_type == "constant":
+            self.refuse_unused(info, ("min_lr_ratio",), "in `rl.critic` with a constant learning rate")
         if training.lr_scheduler_type == "wsd" and training.warmup_ratio + training.decay_ratio > 1:
             raise ValueError(
                 f"`warmup_ratio` {training.warmup_ratio} of `rl.critic` and `decay_ratio` {training.decay_ratio} of "
@@ -371,6 +401,12 @@ class ExecutionConfig(Config):
     partial_rollouts: bool = True
     """With `max_staleness` above 0: completions in progress continue with new weights as soon as these are available. With
     `false`, the update waits until these completions are done."""
+
+    @model_validator(mode="after")
+    def _has_rollouts_in_progress(self, info: ValidationInfo) -> ExecutionConfig:
+        if not self.max_staleness:
+            self.refuse_unused(info, ("partial_rollouts",), "with `max_staleness: 0`")
+        return self
 
 
 class PretrainingConfig(Config):
@@ -480,7 +516,10 @@ class RlConfig(Config):
         chosen = any(_given(correction, name) for name in ("mode", *ImportanceSamplingConfig.RENAMED))
         if _given(content.get("training"), "bf16") and not chosen:
             is_stale = bool(_given(content.get("execution"), "max_staleness"))
-            defaults["importance_sampling_correction"] = OF_STALE if is_stale else OF_ROUNDING
+            usual = OF_STALE if is_stale else OF_ROUNDING
+            if _given(correction, "measure") not in (None, "ratio"):
+                usual = {name: value for name, value in usual.items() if name != "high"}  # a bound of ratios
+            defaults["importance_sampling_correction"] = usual
         if content.get("critic") is not None and _given(content.get("advantage"), "estimator") == "gae":
             defaults["advantage"] = {} if learned else {"gae_lambda": 1.0}
             if rewards:
@@ -546,7 +585,9 @@ class RlConfig(Config):
             raise ValueError(
                 "`rl.kl.sync_ref_model` mixes whole weights, and `rl.training.lora` trains none: remove one of them"
             )
-        if self.kl.target is not None and self.kl.coefficient == 0:
+        if self.kl.target is None:
+            self.kl.refuse_unused(info, ("horizon",), "without `rl.kl.target`")
+        elif self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
         completions = self.prompts_per_step * self.generation.num_generations
         shortest = self.kl.horizon / MOST_ADAPTED

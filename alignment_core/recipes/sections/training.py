@@ -224,6 +224,8 @@ class TrainingConfig(Config):
                 f"`warmup_steps` {self.warmup_steps} and `warmup_ratio` {self.warmup_ratio} are two lengths of one warm-up: "
                 "set one of them to 0"
             )
+        if self.lr_scheduler_type == "constant":
+            self.refuse_unused(info, ("min_lr_ratio",), "with `lr_scheduler_type: constant`")
         if self.lr_scheduler_type != "wsd":
             self.refuse_unused(info, ("decay_ratio", "decay_type"), "without `lr_scheduler_type: wsd`")
         elif self.warmup_ratio + self.decay_ratio > 1:
