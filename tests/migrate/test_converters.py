@@ -474,6 +474,23 @@ def test_cispo_without_an_upper_bound_has_a_remark_with_the_bound_that_trl_takes
     assert not any("cuts the weight" in remark for remark in remarks)
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence", "remarked"),
+    [
+        ("rloo --normalize_advantages", "all tokens of a step", True),  # of its completions, in TRL's RLOOTrainer
+        ("rloo --normalize_advantages false", "all tokens of a step", False),
+        ("grpo --entropy_coef 0.01 --loss_type dr_grpo", "a mean over tokens with every loss", True),
+        ("grpo --entropy_coef 0.01 --loss_type grpo", "a mean over tokens with every loss", True),
+        ("grpo --entropy_coef 0.01", "a mean over tokens with every loss", False),  # DAPO's loss is one, too
+        ("grpo --loss_type dr_grpo", "a mean over tokens with every loss", False),
+    ],
+)
+def test_averages_that_differ_from_trls_have_a_remark(
+    command: str, sentence: str, remarked: bool, migrated: Migrate
+) -> None:
+    assert any(sentence in remark for remark in migrated(f"trl {command} {TRL}").to_do) == remarked
+
+
 def test_local_prompts_are_counted(migrated: Migrate, tmp_path: Path):
     (tmp_path / "prompts.jsonl").write_text('{"input": "a"}\n' * 10)
     migration = migrated(

@@ -217,8 +217,8 @@ class PolicyLossConfig(Config):
 
     top_entropy_quantile: float = unkeyed(1.0, gt=0, le=1)
     """Fraction of a step's tokens with the highest entropies that the policy loss trains (Wang et al. 2025, "Beyond the 80/20
-    Rule", which advises 0.2); KL and entropy bonus keep all tokens, and the average is over all, as in TRL. It takes a forward
-    pass before the update. Default: all tokens."""
+    Rule", which advises 0.2). The KL keeps all tokens, and the average is over all, as in TRL; so does the entropy bonus, which
+    TRL gives to these tokens alone. It takes a forward pass before the update. Default: all tokens."""
 
     @property
     def bounds(self) -> tuple[float, float]:
