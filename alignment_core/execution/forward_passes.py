@@ -95,7 +95,7 @@ class ForwardPasses:
                 values[number] = result
                 _check(over)
                 context.report(len(values), len(blocks), "blocks")
-            scored = sum(len(prompt) + len(completion) for _, block in left for prompt, completion in block)
+            scored = sum(len(ids) for _, block in left for pair in block for ids in pair)
             for part, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
                 context.cost[part] = round(context.cost.get(part, 0.0) + value, 3)
         return np.concatenate([values[number] for number in range(len(blocks))])[places]

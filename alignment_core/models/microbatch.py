@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Tokens = Seq[int] | np.ndarray
 """Ids, [T]."""
-Pair = tuple[Tokens, Tokens]
-"""Token ids of a prompt and of a completion."""
+Pair = tuple[Tokens, ...]
+"""Token ids of a prompt and of a completion; and of what follows these in their sequence, if anything does."""
 LEAST_COMPUTED = 0.85
 """Rows that share less than 15 % of their tokens are packed one by one, because small pieces fill packs better."""
 LINE_TOKENS = 128

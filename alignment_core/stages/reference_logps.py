@@ -76,10 +76,10 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
             sides.append(mismatched(prompts, sides[0], split))
         for number in first_rows(used, len(table), config.order, is_shuffled(table.schema)):
             rows.append((split, number))
-            pairs += [(prompts[number], side[number]) for side in sides]
+            pairs += [(prompts[number], side[number], ()) for side in sides]
             if config.ld_alpha is not None:
                 shared = min(len(side[number]) for side in sides)
-                beginnings += [(prompts[number], side[number][:shared]) for side in sides]
+                beginnings += [(prompts[number], side[number][:shared], side[number][shared:]) for side in sides]
     passes = ForwardPasses(context, BLOCK)
     with passes.using_trainers():
         model = replace(context.model("model"), bits=config.base_bits)

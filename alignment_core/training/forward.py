@@ -61,7 +61,8 @@ class Forward:
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
         """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats; of a
-        judge, the log-odds of its good verdict after the completion.
+        judge, the log-odds of its good verdict after the completion. With ids of what follows, log-probabilities are those
+        within the whole sequence, on whose length rotary frequencies may depend.
 
         Returns [len(pairs)] float32, in the order of ``pairs``.
         """
@@ -80,9 +81,14 @@ class Forward:
             values[[row.number for row in part]] = output.float().cpu().numpy()
         return values
 
-    def _sequence(self, prompt: Tokens, completion: Tokens) -> TokenSequence:
-        if self.job.verdicts is None:
-            return TokenSequence.of_prompt_and_completion(prompt, completion)
-        judged = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
-        sequence = TokenSequence.of_prompt_and_completion(judged, self.job.verdicts[:1])
-        return replace(sequence, candidates=np.asarray([self.job.verdicts], np.int64))
+    def _sequence(self, prompt: Tokens, completion: Tokens, following: Tokens = ()) -> TokenSequence:
+        if self.job.verdicts is not None:
+            sequence = TokenSequence.of_prompt_and_completion(_joined(prompt, completion), self.job.verdicts[:1])
+            return replace(sequence, candidates=np.asarray([self.job.verdicts], np.int64))
+        sequence = TokenSequence.of_prompt_and_completion(prompt, _joined(completion, following))
+        targets = sequence.targets & (np.arange(len(sequence.ids)) < len(prompt) + len(completion))
+        return replace(sequence, targets=targets)
+
+
+def _joined(first: Tokens, second: Tokens) -> np.ndarray:
+    return np.concatenate([np.asarray(first, np.int64), np.asarray(second, np.int64)])

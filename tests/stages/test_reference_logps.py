@@ -19,6 +19,8 @@ from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages import reference_logps
 from alignment_core.training.training_rows import batch_of_step
+from tests.models.test_attention import model_of
+from tests.models.test_rope_lengths import LONGROPE, spread
 from tests.stages.killing import Killer, store_with
 
 pytestmark = pytest.mark.slow
@@ -104,6 +106,17 @@ def test_logps_equal_those_of_plain_forward_passes_on_one_and_two_ranks(
     logps = values(store, result)
     assert (logps.keys(), [*logps["train"]]) == ({"train"}, [*range(PAIRS)])
     np.testing.assert_allclose([*logps["train"].values()], expected(tiny_model(), pairs), rtol=1e-5)
+
+
+def test_tokens_up_to_the_shorter_completion_are_those_of_the_whole_one(
+    machines: Any, pairs: pa.Table, tmp_path: Path
+) -> None:
+    """With rotary frequencies that change with the length of the sequence, as a training on it has them."""
+    model = model_of("llama", vocab_size=256, rope_parameters={**LONGROPE, "original_max_position_embeddings": 30})
+    spread(model).save_pretrained(tmp_path / "longrope")
+    store, reference, data = store_with(tmp_path / "store", tmp_path / "longrope", pairs)
+    logps = values(store, compute(store, {"model": reference, "data": data}, machines(1), ld_alpha=0.5))
+    np.testing.assert_allclose([*logps["train"].values()], expected(tmp_path / "longrope", pairs, alpha=0.5), rtol=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4])
