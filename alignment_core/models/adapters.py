@@ -80,6 +80,26 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
         head.requires_grad_(True)
 
 
+def fitting(model: nn.Module, config: LoraConfig) -> LoraConfig:
+    """The ``config`` for another model without the names that this one lacks; if it names nothing else to adapt, for all linear
+    layers."""
+    from torch import nn
+
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    layers = config.target_modules
+    if layers != "all-linear":
+        layers = _known(layers, linear)
+    parameters = _known(config.target_parameters, [name for name, _ in model.named_parameters()])
+    whole = _known(config.modules_to_save, [name for name, _ in model.named_modules()])
+    return config.model_copy(
+        update={
+            "target_modules": layers if layers or parameters else "all-linear",
+            "target_parameters": parameters,
+            "modules_to_save": whole,
+        }
+    )
+
+
 def _without_experts(model: nn.Module, layers: list[str]) -> list[str]:
     """The ``layers`` without those that PEFT takes for experts, see :func:`_check_adapted`."""
     import peft
@@ -141,6 +161,10 @@ def _by_suffix(suffixes: Iterable[str], names: Iterable[str]) -> dict[str, list[
     """For each suffix the dotted names that end with it, as ``q_proj`` of ``layers.0.self_attn.q_proj``."""
     names = list(names)
     return {suffix: [name for name in names if f".{name}".endswith(f".{suffix}")] for suffix in suffixes}
+
+
+def _known(suffixes: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(suffix for suffix, matches in _by_suffix(suffixes, names).items() if matches)
 
 
 def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Sequence[str]) -> list[str]:

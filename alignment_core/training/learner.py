@@ -23,7 +23,7 @@ from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device, recomputed_activations, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
 from alignment_core.models.activations import recompute
-from alignment_core.models.adapters import adapters_off, add_adapters, is_adapter, merged, save_adapter
+from alignment_core.models.adapters import adapters_off, add_adapters, fitting, is_adapter, merged, save_adapter
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
@@ -81,6 +81,8 @@ class ModelSource:
     noise_seed: int = 0
     chat_template: str | None = None
     """Chat template of the training data, if it is not the tokenizer's own."""
+    follows_policy: bool = False
+    """Whether the training is that of a policy, which may name modules and routers that this model lacks: they are left out."""
 
 
 class Learner:
@@ -120,7 +122,8 @@ class Learner:
             recompute(model, what)
         if training.lora:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
-            add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")
+            lora = fitting(model, training.lora) if source.follows_policy else training.lora
+            add_adapters(model, head, lora, source.adapter_seed, train_head=source.head != "lm")
         self.packed = PackedModel(
             model,
             source.head,
@@ -141,7 +144,12 @@ class Learner:
         coefficient = training.router_aux_loss_coef
         self.router_aux_loss_coef = self.packed.router_aux_loss_coef if coefficient is None else coefficient
         if self.router_aux_loss_coef:
-            self.packed.balance_routers()
+            try:
+                self.packed.balance_routers()
+            except UserError:
+                if not source.follows_policy:
+                    raise
+                self.router_aux_loss_coef = 0.0
         if problem := from_rank_0(self._why_not_saved(), device.torch_device):
             raise UserError(problem)
         optimizer = make_optimizer(self.packed, training, self.zero_stage, resources)

@@ -88,7 +88,8 @@ class PolicyTrainer:
                 "trained before, such as by `sft`, or from one for text"
             )
         if job.critic is not None and job.section.critic is not None:
-            source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters, context=job.context)
+            head = derive_seed(job.seed, "head")
+            source = ModelSource(job.critic, "value", head, adapters, context=job.context, follows_policy=True)
             of_critic = job.section.critic.training_of(training)
             self.learners["critic"] = Learner(source, of_critic, resources, device, rank, world)
         self.sender = weight_transfer.Sender(self.policy.packed.model, rank, self.policy.zero_stage)

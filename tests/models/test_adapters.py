@@ -13,7 +13,7 @@ import transformers
 
 from alignment_core.errors import UserError
 from alignment_core.models import weight_transfer
-from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
+from alignment_core.models.adapters import adapters_off, add_adapters, fitting, merged, save_adapter
 from alignment_core.models.loading import load_model
 from alignment_core.recipes import LoraConfig, TrainingConfig
 
@@ -38,6 +38,23 @@ def adapted(path: Any, config: LoraConfig = CONFIG, seed: int = 7, dtype: torch.
 @torch.no_grad()
 def logits(model: Any) -> torch.Tensor:
     return model(IDS).logits
+
+
+def test_a_critic_has_the_adapters_of_the_policy_that_fit_it(tiny_model: Any) -> None:
+    """`add_adapters` refuses names that a model has not: here experts and the head of a language model."""
+    critic = transformers.AutoModelForTokenClassification.from_pretrained(tiny_model())
+    named = LoraConfig(
+        r=4,
+        target_modules=("q_proj", "in_proj_qkv"),
+        target_parameters=("mlp.experts.down_proj",),
+        modules_to_save=("embed_tokens", "lm_head"),
+    )
+    own = LoraConfig(r=4, target_modules=("q_proj",), modules_to_save=("embed_tokens",))
+    assert fitting(critic, named) == own
+    assert fitting(critic, CONFIG) == CONFIG
+    of_experts = LoraConfig(r=4, target_modules=(), target_parameters=("mlp.experts.down_proj",))
+    assert fitting(critic, of_experts) == LoraConfig(r=4), "all linear layers"
+    add_adapters(critic, critic.score, fitting(critic, named), seed=0, train_head=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

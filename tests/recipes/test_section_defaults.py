@@ -186,14 +186,6 @@ def test_unset_fields_of_the_critic_follow_the_policys() -> None:
     assert critic.items() >= {**own, **adam, "learning_rate": 2e-6, "warmup_ratio": 0.2, "bf16": True}.items()
 
 
-def test_a_critic_which_has_no_lm_head_trains_the_other_whole_modules() -> None:
-    """`add_adapters` refuses names that the model has not."""
-    critic = critic_of({}, lora={"r": 4, "modules_to_save": ["embed_tokens", "lm_head"]}).lora
-    assert critic is not None
-    assert (critic.r, critic.modules_to_save) == (4, ("embed_tokens",))
-    assert critic_of({}).lora is None
-
-
 def test_a_warm_up_of_the_critic_replaces_that_of_the_policy() -> None:
     steps = critic_of({"warmup_steps": 7}, warmup_ratio=0.2)
     assert (steps.warmup_steps, steps.warmup_ratio) == (7, 0.0)

@@ -132,6 +132,25 @@ def test_a_resumed_job_ends_in_the_same_bytes(
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
 
 
+def test_a_dense_critic_has_adapters_beside_a_mixture(
+    machines: Any, mixture_model: Mixture, tiny_model: Any, tmp_path: Path
+) -> None:
+    """It has neither experts to adapt nor routers to balance, as a critic from a dense reward model."""
+    training = {"lora": LORA | {"target_modules": []}, "router_aux_loss_coef": 0.01}
+    section = {"training": training, "advantage": {"estimator": "gae"}, "critic": {"learning_rate": 1e-3}}
+    data = sampled()
+    data.numbers.update(dict.fromkeys(("returns", "old_values"), data.numbers["advantages"]))
+    with machines(1).trainers() as group:
+        policy = Policy(group, machines(1), mixture_model("qwen3_moe"), tmp_path / "run", section, critic=tiny_model())
+        policy.open()
+        before = policy.export("critic")
+        (reports,) = policy.learn(data)
+        after = policy.export("critic")
+    assert ("aux_loss" in reports["policy"].sums, "aux_loss" in reports["critic"].sums) == (True, False)
+    moved = {name.rpartition(".")[0].rpartition(".")[2] for name in before if not after[name].equal(before[name])}
+    assert moved >= {"q_proj", "down_proj", "score"}, "all linear layers, as it has none of the names"
+
+
 @pytest.mark.parametrize("zero_stage", [0, 3])
 def test_the_reference_is_the_policy_without_its_adapters(
     zero_stage: int, machines: Any, mixture_model: Mixture, tmp_path: Path

@@ -365,15 +365,11 @@ class CriticConfig(Config):
     """Maximum norm of the critic's gradient, for clipping."""
 
     def training_of(self, policy: TrainingConfig) -> TrainingConfig:
-        """The optimiser and schedule of the critic: those of the ``policy`` where the critic has none of its own. A critic has
-        no `lm_head` that could be trained beside adapters."""
+        """The optimiser and schedule of the critic: those of the ``policy`` where the critic has none of its own."""
         values = {name: getattr(self, name, None) for name in TrainingConfig.model_fields}
         own = {name: value for name, value in values.items() if value is not None}
         if self.warmup_ratio is not None or self.warmup_steps is not None:
             own = {"warmup_ratio": 0.0, "warmup_steps": 0, **own}
-        if policy.lora:
-            whole = tuple(name for name in policy.lora.modules_to_save if name != "lm_head")
-            own["lora"] = policy.lora.model_copy(update={"modules_to_save": whole})
         return policy.model_copy(update=own)
 
     def check_training(self, policy: TrainingConfig, info: ValidationInfo) -> None:
