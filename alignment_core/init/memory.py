@@ -26,6 +26,8 @@ PLACES = 256
 """Tokens whose logits are in memory at a time: `models.vocabulary_head.PLACES`."""
 OF_LOGITS = 16
 """Bytes for each of these tokens and word of the vocabulary: logits in bf16 and fp32, their log-softmax, and both gradients."""
+SUMMED = 2048
+"""Tokens whose gradients by logits are in memory if the head is trained in bf16: `models.vocabulary_head.SUMMED`."""
 USABLE = 0.9
 """Share of a GPU's memory that is counted on; CUDA, NCCL and fragmentation take the rest."""
 CACHE = 0.1
@@ -93,7 +95,8 @@ def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | Non
     fits = False
     for trained, checkpointing, budget in itertools.product(states, (True,) if is_large else (False, True), BUDGETS):
         of_layers = RECOMPUTED * layers + STORED if checkpointing else STORED * layers
-        activations = max(budget, longest) * hidden * of_layers + PLACES * vocabulary * OF_LOGITS
+        of_logits = _of_logits(vocabulary, summed=trained == "all weights")
+        activations = max(budget, longest) * hidden * of_layers + of_logits
         state = int(states[trained])
         spare = USABLE * memory - (state if shares else 0)
         needed = math.ceil(20 * (count * WEIGHTS / memory + CACHE)) / 20
@@ -103,6 +106,11 @@ def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | Non
         if fits:
             break
     return Fit(trained, checkpointing, budget, state, activations, engine if samples else None, fits)
+
+
+def _of_logits(vocabulary: int, summed: bool) -> int:
+    """Bytes of logits and of gradients by them; ``summed``: with those that are kept for the weights' gradient in bf16."""
+    return vocabulary * (PLACES * OF_LOGITS + (SUMMED * 2 if summed else 0))
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,6 @@ def fit_on_cpu(machine: Machine, model: Model, longest: int) -> FitOnCpu | None:
     size = 2 if machine.cpu_multiplies_bf16 else 4
     of_layer = 5 * hidden + 2 * hidden * (shape.get("num_key_value_heads") or heads) // heads + 2 * inner
     activations = max(ON_CPU, longest) * shape["num_hidden_layers"] * of_layer * size
-    logits = PLACES * shape.get("vocab_size", 0) * OF_LOGITS
+    logits = _of_logits(shape.get("vocab_size", 0), summed=size == 2)
     needed = OF_TRAINER + count * (size + STATE[size]) + activations + logits
     return FitOnCpu(needed > SHARE_ON_CPU * machine.memory, needed)

@@ -20,6 +20,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 log = logging.getLogger(__name__)
 PLACES = 256
 """Places whose logits are in memory at a time."""
+SUMMED = 2048
+"""Places whose gradients by logits in half precision are kept, so that one product sums them in fp32 for the gradient of the
+weights: each further product rounds it again. After 8,192 places its error is 0.3 % (0.6 % with products of 256, 0.19 % of a
+single one). They take 0.6 GB for 152,000 tokens; a sum in fp32 would take 2.5 GB with 4,096 hidden units."""
 Reduce = Callable[[Tensor, slice], Tensor]
 """Logits [k, V] in fp32 of the places in a slice of all K places → what is asked of each, [k, ...]."""
 
@@ -67,7 +71,7 @@ class VocabularyHead:
         def of(part_kH: Tensor, places: slice) -> Tensor:
             return reduced(self._outputs(part_kH), places)
 
-        parts = [(states[places], places) for places in _slices(len(states))]
+        parts = [(states[places], places) for places in _slices(len(states), PLACES)]
         if torch.is_grad_enabled():
             return torch.cat([checkpoint(of, *part, use_reentrant=False) for part in parts])
         return torch.cat([of(*part) for part in parts])
@@ -82,7 +86,9 @@ class _OfLinear(torch.autograd.Function):
         ctx.reduced = reduced
         if not of_sum:
             linear = nn.functional.linear
-            return torch.cat([reduced(linear(states[part], weight, bias), part) for part in _slices(len(states))])
+            return torch.cat(
+                [reduced(linear(states[part], weight, bias), part) for part in _slices(len(states), PLACES)]
+            )
         result, ctx.of_sum = _with_gradients(ctx, states, weight, bias, reduced, None)
         return result
 
@@ -111,24 +117,34 @@ def _with_gradients(
         for number, tensor in enumerate(wanted)
     ]
     results = []
-    for part in _slices(len(states)):
-        outputs = nn.functional.linear(states[part], weight, bias).requires_grad_()
-        with torch.enable_grad():
-            result = reduced(outputs, part)
-        (grad,) = torch.autograd.grad(result, outputs, torch.ones_like(result) if grad_K is None else grad_K[part])
+    is_rounded = of_weight is not None and weight.itemsize < 4
+    kept_tV = weight.new_empty(min(SUMMED, len(states)), len(weight)) if is_rounded else None
+    for together in _slices(len(states), SUMMED if is_rounded else PLACES):
+        count = together.stop - together.start
+        for part in _slices(count, PLACES):
+            places = slice(together.start + part.start, together.start + part.stop)
+            outputs = nn.functional.linear(states[places], weight, bias).requires_grad_()
+            with torch.enable_grad():
+                result = reduced(outputs, places)
+            by_result = torch.ones_like(result) if grad_K is None else grad_K[places]
+            (grad_tV,) = torch.autograd.grad(result, outputs, by_result)
+            if kept_tV is not None:
+                kept_tV[part] = grad_tV
+            results.append(result.detach())
+        if kept_tV is not None:
+            grad_tV = kept_tV[:count]
         if of_states is not None:
-            torch.mm(grad, weight, out=of_states[part])
+            torch.mm(grad_tV, weight, out=of_states[together])
         if of_weight is not None:
-            of_weight.addmm_(grad.T, states[part])
+            of_weight.addmm_(grad_tV.T, states[together])
         if of_bias is not None:
-            of_bias += grad.sum(0)
-        results.append(result.detach())
+            of_bias += grad_tV.sum(0)
     return torch.cat(results), gradients
 
 
-def _slices(count: int) -> list[slice]:
+def _slices(count: int, size: int) -> list[slice]:
     """At least one, so that no places give a result of no rows."""
-    return [slice(start, min(start + PLACES, count)) for start in range(0, max(count, 1), PLACES)]
+    return [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
 
 
 class _Stand:

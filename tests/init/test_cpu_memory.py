@@ -31,10 +31,12 @@ def model() -> Model:
 
 @pytest.mark.parametrize(("bf16", "size", "state"), [(False, 4, 12), (True, 2, 16)])
 def test_bytes_are_those_of_a_calculation_by_hand(bf16: bool, size: int, state: int) -> None:
-    """A token keeps 5 · 576 + 2 · 192 + 2 · 1536 = 6,336 numbers in each of 30 layers; the logits of 256 take 16 · 49,152."""
+    """A token keeps 5 · 576 + 2 · 192 + 2 · 1536 = 6,336 numbers in each of 30 layers; the logits of 256 take 16 · 49,152, and
+    with bf16 the gradients of 2,048 take 2 · 49,152."""
     fitted = fit_on_cpu(Machine(0, 64 * GIB, cpu_multiplies_bf16=bf16), model(), 49)
     assert fitted is not None
-    assert fitted.needed == GIB + COUNT * (size + state) + 2048 * 30 * 6336 * size + 256 * 16 * 49152
+    of_logits = (256 * 16 + (2048 * 2 if bf16 else 0)) * 49152
+    assert fitted.needed == GIB + COUNT * (size + state) + 2048 * 30 * 6336 * size + of_logits
     assert not fitted.lora
 
 

@@ -52,34 +52,37 @@ def model(name: str) -> Model:
 
 def test_bytes_are_those_of_a_calculation_by_hand() -> None:
     """0.494e9 parameters (model card) with 18 bytes: 8.28 GiB. A token takes 34 · 896 · 24 bytes in layers; the logits of 256
-    take 16 · 151,936 each: 2 in bf16, 4 in fp32, 4 of their log-softmax, 4 and 2 of gradients."""
+    take 16 · 151,936 each: 2 in bf16, 4 in fp32, 4 of their log-softmax, 4 and 2 of gradients; and 2 · 151,936 the gradients
+    of each of 2,048, which are summed together."""
     half = fit(gpus(1, 80), model("0.5B"), 1024, shares=False)
     assert half is not None
     assert half.state / GIB == pytest.approx(8.28, rel=0.01)
-    assert memory.PLACES == vocabulary_head.PLACES
-    assert (half.budget, half.activations) == (16384, 16384 * 731136 + 256 * 2430976)
+    assert (memory.PLACES, memory.SUMMED) == (vocabulary_head.PLACES, vocabulary_head.SUMMED)
+    of_logits = 256 * 2430976 + 2048 * 303872
+    assert (half.budget, half.activations) == (16384, 16384 * 731136 + of_logits)
     # 3.09e9 parameters with 18 bytes: 51.7 GiB. A token with checkpointing: 2048 · (2 · 36 + 34).
     three = fit(gpus(1, 80), model("3B"), 1024, shares=False)
     assert three is not None
     assert three.state / GIB == pytest.approx(51.7, rel=0.01)
-    assert (three.budget, three.activations) == (16384, 16384 * 217088 + 256 * 2430976)
+    assert (three.budget, three.activations) == (16384, 16384 * 217088 + of_logits)
     split = fit(gpus(8, 80), model("3B"), 1024, shares=False)
     assert split is not None
     assert split.state / GIB == pytest.approx(3.09e9 * (2 + 16 / 8) / GIB, rel=0.01)
 
 
+@pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("of_sum", [True, False])
-def test_the_counted_logits_are_those_that_training_holds(of_sum: bool) -> None:
-    """Of 512 tokens in bf16; the gradients of 512 × 8 weights and of hidden states are small beside logits of 4,096 words."""
-    states, weight = (torch.randn(size, 8, dtype=torch.bfloat16, requires_grad=True) for size in (512, 4096))
-    labels = torch.zeros(512, dtype=torch.long)
+def test_the_counted_logits_are_those_that_training_holds(of_sum: bool, trained: bool) -> None:
+    """Of 4,096 tokens in bf16; the gradients of 4,096 × 8 weights and of hidden states are small beside those of logits."""
+    states, weight = (torch.randn(4096, 8, dtype=torch.bfloat16, requires_grad=wanted) for wanted in (True, trained))
+    labels = torch.zeros(4096, dtype=torch.long)
 
     def reduced(outputs_kV: torch.Tensor, places: slice) -> torch.Tensor:
         return token_logps(outputs_kV.float(), labels[places])
 
     with TensorMemory() as memory_of_tensors:
         vocabulary_head._OfLinear.apply(states, weight, None, reduced, of_sum).sum().backward()
-    assert memory_of_tensors.most == pytest.approx(memory.PLACES * 4096 * memory.OF_LOGITS, rel=0.02)
+    assert memory_of_tensors.most == pytest.approx(memory._of_logits(4096, summed=trained), rel=0.02)
 
 
 @pytest.mark.parametrize(

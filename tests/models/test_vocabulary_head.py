@@ -16,6 +16,7 @@ from alignment_core.models import vocabulary_head
 from alignment_core.models.adapters import adapters_off, add_adapters
 from alignment_core.models.microbatch import Row, TokenSequence, pack
 from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.vocabulary_head import _OfLinear
 from alignment_core.recipes import LoraConfig
 from tests.models.test_attention import TINY, model_of, rows_of
 
@@ -221,3 +222,30 @@ def test_bf16_rounds_a_gradient_hardly_more_than_the_whole_logits_do() -> None:
         reference = gradients(exact, (WEIGHTS * plain(exact).gather(1, LABELS[:, None])[:, 0]).sum())["lm_head.weight"]
         errors.append(float((ours - reference).norm() / reference.norm()))
     assert errors[1] < 1.5 * errors[0] < 0.03
+
+
+@pytest.mark.parametrize(("places", "most"), [(PLACES, 1.1), (2048, 1.1), (8192, 2.0)])
+def test_bf16_rounds_the_gradients_of_a_head_once_for_many_places(places: int, most: float) -> None:
+    """Beside those of one product over all places, both compared with fp32. Each further product rounds sums of about half of
+    the size again, so that four have an error of √(1 + ¼ (1 + 2 + 3)) ≈ 1.6 times that of one."""
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(32, 97).to(torch.bfloat16)
+    states_KH = torch.randn(places, 32, generator=generator).to(torch.bfloat16)
+    labels_K1 = torch.randint(97, (places, 1), generator=generator)
+    weights_K = torch.randn(places, generator=generator)
+
+    def logps(logits_kV: Tensor, part: slice) -> Tensor:
+        return logits_kV.float().log_softmax(-1).gather(1, labels_K1[part])[:, 0]
+
+    def at_once(layer: torch.nn.Linear) -> Tensor:
+        return (weights_K * logps(layer(states_KH.to(layer.weight.dtype)), slice(None))).sum()
+
+    exact = torch.nn.Linear(32, 97)
+    exact.load_state_dict({name: tensor.float() for name, tensor in layer.state_dict().items()})
+    reference = torch.autograd.grad(at_once(exact), [*exact.parameters()])
+    whole = torch.autograd.grad(at_once(layer), [*layer.parameters()])
+    ours_K = _OfLinear.apply(states_KH, layer.weight, layer.bias, logps, False)
+    parts = torch.autograd.grad((weights_K * ours_K).sum(), [*layer.parameters()])
+    for ours, theirs, right in zip(parts, whole, reference, strict=True):
+        errors = [float((rounded.float() - right).norm() / right.norm()) for rounded in (ours, theirs)]
+        assert errors[0] < most * errors[1] < 0.01 * most, errors
