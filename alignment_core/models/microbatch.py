@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,18 @@ class TokenSequence:
         ids = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
         targets = np.arange(len(ids)) >= max(len(prompt), 1)
         return cls(ids, targets)
+
+    def without_padding(self, pad_token_id: int | None) -> TokenSequence:
+        """The sequence up to the token at which ``transformers`` takes a score: the last that is not ``config.pad_token_id``.
+
+        A reward model that was trained with the end of turns as padding, as TRL does for a tokenizer without any, is so read at
+        the token before it.
+        """
+        if pad_token_id is None:
+            return self
+        places = np.flatnonzero(self.ids != pad_token_id)
+        length = int(places[-1]) + 1 if len(places) else 1
+        return replace(self, ids=self.ids[:length], targets=self.targets[:length])
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ class Forward:
                 f"{job.model.reference.short} does not fit into the memory of one device, which must hold the whole of a "
                 "scoring or reference model; use devices with more memory"
             ) from error
+        config = self.packed.model.config.get_text_config()
+        self.pad_token_id: int | None = getattr(config, "pad_token_id", None)
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
         """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats; of a
@@ -86,6 +88,8 @@ class Forward:
             sequence = TokenSequence.of_prompt_and_completion(_joined(prompt, completion), self.job.verdicts[:1])
             return replace(sequence, candidates=np.asarray([self.job.verdicts], np.int64))
         sequence = TokenSequence.of_prompt_and_completion(prompt, _joined(completion, following))
+        if self.job.head == "score":
+            return sequence.without_padding(self.pad_token_id)
         targets = sequence.targets & (np.arange(len(sequence.ids)) < len(prompt) + len(completion))
         return replace(sequence, targets=targets)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -169,6 +170,32 @@ def test_a_text_has_the_score_of_its_tokens_with_eos(reward_model: Path) -> None
     prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("<user>2+2=<assistant>", "4"))
     (expected,) = forward.run([(prompt, [*answer, tokenizer.eos_token_id])])
     assert scores == [pytest.approx(float(expected), abs=1e-6)] * 2 + [None]
+
+
+def test_a_reward_model_whose_end_of_turn_is_its_padding_is_read_where_transformers_reads_it(
+    reward_model: Path,
+) -> None:
+    """TRL pads with EOS where a tokenizer has no padding token, as Llama 3's, and so trains the token before it."""
+    config = reward_model / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "pad_token_id": 257}))
+    model = Model(reward_model, Reference("model", "0" * 64))
+    forward = ForwardJob(model, "score").open(ResourcesConfig(), Device("cpu", 1))
+    answers = ([*b"ok", 257], [*b"ok", 257, 257], [*b"ok"], [257, 65])
+    scores = forward.run([([*b"hi"], answer) for answer in answers]).tolist()
+    expected = [hugging_face_score(reward_model, [*b"hi", *answer]) for answer in answers]
+    assert scores == pytest.approx(expected, abs=1e-5)
+    assert forward.run([([257], [257])]).tolist() == pytest.approx(
+        [hugging_face_score(reward_model, [257, 257])], abs=1e-5
+    )
+
+
+def hugging_face_score(folder: Path, ids: list[int]) -> float:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return float(model(torch.tensor([ids])).logits[0, 0])
 
 
 @pytest.mark.slow
