@@ -91,28 +91,53 @@ class Renderer:
         tools: Tools | None = None,
         closed: bool = True,
         whole: bool = True,
+        with_tail: bool = False,
     ) -> Answered:
         """A prompt and an answer, rendered as one conversation.
 
         The prompt's ids are those of the prompt alone, up to the first one that the answer changes. A truncated answer is not
-        ``closed``: the end of the turn is left out. Raises ValueError if the template leaves out a part of an answer that has
-        to be ``whole``.
+        ``closed``: the end of the turn is left out. ``with_tail`` keeps the template's text behind the end of the turn. Raises
+        ValueError if the template leaves out a part of an answer that has to be ``whole``.
         """
         before, after = self._turn(prompt, answer, tools, whole)
         text, end = self.split_end(after)
+        if with_tail:
+            end = after.removeprefix(text)
         encode = self.encode if self.template else self.plain
         alone, ids = encode(before), encode(before + text + (end if closed else ""))
-        if closed and not end:
+        if closed and not end and not (with_tail and self.template):
             ids.append(self._eos_id)
         cut = common_prefix(alone, ids)
         return Answered(ids[:cut], before, ids[cut:], text)
 
-    def closed(self, text: str) -> Ids:
-        """Ids of a rendered conversation up to the end of its last turn, which is added if the text lacks it."""
+    def closed(self, text: str, with_tail: bool = False) -> Ids:
+        """Ids of a rendered conversation whose last turn ends as the template ends it.
+
+        The end takes the place of another special or stop token, which ended the turn of another policy. ``with_tail`` adds the
+        template's text behind it.
+        """
         content, end = self.split_end(text)
-        end = end or self.turn_end.text
+        if content == text:
+            content = self._without_stop_token(text)
+        own = self.turn_end
+        if not end or not own.text.endswith(end):
+            end = own.text
+        if with_tail and self.template:
+            return self.encode(content + end + own.tail.removeprefix(own.text))
         ids = self.encode(content + end)
         return ids if end else [*ids, self._eos_id]
+
+    def tail_ids(self) -> Ids:
+        """Ids of the template's whole text behind an answer without the space that policies write; EOS without a template."""
+        if not self.template:
+            return [self._eos_id]
+        return self._encode_behind(ANSWER, self.turn_end.tail.removeprefix(self.turn_end.space_behind))
+
+    def _without_stop_token(self, text: str) -> str:
+        ended = text.rstrip()
+        stops = [token for token, number in self._closing.ids.items() if number in self.turn_end.stop_ids]
+        token = max((token for token in (*self._closing.special, *stops) if ended.endswith(token)), key=len, default="")
+        return ended.removesuffix(token) if token else text
 
     def prompt(self, prompt: str | Messages, tools: Tools | None = None) -> tuple[Ids, str]:
         """Ids and text of a prompt with its generation prompt, with tools as the template shows them."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from alignment_core.data.context import context_length
 from alignment_core.data.messages import as_given, assistant, tools_of
-from alignment_core.data.template import Renderer
-from alignment_core.data.turn_end import TurnEnd, eos_token_ids
+from alignment_core.data.template import Ids, Renderer
+from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.errors import UserError
 from alignment_core.evaluation.files import SPREAD
 from alignment_core.models.microbatch import Pair, distinct
@@ -23,6 +22,17 @@ from alignment_core.user_code.errors import Failed
 
 LEAST_DEVIATION = 1e-6
 """Of rewards that hardly differ."""
+TRAINED = "reward-model"
+"""The kind of the artifacts of reward models that are trained here."""
+
+
+class AnswerEnd(NamedTuple):
+    """The end of an answer for a reward model that reads the policy's tokens."""
+
+    ids: Ids
+    """Tokens behind an answer that is not truncated, as in the training of the reward model."""
+    stop_ids: tuple[int, ...]
+    """Stop tokens of the model and of the policy, which they replace."""
 
 
 class Judge:
@@ -34,16 +44,15 @@ class Judge:
         close: Callable[[], None] = lambda: None,
         text: InText | None = None,
         spread: tuple[float, float] = (0.0, 1.0),
-        turn_end: TurnEnd | None = None,
+        answer_end: AnswerEnd | None = None,
     ) -> None:
-        """``close`` ends its actors; ``text`` is given for a model with another tokenizer than the policy's; ``spread`` is the
-        mean and deviation for normalising scores; ``turn_end`` is the end of the answers that the model was trained on, with
-        the policy's stop tokens."""
+        """``close`` ends its actors; ``text`` is given for a model with another tokenizer than the policy's, ``answer_end`` for
+        one with the same; ``spread`` is the mean and deviation for normalising scores."""
         self._scores = scores
         self.close = close
         self._text = text
         self._spread = spread
-        self._turn_end = turn_end
+        self._answer_end = answer_end
 
     @classmethod
     def open(cls, opening: Opening, normalised: bool = False) -> Judge:
@@ -59,10 +68,10 @@ class Judge:
             text = InText(opening.model, f"{opening.field}.reward_model")
             opening.warnings.append(text.warning(opening.policy))
         spread = spread_of(opening.model, opening.field) if normalised else (0.0, 1.0)
-        turn_end = None if text else _turn_end(opening.model, opening)
+        answer_end = None if text else _answer_end(opening.model, opening)
         stack = ExitStack()
         scores = stack.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
-        return cls(scores, stack.close, text, spread, turn_end)
+        return cls(scores, stack.close, text, spread, answer_end)
 
     def __call__(self, rows: Rows) -> Answers:
         read: Sequence[Pair | Failed] = self._text.pairs(rows) if self._text else self._pairs(rows)
@@ -76,31 +85,39 @@ class Judge:
         )
 
     def _pairs(self, rows: Rows) -> list[Pair]:
-        """The policy's tokens. A turn that is not truncated ends with the model's own token, in place of the stop token that
+        """The policy's tokens. A turn that is not truncated ends as the model's own turns do, in place of the stop token that
         ended it, or behind the text of ``generation.stop`` that did."""
-        if self._turn_end is None:
+        if self._answer_end is None:
             return pairs_of(rows)
-        end, stop_ids = self._turn_end.token_id, self._turn_end.stop_ids
+        end, stop_ids = self._answer_end
         pairs: list[Pair] = []
         for row, (prompt, answer) in zip(rows, pairs_of(rows), strict=True):
             if row["finish_reason"] != "length" and len(answer):
-                answer = [*(answer[:-1] if int(answer[-1]) in stop_ids else answer), end]
+                answer = [*(answer[:-1] if int(answer[-1]) in stop_ids else answer), *end]
             pairs.append((prompt, answer))
         return pairs
 
 
-def _turn_end(model: Model, opening: Opening) -> TurnEnd:
-    """The end of answers for a reward model that reads the policy's tokens, with the policy's stop tokens.
-
-    It is that of the prompts' own chat template, as the data of the model has it then, too, unless this closes no turns:
-    prompts may be plain text for one stage.
-    """
+def _answer_end(model: Model, opening: Opening) -> AnswerEnd:
+    """The end of answers is that of the prompts' own chat template, as the data of the model has it then, too, unless this
+    closes no turns: prompts may be plain text for one stage."""
     tokenizer, eos = model.tokenizer(), eos_token_ids(model.path)
-    end = Renderer(tokenizer, opening.chat_template, eos).turn_end
-    if opening.chat_template is not None and not end.text:
-        end = Renderer(tokenizer, None, eos).turn_end
+    renderer = Renderer(tokenizer, opening.chat_template, eos)
+    if opening.chat_template is not None and not renderer.turn_end.text:
+        renderer = Renderer(tokenizer, None, eos)
     of_policy = opening.turn_end.stop_ids if opening.turn_end else ()
-    return replace(end, stop_ids=tuple(sorted({*end.stop_ids, *of_policy})))
+    ids = [renderer.turn_end.token_id] if trained_to_turn_end(model) else renderer.tail_ids()
+    return AnswerEnd(ids, (*renderer.turn_end.stop_ids, *of_policy))
+
+
+def trained_to_turn_end(model: Model) -> bool:
+    """Whether a reward model was trained on conversations up to the end of their last turn, as those trained here.
+
+    Others read all that the chat template writes, such as the line break behind ``<|im_end|>``: TRL trains them on it, and the
+    scores on their pages are those of ``apply_chat_template``. A model that was trained here is an artifact of this kind, or,
+    if it was published and imported again, has the mean and deviation of its rewards beside its weights.
+    """
+    return model.reference.kind == TRAINED or (model.path / SPREAD).is_file()
 
 
 def spread_of(model: Model, field: str) -> tuple[float, float]:
@@ -135,6 +152,7 @@ class InText:
         self.field = field
         self.model = model
         self._renderer = Renderer(tokenizer)
+        self._with_tail = not trained_to_turn_end(model)
         self._most = context_length(model.path)
 
     def warning(self, policy: str) -> str:
@@ -180,6 +198,7 @@ class InText:
                 tools,
                 closed=row["finish_reason"] != "length" or not completion,
                 whole=False,  # a judge's template may leave out thoughts
+                with_tail=self._with_tail,
             )
         except ValueError as error:
             raise Failed("raised", f"cannot read the conversation: {error}") from None

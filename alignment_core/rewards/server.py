@@ -16,9 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING
 
 from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.rewards.model_reward import trained_to_turn_end
+
+if TYPE_CHECKING:
+    from alignment_core.training.forward import Forward
 
 Rewards = list[float | None]
 
@@ -218,15 +223,17 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def scores_of_texts(forward: Any, tokenizer: Any, most: int | None) -> Callable[[list[str]], Rewards]:
-    """A function that scores texts by an open reward model (:class:`alignment_core.training.forward.Forward`).
+def scores_of_texts(forward: Forward, most: int | None) -> Callable[[list[str]], Rewards]:
+    """A function that scores texts by an open reward model.
 
-    A text ends as an assistant turn does in training; one of more than ``most`` tokens has no score.
+    A text ends as the texts of its training did; one of more than ``most`` tokens has no score.
     """
-    renderer = Renderer(tokenizer)
+    model = forward.job.model
+    renderer = Renderer(model.tokenizer(), eos_token_ids=eos_token_ids(model.path))
+    with_tail = not trained_to_turn_end(model)
 
     def compute(texts: list[str]) -> Rewards:
-        ids = [renderer.closed(text) for text in texts]
+        ids = [renderer.closed(text, with_tail) for text in texts]
         fits = [number for number, text_ids in enumerate(ids) if most is None or len(text_ids) <= most]
         rewards: Rewards = [None] * len(ids)
         scores = forward.run([(ids[number][:-1], ids[number][-1:]) for number in fits])

@@ -12,6 +12,7 @@ from pydantic import Field
 from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import RemoteFile, download, pinned_folder
 from alignment_core.errors import AlignmentError, UserError, first_line
+from alignment_core.evaluation.files import SPREAD
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.adapters import QUANTISATION, QUANTISATIONS
 from alignment_core.models.eos_token import set_eos_token
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Names of an adapter's files in `peft`."""
-FILES = (CONFIG, WEIGHTS, QUANTISATION, *TOKENIZER_FILES, GENERATION_CONFIG)
-"""Patterns of the files that are read: the adapter, and its tokenizer and chat templates if it has them."""
+FILES = (CONFIG, WEIGHTS, QUANTISATION, *TOKENIZER_FILES, GENERATION_CONFIG, SPREAD)
+"""Patterns of the files that are read: the adapter, and its tokenizer, chat templates and statistics if it has them."""
 
 
 class MergeAdapterConfig(StageConfig):
@@ -172,7 +173,7 @@ def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, tru
     if (folder / "tokenizer_config.json").is_file():
         for path in [path for pattern in TOKENIZER_FILES for path in output.glob(pattern)]:
             path.unlink()
-    copy_files(folder, output, (*TOKENIZER_FILES, GENERATION_CONFIG))
+    copy_files(folder, output, (*TOKENIZER_FILES, GENERATION_CONFIG, SPREAD))
     if config.chat_template is not None:
         write_chat_template(output, config.chat_template)
     set_template_kwargs(output, config.chat_template_kwargs)

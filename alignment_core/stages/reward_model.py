@@ -54,8 +54,8 @@ def _spread(context: StageContext) -> dict[str, float]:
         scores = passes(replace(context.model("model"), path=context.output), "score", "trained", pairs)
     scores = scores.astype(np.float64)
     spread = {"mean": float(f"{scores.mean():.6g}"), "deviation": float(f"{scores.std():.6g}")}
-    for folder in (context.output, context.outputs.get(LAST)):
-        if folder is not None and (folder / "config.json").is_file():
+    for folder in (context.output, context.outputs.get(LAST), context.outputs.get(ADAPTER)):
+        if folder is not None and any(folder.glob("*config.json")):
             (folder / SPREAD).write_text(
                 json.dumps({**spread, "answers": len(scores)}, indent=2, sort_keys=True) + "\n"
             )

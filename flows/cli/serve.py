@@ -8,13 +8,17 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from alignment.flows.console import JsonOption, StoreOption, err, print_json
-from alignment_core.artifacts import open_store
+from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.errors import EnvironmentFault, UserError
+
+if TYPE_CHECKING:
+    from alignment_core.models.model_ref import Model
+    from alignment_core.recipes import ModelConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REWARD_MODELS = ("reward-model", "model")
@@ -137,18 +141,9 @@ def _warn_if_open(token: str | None) -> None:
 
 def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
     """The folder or Hub name of a model, and its name. Raises UserError for a path that does not exist."""
-    from pydantic import ValidationError
-
-    from alignment_core.recipes import ModelConfig
     from alignment_core.recipes.paths import is_address, is_written_as_path
-    from alignment_core.stages.base_model import in_store
 
-    opened = open_store(store, writes=False)
-    try:
-        config = ModelConfig(name=model)
-    except ValidationError as error:
-        raise UserError(f"model: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
-    reference = in_store(opened, config, kinds)
+    opened, config, reference = _in_store(model, store, kinds)
     if reference is not None:
         return str(opened.fetch(reference)), model
     model = str(config.name)  # the address of a whole repository is its name on the Hub
@@ -160,6 +155,21 @@ def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",))
     if is_written_as_path(model):
         raise UserError(f"model: {folder}: no such folder")
     return model, model  # a name on the Hub: vLLM reports a missing one
+
+
+def _in_store(model: str, store: str | None, kinds: tuple[str, ...]) -> tuple[Store, ModelConfig, Reference | None]:
+    """The store, the model as recipes name it, and its artifact if it is one."""
+    from pydantic import ValidationError
+
+    from alignment_core.recipes import ModelConfig
+    from alignment_core.stages.base_model import in_store
+
+    opened = open_store(store, writes=False)
+    try:
+        config = ModelConfig(name=model)
+    except ValidationError as error:
+        raise UserError(f"model: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    return opened, config, in_store(opened, config, kinds)
 
 
 def serve_reward(
@@ -177,7 +187,10 @@ def serve_reward(
     folder, shown = model_of(model, store, REWARD_MODELS)
     if not Path(folder).is_dir():
         raise UserError(f"model: {model}: neither an artifact nor a folder; a reward model has to be on this machine")
-    compute = _scores(Path(folder), trust_remote_code)
+    from alignment_core.models.model_ref import Model
+
+    reference = _in_store(model, store, REWARD_MODELS)[2] or Reference("model", "0" * 64)
+    compute = _scores(Model(Path(folder), reference, trust_remote_code))
     from alignment_core.rewards.server import RewardServer
 
     try:
@@ -197,18 +210,15 @@ def serve_reward(
         err.print(f"ended after {server.batcher.texts} texts", markup=False)
 
 
-def _scores(folder: Path, trust_remote_code: bool) -> Any:
+def _scores(model: Model) -> Any:
     import torch
 
-    from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.data.context import context_length
-    from alignment_core.models.model_ref import Model
     from alignment_core.recipes import ResourcesConfig
     from alignment_core.rewards.server import scores_of_texts
     from alignment_core.training.forward import ForwardJob
 
-    model = Model(folder, Reference("reward-model", "0" * 64), trust_remote_code)
     device = Device.detect("auto", torch.cuda.device_count())
     forward = ForwardJob(model, "score").open(ResourcesConfig(), device)
-    return scores_of_texts(forward, model.tokenizer(), context_length(folder))
+    return scores_of_texts(forward, context_length(model.path))

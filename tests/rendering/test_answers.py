@@ -80,6 +80,28 @@ def test_prompt_and_text_of_an_answer_give_its_ids_again(family: Family, rendere
     assert readable(family, ids) == readable(family, row["prompt_ids"] + row["completion_ids"])
 
 
+def test_an_answer_with_the_tail_of_its_turn_is_a_whole_conversation(family: Family, renderer: Renderer) -> None:
+    """Reward models from elsewhere were trained on ``apply_chat_template``, which writes text behind the end of a turn."""
+    right = expected.encoded(family, [*user("And you?"), *YES])
+    answered = renderer.answered(user("And you?"), YES, with_tail=True)
+    assert readable(family, answered.prompt_ids + answered.ids) == readable(family, right)
+    (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)
+    assert readable(family, renderer.closed(row["prompt"] + row["completion"], True)) == readable(family, right)
+    text = expected.text(family, [*user("And you?"), *YES])
+    assert readable(family, renderer.closed(text, True)) == readable(family, right)
+
+
+def test_a_turn_that_another_token_ended_ends_as_in_training(family: Family, renderer: Renderer) -> None:
+    """The policy of a base model stops at its EOS, where a reward model was trained with another end of turns."""
+    (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)
+    right = readable(family, row["prompt_ids"] + row["completion_ids"])
+    text = row["prompt"] + row["completion"]
+    special = {token.content for token in family.tokenizer.added_tokens_decoder.values() if token.special}
+    own = {token for token in special if renderer.turn_end.text.endswith(token)}
+    others = special - own - {family.tokenizer.bos_token}
+    assert {token: readable(family, renderer.closed(text + token)) for token in others} == dict.fromkeys(others, right)
+
+
 def test_the_text_of_an_answer_ends_with_its_content(family: Family, renderer: Renderer) -> None:
     """Verifiers compare it with labels, so the end of the turn is no part of it, such as `` </s>`` of Llama 2."""
     (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)

@@ -10,7 +10,7 @@ from alignment_core.data.messages import Messages, assistant
 
 TEMPLATE = (
     "<bos>{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('no ' ~ m.role) }}{% endif %}"
-    "[{{ m.role }}] {{ m.content }}{% if m.role == 'assistant' %}<end>{% endif %}\n{% endfor %}"
+    "[{{ m.role }}] {{ m.content }}{% if m.role == 'assistant' %}<end>{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
@@ -55,8 +55,8 @@ def score_of(judge: Path, text: str) -> float:
 
 
 def rendered(judge: Path, messages: Messages, answer: str) -> str:
-    """A conversation by the model's own chat template, up to the EOS of the answer."""
+    """A conversation by the model's own chat template, with its line break behind the EOS of the answer."""
     import transformers
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(judge)
-    return str(tokenizer.apply_chat_template([*messages, *assistant(answer)], tokenize=False)).rstrip()
+    return str(tokenizer.apply_chat_template([*messages, *assistant(answer)], tokenize=False))

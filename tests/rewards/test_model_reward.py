@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
 from alignment_core.data.messages import user
 from alignment_core.data.template import Renderer
-from alignment_core.data.turn_end import TurnEnd
 from alignment_core.errors import UserError
 from alignment_core.models.microbatch import Pair
 from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.base import Opening
-from alignment_core.rewards.model_reward import Judge
+from alignment_core.rewards.model_reward import AnswerEnd, Judge
 from alignment_core.user_code.errors import Failed
 from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of
 
@@ -121,10 +123,48 @@ def test_the_tools_of_a_prompt_are_rendered_by_the_reward_models_template(judge:
     assert scores == pytest.approx([score_of(judge, f"(square){text}"), score_of(judge, text)], abs=1e-5)
 
 
+def test_a_model_that_was_trained_here_reads_its_answers_up_to_the_end_of_the_turn(judge: Path) -> None:
+    """The rows that it was trained on end there; ``rewards.json`` marks a published copy."""
+    rows = [row("<user>1+1=<assistant>", "2", "1+1=")]
+    text = rendered(judge, user("1+1="), "2")
+    assert text.endswith("2<end>\n")
+    (whole,), *_ = scored(judge, rows)
+    (judge / "rewards.json").write_text(json.dumps({"mean": 0.0, "deviation": 1.0, "answers": 10}))
+    (to_the_turn_end,), *_ = scored(judge, rows)
+    by_hand = score_of(judge, text), score_of(judge, text.removesuffix("\n"))
+    assert (whole, to_the_turn_end) == pytest.approx(by_hand, abs=1e-5)
+    assert abs(by_hand[0] - by_hand[1]) > 1e-3
+
+
+@pytest.mark.parametrize("trained_here", [False, True])
+def test_tokens_of_the_policy_end_as_in_the_training_of_the_reward_model(
+    tiny_model: Any, tmp_path: Path, trained_here: bool
+) -> None:
+    """Qwen's template writes a line break behind <|im_end|>, here <unused0>, which no policy samples."""
+    folder = tmp_path / "judge"
+    shutil.copytree(tiny_model(), folder)
+    transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(folder)
+    byte_tokenizer(CLOSED.replace("<unused0>", "<unused0>{{ '\\n' }}")).save_pretrained(folder)
+    if trained_here:
+        (folder / "rewards.json").write_text("{}")
+    calls: list[Sequence[Pair]] = []
+    judged = Judge.open(opening_of(folder, calls))
+    prompt = "<user>1+1=<unused0>\n<assistant>"
+    (score,) = dict(judged([row(prompt, "2")])).values()
+    ids = transformers.AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        [*user("1+1="), {"role": "assistant", "content": "2"}], return_dict=True
+    )["input_ids"]
+    ids = ids[:-1] if trained_here else ids
+    assert [[*p, *answer] for p, answer in calls[0]] == [ids]
+    with torch.no_grad():
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+        assert score == pytest.approx(float(model(torch.tensor([ids])).logits), abs=1e-5)
+
+
 def test_scores_are_normalised_by_the_models_training_statistics(judge: Path) -> None:
     rows = [row("<user>1+1=<assistant>", "2", "1+1="), row("<user>1+1=<assistant>", "three", "1+1=")]
-    plain, *_ = scored(judge, rows)
     (judge / "rewards.json").write_text(json.dumps({"mean": 1.5, "deviation": 4.0, "answers": 10}))
+    plain, *_ = scored(judge, rows)
     normalised = dict(Judge.open(opening_of(judge, []), normalised=True)(rows))
     assert [normalised[0], normalised[1]] == pytest.approx([(score - 1.5) / 4.0 for score in plain], abs=1e-6)
     assert scored(judge, rows)[0] == plain, "only if requested"
@@ -139,7 +179,7 @@ def test_scores_are_normalised_by_the_models_training_statistics(judge: Path) ->
 def test_a_truncated_answer_ends_without_eos_as_in_the_policys_own_tokens(judge: Path) -> None:
     scores, *_ = scored(judge, [row("<user>1+1=<assistant>", "2 bec", "1+1=", finish_reason="length")])
     assert scores == pytest.approx(
-        [score_of(judge, rendered(judge, user("1+1="), "2 bec").removesuffix("<end>"))], abs=1e-5
+        [score_of(judge, rendered(judge, user("1+1="), "2 bec").removesuffix("<end>\n"))], abs=1e-5
     )
 
 
@@ -184,14 +224,10 @@ def test_a_completion_that_the_model_cannot_read_fails_alone(judge: Path) -> Non
 
 
 def test_the_policys_tokens_are_scored_if_ids_agree_despite_added_tokens(tiny_model: Any, tmp_path: Path) -> None:
-    import shutil
-
-    import transformers
-
     judge = tmp_path / "same"
     shutil.copytree(tiny_model(), judge)
     transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1).save_pretrained(judge)
-    tokenizer = byte_tokenizer(chat_template="{{ 'another' }}")
+    tokenizer = byte_tokenizer(chat_template="another {{ messages[-1].content }}{{ eos_token }}")
     tokenizer.add_tokens(["<further>"])
     tokenizer.save_pretrained(judge)
     completion = row("<user>1+1=<assistant>", "2", "1+1=")
@@ -216,7 +252,7 @@ def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_toke
         calls.extend((prompt, [int(token) for token in answer]) for prompt, answer in pairs)
         return [0.0] * len(pairs)
 
-    ends = TurnEnd(token_id=300, text="<|im_end|>", tail="<|im_end|>\n", stop_ids=(257, 300))
+    end = AnswerEnd(ids=[300], stop_ids=(257, 300))
     rows = [
         {"prompt_ids": [1], "completion_ids": ids, "finish_reason": reason}
         for ids, reason in (
@@ -227,7 +263,7 @@ def test_a_scored_answer_ends_as_in_the_reward_models_training_for_any_stop_toke
             ([10, 62], "stop"),
         )
     ]
-    list(Judge(scores, turn_end=ends)(rows))
+    list(Judge(scores, answer_end=end)(rows))
     assert [answer for _, answer in calls] == [[5, 300], [6, 300], [7, 8], [9, 257], [10, 62, 300]]
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from socket import create_connection
 from typing import Any
@@ -21,9 +22,13 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
+from alignment_core.data.template import Renderer
 from alignment_core.models.model_ref import Model
+from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.rewards.base import Opening
 from alignment_core.rewards.endpoint import Endpoint, asks_for, read_rewards
+from alignment_core.rewards.model_reward import Judge
 from alignment_core.rewards.server import Rewards, RewardServer, scores_of_texts
 from alignment_core.training.forward import ForwardJob
 
@@ -164,12 +169,51 @@ def test_a_text_has_the_score_of_its_tokens_with_eos(reward_model: Path) -> None
     model = Model(reward_model, Reference("reward-model", "0" * 64))
     forward = ForwardJob(model, "score").open(ResourcesConfig(), Device("cpu", 1))
     tokenizer = model.tokenizer()
-    scores = scores_of_texts(forward, tokenizer, 40)(
-        ["<user>2+2=<assistant>4<eos>", "<user>2+2=<assistant>4", "x" * 40]
-    )
+    scores = scores_of_texts(forward, 40)(["<user>2+2=<assistant>4<eos>", "<user>2+2=<assistant>4", "x" * 40])
     prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("<user>2+2=<assistant>", "4"))
     (expected,) = forward.run([(prompt, [*answer, tokenizer.eos_token_id])])
     assert scores == [pytest.approx(float(expected), abs=1e-6)] * 2 + [None]
+
+
+@pytest.mark.parametrize("trained_here", [False, True])
+def test_a_text_has_the_score_that_the_reward_model_gives_its_tokens_whatever_token_ended_it(
+    reward_model: Path, trained_here: bool
+) -> None:
+    """As Qwen's: turns end with <|im_end|> and a line break, and base policies stop at <|endoftext|>, here <unused0> and EOS. A
+    reward model from elsewhere reads ``apply_chat_template``, one that was trained here ends with the turn."""
+    kind = "reward-model" if trained_here else "model"
+    byte_tokenizer(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}<unused0>{{ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    ).save_pretrained(reward_model)
+    (reward_model / "generation_config.json").write_text('{"eos_token_id": [257, 261]}')
+    model = Model(reward_model, Reference(kind, "0" * 64))
+    forward = ForwardJob(model, "score").open(ResourcesConfig(), Device("cpu", 1))
+    prompt = "<user>2+2=<unused0>\n<assistant>"
+    ended = [f"{prompt}4{end}" for end in ("", "<eos>", "<unused0>", "<unused0>\n", "<eos>\n", "<unused1>", "<pad>")]
+    tokenizer = model.tokenizer()
+    messages = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]
+    ids = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+    expected = hugging_face_score(reward_model, ids[:-1] if trained_here else ids)
+    assert scores_of_texts(forward, None)(ended) == [pytest.approx(expected, abs=1e-5)] * len(ended)
+
+    @contextmanager
+    def scores(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Any]:
+        yield lambda pairs: forward.run(pairs).tolist()
+
+    opening = Opening(
+        "rl.rewards.0",
+        ResourcesConfig(),
+        tokenizer,
+        turn_end=Renderer(tokenizer, None, [257, 261]).turn_end,
+        model=model,
+        scores=scores,
+    )
+    prompt_ids = tokenizer(prompt)["input_ids"]
+    answers = ([52, 257], [52, 261])
+    rows = [{"prompt_ids": prompt_ids, "completion_ids": ids, "finish_reason": "stop"} for ids in answers]
+    in_process = dict(Judge.open(opening)(rows))
+    assert [in_process[0], in_process[1]] == pytest.approx([expected] * 2, abs=1e-5)
 
 
 def test_a_reward_model_whose_end_of_turn_is_its_padding_is_read_where_transformers_reads_it(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import UserError
+from alignment_core.evaluation.files import SPREAD
 from alignment_core.models.adapters import QUANTISATION, add_adapters, merged, save_adapter
 from alignment_core.models.loading import Head, load_model
 from alignment_core.models.model_ref import Model
@@ -98,7 +99,9 @@ def test_an_adapter_of_fused_experts_is_merged_into_each_expert(config: dict[str
 
 def test_a_reward_model_has_the_head_of_its_adapter(tiny_model: Any, tmp_path: Path) -> None:
     model = adapter_of(tiny_model(), tmp_path / "adapter", "score")
+    (tmp_path / "adapter" / SPREAD).write_text("{}")
     folder = merge(tiny_model(), tmp_path / "adapter", tmp_path / "merged")
+    assert (folder / SPREAD).read_text() == "{}", "it marks a reward model that was trained here"
     ids = torch.arange(40)[None]
     with torch.no_grad():
         logits = load_model(str(folder), "score", torch.float32)(ids).logits  # without a seed: it holds a head

@@ -14,7 +14,7 @@ from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
 from alignment_core.composition.graph import composing, submit
 from alignment_core.models.model_ref import Model
-from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.recipes import LoraConfig, ResourcesConfig, TrainingConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.training.forward import ForwardJob
 from tests.composed import Runs
@@ -30,7 +30,7 @@ def test_the_mean_and_deviation_of_its_rewards_lie_beside_the_weights(
     table = table.append_column("margin", pa.nulls(8, pa.float32()))
     store, model, data = store_with(tmp_path, tiny_model(), table)
     run = Runs(store, machines(1))
-    training = TrainingConfig(batch_size=4, learning_rate=1e-3, max_steps=2)
+    training = TrainingConfig(batch_size=4, learning_rate=1e-3, max_steps=2, lora=LoraConfig(r=4))
     with composing(run):
         submit("reward_model", "judge", RewardModelStageConfig(training=training), {"model": model, "data": data})
     result = run.results["judge"]
@@ -42,4 +42,6 @@ def test_the_mean_and_deviation_of_its_rewards_lie_beside_the_weights(
     scores = job.open(ResourcesConfig(), Device("cpu", 1)).run(pairs).astype(float)
     assert (left["mean"], left["deviation"]) == pytest.approx((scores.mean(), scores.std()), rel=1e-4)
     assert left["answers"] == 16
+    adapter = store.fetch(result.outputs["adapter"])
+    assert json.loads((adapter / "rewards.json").read_text()) == left, "merged, it is the same reward model"
     assert result.metrics["reward_mean"] == left["mean"]

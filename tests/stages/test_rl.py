@@ -278,7 +278,7 @@ def test_two_reward_models_at_once_one_of_another_tokenizer_and_a_verifier_that_
         text = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
         truncated = row["finish_reason"] == "length"
         conversation = rendered(reads_text, json.loads(row["messages"]), text)
-        of_text = score_of(reads_text, conversation.removesuffix("<end>") if truncated else conversation)
+        of_text = score_of(reads_text, conversation.removesuffix("<end>\n") if truncated else conversation)
         expected = 2 * score + len(text) / 100 - 0.5 * of_text - 0.25 * truncated
         assert row["rewards"] == pytest.approx([score, len(text) / 100, of_text], abs=1e-5)
         assert row["reward"] == pytest.approx(expected, abs=1e-4)
