@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alignment_core.artifacts import Reference
 from alignment_core.errors import Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.curve import Curve
@@ -32,6 +33,7 @@ class _Loop(Loop):
             curve=Curve(),
             progress=progress,
             inputs={"policy": progress},
+            references={"policy": Reference("model", "0" * 64)},
             outputs={"policy": progress},
             stopping=threading.Event(),
             resumed=lambda lines: None,
