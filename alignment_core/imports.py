@@ -15,8 +15,8 @@ _OF_PYTHON = metadata.packages_distributions
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """For imports that last seconds: a quarter of them is looking for garbage among objects that all stay. Another second is
-    Python's ``packages_distributions``, which transformers calls: a quicker one gives it the same names."""
+    """For imports that last seconds: a quarter of them is looking for garbage among objects that all stay. A tenth of that of
+    transformers is Python's ``packages_distributions``: a quicker one gives it the same names."""
     metadata.packages_distributions = packages_distributions
     collects = gc.isenabled()
     gc.disable()
@@ -32,7 +32,7 @@ def uncollected() -> Iterator[None]:
 def packages_distributions() -> dict[str, list[str]]:
     """The distributions that install each top-level module or package: as ``importlib.metadata.packages_distributions``, which
     makes an object of each of tens of thousands of installed files and of each line of all descriptions."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for distribution in metadata.distributions():
         names = set((distribution.read_text("top_level.txt") or "").split())
         if not names:
@@ -41,8 +41,8 @@ def packages_distributions() -> dict[str, list[str]]:
         description = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         name = next((line[5:].strip() for line in description.splitlines() if line.startswith("Name:")), "")
         for top in names:
-            found.setdefault(top, []).append(name)
-    return found
+            by_name.setdefault(top, []).append(name)
+    return by_name
 
 
 @contextmanager

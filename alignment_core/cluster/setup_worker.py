@@ -1,7 +1,7 @@
 """What Ray runs as its ``setup_worker.py``: give a process the environment of its actor, then make it the worker.
 
-Ray's own imports Ray for that, for a second of processor time, and the worker imports it once more. This one leaves to it what
-only other runtime environments have, such as containers.
+Ray's own imports Ray for that, for 0.4 to 1 s of processor time, and the worker imports it once more. This one leaves to it
+what only other runtime environments have, such as containers.
 """
 
 import json

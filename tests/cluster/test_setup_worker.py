@@ -15,11 +15,11 @@ import pytest
 from alignment_core.cluster.ray_cluster import SETUP_WORKER
 
 SHOW = (
-    "import json, os, sys; print(json.dumps([sys.argv[1:], {n: v for n, v in os.environ.items() if n[:4] == 'SAID'}]))"
+    "import json, os, sys; print(json.dumps([sys.argv[1:], {n: v for n, v in os.environ.items() if n[:4] == 'OURS'}]))"
 )
 WORKER = ["default_worker.py", "--node-ip-address=127.0.0.1", "--name=of two words", "--quoted='$HOME'"]
-VARIABLES = {"SAID": "hello world", "SAID_AGAIN": "${SAID_BEFORE}, ${SAID_NEVER} and $SAID_BEFORE", "SAID_EMPTY": ""}
-PREFIXED: dict[str, Any] = {"command_prefix": ["export SAID_FIRST=1", "&&"], "env_vars": VARIABLES}
+VARIABLES = {"OURS": "hello world", "OURS_EXPANDED": "${OURS_BEFORE}, ${OURS_NEVER} and $OURS_BEFORE", "OURS_EMPTY": ""}
+PREFIXED: dict[str, Any] = {"command_prefix": ["export OURS_FIRST=1", "&&"], "env_vars": VARIABLES}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def started(script: Path, context: dict[str, Any] | None) -> Any:
     if context is not None:
         shows = f"{sys.executable} -c {shlex.quote(SHOW)}"
         options.append(f"--serialized-runtime-env-context={json.dumps({'py_executable': shows, **context})}")
-    environment = {**os.environ, "SAID_BEFORE": "$5"}
+    environment = {**os.environ, "OURS_BEFORE": "$5"}
     command = [sys.executable, str(script), WORKER[0], *options, *WORKER[1:]]
     return json.loads(
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -48,7 +48,7 @@ def test_a_worker_starts_as_rays_own_script_starts_it(context: dict[str, Any], o
     assert (words, variables) == tuple(started(of_ray, context))
     assert words == WORKER
     if context:
-        assert variables["SAID_AGAIN"] == "$5,  and $5"
+        assert variables["OURS_EXPANDED"] == "$5,  and $5"
 
 
 def test_it_does_not_import_ray() -> None:
