@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from alignment_core.canonical import digest_of_file
 from alignment_core.errors import DataError, Stopped, UserError
 from alignment_core.evaluation.files import LM_EVAL as RESULTS
-from alignment_core.evaluation.lm_eval_process import task_of
+from alignment_core.evaluation.lm_eval_tasks import read_task
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.processes import inherited
 from alignment_core.recipes.paths import is_written_as_path
@@ -30,7 +29,7 @@ class LmEvalStageConfig(StageConfig):
 
     tasks: tuple[str, ...]
     files: dict[str, str] = {}
-    """SHA-256 by path."""
+    """Digests by path, see :class:`~alignment_core.evaluation.lm_eval_tasks.TaskFile`."""
     num_fewshot: int | None = None
     limit: int | None = None
     batch_size: int = 8
@@ -42,28 +41,32 @@ class LmEvalStageConfig(StageConfig):
 
 
 def pin_tasks(section: LmEvalConfig) -> LmEvalStageConfig:
-    """Pin the files of the tasks. Raises UserError if one is missing, or if lm-eval is not installed."""
+    """Pin the files of the tasks. Raises UserError if one is missing or no task, if two tasks have one name, or if lm-eval is
+    not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(
             f"{FIELD}: the package lm-eval is not installed; install the extra: pip install 'alignment[lm-eval]'"
         )
-    files = {}
+    files: dict[str, str] = {}
+    numbers: dict[str, int] = {}
     for number, task in enumerate(section.tasks):
-        if not is_written_as_path(task) and not task.endswith((".yaml", ".yml")):
-            continue
-        if not Path(task).is_file():
-            raise UserError(
-                f"{FIELD}.tasks.{number}: {task}: no such file; give the YAML file of a task, or a task's name"
-            )
-        task_of(Path(task))
-        files[task] = digest_of_file(Path(task))
+        name = task
+        if is_written_as_path(task) or task.endswith((".yaml", ".yml")):
+            if not Path(task).is_file():
+                raise UserError(
+                    f"{FIELD}.tasks.{number}: {task}: no such file; give the YAML file of a task, or a task's name"
+                )
+            defined = read_task(Path(task))
+            files[task] = defined.digest
+            name = defined.name
+        if name in numbers:
+            raise UserError(f"{FIELD}.tasks.{number}: {name!r} is also the name of tasks.{numbers[name]}; rename one")
+        numbers[name] = number
     return LmEvalStageConfig(**section.model_dump(), files=files)
 
 
 def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
-    for path, digest in config.files.items():
-        if not Path(path).is_file() or digest_of_file(Path(path)) != digest:
-            raise UserError(f"{FIELD}.tasks: {path} changed while the run was starting; run again")
+    _check_files(config)
     request = {
         **config.model_dump(mode="json"),
         "model": str(context.inputs["model"]),
@@ -93,8 +96,16 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
     if process.returncode or not (context.output / RESULTS).is_file():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise DataError(f"{FIELD}: lm-eval failed: {' '.join(lines[-QUOTED:]) or f'exit {process.returncode}'}")
+    _check_files(config)
     metrics: dict[str, Any] = json.loads((context.output / RESULTS).read_text())["metrics"]
     return metrics
+
+
+def _check_files(config: LmEvalStageConfig) -> None:
+    """Raise UserError if a file of a task, or one that it names, differs from the digest in the key."""
+    for path, digest in config.files.items():
+        if not Path(path).is_file() or read_task(Path(path)).digest != digest:
+            raise UserError(f"{FIELD}.tasks: {path}, or a file that it names, changed since the run started; run again")
 
 
 def _is_over(process: subprocess.Popen[bytes]) -> bool:

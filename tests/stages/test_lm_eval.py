@@ -15,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alignment_core.errors import DataError, Stopped, UserError
-from alignment_core.evaluation.lm_eval_process import metrics_of, task_of
+from alignment_core.evaluation.lm_eval_process import measured, metrics_of, task_manager
+from alignment_core.evaluation.lm_eval_tasks import read_task
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 from alignment_core.stages.lm_eval import pin_tasks, run
@@ -68,21 +69,27 @@ def context_of(model: Path, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
+    ("text", "name", "is_group"),
     [
-        ("task: mine  # my own task\ndataset_path: json\n", "mine"),
-        ("# task: other\n\"task\": 'mine'\n", "mine"),
-        ("dataset_path: json\ntask: >-\n  mine\n", "mine"),
-        ("group: mine\ntask: [arc_easy, gsm8k]\n", "mine"),
-        ("task:\n- task: inner\n- group: inner_group\n  task: [a]\ngroup: mine\n", "mine"),
-        ("group: tag_of_old\ntask: mine\nprocess_docs: !function utils.process\n", "mine"),
-        ("metadata: {task: inner}\ntask: mine\n", "mine"),
+        ("task: mine  # my own task\ndataset_path: json\n", "mine", False),
+        ("# task: other\n\"task\": 'mine'\n", "mine", False),
+        ("dataset_path: json\ntask: >-\n  mine\n", "mine", False),
+        ("group: mine\ntask: [arc_easy, gsm8k]\n", "mine", True),
+        ("task:\n- task: inner\n- group: inner_group\n  task: [a]\ngroup: mine\n", "mine", True),
+        ("tag: some\ntask: mine\nprocess_docs: !function operator.neg\n", "mine", False),
+        ("metadata: {task: inner}\ntask: mine\n", "mine", False),
+        ("class: !function operator.neg\ntask: mine\ngroup: some\n", "mine", False),
+        ("include: base\n", "based", False),
+        ("include: [base]\ntask: mine\n", "mine", False),
     ],
 )
-def test_a_task_file_is_read_as_yaml(tmp_path: Path, text: str, name: str) -> None:
-    """The names are those that PyYAML reads for the field `task`, or `group` if `task` is a list, as in lm-eval."""
+def test_a_task_file_is_read_as_lm_eval_reads_it(tmp_path: Path, text: str, name: str, is_group: bool) -> None:
+    """By `load_yaml` and `TaskIndex._kind_of` of lm-eval 0.4.13: a file's own fields precede those that it includes; a file
+    with a `class` defines a task, one with a `group` a group, of which `task` is the list."""
+    (tmp_path / "base").write_text("task: based\n")
     (tmp_path / "task.yaml").write_text(text)
-    assert task_of(tmp_path / "task.yaml") == name
+    task = read_task(tmp_path / "task.yaml")
+    assert (task.name, task.is_group) == (name, is_group)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +98,94 @@ def test_a_task_file_is_read_as_yaml(tmp_path: Path, text: str, name: str) -> No
         ("dataset_path: json\n", "names no `task`"),
         ("task: [a]\n", "names no `task`"),
         ("task: [a\n", "not readable YAML"),
+        ("task: a\nprocess_docs: !other utils.process\n", "not readable YAML"),
+        ("group: some\ntask: mine\n", "lists its tasks in `task`; write `tag: some` to mark a single task"),
+        ("include: task.yaml\ntask: mine\n", "is included twice"),
+        ("- task: mine\n", "is not a mapping"),
     ],
 )
-def test_a_task_file_without_a_name_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_lm_eval_does_not_take_is_refused(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "task.yaml").write_text(text)
     with pytest.raises(UserError, match=f"task.yaml: .*{says}"):
-        task_of(tmp_path / "task.yaml")
+        read_task(tmp_path / "task.yaml")
+
+
+def test_the_digest_follows_all_that_a_file_names(tmp_path: Path) -> None:
+    """Code counts without its comments, as in every key; files beside the task's do not count."""
+    texts = {
+        "task.yaml": "task: mine\ninclude: base\nprocess_docs: !function utils.process\n"
+        f"dataset_kwargs: {{data_files: {{test: {tmp_path}/*.jsonl}}}}\n",
+        "base": "dataset_path: json\ntest_split: test\n",
+        "utils.py": "import helper\n\ndef process(docs):\n    return helper.same(docs)\n",
+        "helper.py": "def same(docs):\n    return docs\n",
+        "rows.jsonl": "{}\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+
+    def digest() -> str:
+        return read_task(tmp_path / "task.yaml").digest
+
+    first = digest()
+    (tmp_path / "beside.yaml").write_text("task: mine\n")
+    (tmp_path / "helper.py").write_text(f"# a comment\n{texts['helper.py']}")
+    assert digest() == first
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text.replace("same", "equal").replace("test_split", "x") + "\n# more\nmore: 1\n")
+        assert (name, digest() != first) == (name, True)
+        (tmp_path / name).write_text(text)
+    assert digest() == first
+    (tmp_path / "more.jsonl").write_text("{}\n")
+    assert digest() != first
+
+
+def entry(cfg: dict[str, Any] | None, *tags: str) -> SimpleNamespace:
+    """An entry of lm-eval's index, which the quick tests do without: a tag has names of tasks and no configuration."""
+    return SimpleNamespace(cfg=cfg, tags=set(tags))
+
+
+INDEX = {
+    "arc_easy": entry({"task": "arc_easy"}, "ai2_arc"),
+    "ai2_arc": entry(None, "arc_easy"),
+    "humaneval": entry({"task": "humaneval", "unsafe_code": True}),
+    "suite": entry(
+        {"group": "suite", "task": ["arc_easy", {"group": "part", "task": [{"task": "mine", "repeats": 2}]}]}
+    ),
+    "mine": entry({"task": "mine"}),
+    "code": entry({"group": "code", "task": [{"task": "humaneval", "num_fewshot": 0}]}),
+    "broken": entry({"group": "broken", "task": ["arc_easy", "of_a_file"]}),
+    "inline": entry({"group": "inline", "task": [{"task": "here", "dataset_path": "json"}]}),
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        (["arc_easy", "mine"], ["arc_easy", "mine"]),
+        (["mine", "suite"], ["suite"]),
+        (["ai2_arc", "arc_easy"], ["ai2_arc"]),
+        (["inline"], ["inline"]),
+    ],
+)
+def test_a_task_that_is_part_of_another_one_is_measured_once(names: list[str], left: list[str]) -> None:
+    assert measured(names, INDEX) == left
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("arc", "^lm-eval has no task, group or tag 'arc'$"),
+        (
+            "broken",
+            "no task, group or tag 'of_a_file', which broken lists; list the files of your own tasks in `tasks`",
+        ),
+        ("humaneval", "'humaneval' runs programs that the model writes, and lm-eval has no sandbox for them"),
+        ("code", "'humaneval' runs programs"),
+    ],
+)
+def test_tasks_that_lm_eval_cannot_measure_here_are_refused(name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        measured([name], INDEX)
 
 
 def test_metrics_are_named_by_task_metric_and_filter() -> None:
@@ -136,6 +225,26 @@ def test_the_key_follows_the_content_of_a_file_and_not_its_place(task: Path, tmp
     assert pin_tasks(LmEvalConfig(tasks=(str(task),), batch_size=2)).content() == first.content()
     with pytest.raises(UserError, match=r"evaluation\.lm_eval\.tasks\.1: .*absent\.yaml: no such file"):
         pin_tasks(LmEvalConfig(tasks=("gsm8k", str(tmp_path / "absent.yaml"))))
+    with pytest.raises(UserError, match=r"tasks\.1: 'first_letter' is also the name of tasks\.0; rename one"):
+        pin_tasks(LmEvalConfig(tasks=(str(task), str(elsewhere))))
+
+
+@needed
+@pytest.mark.slow
+def test_the_index_has_the_librarys_tasks_and_the_listed_files_alone(task: Path, tmp_path: Path) -> None:
+    """Of lm-eval itself: an unlisted file takes the place of none of its tasks, and a group lists tasks of both."""
+    (tmp_path / "gsm8k.yaml").write_text("task: gsm8k\ndataset_path: json\n")
+    (tmp_path / "a-backup.yaml").write_text(task.read_text().replace("question", "answer"))
+    (tmp_path / "suite.yml").write_text("group: suite\ntask: [first_letter, arc_easy]\n")
+    folder = tmp_path / "index"
+    folder.mkdir()
+    index = task_manager([str(task), str(tmp_path / "suite.yml")], folder, True).task_index
+    assert index["gsm8k"].cfg["dataset_path"] != "json"
+    assert index["first_letter"].cfg["doc_to_text"] == "{{question}}"
+    assert measured(["first_letter", "suite", "gsm8k"], index) == ["suite", "gsm8k"]
+    for name in ("humaneval", "mbpp"):
+        with pytest.raises(UserError, match=f"'{name}' runs programs"):
+            measured([name], index)
 
 
 def is_right(model: Path, number: int) -> bool:
@@ -164,6 +273,30 @@ def test_a_users_task_is_measured_reproducibly(
 
 @needed
 @pytest.mark.slow
+def test_a_listed_file_is_measured_and_not_one_beside_it(
+    task: Path, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy from before an edit comes first by its name: the edit turned all labels round, so that every answer is right
+    where it was wrong. A second task is a `.yml` that includes the first and has its own function, both within a group."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shutil.copyfile(task, tmp_path / "a-backup.yaml")
+    task.write_text(task.read_text().replace("doc_to_target: label", 'doc_to_target: "{{1 - label}}"'))
+    (tmp_path / "second.yml").write_text("include: first.yaml\ntask: second\ndoc_to_target: !function utils.target\n")
+    (tmp_path / "utils.py").write_text("def target(doc):\n    return doc['label']\n")
+    (tmp_path / "suite.yaml").write_text(
+        "group: suite\ntask: [first_letter, second]\naggregate_metric_list: [{metric: acc}]\n"
+    )
+    paths = tuple(str(tmp_path / name) for name in ("suite.yaml", "first.yaml", "second.yml"))
+    metrics = run(context_of(tiny_model(), tmp_path), pin_tasks(LmEvalConfig(tasks=paths)))
+    right = sum(map(is_right, [tiny_model()] * ROWS, range(ROWS))) / ROWS
+    assert metrics["lm_eval/first_letter/acc"] == pytest.approx(1 - right)
+    assert metrics["lm_eval/second/acc"] == pytest.approx(right)
+    assert metrics["lm_eval/suite/acc"] == pytest.approx(0.5)
+
+
+@needed
+@pytest.mark.slow
 def test_errors_are_reported_and_a_stop_ends_the_process(
     task: Path, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,5 +309,5 @@ def test_errors_are_reported_and_a_stop_ends_the_process(
     with pytest.raises(Stopped):
         run(context, config)
     task.write_text(task.read_text() + "\n")
-    with pytest.raises(UserError, match=r"first\.yaml changed while the run was starting"):
+    with pytest.raises(UserError, match=r"first\.yaml, or a file that it names, changed since the run started"):
         run(context, config)
