@@ -18,6 +18,7 @@ from alignment_core.recipes.paths import is_written_as_path
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 
 FIELD = "evaluation.lm_eval"
+COMMAND = (sys.executable, "-m", "alignment_core.evaluation.lm_eval_process")
 POLL_SECONDS = 0.2
 """Poll interval of the process and of the stop flag."""
 QUOTED = 3
@@ -75,11 +76,24 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
         "seed": context.seed % 2**31,
         "output": str(context.output / RESULTS),
     }
+    # The process computes on the device of the trainers, in their place.
+    with context.machines.trainers(context.ticket) as trainers:
+        _evaluate(context, request, trainers.device.trainer_environment(context.resources, 1))
+    _check_files(config)
+    metrics: dict[str, Any] = json.loads((context.output / RESULTS).read_text())["metrics"]
+    return metrics
+
+
+def _evaluate(context: StageContext, request: dict[str, Any], environment: dict[str, str]) -> None:
+    """Run the process to its end. Raises Stopped."""
     log = context.progress / "lm-eval.log"
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "alignment_core.evaluation.lm_eval_process", json.dumps(request)]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=inherited()
+            [*COMMAND, json.dumps(request)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=inherited(**environment),
         )
         try:
             written = -1
@@ -87,7 +101,7 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
                 # lm-eval's progress bars are in its log: if that does not grow, it makes no progress
                 if (size := log.stat().st_size) != written:
                     written = size
-                    context.report(0, len(config.tasks), "tasks")
+                    context.report(0, len(request["tasks"]), "tasks")
                 if context.stopping.is_set():
                     raise Stopped("stopped while lm-eval was running")
         finally:
@@ -96,9 +110,6 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
     if process.returncode or not (context.output / RESULTS).is_file():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise DataError(f"{FIELD}: lm-eval failed: {' '.join(lines[-QUOTED:]) or f'exit {process.returncode}'}")
-    _check_files(config)
-    metrics: dict[str, Any] = json.loads((context.output / RESULTS).read_text())["metrics"]
-    return metrics
 
 
 def _check_files(config: LmEvalStageConfig) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +16,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from alignment_core.cluster.device import Device
 from alignment_core.errors import DataError, Stopped, UserError
 from alignment_core.evaluation.lm_eval_process import measured, metrics_of, task_manager
 from alignment_core.evaluation.lm_eval_tasks import read_task
+from alignment_core.execution.machines import WarmMachines
+from alignment_core.execution.scheduling import FIRST
+from alignment_core.execution.warm_actors import WarmActors
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
-from alignment_core.stages.lm_eval import pin_tasks, run
+from alignment_core.stages import lm_eval
+from alignment_core.stages.lm_eval import LmEvalStageConfig, pin_tasks, run
 
 THERE = importlib.util.find_spec("lm_eval") is not None
 needed = pytest.mark.skipif(not THERE, reason="the extra `lm-eval` is not in `.venv`: `make peers` runs this")
@@ -45,7 +52,24 @@ def task(tmp_path: Path) -> Path:
     return tmp_path / "first.yaml"
 
 
-def context_of(model: Path, folder: Path) -> Any:
+class TrainersAlone(WarmActors):
+    """Of a machine with two cores. The trainers do nothing, because the stage only takes their place."""
+
+    @property
+    def device(self) -> Device:
+        return Device("cpu", 2)
+
+    def ready_trainers(self) -> Any:
+        return SimpleNamespace(devices=1, drop=lambda: None, reset=lambda _: True)
+
+
+def machines_alone() -> WarmMachines:
+    machines = WarmMachines(ResourcesConfig(), Path("nowhere"))
+    machines.actors = TrainersAlone(ResourcesConfig(), Path("nowhere"))
+    return machines
+
+
+def context_of(model: Path, folder: Path, machines: WarmMachines | None = None, **resources: Any) -> Any:
     output, progress = folder / "output", folder / "progress"
     for path in (output, progress):
         shutil.rmtree(path, ignore_errors=True)
@@ -60,7 +84,9 @@ def context_of(model: Path, folder: Path) -> Any:
         inputs={"model": model},
         output=output,
         progress=progress,
-        resources=ResourcesConfig(),
+        resources=ResourcesConfig(**resources),
+        machines=machines or machines_alone(),
+        ticket=FIRST,
         trust_remote_code=False,
         seed=7,
         stopping=stopping,
@@ -245,6 +271,50 @@ def test_the_index_has_the_librarys_tasks_and_the_listed_files_alone(task: Path,
     for name in ("humaneval", "mbpp"):
         with pytest.raises(UserError, match=f"'{name}' runs programs"):
             measured([name], index)
+
+
+ALONE = """
+import json, os, pathlib, sys, time
+request = json.loads(sys.argv[1])
+busy = pathlib.Path(request["model"], "busy")
+busy.touch(exist_ok=False)
+time.sleep(0.3)
+busy.unlink()
+metrics = {"threads": int(os.environ["OMP_NUM_THREADS"])}
+pathlib.Path(request["output"]).write_text(json.dumps({"metrics": metrics}))
+"""
+"""Stands for lm-eval's process in quick tests. It fails if two of them run at once."""
+
+
+def runs(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let the stage run this code in its process."""
+    monkeypatch.setattr(lm_eval, "COMMAND", (sys.executable, "-c", code))
+
+
+def test_one_model_at_a_time_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two stages of a run, each of which has a thread of its own."""
+    runs(monkeypatch, ALONE)
+    machines = machines_alone()
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+
+    def evaluate(folder: Path) -> dict[str, Any]:
+        return run(context_of(tmp_path, folder, machines), LmEvalStageConfig(tasks=("task",)))
+
+    with ThreadPoolExecutor(2) as stages:
+        assert list(stages.map(evaluate, folders)) == [{"threads": 2}] * 2
+
+
+@pytest.mark.parametrize(("threads", "has"), [(None, 2), (1, 1)])
+def test_the_process_has_the_threads_of_a_single_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None, has: int
+) -> None:
+    """Of two cores all, or as many as the recipe says; the host itself has one thread."""
+    runs(monkeypatch, ALONE)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    context = context_of(tmp_path, tmp_path, threads=threads)
+    assert run(context, LmEvalStageConfig(tasks=("task",))) == {"threads": has}
 
 
 def is_right(model: Path, number: int) -> bool:
