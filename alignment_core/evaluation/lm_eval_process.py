@@ -11,6 +11,7 @@ from typing import Any
 
 from alignment_core.errors import UserError
 from alignment_core.evaluation.directions import STATED
+from alignment_core.evaluation.lm_eval_errors import describe
 from alignment_core.evaluation.lm_eval_tasks import read_task
 from alignment_core.recipes.sections.lm_eval import PREFIX
 
@@ -148,4 +149,9 @@ def metrics_of(
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    requested = json.loads(sys.argv[1])
+    try:
+        main(requested)
+    except Exception as error:
+        describe(error, requested["batch_size"], Path(requested["failure"]))
+        raise

@@ -9,20 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from alignment_core.errors import DataError, Stopped, UserError
+from alignment_core.errors import Stopped, UserError
 from alignment_core.evaluation.files import LM_EVAL as RESULTS
+from alignment_core.evaluation.lm_eval_errors import FIELD, ended
 from alignment_core.evaluation.lm_eval_tasks import read_task
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.processes import inherited
 from alignment_core.recipes.paths import is_written_as_path
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 
-FIELD = "evaluation.lm_eval"
 COMMAND = (sys.executable, "-m", "alignment_core.evaluation.lm_eval_process")
 POLL_SECONDS = 0.2
 """Poll interval of the process and of the stop flag."""
-QUOTED = 3
-"""Last lines of the output that an error quotes."""
 
 
 class LmEvalStageConfig(StageConfig):
@@ -75,6 +73,7 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
         "device": context.resources.device,
         "seed": context.seed % 2**31,
         "output": str(context.output / RESULTS),
+        "failure": str(context.output / "failure.json"),
     }
     # The process computes on the device of the trainers, in their place.
     with context.machines.trainers(context.ticket) as trainers:
@@ -85,7 +84,7 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
 
 
 def _evaluate(context: StageContext, request: dict[str, Any], environment: dict[str, str]) -> None:
-    """Run the process to its end. Raises Stopped."""
+    """Run the process to its end. Raises its error, and Stopped."""
     log = context.progress / "lm-eval.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -107,9 +106,8 @@ def _evaluate(context: StageContext, request: dict[str, Any], environment: dict[
         finally:
             process.kill()
             process.wait()
-    if process.returncode or not (context.output / RESULTS).is_file():
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        raise DataError(f"{FIELD}: lm-eval failed: {' '.join(lines[-QUOTED:]) or f'exit {process.returncode}'}")
+    if process.returncode:
+        raise ended(process.returncode, Path(request["failure"]), log)
 
 
 def _check_files(config: LmEvalStageConfig) -> None:

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError, URLError
 
+import httpx2
 import pytest
+import requests
 import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alignment_core.cluster.device import Device
-from alignment_core.errors import DataError, Stopped, UserError
+from alignment_core.errors import (
+    AlignmentError,
+    EnvironmentFault,
+    InfrastructureError,
+    Stopped,
+    StoreError,
+    Unavailable,
+    UserError,
+)
+from alignment_core.evaluation.lm_eval_errors import explained
 from alignment_core.evaluation.lm_eval_process import measured, metrics_of, task_manager
 from alignment_core.evaluation.lm_eval_tasks import read_task
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.scheduling import FIRST
 from alignment_core.execution.warm_actors import WarmActors
+from alignment_core.nights.attempt import may_be_caused_by_rows
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 from alignment_core.stages import lm_eval
@@ -317,6 +334,94 @@ def test_the_process_has_the_threads_of_a_single_trainer(
     assert run(context, LmEvalStageConfig(tasks=("task",))) == {"threads": has}
 
 
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (
+            "print('12%|#', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
+            InfrastructureError,
+            r"lm-eval's process was killed by SIGKILL, probably by the kernel because memory ran out \(its log: .*\)$",
+        ),
+        ("os.kill(os.getpid(), signal.SIGTERM)", InfrastructureError, r"lm-eval's process was killed by SIGTERM \("),
+        ("sys.exit('no module')", InfrastructureError, r"lm-eval's process ended with exit code 1: no module \("),
+        ("fails('Unavailable', 'no Hub')", Unavailable, r"no Hub \(its log: .*lm-eval\.log\)$"),
+        ("fails('UserError', 'no task')", UserError, r"no task \("),
+    ],
+)
+def test_the_end_of_the_process_decides_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, kind: type[AlignmentError], says: str
+) -> None:
+    """What kills a process, and a server that does not answer, may pass; a wrong task does not."""
+    fails = (
+        "def fails(*described):\n"
+        "    pathlib.Path(json.loads(sys.argv[1])['failure']).write_text(json.dumps(described))\n"
+        "    sys.exit(1)\n"
+    )
+    runs(monkeypatch, f"import json, os, pathlib, signal, sys\n{fails}{code}\n")
+    with pytest.raises(AlignmentError, match=rf"^evaluation\.lm_eval: {says}") as raised:
+        run(context_of(tmp_path, tmp_path), LmEvalStageConfig(tasks=("task",)))
+    assert type(raised.value) is kind
+    assert raised.value.retryable is issubclass(kind, InfrastructureError)
+
+
+def answer(status: int) -> HfHubHTTPError:
+    """The error of the Hub's client for an answer with this status."""
+    request = httpx2.Request("GET", "https://huggingface.co/api/datasets/x")
+    return HfHubHTTPError(f"HTTP {status}", response=httpx2.Response(status, request=request))
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def unhandled(error: Exception, earlier: Exception) -> Exception:
+    """An error that was raised, ``from None``, while another one was handled."""
+    error.__context__ = earlier
+    error.__suppress_context__ = True
+    return error
+
+
+NOT_THERE = "Couldn't reach 'x' on the Hub (ConnectError)"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (ConnectionError(NOT_THERE), Unavailable, "Couldn't reach 'x' on the Hub"),
+        (
+            caused(LocalEntryNotFoundError("not in the cache"), httpx2.ConnectError("refused")),
+            Unavailable,
+            "not in the",
+        ),
+        (httpx2.ReadTimeout("too slow"), Unavailable, "too slow"),
+        (requests.exceptions.ReadTimeout("too slow"), Unavailable, "too slow"),
+        (URLError("no route"), Unavailable, "no route"),
+        (answer(503), Unavailable, "HTTP 503"),
+        (answer(429), Unavailable, "HTTP 429"),
+        (answer(404), UserError, "lm-eval failed: HfHubHTTPError: HTTP 404"),
+        (HTTPError("https://a", 502, "Bad Gateway", Message(), BytesIO()), Unavailable, "502"),
+        (HTTPError("https://a", 404, "Not Found", Message(), BytesIO()), UserError, "404"),
+        (caused(ConnectionError(NOT_THERE), OfflineModeIsEnabled("offline")), EnvironmentFault, "HF_HUB_OFFLINE"),
+        (unhandled(ConnectionError(NOT_THERE), OfflineModeIsEnabled("off")), EnvironmentFault, "HF_HUB_OFFLINE"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), EnvironmentFault, "batches of 8 .*lm_eval.batch_size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), EnvironmentFault, "memory ran out"),
+        (OSError(errno.ENOSPC, "No space left on device"), EnvironmentFault, "the disk is full"),
+        (KeyError("question"), UserError, "lm-eval failed: KeyError: 'question'"),
+        (UserError("lm-eval has no task 'x'"), UserError, "^lm-eval has no task 'x'$"),
+        (StoreError("as it was"), StoreError, "^as it was$"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_errors_of_libraries_are_known_by_their_remedy(error: Exception, kind: type[Exception], says: str) -> None:
+    """And no rows of a night are given up for them, which lm-eval never reads."""
+    known = explained(error, batch_size=8)
+    assert type(known) is kind
+    with pytest.raises(kind, match=says):
+        raise known
+    assert not may_be_caused_by_rows(known)
+
+
 def is_right(model: Path, number: int) -> bool:
     """Whether plain ``transformers`` finds the right letter likelier, which comes behind a space."""
     ids = AutoTokenizer.from_pretrained(model)(f"row {number}: ")["input_ids"]
@@ -372,7 +477,7 @@ def test_errors_are_reported_and_a_stop_ends_the_process(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     context = context_of(tiny_model(), tmp_path)
-    with pytest.raises(DataError, match=r"^evaluation\.lm_eval: lm-eval failed: .*no_such_task"):
+    with pytest.raises(UserError, match=r"^evaluation\.lm_eval: lm-eval has no task, group or tag 'no_such_task'"):
         run(context, pin_tasks(LmEvalConfig(tasks=("no_such_task",))))
     config = pin_tasks(LmEvalConfig(tasks=(str(task),)))
     context.stopping.set()
