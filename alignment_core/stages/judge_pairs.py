@@ -123,6 +123,7 @@ def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows)
         token = None
         stop_ids: tuple[int, ...] = ()
         if bases is None:
+            stack.enter_context(context.machines.trainers(context.ticket))  # the server computes in their place
             with context.ticket.starting("the judge's server, and loads its model"):
                 folder, trust = str(context.inputs["judge"]), context.trust_remote_code
                 server = stack.enter_context(served(folder, name, context.resources, trust_remote_code=trust))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,49 @@ def test_failures_before_a_restart_count(judge: Any, monkeypatch: pytest.MonkeyP
         judge(lambda _: completion("no verdict"), pairs_per_prompt=2, max_failed=0.5)
 
 
+def test_a_served_judge_has_the_place_of_the_trainers_as_long_as_its_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server is one without a model, which takes no 20 s to start; the verdicts are those of a judge at a URL."""
+    events: list[str] = []
+
+    @contextmanager
+    def trainers(_: Any) -> Iterator[None]:
+        events.append("trainers")
+        yield
+        events.append("trainers released")
+
+    @contextmanager
+    def served(*_: Any, **__: Any) -> Iterator[Any]:
+        server = Server(longer)
+        events.append("server")
+        url = server.url.removesuffix("/score") + "/v1"
+        yield SimpleNamespace(url=url, token=None, stop_ids=(), shortened=None)
+        server.end()
+        events.append("server ended")
+
+    monkeypatch.setattr(judge_pairs, "served", served)
+    for name in ("output", "progress"):
+        (tmp_path / name).mkdir()
+    context: Any = SimpleNamespace(
+        inputs={
+            "rollouts": rollouts(tmp_path / "mine", MINE),
+            "baseline": rollouts(tmp_path / "theirs", THEIRS),
+            "judge": tmp_path,
+        },
+        output=tmp_path / "output",
+        progress=tmp_path / "progress",
+        resources=ResourcesConfig(reward_timeout_seconds=5),
+        report=lambda *_, **__: None,
+        machines=SimpleNamespace(trainers=trainers),
+        ticket=FIRST,
+        trust_remote_code=False,
+    )
+    judge = PairwiseJudgeConfig.model_validate({"served_judge": "judge/production"})
+    assert run(context, JudgePairsConfig(judge=judge))["win_rate"] == (1 + 0.5 + 0 + 0.5) / 4
+    assert events == ["trainers", "server", "server ended", "trainers released"]
+
+
 @pytest.mark.slow
 def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_model: Any, tmp_path: Path) -> None:
     """A model whose layers add nothing, so that each token decides the next: C behind the question, and then EOS."""
@@ -178,6 +222,7 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
         progress=tmp_path / "progress",
         resources=ResourcesConfig(engine_options={"max_num_batched_tokens": 4096}),
         report=lambda *_, **__: None,
+        machines=SimpleNamespace(trainers=lambda ticket: nullcontext()),  # no others wait for them
         ticket=FIRST,
         trust_remote_code=False,
     )
