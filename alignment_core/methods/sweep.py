@@ -20,7 +20,7 @@ from alignment_core.recipes.load import parse_part, set_field
 from alignment_core.recipes.methods import Method, method_of
 from alignment_core.recipes.paths import Values
 from alignment_core.recipes.recipe import BaseRecipe, needs_samples
-from alignment_core.recipes.sections.evaluation import HELD_OUT_METRICS, OF_SAMPLES, OF_TRAINING, check_metric
+from alignment_core.recipes.sections.evaluation import OF_SAMPLES, OF_TRAINING, check_metric
 
 ONE_FOR_ALL = {
     "method": "variants are of one method; `method: comparison` compares several",
@@ -70,9 +70,7 @@ class SweepRecipe(BaseRecipe):
 
     @property
     def measured_in_training(self) -> tuple[str, ...]:
-        """Metrics that every variant measures; all until the variants are parsed, which check the gates themselves."""
-        if not self._variants:
-            return (*HELD_OUT_METRICS, *(f"{name}.first" for name in HELD_OUT_METRICS))
+        """Metrics that every variant measures."""
         measured = [variant.measured_in_training for variant in self._variants.values()]
         return tuple(name for name in measured[0] if all(name in others for others in measured))
 
@@ -105,6 +103,11 @@ class SweepRecipe(BaseRecipe):
         for field in SHARED & base.keys():
             beside.setdefault(field, base.pop(field))
         return {**beside, "base": {name: value for name, value in base.items() if name not in SHARED}}
+
+    @model_validator(mode="after")
+    def _evaluation_fits(self) -> SweepRecipe:
+        """The recipes of the variants check this: they have the sections that an evaluation and gates refer to."""
+        return self
 
     @model_validator(mode="after")
     def _variants_are_recipes(self, info: ValidationInfo) -> SweepRecipe:

@@ -137,6 +137,22 @@ def test_a_metric_that_would_not_be_comparable_is_refused(file: Path, tmp_path: 
         parse_recipe({**own_start.model_dump(mode="json"), "rank_by": "reward"})
 
 
+@pytest.mark.parametrize("rewards", [{}, {"rewards": [{"reward_model": "ours"}]}])
+def test_the_sections_of_the_variants_decide_what_an_evaluation_and_gates_may_name(
+    file: Path, rewards: dict[str, Any]
+) -> None:
+    content = {name: value for name, value in RECIPE.items() if name not in ("sft", "dpo")}
+    content |= {"method": "iterative-dpo", "reward_model": {"data": TASK}}
+    content |= {"iterative_dpo": {"prompts": TASK, "prompts_per_round": 8}}
+    evaluation = {name: value for name, value in RECIPE["evaluation"].items() if name != "verifier"}
+    content["evaluation"] = {**evaluation, **rewards}
+    file.write_text(json.dumps({**content, "promotion": {"gates": [{"metric": "win_rate.low", "min": 0.5}]}}))
+    assert len(sweep(file, "iterative_dpo.loss.beta=0.1,0.2").variants) == 2
+    file.write_text(json.dumps({**content, "promotion": {"gates": [{"metric": "accuracy", "min": 0.5}]}}))
+    with pytest.raises(UserError, match=r"nothing measures 'accuracy': add `evaluation\.verifier`"):
+        sweep(file, "iterative_dpo.loss.beta=0.1,0.2")
+
+
 @pytest.mark.parametrize(
     ("metric", "why"),
     [
