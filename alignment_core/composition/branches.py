@@ -47,7 +47,7 @@ class Branch:
     def submit(self, spec: StageSpec) -> Step:
         """Submit a stage to the whole, unless it has one of the same configuration and inputs, under whatever label."""
         inputs = frozenset((role, _identity(value)) for role, value in spec.inputs.items())
-        seed = self.seed if spec.seed is None else spec.seed
+        seed = self.seed if spec.seed is None and not spec.common_seed else spec.seed
         identity = (spec.stage, spec.config.model_dump_json(), inputs, spec.stream, spec.needs, seed)
         if identity not in self.submitted:
             is_common = spec.label in self.common

@@ -12,7 +12,7 @@ from alignment_core.composition.graph import BranchFailed, Input, Step, current,
 from alignment_core.composition.results import Outputs
 from alignment_core.composition.steps import Rewards
 from alignment_core.errors import UserError
-from alignment_core.recipes import BaseRecipe, EvaluationConfig
+from alignment_core.recipes import BaseRecipe, DataConfig, EvaluationConfig
 
 STREAM = "evaluation"
 """Random stream of evaluations: the same noise for all policies makes their comparison more precise."""
@@ -33,6 +33,7 @@ class Evaluations:
         origin: Input | None = None,
     ) -> None:
         self.recipe = recipe
+        self.tokenizer = tokenizer
         self.origin = origin
         self.section = recipe.evaluation
         self.reward_model = reward_model
@@ -49,14 +50,11 @@ class Evaluations:
             # Normalised by its own completions, every policy would have the same mean.
             listed = [reward.model_copy(update={"normalise": "none"}) for reward in self.section.rewards]
             self.rewards = rewards("evaluation.rewards", listed, reward_model, "evaluation", process_reward_model)
-            self.prompts = steps.dataset(
-                "evaluation/prompts",
-                self.section.prompts,
-                "prompts",
-                tokenizer,
-                stream=STREAM,
-                held_out=True,
-            )
+            self.prompts = self.dataset("evaluation/prompts", self.section.prompts)
+
+    def dataset(self, label: str, prompts: DataConfig) -> Step:
+        """Held-out prompts: the same rows for branches with different seeds, which are compared by them."""
+        return steps.dataset(label, prompts, "prompts", self.tokenizer, stream=STREAM, held_out=True, common_seed=True)
 
     def add(self, label: str, policy: Input, after: Step | None = None, prompts: Input | None = None) -> None:
         """Sample, score and measure ``policy``, once the stage ``after`` is done, which needs the engines first.

@@ -67,6 +67,8 @@ class StageSpec:
     """A stage that has to be done first although this one takes nothing from it."""
     seed: int | None = None
     """Default: the seed of the composition."""
+    common_seed: bool = False
+    """Whether the default is the seed of the whole composition, also in a branch with a seed of its own."""
     may_fail: bool = False
     """Whether the other stages continue if this one fails."""
 
@@ -116,15 +118,17 @@ def submit(
     stream: str = "",
     needs: tuple[str, ...] = (),
     after: Step | None = None,
+    common_seed: bool = False,
 ) -> Step:
     """Add the stage of the name ``stage`` to the current composition; inputs that are None are left out.
 
     Stages of one kind share their random numbers unless their ``stream`` differs: name one where they must not, as for the
     rounds of a loop. ``needs`` are outputs that the composition uses although retention may delete them: if they are gone,
-    the stage runs again. The stage begins when ``after`` is done, although it takes nothing from it.
+    the stage runs again. The stage begins when ``after`` is done, although it takes nothing from it. With ``common_seed``,
+    branches with seeds of their own have it with the seed of the whole composition, and so share it if its inputs are equal.
     """
     given = {role: value for role, value in inputs.items() if value is not None}
-    return current().submit(StageSpec(stage, label, config, given, stream, needs, after))
+    return current().submit(StageSpec(stage, label, config, given, stream, needs, after, common_seed=common_seed))
 
 
 def artifact(value: Input) -> Reference | None:

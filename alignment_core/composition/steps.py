@@ -78,9 +78,13 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
         )
         settings = ("chat_template", "chat_template_kwargs", "eos_token")
         config = config.model_copy(update={name: getattr(model, name) for name in settings})
-        return submit("merge_adapter", label, config, {"model": base, ADAPTER: adapter})
+        return submit("merge_adapter", label, config, {"model": base, ADAPTER: adapter}, common_seed=True)
     known = in_store(store, model, kinds)
-    return known or submit("base_model", label, pin_model(model, near_tags(store, model)), {})
+    if known is not None:
+        return known
+    pinned = pin_model(model, near_tags(store, model))
+    # Only the weights of a model from scratch depend on the seed.
+    return submit("base_model", label, pinned, {}, common_seed=model.scratch is None)
 
 
 def dataset(
@@ -92,12 +96,14 @@ def dataset(
     stream: str = "",
     held_out: bool = False,
     settings: Mapping[str, Any] | None = None,
+    common_seed: bool = False,
 ) -> Step:
     """Rows of a recipe's ``data``, or of the artifact ``rows``, as token ids of ``tokenizer`` (a model).
 
     ``kind`` names a kind of rows (:mod:`alignment_core.data.kinds`). Data sets of one kind draw and shuffle their rows alike,
     unless they name another ``stream``. ``settings`` are options of this kind alone. No stage trains on ``held_out`` rows;
-    :func:`overlap` checks whether training data repeats their prompts.
+    :func:`overlap` checks whether training data repeats their prompts. With ``common_seed``, branches with seeds of their own
+    draw the same rows.
     """
     config = DatasetConfig(
         data=data,
@@ -105,9 +111,9 @@ def dataset(
         kind=kind,
         settings=dict(settings or {}),
     )
-    step = submit(
-        "dataset", label, config, {"tokenizer": tokenizer, "rows": rows}, stream or kinds_of_rows.stream(kind)
-    )
+    inputs = {"tokenizer": tokenizer, "rows": rows}
+    stream = stream or kinds_of_rows.stream(kind)
+    step = submit("dataset", label, config, inputs, stream, common_seed=common_seed)
     if not held_out:
         current().training_data[label] = step
     return step

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from alignment_core.composition import steps
 from alignment_core.composition.base_model import base_and_start, reward_model, rewards
-from alignment_core.composition.evaluations import STREAM, Evaluations
+from alignment_core.composition.evaluations import Evaluations
 from alignment_core.composition.graph import submit
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
@@ -69,10 +69,7 @@ def compose(recipe: ConditionalSftRecipe) -> Outputs:
             held_out = recipe.evaluation.prompts
             template = section.wanted_template(values, held_out.prompt_template)
             data = held_out.model_copy(update={"prompt_template": template})
-            conditions = steps.dataset(
-                f"{label}/evaluation/prompts", data, "prompts", base, stream=STREAM, held_out=True
-            )
-            evaluations.add(label, policy, prompts=conditions)
+            evaluations.add(label, policy, prompts=evaluations.dataset(f"{label}/evaluation/prompts", data))
     return Outputs(
         policy=policy,
         reward_model=judge,

@@ -14,6 +14,7 @@ from alignment_core.composition import steps
 from alignment_core.composition.branches import Branch, branch, common_labels, sharing
 from alignment_core.composition.graph import BranchFailed, Step, failure, metrics
 from alignment_core.composition.results import Outputs
+from alignment_core.composition.steps import Rewards
 from alignment_core.errors import UserError
 from alignment_core.recipes.base import refuses_unused
 from alignment_core.recipes.load import parse_part, set_field
@@ -247,22 +248,28 @@ def _measuring(outputs: Outputs) -> Step:
 def _check_comparable(metric: str, composed: dict[str, Outputs]) -> None:
     """Raise UserError if the metric of each variant has another reference: its own reward model, or its own start."""
     name = metric.partition(".")[0]
-    judges = {
-        tuple(map(_name, outputs.evaluations.rewards.models.values()))
-        for outputs in composed.values()
-        if outputs.evaluations and outputs.evaluations.section
-    }
-    baselines = {
-        _name(outputs.evaluations.baseline[1])
-        for outputs in composed.values()
-        if outputs.evaluations and outputs.evaluations.baseline
-    }
-    if name in ("reward", "win_rate") and len(judges) > 1:
+    evaluations = [
+        outputs.evaluations for outputs in composed.values() if outputs.evaluations and outputs.evaluations.section
+    ]
+    judges = {_reward_models(name, evaluation.rewards) for evaluation in evaluations}
+    baselines = {_name(evaluation.baseline[1]) for evaluation in evaluations if evaluation.baseline}
+    if len(judges) > 1:
         raise UserError(f"rank_by: every variant has a reward model of its own, so that {metric!r} cannot rank them")
     if name in ("win_rate", "judged_win_rate", *OF_SAMPLES) and len(baselines) > 1:
         raise UserError(
             f"rank_by: {metric!r} compares each variant with a start of its own, so that it cannot rank them"
         )
+
+
+def _reward_models(metric: str, rewards: Rewards) -> tuple[str, ...]:
+    """The reward models that decide a metric of the evaluation."""
+    sums = metric in ("reward", "win_rate")
+    roles = (
+        f"reward-{number}"
+        for number, reward in enumerate(rewards.configs)
+        if metric == f"reward_{number}" or (sums and reward.weight)
+    )
+    return tuple(_name(rewards.models[role]) for role in roles if role in rewards.models)
 
 
 def _name(value: Any) -> str:

@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from alignment.flows.planning import plan
+from alignment.flows.shipped_recipes import shipped
 from alignment_core.artifacts import open_store
+from alignment_core.composition.graph import StageSpec
 from alignment_core.composition.plan import Plan
 from alignment_core.errors import UserError
 from alignment_core.methods.sweep import SweepRecipe
@@ -185,6 +189,86 @@ def test_rewards_without_the_reward_model_rank_variants_that_train_one_each(file
                 planned(recipe, tmp_path)
         else:
             assert planned(recipe, tmp_path).stages[-1].label == "variants"
+
+
+@pytest.mark.parametrize("metric", ["reward", "reward_0", "reward_1", "win_rate", "kl"])
+def test_only_reward_models_that_decide_the_metric_have_to_be_the_same(file: Path, tmp_path: Path, metric: str) -> None:
+    """Every variant has a reward model of its own, whose weight in ``reward`` and ``win_rate`` is 0."""
+    rounds = {"prompts": TASK, "rounds": 1, "prompts_per_round": 8, "training": {"max_steps": 2}}
+    content = {name: value for name, value in RECIPE.items() if name != "dpo"} | {"method": "iterative-dpo"}
+    evaluation = {name: value for name, value in RECIPE["evaluation"].items() if name != "verifier"}
+    evaluation["rewards"] = [{"verifier": "task"}, {"reward_model": "ours", "weight": 0}]
+    content |= {"reward_model": {"data": TASK}, "iterative_dpo": rounds, "evaluation": evaluation}
+    file.write_text(json.dumps(content))
+    recipe = sweep(file, "reward_model.training.max_steps=2,4")
+    assert recipe.ranks == "reward"
+    ranked: Any = parse_recipe({**recipe.model_dump(mode="json"), "rank_by": metric})
+    if metric == "reward_1":
+        with pytest.raises(UserError, match="every variant has a reward model of its own, so that 'reward_1' cannot"):
+            planned(ranked, tmp_path)
+    else:
+        assert planned(ranked, tmp_path).stages[-1].label == "variants"
+
+
+def saved_model(folder: Path) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    save_file({folder.name: np.zeros(1, np.float32)}, folder / "model.safetensors")
+    return str(folder)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "reward", "win_rate", "judged_win_rate", "kl"])
+def test_variants_with_different_seeds_share_existing_models_and_held_out_prompts(
+    file: Path, tmp_path: Path, metric: str
+) -> None:
+    base, reward_model, judge = (saved_model(tmp_path / name) for name in ("base", "reward-model", "judge"))
+    evaluation = {**RECIPE["evaluation"], "rewards": [{"reward_model": reward_model}], "judge": {"served_judge": judge}}
+    content = {name: value for name, value in RECIPE.items() if name != "sft"}
+    file.write_text(json.dumps({**content, "model": base, "evaluation": evaluation}))
+    ranked: Any = parse_recipe({**sweep(file, "seed=1,2").model_dump(mode="json"), "rank_by": metric})
+    shared = [stage.label for stage in planned(ranked, tmp_path).stages if not stage.label.startswith("seed=")]
+    evaluated = {f"evaluation/{name}" for name in ("judge-model", "prompts", "reward-0")}
+    assert sorted(shared) == sorted({"model", "variants"} | evaluated)
+
+
+@pytest.mark.parametrize("method", ["dpo", "conditional-sft"])
+def test_held_out_prompts_are_drawn_with_the_seed_of_the_sweep(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Their tokenizers are those of different models here, and so are their stages."""
+    attributes = {"correct": {"reward": {"verifier": "task"}, "decimals": 0}}
+    conditions = {"prompts": TASK, "attributes": attributes, "wanted": [{"correct": 1}]}
+    sections = {"dpo": {"dpo": RECIPE["dpo"]}, "conditional-sft": {"conditional_sft": conditions}}
+    content = {name: value for name, value in RECIPE.items() if name != "dpo"}
+    file.write_text(json.dumps({**content, "method": method, **sections[method]}))
+    seeds: dict[str, int] = {}
+    submit = Plan.submit
+
+    def recorded(self: Plan, spec: StageSpec) -> Any:
+        seeds[spec.label] = self.seed if spec.seed is None else spec.seed
+        return submit(self, spec)
+
+    monkeypatch.setattr(Plan, "submit", recorded)
+    planned(sweep(file, "seed=1,2"), tmp_path)
+    prompts = {label: seed for label, seed in seeds.items() if label.endswith("evaluation/prompts")}
+    policies = ("",) if method == "dpo" else ("", "wanted/")
+    assert prompts == {f"seed={seed}/{policy}evaluation/prompts": 3 for seed in (1, 2) for policy in policies}
+    assert [seeds[f"seed={seed}/{stage}"] for stage in ("model", "sft/data", "sft") for seed in (1, 2)] == [1, 2] * 3
+
+
+@pytest.mark.parametrize("name", ["iterative-dpo", "ppo"])
+@pytest.mark.parametrize("values", ["reward_model.training.learning_rate=5e-6,1e-5", "seed=1,2"])
+def test_variants_of_recipes_with_a_second_reward_model_are_ranked_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, values: str
+) -> None:
+    """The Hub is not asked: its commits are made up."""
+    for user in ("data.hub", "data.origins.path"):
+        monkeypatch.setattr(f"alignment_core.{user}.commit_of", lambda *_: "c")
+    recipe = sweep(shipped()[name].path, values)
+    assert recipe.ranks == "reward"
+    labels = [stage.label for stage in planned(recipe, tmp_path).stages]
+    assert {"model", "evaluation/reward-0", "evaluation/prompts", "variants"} <= set(labels)
+    assert len([label for label in labels if label.endswith("/reward-model")]) == 2
 
 
 def test_without_an_evaluation_variants_are_ranked_on_held_out_rows(file: Path) -> None:
