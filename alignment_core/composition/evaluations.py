@@ -22,7 +22,8 @@ PRODUCTION = "production"
 
 class Evaluations:
     """Collects policies to evaluate; the first that is added is the baseline and the reference of the KL. The metric
-    ``kl_to_model`` of all others is the KL to ``origin``, if it is given."""
+    ``kl_to_model`` of all others is the KL to ``origin``, if it is given. Held-out prompts are compared with the data sets
+    ``trained_before``, too, which have names of their own."""
 
     def __init__(
         self,
@@ -31,10 +32,12 @@ class Evaluations:
         reward_model: Input | None = None,
         process_reward_model: Input | None = None,
         origin: Input | None = None,
+        trained_before: Mapping[str, Input] = {},
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.origin = origin
+        self.trained_before = trained_before
         self.section = recipe.evaluation
         self.reward_model = reward_model
         self.baseline: tuple[str, Input, Step] | None = None
@@ -170,5 +173,6 @@ class Evaluations:
             promotion = self.recipe.promotion
             gated = promotion is not None and not all(gate.is_of_training for gate in promotion.gates)
             limit = self.section.max_overlap if gated else None
-            self.overlap = steps.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
+            earlier = self.trained_before
+            self.overlap = steps.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit, earlier)
         return self.overlap

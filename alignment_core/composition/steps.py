@@ -119,12 +119,14 @@ def dataset(
     return step
 
 
-def overlap(label: str, field: str, held_out: Input, max_overlap: float | None) -> Step:
-    """Compare held-out prompts with all data that stages train on so far.
+def overlap(
+    label: str, field: str, held_out: Input, max_overlap: float | None, earlier: Mapping[str, Input] = {}
+) -> Step:
+    """Compare held-out prompts with all data that stages train on so far, and with data sets of ``earlier`` runs by name.
 
     ``field`` is the recipe's field with the prompts; if a larger share of them than ``max_overlap`` repeats, the run ends.
     """
-    inputs = {HELD_OUT: held_out, **current().training_data}
+    inputs = {HELD_OUT: held_out, **earlier, **current().training_data}
     return submit("overlap", label, OverlapConfig(field=field, max_overlap=max_overlap), inputs)
 
 

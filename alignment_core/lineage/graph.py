@@ -76,16 +76,19 @@ class Graph:
         pairs = ((role, output) for role, record in self.used_by(reference) for output in record.outputs.values())
         return list(dict.fromkeys(pairs))
 
-    def descends(self, reference: Reference, ancestor: Reference) -> bool:
-        """Whether ``reference`` was made from ``ancestor``, directly or not."""
+    def ancestors(self, reference: Reference) -> Iterator[tuple[str, Reference]]:
+        """(role, artifact) of everything that ``reference`` was made from, directly or not; a pair may come several times."""
         waiting, seen = [reference], {reference}
         while waiting:
-            parents = {parent for _, parent in self.parents(waiting.pop())}
-            if ancestor in parents:
-                return True
-            waiting += parents - seen
-            seen |= parents
-        return False
+            for role, parent in self.parents(waiting.pop()):
+                yield role, parent
+                if parent not in seen:
+                    waiting.append(parent)
+                    seen.add(parent)
+
+    def descends(self, reference: Reference, ancestor: Reference) -> bool:
+        """Whether ``reference`` was made from ``ancestor``, directly or not."""
+        return any(parent == ancestor for _, parent in self.ancestors(reference))
 
     def up(self, reference: Reference) -> Node:
         """The tree of everything that ``reference`` was made from."""

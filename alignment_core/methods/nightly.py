@@ -6,14 +6,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from alignment_core.artifacts import Reference
+from alignment_core.artifacts import Reference, Store
 from alignment_core.composition import steps
 from alignment_core.composition.base_model import reward_model
 from alignment_core.composition.evaluations import PRODUCTION, Evaluations
 from alignment_core.composition.graph import Input, artifact, current
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.composition.results import Outputs
+from alignment_core.data.overlap import FILE as PROMPTS
+from alignment_core.errors import NotFound
 from alignment_core.execution.base import StageConfig
+from alignment_core.lineage import Graph
 from alignment_core.methods.iterative_dpo import check_rounds, rounds
 from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes.base import Config
@@ -24,6 +27,7 @@ from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.evaluation import EvaluationConfig, PromotionConfig
 from alignment_core.recipes.sections.rollout import IterativeDpoConfig
 from alignment_core.recipes.sections.training import DpoConfig, RewardModelConfig
+from alignment_core.stages.overlap import HELD_OUT
 
 
 class NightlyConfig(Config):
@@ -124,7 +128,7 @@ def compose_night(recipe: NightlyRecipe, production: Reference | None, rows: Inp
         policies, _ = rounds(recipe, section, policy, prompts, judge, before)
         policy = policies[-1]
 
-    evaluations = Evaluations(recipe, base, judge, origin=base)
+    evaluations = Evaluations(recipe, base, judge, origin=base, trained_before=_data_behind(start))
     baseline = PRODUCTION if production else "start"
     evaluations.add(baseline, start)
     evaluations.add("candidate", policy)
@@ -132,6 +136,27 @@ def compose_night(recipe: NightlyRecipe, production: Reference | None, rows: Inp
     return Outputs(
         policy=policy, reward_model=judge, report=report, final="candidate", baseline=baseline, replaces=production
     )
+
+
+def _data_behind(policy: Input) -> dict[str, Reference]:
+    """Data sets that earlier runs trained ``policy`` on, by their short references.
+
+    Left out are those without digests of prompts, such as pairs of sampled completions, whose prompts are a data set of their
+    own, and those of a copied policy that were not copied with it.
+    """
+    if not isinstance(policy, Reference):
+        return {}
+    store = current().store
+    with Graph.of(store) as graph:
+        behind = {data for role, data in graph.ancestors(policy) if data.kind == "dataset" and role != HELD_OUT}
+    return {data.short: data for data in sorted(behind) if _has_prompts(store, data)}
+
+
+def _has_prompts(store: Store, data: Reference) -> bool:
+    try:
+        return any(file.path == PROMPTS for file in store.manifest(data).files)
+    except NotFound:
+        return False
 
 
 METHOD = Method(

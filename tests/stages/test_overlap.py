@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.canonical import digest_of
+from alignment_core.composition.graph import composing
 from alignment_core.data.build import build, write
 from alignment_core.data.pin import pin
 from alignment_core.errors import DataError
+from alignment_core.methods.nightly import compose_night
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes import DataConfig
+from alignment_core.recipes import DataConfig, parse_recipe
 from alignment_core.stages.overlap import OverlapConfig, run
+from tests.flows.test_compositions import EVALUATION, GATES, MODEL, Composed
 
 Compare = Callable[..., dict[str, Any]]
 
@@ -83,6 +88,49 @@ def test_no_overlap_lists_no_shared_prompts(folder, compare):
     train = folder("data", "demonstrations", [{"prompt": "else", "completion": "a"}])
     overlap = compare(0.0, held_out=folder("held_out", "prompts", PROMPTS), data=train)
     assert overlap == {"prompts": 10, "overlap": 0, "shared": {}}
+
+
+def test_a_night_counts_the_prompts_of_all_nights_behind_production(folder, compare, store: Store, tmp_path):
+    """Of the held-out prompts p1 was in the rows of Monday, p2 in those of Tuesday, and p3 is in tonight's. Production does
+    not descend from the rows with p4, was not trained on the held-out prompt p5, and was copied without some of its data."""
+
+    def published(name: str, kind: str, **inputs: Reference) -> Reference:
+        draft = ProvenanceDraft(key=digest_of(name), stage="any", label=name, inputs=inputs)
+        return store.publish(tmp_path / name, kind, draft)
+
+    def trained(name: str, **inputs: Reference) -> Reference:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name)
+        return published(name, "model", **inputs)
+
+    def pairs(prompt: str) -> list[dict[str, str]]:
+        return [{"prompt": prompt, "chosen": "a", "rejected": "b"}]
+
+    data = {}
+    for name, prompt in (("monday", "p1"), ("tuesday", "p2"), ("refused", "p4"), ("best", "p5")):
+        folder(name, "preferences", pairs(prompt))
+        data[name] = published(name, "dataset")
+    (tmp_path / "selected").mkdir()
+    (tmp_path / "selected" / "train.parquet").write_text("pairs of completions, whose prompts are in another data set")
+    others = {"selected": published("selected", "dataset"), "elsewhere": Reference("dataset", "9" * 64)}
+    first = trained("first", data=data["monday"])
+    production = trained("production", model=first, data=data["tuesday"], held_out=data["best"], **others)
+
+    content: dict[str, Any] = {"method": "nightly", "name": "nights", "model": MODEL, "evaluation": EVALUATION}
+    content |= {"promotion": GATES, "dpo": {"data": str(tmp_path / "arrives.jsonl")}}
+    composed, batch = Composed(store), SimpleNamespace(label="batch")
+    with composing(composed):
+        compose_night(parse_recipe(content), production, batch, number=2)  # type: ignore[arg-type]
+    monday, tuesday = data["monday"].short, data["tuesday"].short
+    inputs = composed.inputs["evaluation/overlap"]
+    assert inputs.keys() == {"held_out", "rows", monday, tuesday}
+
+    folders = {role: store.fetch(value) for role, value in inputs.items() if isinstance(value, Reference)}
+    folders |= {"held_out": folder("held_out", "prompts", PROMPTS), "rows": folder("rows", "preferences", pairs("p3"))}
+    overlap = compare(**folders)
+    assert (overlap["overlap"], overlap["shared"]) == (3, {"rows": 1, monday: 1, tuesday: 1})
+    with pytest.raises(DataError, match=r"^evaluation\.prompts: 3 of 10 prompts are also trained on"):
+        compare(0.2, **folders)
 
 
 def test_splits_of_built_in_tasks_share_no_prompt_and_a_split_overlaps_itself(folder, compare):
