@@ -13,8 +13,13 @@ import typer.main
 import yaml
 
 from alignment.flows.cli.main import app
+from alignment.flows.shipped_recipes import shipped
+from alignment_core.artifacts import open_store
+from alignment_core.composition.graph import composing
 from alignment_core.errors import UserError
 from alignment_core.recipes import peer_defaults, reference
+from alignment_core.recipes.methods import method_of
+from tests.flows.test_compositions import Composed
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,6 +61,22 @@ def test_every_command_and_option_exists(page):
         known = {option for parameter in command.params for option in parameter.opts}
         given = {word.split("=")[0] for word in rest if word.startswith("-")}
         assert given <= known, f"{path} has no {given - known}"
+
+
+@pytest.mark.parametrize(
+    ("page", "recipe"), [("recipes/nights.md", "nightly"), ("operations.md", "quickstart")], ids=lambda name: name
+)
+def test_every_stage_that_is_shown_exists(page, recipe, tmp_path, monkeypatch):
+    """The Hub is not asked: its commits are made up."""
+    for user in ("data.hub", "data.origins.path"):
+        monkeypatch.setattr(f"alignment_core.{user}.commit_of", lambda *_: "c")
+    composed = Composed(open_store(tmp_path / "store"))
+    with composing(composed):
+        content = shipped()[recipe].recipe()
+        method_of(content).compose(content)
+    stages = [words[words.index("--stage") + 1] for words in commands(ROOT / "docs" / page) if "--stage" in words]
+    assert stages
+    assert set(stages) <= composed.inputs.keys()
 
 
 def is_field(path: str) -> bool:
