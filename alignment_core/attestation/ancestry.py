@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.lineage import Graph, Source
 from alignment_core.lineage.sources import sources_of
+
+_WEIGHTS = re.compile(r"model(-\d+)?|policy|base|adapter")
+"""Roles of the inputs that a stage trains further or merges. Reward models, teachers and references have other roles."""
+Inputs = Mapping[str, Reference]
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Ancestry:
 
     all: tuple[Ancestor, ...]
     """The artifact itself first, then its ancestors from the nearest to the farthest."""
+    weights: tuple[Ancestor, ...]
+    """A model itself, then those of its ancestors whose weights were trained or merged to its own, the nearest first."""
     measured: dict[str, float]
     """Metrics of the latest evaluation of it; empty if there was none."""
 
@@ -53,24 +60,47 @@ class Ancestry:
 
     def on_hub(self, data: bool) -> tuple[tuple[str, str], ...]:
         """Names and commits of the data sets or models that were read from the Hub for it, the nearest first."""
-        sources = (source for ancestor in self.all if ancestor.reads_data == data for source in ancestor.sources)
-        return tuple(dict.fromkeys((source.path, source.commit) for source in sources if source.commit))
+        return _on_hub(ancestor for ancestor in self.all if ancestor.reads_data == data)
+
+    def base_models(self) -> tuple[tuple[str, str], ...]:
+        """Names and commits of the models on the Hub whose weights were trained or merged to its own, the nearest first."""
+        return _on_hub(self.weights)
+
+
+def _on_hub(ancestors: Iterable[Ancestor]) -> tuple[tuple[str, str], ...]:
+    sources = (source for ancestor in ancestors for source in ancestor.sources)
+    return tuple(dict.fromkeys((source.path, source.commit) for source in sources if source.commit))
 
 
 def ancestry_of(store: Store, reference: Reference) -> Ancestry:
     """The ancestry by the store's records alone. Raises NotFound if there is no such artifact."""
     store.manifest(reference)
     with Graph.of(store) as graph:
-        return Ancestry(tuple(_walk(graph, reference)), _evaluation(graph, reference))
+        return Ancestry(
+            tuple(_walk(graph, reference, _all_inputs)),
+            tuple(_walk(graph, reference, _weights)),
+            _evaluation(graph, reference),
+        )
 
 
-def _walk(graph: Graph, reference: Reference) -> Iterator[Ancestor]:
+def _all_inputs(_: Reference, record: Provenance) -> Inputs:
+    return record.inputs
+
+
+def _weights(made: Reference, record: Provenance) -> Inputs:
+    """The inputs whose weights the stage trained or merged to those of the model ``made``."""
+    if made.kind == "critic" and "critic" in record.inputs:
+        return {"critic": record.inputs["critic"]}
+    return {role: used for role, used in record.inputs.items() if _WEIGHTS.fullmatch(role)}
+
+
+def _walk(graph: Graph, reference: Reference, inputs: Callable[[Reference, Provenance], Inputs]) -> Iterator[Ancestor]:
     waiting, seen = deque([(reference, "")]), {reference}
     while waiting:
         ancestor, path = waiting.popleft()
         record = _latest(graph.made_by(ancestor))
         yield Ancestor(ancestor, path, record)
-        for role, used in sorted(record.inputs.items()) if record else ():
+        for role, used in sorted(inputs(ancestor, record).items()) if record else ():
             if used not in seen:
                 seen.add(used)
                 waiting.append((used, f"{path}/{role}" if path else role))

@@ -23,7 +23,7 @@ def model_card(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collec
     """The README of a model; ``beside`` are the names of the attestations that are published with it."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    bases = [name for name, _ in ancestry.on_hub(data=False)]
+    bases = [name for name, _ in ancestry.base_models()]
     data = ModelCardData(
         model_name=repo.rpartition("/")[2],
         base_model=bases or None,

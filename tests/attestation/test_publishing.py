@@ -12,12 +12,18 @@ from typing import Any
 import pytest
 from huggingface_hub import DatasetCard, HfApi, ModelCard
 
+from alignment_core.artifacts import Reference, Store
+from alignment_core.attestation.ancestry import ancestry_of
 from alignment_core.attestation.attest import attest, check_ready
+from alignment_core.attestation.bom import bill
+from alignment_core.attestation.card import model_card
 from alignment_core.attestation.publishing import publish, tag_of
 from alignment_core.attestation.signing import sign
 from alignment_core.errors import EnvironmentFault, UserError
-from alignment_core.recipes import PromotionConfig
+from alignment_core.recipes import ModelConfig, PromotionConfig
+from alignment_core.stages.base_model import BaseModelConfig
 from tests.align import align_here
+from tests.attestation.conftest import COMMIT, Publish
 
 LOADS = """
 import json, sys
@@ -82,6 +88,38 @@ def test_the_model_card_has_base_model_data_metrics_and_attestations(hub, repo, 
         "(provenance.intoto.json)",
     ):
         assert text in card.content
+
+
+def test_base_models_are_those_whose_weights_were_trained_or_merged(store: Store, references, publish: Publish):
+    """As huggingface_hub's ModelCardData says, ``base_model`` names the model that a finetune or an adapter derives from.
+    Models that reward, teach or are a reference contribute no weights; the bill of materials has them all."""
+
+    def from_hub(name: str) -> Reference:
+        config = BaseModelConfig(model=ModelConfig(name=name), commit=COMMIT)
+        return publish("base_model", "model", {}, config=config.model_dump(mode="json"))
+
+    def bases(reference: Reference) -> Any:
+        page = model_card(store.manifest(reference), ancestry_of(store, reference), "org/name", ())
+        return ModelCard(page).data.to_dict()["base_model"]
+
+    sft, data = references["sft"], references["data"]
+    judge, other, teacher = map(from_hub, ("org/judge", "org/other", "org/teacher"))
+    trained = publish("reward_model", "reward-model", {"model": other, "data": data})
+    sampled = {"policy": sft, "prompts": data, "reference": teacher, "reward-0": judge, "reward-1": trained}
+    policy = publish("rl", "model", {**sampled, "critic": judge})
+    logps = publish("teacher_logps", "dataset", {"model": teacher, "student": references["base"], "data": data})
+    student = publish("distillation", "model", {"model": policy, "data": logps})
+    assert (bases(policy), bases(student), bases(trained)) == (["org/base"], ["org/base"], ["org/other"])
+    named = {
+        component["name"] for component in bill(store.manifest(student), ancestry_of(store, student), {})["components"]
+    }
+    assert {"org/base", "org/judge", "org/other", "org/teacher"} <= named
+    assert bases(publish("rl", "critic", {**sampled, "critic": judge})) == ["org/judge"]
+    assert bases(publish("rl", "critic", sampled)) == ["org/base"], "it starts from the policy"
+    tuned = publish("sft", "model", {"model": other, "data": data})
+    merged = publish("merge", "model", {"model-1": student, "model-2": tuned, "base": references["base"]})
+    assert sorted(bases(merged)) == ["org/base", "org/other"]
+    assert bases(publish("dpo", "adapter", {"model": merged, "data": data})) == bases(merged)
 
 
 def test_the_same_artifact_again_makes_no_commit_and_an_edited_page_is_a_new_version(hub, repo, store, references):
