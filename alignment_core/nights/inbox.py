@@ -22,6 +22,8 @@ from alignment_core.recipes.paths import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIX
 
 STORE = "store:"
 NO_FILES = "no files found"
+DATA_SET = "dataset"
+"""Kind of the artifacts whose prompts are rendered already, and which hold test rows beside those for training."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Inbox:
     files: dict[str, str | None] = field(default_factory=dict, compare=False)
     """SHA-256 of the files as they were just before they were read, by name; none if several have this name."""
     looked: list[str] = field(default_factory=list, compare=False)
-    """One sentence for each source: its path, files and rows."""
+    """One sentence for each source: its path, files and rows. Another one names data sets that were left out."""
 
 
 def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> Inbox:
@@ -57,7 +59,8 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
     for source in sources:
         formats.check_columns(source.columns)
         formats.check_format(source.format, KIND)
-        files = _files(str(source.path), store)
+        data_sets = list[str]()
+        files = _files(str(source.path), store, data_sets)
         lines = 0
         before = len(inbox.rows)
         unfinished = list[str]()
@@ -76,6 +79,11 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
                     known.add(row.digest)
                     inbox.rows.append(row)
         inbox.looked.append(_account(str(source.path), len(files), lines, len(inbox.rows) - before, unfinished))
+        if data_sets:
+            inbox.looked.append(
+                f"{source.path}: {', '.join(data_sets)} not read: data sets are rendered with a chat template already; publish "
+                "rows as they were before, as another kind of artifact"
+            )
     return inbox
 
 
@@ -152,10 +160,10 @@ def _end(path: Path) -> tuple[int, bytes]:
         return 0, b""
 
 
-def _files(given: str, store: Store) -> list[tuple[str, Path]]:
-    """(name to show, file), in an order that does not depend on the file system."""
+def _files(given: str, store: Store, data_sets: list[str]) -> list[tuple[str, Path]]:
+    """(name to show, file), in an order that does not depend on the file system; ``data_sets`` gets those left out."""
     if given.startswith(STORE):
-        return _files_of_store(given.removeprefix(STORE), store)
+        return _files_of_store(given.removeprefix(STORE), store, data_sets)
     path = Path(given).expanduser()
     if path.is_dir():
         return [(file.name, file) for file in sorted(path.glob("[!.]*")) if _has_rows(file) and file.is_file()]
@@ -170,11 +178,12 @@ def _files(given: str, store: Store) -> list[tuple[str, Path]]:
     return [(Path(name).as_posix(), folder / name) for name in names if (folder / name).is_file()]
 
 
-def _files_of_store(prefix: str, store: Store) -> list[tuple[str, Path]]:
-    """The files of every artifact that a tag with this prefix names or has named."""
+def _files_of_store(prefix: str, store: Store, data_sets: list[str]) -> list[tuple[str, Path]]:
+    """The files of every artifact that a tag with this prefix names or has named, but for ``data_sets``."""
     names = [name for name in sorted(store.tags.all()) if name.startswith(prefix)]
     references = dict.fromkeys(move.to for name in names for move in store.tags.history(name))
-    folders = {reference.short: store.fetch(reference) for reference in references}
+    data_sets += [reference.short for reference in references if reference.kind == DATA_SET]
+    folders = {reference.short: store.fetch(reference) for reference in references if reference.kind != DATA_SET}
     return [
         (f"{short}/{file.relative_to(folder).as_posix()}", file)
         for short, folder in folders.items()

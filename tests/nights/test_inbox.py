@@ -200,3 +200,28 @@ def test_a_store_prefix_means_all_that_its_tags_name_and_have_named(read, store,
         previous = reference
     assert sorted(prompts(read("store:preferences/"))) == ["prompt 1", "prompt 2"]
     assert read("store:other/") == Inbox()
+
+
+def test_data_sets_of_the_store_are_named_and_not_read(read, store, tmp_path):
+    """Their prompts are rendered already, and test.parquet is held out."""
+    for name in ("pairs", "app"):
+        (tmp_path / name).mkdir()
+    rows = {"prompt": ["<|im_start|>user\nhi<|im_end|>\n"], "chosen": ["yes"], "rejected": ["no"]}
+    for split in ("train", "test"):
+        pq.write_table(pa.table({**rows, "source": [split]}), tmp_path / "pairs" / f"{split}.parquet")
+    (tmp_path / "pairs" / "statistics.json").write_text(json.dumps({"train_rows": 1}, indent=2) + "\n")
+    data_set = store.publish(tmp_path / "pairs", "dataset")
+    store.tags.move("preferences/round-1", data_set, expected=None, reason="by hand")
+    inbox = read("store:preferences/")
+    assert inbox == Inbox()
+    assert inbox.looked == [
+        "store:preferences/: no files found",
+        f"store:preferences/: {data_set.short} not read: data sets are rendered with a chat template already; publish "
+        "rows as they were before, as another kind of artifact",
+    ]
+    (tmp_path / "app" / "rows.jsonl").write_text(json.dumps(pair(1)) + "\n")
+    store.tags.move("preferences/app", store.publish(tmp_path / "app", "preferences"), expected=None, reason="export")
+    inbox = read("store:preferences/")
+    assert (prompts(inbox), inbox.malformed) == (["prompt 1"], [])
+    assert inbox.looked[0] == "store:preferences/: 1 file, 1 row, 1 new"
+    assert data_set.short in inbox.looked[1]
