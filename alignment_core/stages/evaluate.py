@@ -72,7 +72,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
             {"prompt": first.get(int(number), int(number)), "won": won} for number, won in verdicts["prompts"].items()
         ]
         per_prompt_values["judged_win_rate"] = per_prompt(judged, "won")
-        metrics["position_changed"] = verdicts["position_changed"]
+        if "position_changed" in verdicts:
+            metrics["position_changed"] = verdicts["position_changed"]
         if unjudged := verdicts["failed"]:
             metrics["unjudged_pairs"] = unjudged
             metrics["pairs"] = unjudged + verdicts["pairs"]

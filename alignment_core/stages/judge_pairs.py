@@ -65,20 +65,24 @@ def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
     questions = [_question(other, *order) for own, other in differ for order in ((own, other), (other, own))]
     worth = _values(context, config.judge, questions)
     shares: dict[int, list[float]] = {}
-    changed = judged = 0
+    changed: list[bool] = []  # with the position, for each pair that the judge compared
     answers = iter(zip(worth[::2], worth[1::2], strict=True))
     for own, other in pairs:
-        first, second = (TIE, TIE) if own["completion_text"] == other["completion_text"] else next(answers)
-        if first is None or second is None:
-            continue
-        judged += 1
-        changed += first != 1 - second
-        shares.setdefault(own["prompt"], []).append((first + 1 - second) / 2)
+        share = TIE
+        if own["completion_text"] != other["completion_text"]:
+            first, second = next(answers)
+            if first is None or second is None:
+                continue
+            changed.append(first != 1 - second)
+            share = (first + 1 - second) / 2
+        shares.setdefault(own["prompt"], []).append(share)
+    judged = sum(map(len, shares.values()))
     if not judged:
         raise DataError(f"{FIELD}: the judge gave no verdict on any pair")
     won = {str(prompt): sum(values) / len(values) for prompt, values in shares.items()}
     failed = len(pairs) - judged
-    content = {"prompts": won, "pairs": judged, "failed": failed, "position_changed": changed / judged}
+    position = {"position_changed": sum(changed) / len(changed)} if changed else {}
+    content = {"prompts": won, "pairs": judged, "failed": failed, **position}
     (context.output / VERDICTS).write_text(json.dumps(content, indent=2) + "\n")
     warning = (
         f"the judge gave no verdict on {failed} of {len(pairs)} pairs, which are left out: the win rate is over {judged} pairs "
@@ -86,7 +90,7 @@ def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
     )
     return {
         "win_rate": sum(won.values()) / len(won),
-        "position_changed": changed / judged,
+        **position,
         "pairs": judged,
         **({"failed": failed, "warnings": [warning]} if failed else {}),
     }

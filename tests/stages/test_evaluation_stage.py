@@ -169,7 +169,7 @@ def test_prompts_that_are_in_the_data_several_times_count_once(evaluated, tmp_pa
     [0.150, 0.850]; that of 100 of 200, which it is not, would be [0.431, 0.569]."""
     pq.write_table(pa.table({"prompt_ids": [[7, i % 4] for i in range(200)]}), tmp_path / "train.parquet")
     (tmp_path / "verdicts.json").write_text(
-        json.dumps({"prompts": {str(i): i % 4 / 4 for i in range(200)}, "position_changed": 0.0, "failed": 0})
+        json.dumps({"prompts": {str(i): i % 4 / 4 for i in range(200)}, "failed": 0})
     )
     scores = [{**ROW, "prompt": i, "verifier": float(i % 4 < 2)} for i in range(200)]
     wrong = [{**row, "verifier": 0.0} for row in scores]
@@ -181,3 +181,4 @@ def test_prompts_that_are_in_the_data_several_times_count_once(evaluated, tmp_pa
     )
     assert (metrics["win_rate"], metrics["win_rate.n"]) == (0.75, 4)
     assert metrics["judged_win_rate"] == pytest.approx((0 + 0.25 + 0.5 + 0.75) / 4)
+    assert "position_changed" not in metrics, "the judge compared no pair"

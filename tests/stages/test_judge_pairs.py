@@ -94,11 +94,23 @@ def judge(tmp_path: Path) -> Iterator[Any]:
 def test_a_verdict_that_changes_with_the_position_is_a_tie(judge: Any) -> None:
     metrics, left, server = judge(longer, pairs_per_prompt=2)
     assert left["prompts"] == {"0": (1 + 0.5) / 2, "1": 0.5, "2": 0.0, "3": 0.5}
-    assert metrics == {"win_rate": (0.75 + 0.5 + 0 + 0.5) / 4, "position_changed": 1 / 5, "pairs": 5}
+    assert metrics == {"win_rate": (0.75 + 0.5 + 0 + 0.5) / 4, "position_changed": 1 / 4, "pairs": 5}
     assert len(server.requests) == 8, "each pair in both orders, but for equal answers"
     assert {answers(request) for request in server.requests} >= {("x", "xxxx"), ("xxxx", "x")}
     first, *_ = judge(longer)
     assert first["pairs"] == 4, "one pair of each prompt by default"
+
+
+def test_equal_answers_are_no_evidence_of_a_consistent_judge(judge: Any) -> None:
+    """Consistency is a share of the pairs that were judged in both orders (Zheng et al. 2023, table 2): the judge compared
+    one pair, and preferred the first place twice. Without such a pair nothing is known about it."""
+    same = {prompt: ["same"] for prompt in range(3)}
+    metrics, left, _ = judge(longer, {**same, 3: ["first"]}, {**same, 3: ["other"]})
+    assert metrics == {"win_rate": 0.5, "position_changed": 1.0, "pairs": 4}
+    assert left["position_changed"] == 1.0
+    metrics, left, server = judge(longer, same, same)
+    assert (metrics, server.requests) == ({"win_rate": 0.5, "pairs": 3}, [])
+    assert "position_changed" not in left
 
 
 def test_a_judge_sees_the_baselines_prompt_in_both_orders(judge: Any) -> None:
