@@ -84,11 +84,11 @@ class Evaluations:
             return steps.evaluate(name, section, self.scores[label], None, tasks=tasks, prompts=self.prompts)
         to_origin = self._score_to_origin(section, label)
         verdicts = None
+        pair = self.samples[label], self.samples[beside]
         if section.judge:
-            pair = self.samples[label], self.samples[beside]
             verdicts = steps.judge_pairs(f"{name}/judge", section.judge, *pair, self.judge)
         scores, others = self.scores[label], self.scores[beside]
-        return steps.evaluate(name, section, scores, others, verdicts, tasks, to_origin, self.prompts)
+        return steps.evaluate(name, section, scores, others, verdicts, tasks, to_origin, self.prompts, *pair)
 
     def _score_to_origin(self, section: EvaluationConfig, label: str) -> Step | None:
         """The scores of ``label`` with log-probabilities under the origin; None if these are not comparable."""

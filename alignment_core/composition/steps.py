@@ -388,14 +388,17 @@ def evaluate(
     tasks: Input | None = None,
     to_origin: Input | None = None,
     prompts: Input | None = None,
+    rollouts: Input | None = None,
+    baseline_rollouts: Input | None = None,
 ) -> Step:
     """Metrics of scored completions beside those of a baseline, with the ``verdicts`` of a judge, the results of
     lm-eval's ``tasks``, and the KL of the scores ``to_origin``. With the ``prompts`` of the completions, equal ones count as
-    one."""
+    one. With the completions of both policies, ``rollouts`` and ``baseline_rollouts``, equal ones tie."""
     statistics = section.model_dump(include=set(EvaluateConfig.model_fields))
     config = EvaluateConfig(**statistics, samples_all_tokens=section.generation.samples_all_tokens)
     beside = {"baseline_scores": baseline_scores, "verdicts": verdicts, "lm_eval": tasks, "scores_to_origin": to_origin}
-    return submit("evaluate", label, config, {"scores": scores, **beside, "prompts": prompts})
+    completions = {"rollouts": rollouts, "baseline_rollouts": baseline_rollouts}
+    return submit("evaluate", label, config, {"scores": scores, **beside, "prompts": prompts, **completions})
 
 
 def best_of_n(label: str, rewards: Sequence[str], confidence: float, scores: Input) -> Step:

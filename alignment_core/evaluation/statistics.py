@@ -12,8 +12,10 @@ import numpy as np
 
 from alignment_core.errors import DataError
 
-ROUNDING = 64 * float(np.finfo(np.float32).eps)
-"""Relative rounding of a reward: the reward of a completion in another batch is the same up to this."""
+RELATIVE = 64 * float(np.finfo(np.float32).eps)
+"""Relative rounding of a reward in fp32: the reward of a completion in another batch is the same up to this."""
+ABSOLUTE = 1e-6
+"""Absolute rounding of a reward: in a sum whose terms cancel, the error is that of the terms."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,15 @@ def win_rate_per_prompt(
 ) -> np.ndarray:
     """Win rate of each prompt's completions over the baseline's, over all pairs [B].
 
-    A difference of at most ``margin``, or within the rounding of the two values, is a tie and counts one half. Completions
+    A difference of at most ``margin``, or within the rounding of the two values, is a tie and counts one half. Rows with the
+    same ``answer``, if they have one, tie as well: a reward model in bf16 gives it another reward in another batch. Completions
     without a value are skipped, and so are prompts without completions on one side. Raises DataError for other prompts.
     """
-    scores = _by_prompt(rows, column)
-    baseline_scores = _by_prompt(baseline, column)
-    check_same_prompts(scores, baseline_scores)
-    both = [prompt for prompt in sorted(scores) if len(scores[prompt]) and len(baseline_scores[prompt])]
-    return np.array([_wins(scores[prompt], baseline_scores[prompt], margin) for prompt in both])
+    own = _by_prompt(rows, column)
+    others = _by_prompt(baseline, column)
+    check_same_prompts(own, others)
+    both = [prompt for prompt in sorted(own) if own[prompt] and others[prompt]]
+    return np.array([_wins(own[prompt], others[prompt], column, margin) for prompt in both])
 
 
 def check_same_prompts(prompts: Collection[int], of_baseline: Collection[int]) -> None:
@@ -102,21 +105,25 @@ def pass_at(rows: Sequence[dict[str, Any]], column: str, k: int) -> np.ndarray:
     Large Language Models Trained on Code". Completions without a score are skipped, and so are prompts with fewer
     than k.
     """
-    scored = [values for _, values in sorted(_by_prompt(rows, column).items()) if len(values) >= k]
-    right = [int((values >= 1).sum()) for values in scored]
-    return np.array(
-        [1 - comb(len(values) - c, k) / comb(len(values), k) for values, c in zip(scored, right, strict=True)]
-    )
+    scored = [group for _, group in sorted(_by_prompt(rows, column).items()) if len(group) >= k]
+    right = [sum(row[column] >= 1 for row in group) for group in scored]
+    return np.array([1 - comb(len(group) - c, k) / comb(len(group), k) for group, c in zip(scored, right, strict=True)])
 
 
-def _wins(scores: np.ndarray, baseline_scores: np.ndarray, margin: float) -> float:
-    difference = scores[:, None] - baseline_scores[None, :]
-    rounding = ROUNDING * np.maximum(np.abs(scores)[:, None], np.abs(baseline_scores)[None, :])
-    return float(np.where(np.abs(difference) <= np.maximum(margin, rounding), 0.5, difference > 0).mean())
+def _wins(own: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], column: str, margin: float) -> float:
+    """Share of wins of the ``own`` rows of a prompt over the ``others``, over all pairs."""
+    scores_N, baseline_M = (np.array([row[column] for row in rows], np.float64) for rows in (own, others))
+    difference_NM = scores_N[:, None] - baseline_M[None, :]
+    rounding_NM = np.maximum(ABSOLUTE, RELATIVE * np.maximum(np.abs(scores_N)[:, None], np.abs(baseline_M)[None, :]))
+    answers = [row.get("answer") for row in others]
+    same_NM = np.array([[answer is not None and answer == row.get("answer") for answer in answers] for row in own])
+    ties_NM = same_NM | (np.abs(difference_NM) <= np.maximum(margin, rounding_NM))
+    return float(np.where(ties_NM, 0.5, difference_NM > 0).mean())
 
 
-def _by_prompt(rows: Sequence[dict[str, Any]], column: str) -> dict[int, np.ndarray]:
-    groups: dict[int, list[float]] = {}
+def _by_prompt(rows: Sequence[dict[str, Any]], column: str) -> dict[int, list[dict[str, Any]]]:
+    """The rows of each prompt that have a value."""
+    groups: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(row["prompt"], []).extend([row[column]] if row[column] is not None else [])
-    return {prompt: np.array(values, np.float64) for prompt, values in groups.items()}
+        groups.setdefault(row["prompt"], []).extend([row] if row[column] is not None else [])
+    return groups

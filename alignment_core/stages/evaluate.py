@@ -11,7 +11,7 @@ from alignment_core.evaluation.files import LM_EVAL, VERDICTS
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.evaluation.statistics import bootstrap, pass_at, per_prompt, wilson, win_rate_per_prompt
 from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.rollout.schemas import read_scores
+from alignment_core.rollout.schemas import read_rollouts, read_scores
 
 MEANS = {"accuracy": "verifier", "reward": "reward"}
 """Metrics that are the mean of a column of scores, if it has any number."""
@@ -20,7 +20,8 @@ UNBOUNDED = ("reward", "kl", "kl_to_model")
 
 
 class EvaluateConfig(StageConfig):
-    """The statistics."""
+    """The statistics. Inputs are the ``scores`` of a policy and, if there is one, ``baseline_scores``, the completions of both
+    (``rollouts``, ``baseline_rollouts``), and what else was measured, see :func:`alignment_core.composition.steps.evaluate`."""
 
     win_margin: float = 0.0
     confidence: float = 0.95
@@ -33,12 +34,17 @@ class EvaluateConfig(StageConfig):
 def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     first = _first_of_equal_prompts(context)
 
-    def read(role: str) -> list[dict[str, Any]]:
+    def read(role: str, rollouts: str = "") -> list[dict[str, Any]]:
         scores = read_scores(context.inputs[role])
-        return [{**row, "prompt": first.get(row["prompt"], row["prompt"])} for row in scores]
+        rows = [{**row, "prompt": first.get(row["prompt"], row["prompt"])} for row in scores]
+        if rollouts not in context.inputs:
+            return rows
+        completions = read_rollouts(context.inputs[rollouts])  # in the order of their scores
+        answers = [completion["completion_ids"].tobytes() for completion in completions]
+        return [{**row, "answer": answer} for row, answer in zip(rows, answers, strict=True)]
 
-    rows = read("scores")
-    baseline = read("baseline_scores") if "baseline_scores" in context.inputs else None
+    rows = read("scores", "rollouts")
+    baseline = read("baseline_scores", "baseline_rollouts") if "baseline_scores" in context.inputs else None
     metrics: dict[str, Any] = {
         "confidence": config.confidence,
         "length": float(np.mean([row["tokens"] for row in rows])),

@@ -33,6 +33,22 @@ def test_a_policy_against_itself_wins_half():
     assert win_rate_per_prompt(same, same, "reward", 0.0).tolist() == [0.5, 0.5]
 
 
+def test_the_same_answer_ties_whatever_its_rewards():
+    """Prompt 0: the baseline's answer, by a reward model in bf16 in another batch. Prompt 1: 1.001 ties with its own answer, of
+    0.9, and wins against the other one, of 1: (½ + 1) / 2. Rows without an answer are compared by reward alone."""
+    mine, theirs = rows((0, 1.001), (1, 1.001)), rows((0, 1.0), (1, 0.9), (1, 1.0))
+    assert win_rate_per_prompt(mine, theirs, "reward", 0.0).tolist() == [1.0, 1.0]
+    for row, answer in zip([*mine, *theirs], (b"a", b"b", b"a", b"b", b"c"), strict=True):
+        row["answer"] = answer
+    assert win_rate_per_prompt(mine, theirs, "reward", 0.0).tolist() == [0.5, 0.75]
+
+
+def test_sums_that_cancel_tie():
+    # 0.3 · 1 - 0.1 · 3 is -5.6e-17 in binary, and 0.3 · 0 - 0.1 · 0 is 0
+    assert win_rate_per_prompt(rows((0, 0.3 - 0.1 * 3)), rows((0, 0.0)), "reward", 0.0).tolist() == [0.5]
+    assert win_rate_per_prompt(rows((0, 2e-6)), rows((0, 0.0)), "reward", 0.0).tolist() == [1.0]
+
+
 def test_the_number_of_completions_may_differ_but_the_prompts_may_not():
     assert win_rate_per_prompt(rows((0, 1.0), (0, 2.0)), rows((0, 1.0)), "reward", 0.0).tolist() == [0.75]
     with pytest.raises(DataError, match=r"different prompts, 1 and 1: .*max_prompt_length"):

@@ -416,6 +416,8 @@ def test_a_gate_compares_with_the_policy_of_the_tag_on_the_same_prompts(composed
         "scores": "sft/evaluation/score",
         "baseline_scores": "production/evaluation/score",
         "prompts": "evaluation/prompts",
+        "rollouts": "sft/evaluation/generate",
+        "baseline_rollouts": "production/evaluation/generate",
     }
     assert (
         composed.roles("production/evaluation/score")["reference"] == "model"

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.recipes import GenerationConfig
+from alignment_core.rollout.schemas import rollout_schema, write_table
 from alignment_core.stages.evaluate import EvaluateConfig, run
 from alignment_core.stages.report import cell, columns_of, decoding_sentence, markdown
 
@@ -162,6 +163,35 @@ def test_the_kl_to_the_initial_model_is_measured_beside_that_to_the_baseline(eva
         "mean tokens",
     ]
     assert "kl_to_model" not in evaluated(scores)
+
+
+def test_equal_completions_tie_whatever_their_rewards(evaluated, tmp_path):
+    """A reward model in bf16 gives the same completion 1 and 1.001. Without the completions, as in flows that do not pass them
+    on, rewards alone decide; of another completion the higher reward wins."""
+
+    def completions(name: str, *ids: list[int]) -> Path:
+        (tmp_path / name).mkdir()
+        rows = [
+            {
+                "prompt": i,
+                "sample": 0,
+                "prompt_ids": [1],
+                "completion_ids": completion,
+                "logps": [-1.0] * len(completion),
+            }
+            for i, completion in enumerate(ids)
+        ]
+        write_table(rows, rollout_schema(), tmp_path / name / "shard-00000.parquet")
+        return tmp_path / name
+
+    mine, theirs = (
+        [{**ROW, "prompt": i, "verifier": None, "reward": reward} for i in range(2)] for reward in (1.001, 1.0)
+    )
+    same = completions("same", [5, 2], [6, 2])
+    beside = {"baseline_scores": theirs, "rollouts": same}
+    assert evaluated(mine, {"baseline_scores": theirs})["win_rate"] == 1
+    assert evaluated(mine, {**beside, "baseline_rollouts": same})["win_rate"] == 0.5
+    assert evaluated(mine, {**beside, "baseline_rollouts": completions("other", [5, 2], [6, 7, 2])})["win_rate"] == 0.75
 
 
 def test_prompts_that_are_in_the_data_several_times_count_once(evaluated, tmp_path):
