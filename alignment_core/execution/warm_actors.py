@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, Place, cpu_model
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.nodes import check_nodes
 from alignment_core.inference.engine import Engine, EngineRequest
-from alignment_core.models.saving import architecture_digest
+from alignment_core.models.saving import architecture_digest, read_json
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.scoring_actors import Judges
 from alignment_core.training.ranks import join
@@ -30,6 +30,33 @@ ENGINE = "alignment_core.inference.engine:Engine"
 ENGINE_IMPORTS = "alignment_core.inference.engine:prepare"
 
 
+class EngineShape(NamedTuple):
+    """What an engine cannot change while it runs."""
+
+    architecture: str
+    long_rope: bool
+    """Whether it samples all sequences with LongRoPE's factors for long ones; see :func:`_uses_long_rope`."""
+    max_model_len: int
+
+
+def shape_of(request: EngineRequest) -> EngineShape:
+    """The shape of an engine that is started for this request."""
+    folder, length = request.policy.path, request.max_model_len
+    return EngineShape(architecture_digest(folder), _uses_long_rope(read_json(folder / "config.json"), length), length)
+
+
+def _uses_long_rope(shape: dict[str, Any], length: int) -> bool:
+    """Whether an engine of a model with this ``config.json`` and this ``max_model_len`` uses LongRoPE's factors for long
+    sequences. vLLM decides that when the engine starts, for short sequences, too."""
+    shape = {**shape, **(shape.get("text_config") or {})}
+    rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) not in ("longrope", "su"):
+        return False
+    # In this order, as `transformers` reads them (`standardize_rope_params`).
+    first = shape.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    return first is not None and length > int(first)
+
+
 class WarmActors:
     """Connects to Ray, and starts and ends groups of actors. :class:`~.machines.WarmMachines` decides which stage uses them."""
 
@@ -41,8 +68,8 @@ class WarmActors:
         """The placement group of this run's GPUs, once it has some."""
         self.trainers: ActorGroup[Any] | None = None
         self.engines: ActorGroup[Engine] | None = None
-        self._engines_shape: tuple[str, int] | None = None
-        """Architecture and sequence length of the engines; None while they have no model yet."""
+        self._engines_shape: EngineShape | None = None
+        """None while the engines have no model yet."""
         self._connecting = threading.Lock()
         self._device: Device | None = None
 
@@ -111,8 +138,8 @@ class WarmActors:
         return self.trainers
 
     def ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
-        """Engines of this architecture; those that start, start in the context ``alone``, with the policy."""
-        shape = (architecture_digest(request.policy.path), request.max_model_len)
+        """Engines that can serve the request; those that start, start in the context ``alone``, with the policy."""
+        shape = shape_of(request)
         if self._engines_shape and not self._engines_serve(shape):
             self.end_engines()
         if self.engines is None:
@@ -181,10 +208,11 @@ class WarmActors:
         environments = [device.engine_environment(resources, place) for place in places]
         return self._group("engines", places, environments)
 
-    def _engines_serve(self, shape: tuple[str, int]) -> bool:
-        """Whether the running engines have this architecture and room for sequences of this length."""
-        assert self._engines_shape is not None
-        return self._engines_shape[0] == shape[0] and self._engines_shape[1] >= shape[1]
+    def _engines_serve(self, shape: EngineShape) -> bool:
+        """Whether the running engines have this shape, or room for longer sequences."""
+        running = self._engines_shape
+        assert running is not None
+        return running.max_model_len >= shape.max_model_len and running[:-1] == shape[:-1]
 
     def _group(self, name: str, places: list[Place], environments: list[dict[str, str]]) -> ActorGroup[Any]:
         return ActorGroup(self.ray, name, places, environments, self.resources.wait_timeout_seconds, self.gpus)

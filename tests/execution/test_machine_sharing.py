@@ -18,6 +18,7 @@ from alignment_core.execution import warm_actors
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.scheduling import RunName, Ticket
+from alignment_core.execution.warm_actors import EngineShape
 from alignment_core.inference.engine import EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
@@ -61,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
     """A run on GPUs, on a machine that it shares."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
-    monkeypatch.setattr(warm_actors, "architecture_digest", lambda _: "one")
+    monkeypatch.setattr(warm_actors, "shape_of", lambda _: EngineShape("one", False, 64))
     machines = WarmMachines(ResourcesConfig(trainers=2, engines=2), tmp_path, tmp_path / "locks")
     machines.actors._device = Device("cuda", 2)
     monkeypatch.setattr(machines.actors, "connect", lambda: None)

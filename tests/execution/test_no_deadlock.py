@@ -23,6 +23,7 @@ from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import _claimed
 from alignment_core.execution.scheduling import FIRST, OrderedLock, RunName, Ticket
+from alignment_core.execution.warm_actors import EngineShape
 from alignment_core.inference.engine import EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
@@ -90,7 +91,7 @@ def new_run(
     runs: list[WarmMachines] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
-    monkeypatch.setattr(warm_actors, "architecture_digest", lambda _: "one")
+    monkeypatch.setattr(warm_actors, "shape_of", lambda _: EngineShape("one", False, 64))
     monkeypatch.setattr(machine_queue, "POLL_SECONDS", 0.001)
 
     def make(device: Literal["cpu", "cuda"]) -> WarmMachines:

@@ -1,0 +1,63 @@
+"""Which requests running engines can serve: those for which started ones would sample the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.execution.warm_actors import WarmActors, shape_of
+from alignment_core.inference.engine import EngineRequest
+from alignment_core.models.model_ref import Model
+from alignment_core.recipes import ResourcesConfig
+
+FACTORS = {"short_factor": [1.0], "long_factor": [2.0]}
+LONGROPE: dict[str, dict[str, Any]] = {
+    "Phi-3": {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "su", **FACTORS}},
+    "Phi-4": {"original_max_position_embeddings": 4096, "rope_parameters": {"rope_type": "longrope", **FACTORS}},
+    "MiniCPM": {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 4096, **FACTORS}},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "none": {"rope_scaling": None},
+    "yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}},
+}
+
+
+def serves(folder: Path, running: int, length: int) -> bool:
+    """Whether an engine that was started for sequences of ``running`` tokens serves a stage with ones of this ``length``."""
+    model = Model(folder, Reference("model", "0" * 64))
+    actors = WarmActors(ResourcesConfig(), folder)
+    actors._engines_shape = shape_of(EngineRequest(model, running))
+    return actors._engines_serve(shape_of(EngineRequest(model, length)))
+
+
+def write(folder: Path, fields: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 131_072, **fields}))
+    return folder
+
+
+@pytest.mark.parametrize("fields", LONGROPE.values(), ids=LONGROPE)
+def test_an_engine_for_long_sequences_serves_no_short_ones_of_a_model_with_longrope(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """vLLM's ``Phi3LongRoPEScaledRotaryEmbedding`` takes the long factors for all sequences if ``max_model_len`` is above
+    ``original_max_position_embeddings``, 4,096 here."""
+    folder = write(tmp_path, fields)
+    assert not serves(folder, running=4097, length=4096)
+    assert serves(folder, running=4096, length=1024)
+    assert serves(folder, running=8192, length=4097)
+    assert not serves(folder, running=4096, length=4097), "it has no room for them"
+
+
+@pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS)
+def test_an_engine_of_any_other_model_serves_all_sequences_that_it_has_room_for(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, fields)
+    assert serves(folder, running=8192, length=1024)
+    assert serves(folder, running=8192, length=8192)
+    assert not serves(folder, running=8192, length=8193)
