@@ -251,8 +251,11 @@ def use_trees(model: Any, head: Head, device: str, dropout: bool) -> bool:
     model's present device), and if ``device`` supports it. Otherwise the model is unchanged. With ``dropout`` it will train
     with the dropout of its configuration, which must not be in its attention.
     """
-    if model.config._attn_implementation != "sdpa":
-        return bool(model.config._attn_implementation == NAME)
+    if model.config._attn_implementation == NAME:
+        return True
+    if model.config._attn_implementation != "sdpa":  # soft caps, sinks
+        _warn_once(model.config.model_type)
+        return False
     model.config._attn_implementation = NAME
     try:
         heads: frozenset[Heads] = _cached(_heads_if_plain, model, head, dropout)
@@ -285,7 +288,8 @@ def _warn_once(model_type: str) -> None:
 def keeps_apart(model: Any, head: Head) -> bool:
     """Whether sequences in one line do not influence each other.
 
-    Layers that carry a state from token to token, as in state-space models, do not know where a sequence ends.
+    Layers that carry a state from token to token, as in state-space models, do not know where a sequence ends, and neither do
+    masks that ``transformers`` makes without position ids, as for gpt-oss.
     """
     return bool(_cached(_are_as_alone, model, head, False))
 

@@ -38,7 +38,7 @@ def load_model(
     model, info = kind.from_pretrained(
         check_loadable(Path(path)),
         dtype=dtype,
-        attn_implementation="sdpa",
+        attn_implementation=None,  # sdpa, or eager where a model does not support that, as gpt-oss with its sinks
         trust_remote_code=trust_remote_code,
         use_safetensors=True,
         output_loading_info=True,
@@ -58,6 +58,8 @@ def load_model(
         hidden = weight.shape[1]
         deviation = 1 / (hidden + 1) if head == "value" else hidden**-0.5
         weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")  # sdpa leaves out the soft cap of Gemma 2
     if is_text_part(model, Path(path)):
         log.warning(
             "the model also reads images or sounds: only the part that reads text is loaded, and saved after training"

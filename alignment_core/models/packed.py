@@ -76,7 +76,9 @@ class PackedModel(nn.Module):
         self.alone = not self.shares_prefixes and (bool(counts_chunks) or not keeps_apart(model, head))
         """Whether each sequence needs a line of its own."""
         if self.alone:
-            log.info("the layers of a %s model carry a state: its sequences are not packed", model.config.model_type)
+            log.info(
+                "a %s model does not keep sequences in one line apart: they are not packed", model.config.model_type
+            )
         self.router_loss: Tensor | None = None
         """The load-balancing loss of the last forward pass in training, after :meth:`balance_routers`; has a gradient."""
         self.noise: Tensor | None = None
