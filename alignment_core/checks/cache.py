@@ -38,12 +38,19 @@ class Need(BaseModel):
         )
 
 
-def needs(stage: str, tokens: int, shape: dict[str, Any], resources: ResourcesConfig, trained: bool) -> Iterator[Need]:
-    """The need of a stage, if the model's shape is known. A policy that a run trains may be stored in bf16 or fp32; the smaller
-    one is assumed."""
+def needs(
+    stage: str,
+    tokens: int,
+    shape: dict[str, Any],
+    resources: ResourcesConfig,
+    trained: bool,
+    dtype: str | None = None,
+) -> Iterator[Need]:
+    """The need of a stage, if the model's shape is known. Its engines compute in ``dtype``, by default as the policy is stored;
+    one that a run trains may be stored in bf16 or fp32, of which the smaller one is assumed."""
     if "kv_cache_dtype" in resources.engine_options:  # other bytes per number than the model
         return
-    dtype = inference_dtype_on_cpu("bfloat16" if trained else dtype_of(shape))
+    dtype = inference_dtype_on_cpu(dtype or ("bfloat16" if trained else dtype_of(shape)))
     needed = mib_needed(shape, tokens, number_bytes_of(dtype), resources.tensor_parallel_size) if shape else None
     if needed is not None:
         yield Need(stage=stage, tokens=tokens, mib=needed)

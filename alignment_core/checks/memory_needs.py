@@ -18,8 +18,7 @@ HOST_BYTES, TRAINER_BYTES, ENGINE_BYTES = int(0.4 * GIB), int(0.3 * GIB), int(0.
 GRADIENT_AND_MOMENTS = {"adamw": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
 """Bytes for a parameter, once for all trainers: its gradient in fp32 and Adam's two moments in fp32 or 8 bits."""
 SAMPLING_DTYPE = "bfloat16"
-SAMPLING_BYTES = number_bytes_of(SAMPLING_DTYPE)
-"""Bytes for a parameter on each engine."""
+"""Float type of an engine whose policy is not trained meanwhile: the smaller one of those that it may be stored in."""
 
 
 def parameters(shape: dict[str, Any]) -> int:
@@ -62,16 +61,17 @@ def _of_stage(config: Any, count: int, device: Device, resources: ResourcesConfi
         state = 0 if training.lora else GRADIENT_AND_MOMENTS.get(training.optimizer, 0) * count
         needed += trainers * (TRAINER_BYTES + int(weights * count)) + state
     if sampling is not None:
-        cache = _cache(shape, sampling.generation.max_completion_length, resources, engines)
-        needed += engines * (ENGINE_BYTES + SAMPLING_BYTES * count + cache)
+        dtype = sampling.dtype or SAMPLING_DTYPE
+        cache = _cache(shape, sampling.generation.max_completion_length, dtype, resources, engines)
+        needed += engines * (ENGINE_BYTES + number_bytes_of(dtype) * count + cache)
     return needed + HOST_BYTES if needed else 0
 
 
-def _cache(shape: dict[str, Any], tokens: int, resources: ResourcesConfig, engines: int) -> int:
+def _cache(shape: dict[str, Any], tokens: int, dtype: str, resources: ResourcesConfig, engines: int) -> int:
     """Least bytes of each engine's key-value cache for completions of so many tokens."""
     if not shape and resources.kv_cache_mib is None:
         return 0
-    return mib_of_engine(shape, tokens, SAMPLING_DTYPE, resources, engines) << 20
+    return mib_of_engine(shape, tokens, dtype, resources, engines) << 20
 
 
 def shortage(needed: int) -> str | None:

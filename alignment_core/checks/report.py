@@ -266,7 +266,7 @@ def _caches(
         policy = _beside(stage.inputs["policy"])
         trained = isinstance(policy, PlannedStage) and policy.stage != "base_model"
         shape = _shape(store, prompts[0].inputs["tokenizer"] if trained else policy)
-        yield from cache.needs(stage.label, tokens, shape, resources, trained)
+        yield from cache.needs(stage.label, tokens, shape, resources, trained, sampling.dtype)
 
 
 def _prompts_of(stage: PlannedStage) -> Iterator[PlannedStage]:

@@ -38,6 +38,8 @@ class SamplingPlan:
     """Number of prompts. Default: all."""
     environment: EnvironmentConfig | None = None
     """The environment that answers the policy between its turns."""
+    dtype: str | None = None
+    """Float type in which the policy is trained meanwhile. Default: it is sampled as it is stored."""
 
 
 class StageConfig(Config):

@@ -34,15 +34,23 @@ class EngineShape(NamedTuple):
     """What an engine cannot change while it runs."""
 
     architecture: str
+    dtype: str
+    """Float type in which it computes."""
     long_rope: bool
     """Whether it samples all sequences with LongRoPE's factors for long ones; see :func:`_uses_long_rope`."""
     max_model_len: int
 
 
-def shape_of(request: EngineRequest) -> EngineShape:
+def shape_of(request: EngineRequest, device: Device) -> EngineShape:
     """The shape of an engine that is started for this request."""
-    folder, length = request.policy.path, request.max_model_len
-    return EngineShape(architecture_digest(folder), _uses_long_rope(read_json(folder / "config.json"), length), length)
+    folder = request.policy.path
+    length = request.max_model_len
+    return EngineShape(
+        architecture_digest(folder),
+        request.dtype_on(device),
+        _uses_long_rope(read_json(folder / "config.json"), length),
+        length,
+    )
 
 
 def _uses_long_rope(shape: dict[str, Any], length: int) -> bool:
@@ -139,18 +147,13 @@ class WarmActors:
 
     def ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
         """Engines that can serve the request; those that start, start in the context ``alone``, with the policy."""
-        shape = shape_of(request)
+        shape = shape_of(request, self.device)
         if self._engines_shape and not self._engines_serve(shape):
             self.end_engines()
         if self.engines is None:
             self.engines = self._engine_actors()
         if self._engines_shape is None:
-            arguments = {
-                "policy": request.policy,
-                "max_model_len": request.max_model_len,
-                "resources": self.resources,
-                "device": self.device,
-            }
+            arguments = {"request": request, "resources": self.resources, "device": self.device}
             try:
                 with alone:
                     self.engines.make(ENGINE, [arguments] * self.engines.size)

@@ -39,6 +39,12 @@ class EngineRequest:
     policy: Model
     max_model_len: int
     """Maximum number of tokens of prompt and completion."""
+    dtype: str | None = None
+    """Float type in which the policy is trained while they sample; None: that in which it is stored."""
+
+    def dtype_on(self, device: Device) -> str:
+        """Float type in which the engines compute."""
+        return device.inference_dtype(self.dtype or self.policy.dtype)
 
 
 def prepare() -> None:
@@ -55,11 +61,13 @@ def prepare() -> None:
 class Engine:
     """Holds ``vllm.LLM`` for one architecture; ``policy`` names the weights that it holds."""
 
-    def __init__(self, policy: Model, max_model_len: int, resources: ResourcesConfig, device: Device) -> None:
+    def __init__(self, request: EngineRequest, resources: ResourcesConfig, device: Device) -> None:
+        policy = request.policy
+        max_model_len = request.max_model_len
         if resources.tensor_parallel_size > 1 and device.kind == "cuda":
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the workers that vLLM starts over Ray have the GPUs
         folder = check_loadable(policy.path)
-        self._dtype = device.inference_dtype(policy.dtype)
+        self._dtype = request.dtype_on(device)
         shape = json.loads((folder / "config.json").read_text())
         cache_mib = mib_of_engine(shape, max_model_len, self._dtype, resources, device.engines(resources))
         prepare()

@@ -18,7 +18,7 @@ def main() -> None:
 
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
-    from alignment_core.inference.engine import Engine
+    from alignment_core.inference.engine import Engine, EngineRequest
     from alignment_core.models.model_ref import Model
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import GenerationConfig, ResourcesConfig, ScratchModel
@@ -28,7 +28,7 @@ def main() -> None:
     parameters = create_model(shape, None, 0, folder / "a")
     create_model(shape, None, 1, folder / "b")
     policies = {name: Model(folder / name, Reference("model", name * 64)) for name in "ab"}
-    engine = Engine(policies["a"], 256, ResourcesConfig(), Device.detect("cpu"))
+    engine = Engine(EngineRequest(policies["a"], 256), ResourcesConfig(), Device.detect("cpu"))
     policy = str(policies["a"].reference)
     rng = random.Random(0)
     prompts = [[rng.randrange(256) for _ in range(rng.randrange(16, 96))] for _ in range(PROMPTS)]

@@ -115,9 +115,11 @@ def test_the_cache_of_a_policy_in_bf16_has_numbers_of_the_type_in_which_the_engi
     """Half of the 128 MiB above in bf16; all of them on a processor that has no instructions for it."""
     monkeypatch.setattr(device, "cpu_multiplies_bf16", lambda: multiplies_bf16)
     shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 16}
-    for stored, trained in (({"dtype": "bfloat16"}, False), ({}, True)):
-        (need,) = cache.needs("rl", 2005, shape | stored, ResourcesConfig(), trained)
+    for stored, trained, dtype in (({"dtype": "bfloat16"}, False, None), ({}, True, None), ({}, False, "bfloat16")):
+        (need,) = cache.needs("rl", 2005, shape | stored, ResourcesConfig(), trained, dtype)
         assert need.mib == mib
+    (need,) = cache.needs("rl", 2005, shape | {"dtype": "bfloat16"}, ResourcesConfig(), False, "float32")
+    assert need.mib == 128, "reinforcement learning in fp32 samples in fp32"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])

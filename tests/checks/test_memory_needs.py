@@ -14,9 +14,10 @@ from alignment_core.composition.plan import PlannedStage
 from alignment_core.errors import EnvironmentFault
 from alignment_core.inference import kv_cache
 from alignment_core.machine_memory import Memory
-from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
+from alignment_core.recipes import GenerationConfig, ResourcesConfig, RlConfig, TrainingConfig
 from alignment_core.recipes.sections.model import ScratchModel
 from alignment_core.stages.generate import GenerateConfig
+from alignment_core.stages.rl import RlStageConfig
 from alignment_core.stages.sft import SftStageConfig
 from tests.checks.recipes import look, sft
 
@@ -75,6 +76,20 @@ def test_sampling_needs_the_cache_that_an_engine_will_have_at_the_least(monkeypa
     assert needed(1000, SMOL) == processes + 2 * GIB
     assert needed(1000, SMOL, kv_cache_mib=300) == needed(1000, {}, kv_cache_mib=300) == processes + 2 * (300 << 20)
     assert needed(1000, {}) == processes
+
+
+def test_a_policy_that_is_trained_in_fp32_is_sampled_in_fp32() -> None:
+    """1e9 parameters: 4e9 bytes in the trainer, 4e9 in the engine and 12e9 of gradients and moments. In bf16 2e9 and 2e9."""
+    resources = ResourcesConfig(device="cpu", trainers=1, engines=1)
+    processes = int(0.3 * GIB) + int(0.5 * GIB) + int(0.4 * GIB)
+
+    def needed(bf16: bool) -> int:
+        section = {"prompts": {"task": "first"}, "rewards": [{"verifier": "task"}], "training": {"bf16": bf16}}
+        stage = PlannedStage("rl", "rl", RlStageConfig(section=RlConfig.model_validate(section)), {}, "runs")
+        return bytes_needed([stage], 10**9, resources)
+
+    assert needed(bf16=False) == 20 * 10**9 + processes
+    assert needed(bf16=True) == 16 * 10**9 + processes
 
 
 def test_stages_on_gpus_or_a_cluster_are_not_compared_with_this_machines_memory(

@@ -62,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
     """A run on GPUs, on a machine that it shares."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
-    monkeypatch.setattr(warm_actors, "shape_of", lambda _: EngineShape("one", False, 64))
+    monkeypatch.setattr(warm_actors, "shape_of", lambda *_: EngineShape("one", "float32", False, 64))
     machines = WarmMachines(ResourcesConfig(trainers=2, engines=2), tmp_path, tmp_path / "locks")
     machines.actors._device = Device("cuda", 2)
     monkeypatch.setattr(machines.actors, "connect", lambda: None)

@@ -91,7 +91,7 @@ def new_run(
     runs: list[WarmMachines] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
-    monkeypatch.setattr(warm_actors, "shape_of", lambda _: EngineShape("one", False, 64))
+    monkeypatch.setattr(warm_actors, "shape_of", lambda *_: EngineShape("one", "float32", False, 64))
     monkeypatch.setattr(machine_queue, "POLL_SECONDS", 0.001)
 
     def make(device: Literal["cpu", "cuda"]) -> WarmMachines:

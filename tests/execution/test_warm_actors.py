@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster import device as devices
+from alignment_core.cluster.device import Device
 from alignment_core.execution.warm_actors import WarmActors, shape_of
 from alignment_core.inference.engine import EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 
+POLICY = Reference("model", "0" * 64)
+CPU = Device("cpu", 2)
 FACTORS = {"short_factor": [1.0], "long_factor": [2.0]}
 LONGROPE: dict[str, dict[str, Any]] = {
     "Phi-3": {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "su", **FACTORS}},
@@ -29,10 +34,10 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def serves(folder: Path, running: int, length: int) -> bool:
     """Whether an engine that was started for sequences of ``running`` tokens serves a stage with ones of this ``length``."""
-    model = Model(folder, Reference("model", "0" * 64))
+    model = Model(folder, POLICY)
     actors = WarmActors(ResourcesConfig(), folder)
-    actors._engines_shape = shape_of(EngineRequest(model, running))
-    return actors._engines_serve(shape_of(EngineRequest(model, length)))
+    actors._engines_shape = shape_of(EngineRequest(model, running), CPU)
+    return actors._engines_serve(shape_of(EngineRequest(model, length), CPU))
 
 
 def write(folder: Path, fields: dict[str, Any]) -> Path:
@@ -61,3 +66,36 @@ def test_an_engine_of_any_other_model_serves_all_sequences_that_it_has_room_for(
     assert serves(folder, running=8192, length=1024)
     assert serves(folder, running=8192, length=8192)
     assert not serves(folder, running=8192, length=8193)
+
+
+class Group:
+    """Actors that record what they would hold, because real ones would load a model."""
+
+    size = 1
+
+    def __init__(self) -> None:
+        self.requests: list[EngineRequest] = []
+
+    def make(self, _factory: str, arguments: list[dict[str, Any]]) -> None:
+        self.requests += [of_actor["request"] for of_actor in arguments]
+
+    def kill(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("multiplies_bf16", "started"), [(True, ["bfloat16", "float32", "bfloat16"]), (False, ["float32"])]
+)
+def test_engines_start_again_for_a_policy_that_is_trained_in_another_type(
+    multiplies_bf16: bool, started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy stored in bf16 is evaluated, trained in fp32, evaluated twice. On a processor without instructions for bf16
+    engines compute in fp32 in any case."""
+    monkeypatch.setattr(devices, "cpu_multiplies_bf16", lambda: multiplies_bf16)
+    group = Group()
+    actors = WarmActors(ResourcesConfig(), tmp_path)
+    monkeypatch.setattr(actors, "_device", CPU)
+    monkeypatch.setattr(actors, "_engine_actors", lambda: group)
+    model = Model(write(tmp_path, {"dtype": "bfloat16"}), POLICY)
+    for dtype in (None, "float32", None, None):
+        actors.ready_engines(EngineRequest(model, 64, dtype), nullcontext())
+    assert [request.dtype_on(CPU) for request in group.requests] == started

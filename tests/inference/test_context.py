@@ -19,7 +19,7 @@ import pytest
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device, Place
 from alignment_core.errors import EnvironmentFault, UserError
-from alignment_core.inference.engine import Engine
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.inference.http_server import authorization, running, served
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
@@ -87,7 +87,7 @@ def test_an_engine_with_too_small_a_cache_names_the_size_it_needs(
     with pytest.raises(
         UserError, match=r"^the engines' key-value cache cannot hold a sequence of 65,536 tokens .* to 33 or more"
     ):
-        Engine(model, 65_536, RESOURCES, device)
+        Engine(EngineRequest(model, 65_536), RESOURCES, device)
 
 
 @pytest.mark.slow
@@ -98,5 +98,6 @@ def test_a_cache_of_the_default_size_has_room_for_all_sequences(
     device, resources = Device("cpu", 1), ResourcesConfig(device="cpu")
     for name, value in device.engine_environment(resources, Place()).items():
         monkeypatch.setenv(name, value)
-    engine = Engine(Model(long_model, Reference.parse(f"model@sha256:{'a' * 64}")), 64, resources, device)
+    model = Model(long_model, Reference.parse(f"model@sha256:{'a' * 64}"))
+    engine = Engine(EngineRequest(model, 64), resources, device)
     assert engine.llm.llm_engine.vllm_config.cache_config.num_gpu_blocks == 576

@@ -9,7 +9,7 @@ import pytest
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
 from alignment_core.errors import UserError
-from alignment_core.inference.engine import Engine
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
 
@@ -25,4 +25,4 @@ from alignment_core.recipes import ResourcesConfig
 def test_options_that_vllm_refuses_are_the_users_error(options: dict[str, Any], says: str, tiny_model: Any) -> None:
     model = Model(tiny_model(), Reference.parse(f"model@sha256:{'a' * 64}"))
     with pytest.raises(UserError, match=f"^resources.engine_options: vLLM {says}"):
-        Engine(model, 64, ResourcesConfig(engine_options=options), Device("cpu", 1))
+        Engine(EngineRequest(model, 64), ResourcesConfig(engine_options=options), Device("cpu", 1))

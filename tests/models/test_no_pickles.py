@@ -20,7 +20,7 @@ from alignment_core.artifacts import Store
 from alignment_core.cluster.device import Device
 from alignment_core.data.files import read_file
 from alignment_core.errors import UserError
-from alignment_core.inference.engine import Engine
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.inference.weights import _stored
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import check_loadable
@@ -107,7 +107,7 @@ def test_pickles_beside_safetensors_are_ignored(mixed):
         lambda model: model.load("score", torch.float32, head_seed=1),
         lambda model: list(_stored(str(model.path))),
         lambda model: Tensors("model-1", model.path, ExitStack()),
-        lambda model: Engine(model, 64, ResourcesConfig(), Device.detect("cpu", 0)),
+        lambda model: Engine(EngineRequest(model, 64), ResourcesConfig(), Device.detect("cpu", 0)),
         lambda model: pin_model(ModelConfig(name=str(model.path))),
     ],
     ids=["policy", "reward head", "new weights of an engine", "merge", "engine", "a folder as base model"],

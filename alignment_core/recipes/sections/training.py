@@ -235,6 +235,11 @@ class TrainingConfig(Config):
         return self
 
     @property
+    def dtype(self) -> Literal["bfloat16", "float32"]:
+        """Float type in which the model computes in training, by torch's name."""
+        return "bfloat16" if self.bf16 else "float32"
+
+    @property
     def has_8bit_moments(self) -> bool:
         """Whether the optimiser is one of `bitsandbytes`, with moments in 8 bits."""
         return self.optimizer in ("adamw_8bit", "paged_adamw_8bit")

@@ -54,7 +54,8 @@ class RlStageConfig(StageConfig):
         return section | {"rewards": reward_kinds.content(self.section.rewards, REWARDS_FIELD)}
 
     def sampling(self) -> SamplingPlan:
-        return SamplingPlan(self.section.generation, environment=self.section.environment)
+        section = self.section
+        return SamplingPlan(section.generation, environment=section.environment, dtype=section.training.dtype)
 
     def rewarded(self) -> dict[str, RewardConfig]:
         return {f"{REWARDS_FIELD}.{number}": reward for number, reward in enumerate(self.section.rewards)}

@@ -73,9 +73,10 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     shuffle = shuffles(_table(context.inputs["prompts"]))
     schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
     trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps)
+    request = EngineRequest(policy, length, section.training.dtype)
     with (
         closing(trajectories),
-        context.machines.engines_and_trainers(EngineRequest(policy, length), context.ticket) as (engines, trainers),
+        context.machines.engines_and_trainers(request, context.ticket) as (engines, trainers),
         sources,
         closing(environments) if environments else nullcontext(),
     ):
