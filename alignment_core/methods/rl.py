@@ -62,7 +62,8 @@ def compose(recipe: RlRecipe) -> Outputs:
     prompts = steps.dataset("rl/prompts", recipe.rl.prompts, "prompts", base)
     judge = reward_model(recipe.reward_model, base, start)
     reward_models = rewards("rl.rewards", recipe.rl.rewards, judge, "rl").models
-    critic = next(iter(reward_models.values()), None) if recipe.rl.critic else None
+    number = recipe.rl.first_reward_model
+    critic = reward_models[f"reward-{number}"] if recipe.rl.critic and number is not None else None
     pretraining = held_out = None
     if recipe.rl.pretraining:
         pretraining = steps.dataset("rl/pretraining", recipe.rl.pretraining.data, "demonstrations", base)

@@ -328,6 +328,21 @@ def test_the_kl_of_rl_may_be_to_another_model(composed):
     assert "reference" not in composed.configs["rl"].content()["kl"], "it is an input"
 
 
+@pytest.mark.parametrize(
+    ("rewards", "critic"),
+    [
+        ([{"served_judge": MODEL}, {"reward_model": MODEL}, {"reward_model": "ours"}], "rl/reward-1"),
+        ([{"process_reward_model": MODEL}, {"reward_model": "ours"}], "reward-model"),
+        ([{"served_judge": MODEL}, {"process_reward_model": MODEL}], None),
+    ],
+)
+def test_a_critic_starts_from_the_first_reward_model_and_from_no_other_judge(composed, rewards, critic):
+    section = {**RL, "rewards": rewards, "advantage": {"estimator": "gae"}, "critic": {}}
+    ours = {"reward_model": PAIRS} if {"reward_model": "ours"} in rewards else {}
+    compose(composed, "rl", rl=section, **ours)
+    assert composed.roles("rl").get("critic") == critic
+
+
 def test_reward_models_of_steps_and_of_answers_choose_among_the_same_answers(composed):
     compose(composed, "process-reward-model")
     assert composed.configs["process-reward-model/data"].settings == {"separator": "\n", "placeholder": None}

@@ -82,7 +82,7 @@ def test_reinforcement_learning_samples_as_many_completions_as_trl() -> None:
         ([{"reward_model": MODEL, "clip": None}], 0.04, (0.95, [None])),
         ([{"reward_model": MODEL, "clip": [-1, 1]}], 0.04, (0.95, [(-1, 1)])),
         ([{"verifier": "task"}, {"reward_model": MODEL}], 0.04, (0.95, [None, (-10, 10)])),
-        ([{"process_reward_model": MODEL}], 0.04, (0.95, [None])),
+        ([{"process_reward_model": MODEL}], 0.04, (1.0, [None])),
     ],
 )
 def test_kl_clip_and_lambda_depend_on_the_rewards(

@@ -67,6 +67,16 @@ def test_a_critic_does_not_start_at_a_reward_model_with_another_tokenizer(policy
     assert warning.endswith("so the critic is initialised from the policy, with a new head")
 
 
+def test_its_units_are_those_of_the_first_reward_model_and_not_of_a_judge_before_that(
+    policy: Path, tmp_path: Path
+) -> None:
+    judge = shutil.copytree(policy, tmp_path / "judge")
+    listed = [{"served_judge": "judge/production"}, {"reward_model": "ours"}]
+    config = RlConfig.model_validate({**section_of(1, {"verifier": "task"}, **PPO), "rewards": listed})
+    context = context_of(policy=policy, critic=judge)
+    assert reward_of_critic(context, config, context.model("critic")) == (1, (0.0, 1.0))
+
+
 @pytest.mark.parametrize("normalise", ["none", "model", "running"])
 def test_the_values_of_a_critic_have_the_units_of_the_reward_whose_model_it_starts_at(
     normalise: str, policy: Path, tmp_path: Path

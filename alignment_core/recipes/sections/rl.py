@@ -505,8 +505,7 @@ class RlConfig(Config):
         defaults = {**super().section_defaults(content)}
         rewards = content.get("rewards")
         rewards = rewards if isinstance(rewards, list | tuple) else ()
-        learned = any(_given(reward, key) for reward in rewards for key in LEARNED)
-        if learned:
+        if any(_given(reward, key) for reward in rewards for key in LEARNED):
             defaults["kl"] = {"coefficient": 0.04}
         correction = content.get("importance_sampling_correction")
         chosen = any(_given(correction, name) for name in ("mode", *ImportanceSamplingConfig.RENAMED))
@@ -517,10 +516,16 @@ class RlConfig(Config):
                 usual = {name: value for name, value in usual.items() if name != "high"}  # a bound of ratios
             defaults["importance_sampling_correction"] = usual
         if content.get("critic") is not None and _given(content.get("advantage"), "estimator") == "gae":
-            defaults["advantage"] = {} if learned else {"gae_lambda": 1.0}
+            starts_trained = any(_given(reward, "reward_model") for reward in rewards)
+            defaults["advantage"] = {} if starts_trained else {"gae_lambda": 1.0}
             if rewards:
                 defaults["rewards"] = [{"clip": MOST_LEARNED} if _is_unscaled(reward) else {} for reward in rewards]
         return defaults
+
+    @property
+    def first_reward_model(self) -> int | None:
+        """The number of the first reward by a reward model, from which a critic is initialised; None without one."""
+        return next((number for number, reward in enumerate(self.rewards) if reward.KEY == "reward_model"), None)
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> RlConfig:

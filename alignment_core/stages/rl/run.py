@@ -161,14 +161,11 @@ def reward_of_critic(
 ) -> tuple[int, tuple[float, float]] | None:
     """The number of the reward whose model the critic is initialised from, and the mean and deviation of its scores; None for a
     critic with a new head."""
-    number = next((number for number, reward in enumerate(section.rewards) if reward.model), None)
+    number = section.first_reward_model
     if critic is None or number is None or critic.path != context.inputs.get("critic"):
         return None
-    reward = section.rewards[number]
-    if reward.KEY != "reward_model":
-        return None
     field = f"{REWARDS_FIELD}.{number}"
-    return number, spread_of(critic, field) if reward.normalise == "model" else (0.0, 1.0)
+    return number, spread_of(critic, field) if section.rewards[number].normalise == "model" else (0.0, 1.0)
 
 
 def _reference(context: StageContext, tokenizer: Any) -> Model | None:
