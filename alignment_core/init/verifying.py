@@ -9,7 +9,7 @@ from typing import Any
 
 from alignment_core.data.fields import Fields
 from alignment_core.init.guess import PARSED_ROWS
-from alignment_core.rewards.verifiers.math import FINAL
+from alignment_core.rewards.verifiers.math import behind_mark
 
 SUITABLE_SHARE = 0.9
 """Share of the labels that a verifier must understand."""
@@ -24,8 +24,8 @@ def is_final(label: str) -> bool:
 
 def ends_with_final(label: str) -> bool:
     """Whether a label is a worked solution that ends with a mathematical answer."""
-    _, marker, answer = label.rpartition(FINAL)
-    return (bool(marker) and is_final(answer)) or r"\boxed{" in label
+    answer = behind_mark(label)
+    return (answer is not None and is_final(answer)) or r"\boxed{" in label
 
 
 def has_tests(label: str) -> bool:

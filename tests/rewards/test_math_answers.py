@@ -44,6 +44,10 @@ def test_the_final_answers_are_compared_as_mathematics(completion: str, label: s
         (r"\boxed{4} \boxed{}", "4", 0.0),
         (r"\boxed{4} #### 5", "5", 1.0),
         (r"#### \boxed{4} = \boxed{5}", "5", 1.0),
+        ("#### Step 3: Conclusion\nThe answer is $\\boxed{5}$.", "5", 1.0),  # a heading of Markdown
+        ("#### Step 3: Conclusion\nThe answer is $\\boxed{5}$.", "3", 0.0),
+        ("\\boxed{5}\n##### 3", "5", 1.0),
+        ("\\boxed{5}\n### 3", "5", 1.0),
         (r"\fbox{4} then \boxed {5}", "5", 1.0),
         (r"\boxed{7}", r"First \boxed{4}, but in the end \boxed{7}.", 1.0),
         (r"\boxed{4}", r"First \boxed{4}, but in the end \boxed{7}.", 0.0),

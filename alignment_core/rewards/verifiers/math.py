@@ -6,8 +6,8 @@ import re
 
 from alignment_core.rewards.named import NamedVerifier
 
-FINAL = "####"
-"""GSM8K's mark before the final answer."""
+FINAL = re.compile(r"(?<!#)####(?!#)")
+"""GSM8K's mark before the final answer. Markdown has it before headings of the fourth level, whose answer is in a box below."""
 MINUS = "\u2212"
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 WORDS_IN_LATEX = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -32,10 +32,10 @@ OPERATORS = set("+-*/^=<>()[]{}|!%\\")
 def verify(prompt: str, completion: str, label: str | None) -> float:
     """1.0 if the completion's final answer equals the label's, else 0.0.
 
-    The final answer follows the last ``####``, or is in the last closed box, or is the last formula or number that math-verify
-    extracts. An answer that math-verify cannot prove equal to the label's within five seconds is wrong. A label of words, a
-    date, a time, a range, a ratio or a code is compared as text, ignoring case and white space; ``$…$`` around a label makes
-    it a formula. Raises ValueError for a label without an answer.
+    The final answer is in the last closed box, or the line behind the last ``####``, or the last formula or number that
+    math-verify extracts; what comes before ``####`` does not count. An answer that math-verify cannot prove equal to the
+    label's within five seconds is wrong. A label of words, a date, a time, a range, a ratio or a code is compared as text,
+    ignoring case and white space; ``$…$`` around a label makes it a formula. Raises ValueError for a label without an answer.
     """
     import math_verify
 
@@ -56,11 +56,18 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
 def _final(text: str) -> tuple[str, bool]:
     """The final answer, or the text that contains it, with minus signs as hyphens, and whether it is in a box."""
     text = text.replace(MINUS, "-")
-    _, mark, answer = text.rpartition(FINAL)
-    lines = answer.strip().splitlines() if mark else [text]
-    line = lines[0].strip() if lines else ""
-    box = _last_box(line)
-    return (line, False) if box is None else (box, True)
+    behind = behind_mark(text)
+    box = _last_box(text if behind is None else behind)
+    if box is not None:
+        return box, True
+    lines = [text] if behind is None else behind.strip().splitlines()
+    return (lines[0].strip() if lines else ""), False
+
+
+def behind_mark(text: str) -> str | None:
+    """The text behind the last mark of a final answer; None without a mark."""
+    marks = [*FINAL.finditer(text)]
+    return text[marks[-1].end() :] if marks else None
 
 
 def _last_box(text: str) -> str | None:
