@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,8 @@ async def _content(name: str, field: str, options: dict[str, Any]) -> dict[str, 
 
 
 async def act(method: str, *arguments: Any) -> Any:
-    """The function that the process serves."""
+    """The function that the process serves: the method's answer, and the ``seconds`` that it took."""
     methods: dict[str, Callable[..., Any]] = {"reset": reset, "step": step, "close": close, "content": _content}
-    return await methods[method](*arguments)
+    began = time.monotonic()
+    answer = await methods[method](*arguments)
+    return {**answer, "seconds": time.monotonic() - began}

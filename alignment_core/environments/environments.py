@@ -6,7 +6,6 @@ The policy's turns keep the tokens that it sampled; observations are encoded onc
 from __future__ import annotations
 
 import threading
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -144,8 +143,8 @@ class Environments:
 
     def _call(self, episode: Episode) -> list[Any]:
         config, prompt = self.config, episode.prompt
-        if episode.began is None:
-            episode.began = time.monotonic()
+        if not episode.began:
+            episode.began = True
             return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
         turn = episode.ids[episode.turn_start :].tolist()
         before = len(episode.prompt_ids) + episode.turn_start
@@ -186,10 +185,11 @@ class Environments:
     def _apply(self, episode: Episode, answer: dict[str, Any]) -> None:
         """Raises Failed for an episode that cannot be trained on."""
         episode.reward += answer.get("reward", 0.0)
+        episode.seconds += answer["seconds"]
         if answer.get("done") or (episode.turns and episode.turns == self.config.max_turns):
             episode.over = True
-        elif time.monotonic() - (episode.began or 0.0) > self.config.episode_seconds:
-            late = f"did not end within {self.config.episode_seconds:g} seconds (rl.environment.episode_seconds)"
+        elif episode.seconds > self.config.episode_seconds:
+            late = f"took more than {self.config.episode_seconds:g} seconds in all (rl.environment.episode_seconds)"
             raise Failed("timeout", late)
         elif len(episode.ids) >= episode.room:
             episode.over = True

@@ -50,8 +50,10 @@ class Episode:
     """Start of the policy's last turn in ``ids``."""
     turns: int = 0
     over: bool = False
-    began: float | None = None
-    """Time of the first call of its environment."""
+    began: bool = False
+    """Whether its environment was called."""
+    seconds: float = 0.0
+    """Sum of the times of its environment's calls."""
     reward: float = 0.0
     """Sum of the environment's rewards."""
     failure: Failed | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,22 @@ class Env:
 
     def step(self, completion):
         return {"observation": self.observation}
+"""
+
+
+TAKES_ITS_TIME = """
+import time
+
+class Env:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def reset(self, prompt, label):
+        return None
+
+    def step(self, completion):
+        time.sleep(self.seconds)
+        return {"observation": "again"}
 """
 
 
@@ -82,3 +100,24 @@ def test_a_turn_is_closed_once_and_each_observation_is_a_message_even_if_empty(
     assert context(turn, finish_reason, observations) == expected
     if len(observations) == 1:
         assert context(turn, finish_reason, observations[0]) == expected, "a text is a list of one"
+
+
+@pytest.mark.parametrize(("sampling", "step", "fails"), [(0.6, 0.0, False), (0.0, 0.6, True)])
+def test_the_time_limit_of_an_episode_is_that_of_its_environment_and_not_of_sampling(
+    sampling: float, step: float, fails: bool, tokenizer: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "env.py").write_text(TAKES_ITS_TIME)
+    config = EnvironmentConfig(
+        name=f"{tmp_path / 'env.py'}:Env", options={"seconds": step}, max_turns=3, episode_seconds=0.5
+    )
+    episode = Episode(0, 0, 0, {"prompt": "a", "label": None, "prompt_ids": [97]}, most_tokens=1000)
+    turn = np.array(tokenizer("hello<|im_end|>")["input_ids"], np.int32)
+    with closing(Environments(config, tokenizer, processes=1, timeout=20)) as environments:
+        environments.answer_all([episode])
+        time.sleep(sampling)  # an engine that samples many episodes
+        episode.append_turn(Completion(turn, np.zeros(len(turn)), np.zeros(len(turn), np.int32), "stop"))
+        environments.answer_all([episode])
+    assert (episode.failure is not None, episode.over) == (fails, fails)
+    if episode.failure is not None:
+        assert episode.failure.reason == "timeout"
+        assert str(episode.failure) == "took more than 0.5 seconds in all (rl.environment.episode_seconds)"

@@ -68,7 +68,8 @@ class EnvironmentConfig(Config):
     max_turns: int = Field(8, ge=1)
     """Maximum number of the policy's turns in an episode."""
     episode_seconds: float = Field(600.0, gt=0)
-    """Time limit of an episode in seconds; longer episodes have no reward."""
+    """Maximum time in seconds that the environment or agent may take for an episode, all its calls together; sampling does
+    not count. Longer episodes have no reward."""
     role: Literal["user", "tool"] = "user"
     """Role of a class's observations in the chat template; without a template they are appended as plain text."""
     skip_special_tokens: bool = unkeyed(True)
