@@ -185,7 +185,11 @@ class Renderer:
             after, end = self._render([*turn, *messages], add_generation_prompt=True), self.split_end(alone)[1]
             unchanged, tail = after.startswith(alone), after[alone.rindex(end) if end else len(alone) :]
         if not unchanged:
-            raise UserError("the chat template renders an assistant turn differently once a reply follows")
+            raise UserError(
+                "the chat template renders an assistant turn differently once a reply follows, for example without thoughts; "
+                "set model.chat_template to one that keeps turns as they were sampled, such as TRL's qwen3_training for Qwen3 "
+                "(docs/recipes/environments.md)"
+            )
         return tail
 
     def encode_opening(self, prompt: str, messages: Messages) -> Ids:
