@@ -18,6 +18,7 @@ from alignment_core.errors import UserError
 USER, HELLO, BYE = (
     {"role": role, "content": c} for role, c in (("user", "hi"), ("assistant", "hello"), ("assistant", "bye"))
 )
+SYSTEM = {"role": "system", "content": "be brief"}
 HH = "\n\nHuman: hi\n\nAssistant: "
 HALF = "\ud83d"  # half of a surrogate pair: JSON can write it, UTF-8 cannot hold it
 
@@ -41,6 +42,16 @@ READ: dict[str, list[tuple[dict[str, Any], str, Any]]] = {
             {"prompt": "hi", "chosen": [USER, HELLO], "rejected": [USER, BYE]},
             "preference",
             Preference([USER], [HELLO], [BYE]),
+        ),
+        (
+            {"prompt": "hi", "chosen": [SYSTEM, USER, HELLO], "rejected": [SYSTEM, USER, BYE]},
+            "preference",
+            Preference([SYSTEM, USER], [HELLO], [BYE]),
+        ),
+        (
+            {"prompt": "hi", "chosen": [USER, BYE, USER, HELLO], "rejected": [USER, BYE, USER, BYE]},
+            "preference",
+            Preference([USER, BYE, USER], [HELLO], [BYE]),
         ),
         ({"chosen": HH + "hello", "rejected": HH + " bye\n"}, "hh", Preference([USER], [HELLO], [BYE])),
     ],
@@ -112,6 +123,16 @@ MALFORMED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
             {"chosen": [USER, HELLO], "rejected": [USER, BYE, USER, BYE]},
             "preference",
             "differ before their last message",
+        ),
+        (
+            {"prompt": "x", "chosen": [USER, HELLO], "rejected": [SYSTEM, USER, BYE]},
+            "preference",
+            "differ before their last message",
+        ),
+        (
+            {"prompt": "x", "chosen": [HELLO, USER, HELLO], "rejected": [HELLO, USER, BYE]},
+            "preference",
+            "`chosen` must be one assistant message after the prompt, not assistant, user, assistant",
         ),
         (
             {"prompt": "x", "chosen": [USER, HELLO], "rejected": "b"},

@@ -59,13 +59,12 @@ class Preference(PromptExample):
 
 def _of_columns(row: Fields) -> Preference:
     chosen, rejected = answer_of(row, "chosen"), answer_of(row, "rejected")
-    if row.has("prompt"):
-        prompt = row.prompt()
-    elif conversations := row.conversations():
-        prompt = conversations
-    elif isinstance(chosen, str) or isinstance(rejected, str):
-        raise ValueError("there is no `prompt`: without one, `chosen` and `rejected` must be whole conversations")
-    else:
+    prompt = row.prompt() if row.has("prompt") else row.conversations()
+    if isinstance(prompt, str) and _is_conversation(chosen) and _is_conversation(rejected):
+        prompt = None  # as in TRL: its text is one of the messages
+    if prompt is None:
+        if isinstance(chosen, str) or isinstance(rejected, str):
+            raise ValueError("there is no `prompt`: without one, `chosen` and `rejected` must be whole conversations")
         prompt, chosen, rejected = _split_conversations(chosen, rejected)
     if any(not isinstance(part, str) for part in (prompt, chosen, rejected)):
         prompt = as_messages(prompt, "user")
@@ -86,6 +85,11 @@ def answer_of(row: Fields, role: str) -> str | Messages:
             f"the last message of `{row.name(role)}` has the weight 0, but this answer is what would be trained"
         )
     return answer
+
+
+def _is_conversation(answer: str | Messages) -> bool:
+    """Whether an answer has its prompt before it."""
+    return isinstance(answer, list) and len(answer) > 1 and answer[0]["role"] != "assistant"
 
 
 def _after(prompt: Messages, answer: Messages) -> Messages:
