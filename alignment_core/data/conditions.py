@@ -30,12 +30,16 @@ def conditioned(example: Example, template: str, fields: Fields) -> Example:
 
 
 def filled(template: str, prompt: str, fields: Fields) -> str:
-    """The template filled with the prompt and the columns."""
-    text = []
+    """The template filled with the prompt and the columns. White space before a column without text is left out with it."""
+    text: list[str] = []
     for literal, name, spec, _ in Formatter().parse(template):
-        text.append(literal)
-        if name is not None:
-            text.append(prompt if name == PROMPT else _written(name, fields.column(name), spec or ""))
+        if name is None or name == PROMPT:
+            text += [literal, prompt if name else ""]
+            continue
+        value = fields.column(name)
+        blank = value is None or (isinstance(value, str) and not value.strip())
+        if not (blank and literal.isspace() and not spec):
+            text += [literal, _written(name, value, spec or "")]
     return "".join(text)
 
 

@@ -59,8 +59,6 @@ def with_further_column(mapping: ColumnMapping, first: Sequence[Mapping[str, Any
         values = [row.get(column) for row in first]
         if column in used or not column.isidentifier() or not any(values):
             continue
-        if all(isinstance(value, str) for value in values):
-            return replace(mapping, further=column), notes
         if all(isinstance(value, str | None) for value in values):
-            notes.append(f'`{column}` is not put into the prompt, as it is null in some rows: write "" there')
+            return replace(mapping, further=column), notes
     return mapping, notes

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from alignment_core.data.build import BuiltDataset
+from alignment_core.data.conditions import filled
+from alignment_core.data.fields import Fields
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataConfig
 
@@ -63,6 +65,17 @@ def test_a_row_that_cannot_fill_the_template_is_named(
     rows = [row("p", completion="c"), row("p", completion="c") | bad]
     with pytest.raises(DataError, match=rf"train\.jsonl:2: {sentence}"):
         built(jsonl(rows), "demonstrations", prompt_template=TEMPLATE)
+
+
+@pytest.mark.parametrize("empty", ["", " \n", None])
+def test_a_column_without_text_is_left_out_with_the_white_space_before_it(empty: str | None) -> None:
+    """Rows of Alpaca without an input: training would otherwise end their questions as no user does."""
+    fields = Fields({"input": empty, "quality": 3, "zero": 0}, {})
+    assert filled("{prompt}\n\n{input}", "q", fields) == "q"
+    assert filled("{prompt}\n\n{input} [{quality}]\n", "q", fields) == "q [3]\n"
+    assert filled("{prompt} {zero}", "q", fields) == "q 0"
+    assert filled("{prompt}\n\n{input}", "q", Fields({"input": " x"}, {})) == "q\n\n x"
+    assert filled("User: {prompt}\nAssistant: ", "q", fields) == "User: q\nAssistant: "
 
 
 def test_plain_texts_have_no_prompt_to_write_in(built: Build, jsonl: Write) -> None:

@@ -20,12 +20,11 @@ def test_the_input_of_alpaca_is_part_of_every_prompt(draft: Draft, tmp_path: Pat
     assert ("input", "in the prompt", "") in result.columns
 
 
-def test_an_additional_column_with_nulls_is_reported(draft: Draft, tmp_path: Path) -> None:
+def test_an_additional_column_with_nulls_is_part_of_the_prompts_that_have_it(draft: Draft, tmp_path: Path) -> None:
     content = [{"instruction": f"do {n}", "input": "it" if n % 4 else None, "output": f"a {n}"} for n in range(40)]
-    assert any(
-        "`input` is not put into the prompt" in warning
-        for warning in draft(jsonl(tmp_path / "r.jsonl", content)).warnings
-    )
+    result = draft(jsonl(tmp_path / "r.jsonl", content))
+    assert result.recipe["sft"]["data"]["prompt_template"] == "{prompt}\n\n{input}"
+    assert not any("`input`" in warning for warning in result.warnings)
 
 
 def test_a_second_likely_column_is_listed_as_not_used(draft: Draft, tmp_path: Path) -> None:

@@ -186,7 +186,8 @@ class DataConfig(Config):
     field of this name). Of `messages` the assistant's turns are trained on in any case."""
     prompt_template: Annotated[str, AfterValidator(_checked_template)] | None = unkeyed(None)
     """How a prompt is written, or the first message of the user: `{prompt}` with further columns of the row, such as
-    `{prompt} [quality={quality:.0f}]`. Default: the prompt alone. Rows are told apart by the prompt alone."""
+    `{prompt} [quality={quality:.0f}]`. A column that is empty or null is left out with white space before it. Default: the
+    prompt alone. Rows are told apart by the prompt alone."""
     max_length: int = Field(1024, ge=2)
     """Maximum length of a row in tokens, prompt and completion together."""
     max_prompt_length: int | None = Field(None, ge=1)
