@@ -286,18 +286,19 @@ class Renderer:
     def join(self, prompt: str, spans: list[tuple[str, bool]], empty: bool, bos: Ids | None = None) -> TrainingText:
         """A prompt and spans of (text, is it a target), encoded as one text behind ``bos``; the last span is a target.
 
-        The targets are answers and the ends of their turns. The last one ends with EOS if it has no end of its own.
+        The targets are answers and the ends of their turns; what the template writes behind these belongs to the next span.
+        The last one ends with EOS if it has no end of its own.
         """
         text = prompt
         parts = list[tuple[int, int]]()
         ends = list[str]()
         end = ""
-        for number, (span, target) in enumerate(spans, start=1):
+        for span, target in spans:
             content, end = self.split_end(span)
             if target:
                 parts.append((len(text), len(text) + len(content) + len(end)))
                 ends.append(end)
-            text += content + end if number == len(spans) else span
+            text += content + end if target else span
         ids, places = self.encode_parts(text, parts)
         if parts[0][0] == len(prompt):  # an answer may change the prompt's last tokens
             places[0] = (min(places[0][0], common_prefix(self.encode(prompt), ids)), places[0][1])

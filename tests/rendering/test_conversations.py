@@ -72,6 +72,19 @@ def test_a_turn_of_weight_zero_is_context(family: Family, renderer: Renderer) ->
         assert targets == [first, last]
 
 
+EOS_BEHIND_ALL = [family for family in FAMILIES if family.name in ("phi3", "phi4-mini", "trl-phi3", "trl-phi3_5")]
+
+
+@pytest.mark.parametrize("family", EOS_BEHIND_ALL, ids=str, scope="session")
+def test_eos_behind_the_last_turn_alone_does_not_split_a_conversation(family: Family, renderer: Renderer) -> None:
+    """It is no part of the history that inference sees."""
+    (row,) = rows_of(Demonstration([], THREE_TURNS), renderer, family)
+    right = expected.conversation(family, THREE_TURNS)
+    assert readable(family, row["input_ids"]) == readable(family, right.ids)
+    assert row["loss_mask"] == right.mask
+    assert len(expected.runs(row["loss_mask"])) == 3
+
+
 MARKED = [family for family in OWN if family.keeps_history and family.end and family.fast]
 
 

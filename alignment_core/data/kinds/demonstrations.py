@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from alignment_core.data.fields import Fields
@@ -91,12 +90,13 @@ def _conversation(
     for turn, (before, after) in zip(turns, rendered, strict=True):
         renderer.fields.check_whole(messages, turn, after.removeprefix(before), tools)
     empty = [is_silent(messages[turn]) for turn in turns]
-    # Each rendering begins with the one before: then the last one shows every turn as inference saw it.
-    if all(later.startswith(earlier) for (_, earlier), (later, _) in pairwise(rendered)):
+    ended = [before + "".join(renderer.split_end(after.removeprefix(before))) for before, after in rendered]
+    # Each prompt begins with the turn before up to its end: then the last rendering shows every turn as inference saw it.
+    if all(later.startswith(earlier) for earlier, (later, _) in zip(ended, rendered[1:], strict=False)):
         spans, end = [], len(rendered[0][0])
-        for before, after in rendered:
-            spans += [(after[end : len(before)], False), (after[len(before) :], True)]
-            end = len(after)
+        for (before, after), turn in zip(rendered, ended, strict=True):
+            spans += [(before[end:], False), (after.removeprefix(before), True)]
+            end = len(turn)
         return [renderer.join(rendered[0][0], spans, any(empty))]
     return [
         renderer.join(before, [(after.removeprefix(before), True)], nothing)
