@@ -76,7 +76,7 @@ def test_math_shepherd_is_read_without_conversion(built: Build, jsonl: Write) ->
     text = "Ann has 2 pens. How many? Step 1: Two. ки\nStep 2: The answer is: 3 ки"
     labelled = "Ann has 2 pens. How many? Step 1: Two. +\nStep 2: The answer is: 3 -"
     (row,) = built(jsonl([{"input": text, "label": labelled, "task": "GSM8K"}]), "stepwise").train.to_pylist()
-    assert row["prompt"] == "<user>Ann has 2 pens. How many?\n<assistant>"
+    assert row["prompt"] == "<user>Ann has 2 pens. How many?<assistant>", "as a user asks it, and as TRL converts it"
     assert row["completion"] == "Step 1: Two.\nStep 2: The answer is: 3\n"
     assert row["labels"] == [1.0, 0.0]
     for wrong, says in (

@@ -15,6 +15,8 @@ import torch
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
+from alignment_core.data.build import build
+from alignment_core.data.pin import pin
 from alignment_core.data.steps import STEPS
 from alignment_core.errors import UserError
 from alignment_core.models.loading import load_model
@@ -22,9 +24,10 @@ from alignment_core.models.microbatch import Pair
 from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.rewards.base import Opening
-from alignment_core.rewards.process_reward import StepJudge, aggregated
+from alignment_core.rewards.process_reward import StepJudge, Steps, aggregated
 from alignment_core.user_code.errors import Failed
 from tests.rewards.test_model_reward import row
 
@@ -135,6 +138,25 @@ def test_the_reading_of_steps_is_configurable_for_external_models(judge: Path) -
     (judge / STEPS).write_text(json.dumps({"separator": 3}))
     with pytest.raises(UserError, match=r"process_reward_model\.json cannot be read"):
         opened(judge, [])
+
+
+@pytest.mark.parametrize("template", [True, False], ids=["chat template", "plain text"])
+def test_a_row_of_math_shepherd_is_trained_on_as_the_model_is_used(judge: Path, template: bool, tmp_path: Path) -> None:
+    """Prompt and step have the same ids, although the data set has both in one text."""
+    tokenizer = byte_tokenizer()
+    if not template:
+        tokenizer.chat_template = None
+        (judge / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(judge)
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"input": "How many? Step 1: Two. ки\n", "label": "How many? Step 1: Two. +\n"}))
+    config = DataConfig.model_validate({"path": str(file)})
+    (trained,) = build(config, [pin(source) for source in config.sources], tokenizer, "stepwise", 0).train.to_pylist()
+    used = row(
+        "<user>How many?<assistant>" if template else "How many?", "Step 1: Two.", "How many?" if template else None
+    )
+    pairs = Steps(Model(judge, Reference("model", "a" * 64)), StepsConfig(), "field").pairs(used)
+    assert pairs == [(trained["prompt_ids"], trained["completion_ids"])]
 
 
 def test_a_completion_longer_than_the_context_fails_alone(judge: Path) -> None:

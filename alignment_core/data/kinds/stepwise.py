@@ -91,7 +91,7 @@ def _of_math_shepherd(row: Fields) -> Stepwise:
     if not beginning or not prompt.strip():
         raise ValueError(f"`{row.name('input')}` needs a question, and 'Step 1:' where its answer begins")
     steps = [(beginning + first).strip(), *(part.strip() for part in parts[1:])]
-    return Stepwise(prompt.strip() + "\n", steps, labels, tools=row.tools())
+    return Stepwise(prompt.strip(), steps, labels, tools=row.tools())
 
 
 def _is_math_shepherd(row: Fields) -> bool:
