@@ -242,7 +242,7 @@ def continued_pretraining(label: str, training: TrainingConfig, model: Input, da
 
 def process_reward_model(label: str, section: ProcessRewardModelConfig, model: Input, tokenizer: Input) -> Step:
     """Train a process reward model that starts from ``model``."""
-    layout = section.steps.model_dump(include={"separator", "placeholder"})
+    layout = section.steps.model_dump(exclude={"verdict_tokens"})
     rows = dataset(f"{label}/data", section.data, "stepwise", tokenizer, settings=layout)
     config = ProcessRewardModelStageConfig(training=section.training, steps=section.steps)
     return submit("process_reward_model", label, config, {"model": model, "data": rows})

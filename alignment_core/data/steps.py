@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
-    from alignment_core.data.template import Ids, Renderer
+    from alignment_core.data.messages import Messages
+    from alignment_core.data.template import Ids, Renderer, Tools
 
 STEPS = "process_reward_model.json"
 """The file beside the weights of a process reward model that says how it reads steps: the fields of
@@ -25,6 +26,10 @@ class StepLayout:
     """Ends a step: an answer is cut at it, and each step is followed by it."""
     placeholder: str | None = None
     """Text of the one token behind the separator at which a step is judged. None: the step's last token."""
+    placeholder_prefix: str | None = None
+    """Text between a step and its placeholder, which the separator then follows. None: the separator."""
+    answer_prefix: str = ""
+    """Text between a prompt and the first step without a chat template."""
 
     def split(self, answer: str) -> list[str]:
         """The steps of an answer, without the separators; none of them is blank."""
@@ -46,6 +51,11 @@ class StepLayout:
                 ends.append(place)
         return ends
 
+    def prompt(self, renderer: Renderer, prompt: str | Messages, tools: Tools | None) -> str:
+        """The rendered text before the first step."""
+        _, text = renderer.prompt(prompt, tools)
+        return text if renderer.template else text + self.answer_prefix
+
     def lay_out(self, renderer: Renderer, prompt: str, steps: Sequence[str]) -> tuple[Ids, Ids, list[int]]:
         """Token ids of the rendered ``prompt`` and of the steps behind it, each with its separator and placeholder, and the
         place among the latter at which each step is judged.
@@ -62,11 +72,14 @@ class StepLayout:
                 raise ValueError(
                     f"a step contains the separator {self.separator!r}, at which answers are cut into steps: {step[:40]!r}"
                 )
-        parts = [step + self.separator + (self.placeholder or "") for step in steps]
+        texts = [step + self.separator for step in steps]
+        if self.placeholder_prefix is not None:
+            texts = [(self.separator if n else "") + step + self.placeholder_prefix for n, step in enumerate(steps)]
+        parts = [text + (self.placeholder or "") for text in texts]
         prompt_ids, ids, ends = renderer.continued(prompt, parts)
         # then the tokenizer merged the placeholder with its neighbours
         if mark and any(ids[end - 1 : end] != mark for end in ends):
-            prompt_ids, answer, ends = renderer.continued(prompt, [step + self.separator for step in steps])
+            prompt_ids, answer, ends = renderer.continued(prompt, texts)
             ids = [token for first, end in pairwise([0, *ends]) for token in [*answer[first:end], *mark]]
             ends = [end + number for number, end in enumerate(ends, start=1)]
         return prompt_ids, ids, [end - 1 for end in ends]

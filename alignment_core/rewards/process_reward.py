@@ -171,7 +171,7 @@ class Steps:
         config = steps_of(model.path, given, field)
         self._field = field
         self._renderer = Renderer(model.tokenizer())
-        self._layout = StepLayout(config.separator, config.placeholder)
+        self._layout = StepLayout(**config.model_dump(exclude={"verdict_tokens"}))
         self.verdicts = verdict_ids(self._renderer, config.verdict_tokens, f"{field}.steps.verdict_tokens")
         self._most = context_length(model.path)
 
@@ -186,7 +186,7 @@ class Steps:
         if (isinstance(prompt, list) or tools) and not self._renderer.template:
             prompt, tools = row["prompt_text"], None
         try:
-            _, text = self._renderer.prompt(prompt, tools)
+            text = self._layout.prompt(self._renderer, prompt, tools)
         except ValueError as error:
             return Failed("raised", f"cannot read the conversation: {error}")
         except UserError as error:  # a template that no conversation with tools fits

@@ -10,6 +10,7 @@ from alignment_core.data import tasks
 from alignment_core.data.build import BuiltDataset, build
 from alignment_core.data.pin import pin
 from alignment_core.errors import DataError, UserError
+from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
 from tests.data.conftest import Build, Write
 
@@ -85,6 +86,21 @@ def test_math_shepherd_is_read_without_conversion(built: Build, jsonl: Write) ->
     ):
         with pytest.raises(DataError, match=says):
             built(jsonl([wrong]), "stepwise")
+
+
+def test_the_text_of_math_shepherd_can_be_laid_out_as_its_own_model_reads_it(jsonl: Write) -> None:
+    """By the settings in docs/methods/process-reward-model.md, the ids are those of the data set's own text."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.add_tokens(["ки"])
+    text = "Ann has 2 pens. How many? Step 1: Two. ки\nStep 2: The answer is: 3 ки"
+    path = jsonl([{"input": text, "label": text.replace("ки", "+")}])
+    settings = {"separator": "\n", "placeholder": "ки", "placeholder_prefix": " ", "answer_prefix": " "}
+    (row,) = with_layout(path, tokenizer, **settings).train.to_pylist()
+    assert row["prompt_ids"] + row["completion_ids"] == tokenizer(text)["input_ids"]
+    mark = tokenizer.convert_tokens_to_ids("ки")
+    assert [place for place, token in enumerate(row["completion_ids"]) if token == mark] == row["step_ends"]
+    assert bytes(row["prompt_ids"]).decode() == row["prompt"] == "Ann has 2 pens. How many? "
 
 
 @pytest.mark.parametrize(

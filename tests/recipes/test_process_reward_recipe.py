@@ -8,6 +8,7 @@ import pytest
 
 from alignment_core.errors import UserError
 from alignment_core.recipes.load import parse_recipe
+from alignment_core.recipes.sections.process_reward_model import StepsConfig
 
 DATA = {"data": {"task": "highest"}}
 EVALUATION = {
@@ -38,6 +39,7 @@ def test_a_recipe_without_an_evaluation_only_trains() -> None:
         ({"evaluation": {**EVALUATION, "generation": {"num_generations": 1}}}, "needs at least 2 answers"),
         ({"promotion": {"tag": "best"}}, "trains no policy that could be promoted"),
         ({"process_reward_model": {**DATA, "steps": {"verdict_tokens": ["+", "+"]}}}, "are the same token"),
+        ({"process_reward_model": {**DATA, "steps": {"placeholder_prefix": " "}}}, "there is none: add `placeholder`"),
         ({"evaluation": {**EVALUATION, "rewards": [{"reward_model": "ours"}]}}, "add a section `reward_model`"),
         (
             {"process_reward_model": {**DATA, "training": {"bf16": True, "keep_master_weights": False}}},
@@ -48,6 +50,10 @@ def test_a_recipe_without_an_evaluation_only_trains() -> None:
 def test_inconsistent_fields_are_refused_with_the_fix(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         recipe(**fields)
+
+
+def test_layouts_of_earlier_versions_keep_their_keys() -> None:
+    assert StepsConfig().model_dump().keys() == {"separator", "placeholder", "verdict_tokens"}
 
 
 def test_other_recipes_name_a_process_reward_model() -> None:

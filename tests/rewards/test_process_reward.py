@@ -159,6 +159,23 @@ def test_a_row_of_math_shepherd_is_trained_on_as_the_model_is_used(judge: Path, 
     assert pairs == [(trained["prompt_ids"], trained["completion_ids"])]
 
 
+def test_a_model_can_read_a_tag_between_step_and_separator(judge: Path) -> None:
+    """As Math-Shepherd's does: each step is judged at the tag."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    (judge / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(judge)
+    layout = StepsConfig(placeholder="?", placeholder_prefix=" ", answer_prefix=" ")
+    pairs = Steps(Model(judge, Reference("model", "a" * 64)), layout, "field").pairs(
+        row("1+2+3", "Step 1: a\nStep 2: b")
+    )
+    assert not isinstance(pairs, Failed)
+    assert [bytes([*prompt, *ids]).decode() for prompt, ids in pairs] == [
+        "1+2+3 Step 1: a ?",
+        "1+2+3 Step 1: a ?\nStep 2: b ?",
+    ]
+
+
 def test_a_completion_longer_than_the_context_fails_alone(judge: Path) -> None:
     rows = [row("<user>1<assistant>", "x" * 300, "1"), row("<user>1<assistant>", "one", "1")]
     rewards = dict(opened(judge, [])(rows))

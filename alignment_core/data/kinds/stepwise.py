@@ -29,7 +29,7 @@ class Stepwise(PromptExample):
     def fit(self, limits: Limits) -> dict[str, Any] | str:
         """Steps beyond ``max_length`` are cut off whole. The verdict on the last step, which a model reads, too, counts."""
         layout = StepLayout(**limits.settings)
-        _, prompt = limits.renderer.prompt(self.prompt, self.tools)
+        prompt = layout.prompt(limits.renderer, self.prompt, self.tools)
         prompt_ids, ids, places = layout.lay_out(limits.renderer, prompt, self.completions)
         room = limits.room(len(prompt_ids), len(ids) + VERDICT)
         if isinstance(room, str):

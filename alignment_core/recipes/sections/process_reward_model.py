@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, unkeyed
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.training import TrainingConfig
 
@@ -16,8 +16,19 @@ class StepsConfig(Config):
     """Text that ends a step. Answers are split at it; steps that are given as a list must not contain it."""
     placeholder: str | None = Field(None, min_length=1)
     """Text of one token that is added after each separator, where the step is judged. Default: the step's last token."""
+    placeholder_prefix: str | None = unkeyed(None)
+    """Text between a step and its placeholder; the separator then follows the placeholder. Math-Shepherd has a space there.
+    Default: the separator."""
+    answer_prefix: str = unkeyed("")
+    """Text between a prompt and the first step without a chat template. Math-Shepherd has a space there."""
     verdict_tokens: tuple[str, str] = ("+", "-")
     """Texts of the tokens for a good and a bad step, one token each."""
+
+    @model_validator(mode="after")
+    def _has_a_placeholder(self) -> StepsConfig:
+        if self.placeholder_prefix is not None and self.placeholder is None:
+            raise ValueError("`placeholder_prefix` precedes a placeholder, and there is none: add `placeholder`")
+        return self
 
     @field_validator("verdict_tokens")
     @classmethod
