@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alignment_core.data.message_fields import ShownFields
 from alignment_core.data.messages import Messages, answered_calls, as_messages, assistant, user
-from alignment_core.data.turn_end import ANSWER, QUESTION, ClosingTokens, turn_end
+from alignment_core.data.turn_end import ANSWER, PLAIN, QUESTION, ClosingTokens, turn_end
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class Answered(NamedTuple):
 
 
 class Renderer:
-    """Renders examples by one chat template, ``chat_template`` or the tokenizer's own, or as plain text without any.
+    """Renders examples by one chat template, ``chat_template`` or the tokenizer's own, or as plain text without any or with
+    :data:`PLAIN`.
 
     Text is encoded as a whole, and its ids are cut where its parts meet: a part that is encoded alone may get other ids, such
     as a SentencePiece tokenizer's space before it. A row that cannot be rendered raises ValueError; a template or tokenizer
@@ -67,7 +68,8 @@ class Renderer:
         if tokenizer.eos_token_id is None:
             raise UserError("the tokenizer has no end-of-sequence token, so a model could not learn where to stop")
         self._tokenizer: Any = tokenizer
-        self.template = chat_template or tokenizer.chat_template
+        template = chat_template or tokenizer.chat_template
+        self.template = None if template == PLAIN else template
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         """The tokenizer of the library `tokenizers`: encodes five times as fast as the call around it."""
         # A template writes its own beginning of sequence; plain text gets the one that the tokenizer would add.
@@ -338,7 +340,7 @@ class Renderer:
 
         if not self.template:
             raise UserError(
-                "the rows are messages, and neither the tokenizer nor the data set has a chat template: "
+                "the rows are messages, and neither the tokenizer nor the data set has a chat template (`plain` is none): "
                 "set `chat_template` in the recipe (of the data or of the model)"
             )
         try:

@@ -16,6 +16,8 @@ from alignment_core.data.messages import Messages, assistant, user
 QUESTION, ANSWER = "probe question", "probe answer"
 """Contents of the conversation that is rendered to find how a template closes an assistant turn."""
 TEMPLATE = "chat_template.jinja"
+PLAIN = "plain"
+"""The value of ``chat_template`` that stands for none, even if the tokenizer has one."""
 _BEFORE: tuple[Messages, ...] = (user(QUESTION), [{"role": "system", "content": "probe"}, *user(QUESTION)])
 """Some templates insist on a system message."""
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from alignment_core.data.turn_end import PLAIN
 from alignment_core.errors import UserError
 
 ADAPTER = "adapter"
@@ -90,10 +91,11 @@ def copy_files(source: Path, directory: Path, patterns: Sequence[str]) -> None:
 
 
 def write_chat_template(directory: Path, template: str) -> None:
-    """Make ``template`` the only chat template of the tokenizer in ``directory``."""
-    for path in directory.glob(CHAT_TEMPLATES):
-        path.unlink()
-    (directory / "chat_template.jinja").write_text(template)
+    """Make ``template`` the only chat template of the tokenizer in ``directory``, which has none with :data:`PLAIN`."""
+    for path in (*directory.glob(CHAT_TEMPLATES), directory / "chat_template.jinja"):
+        path.unlink(missing_ok=True)
+    if template != PLAIN:
+        (directory / "chat_template.jinja").write_text(template)
     content = read_json(directory / "tokenizer_config.json")
     content.pop("chat_template", None)
     (directory / "tokenizer_config.json").write_text(json.dumps(content, indent=2))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from alignment_core.data.turn_end import PLAIN
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -29,7 +31,7 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """A fast tokenizer whose ids 0–255 are the bytes themselves and whose ids from 256 are the special tokens.
 
     Any text that UTF-8 can hold comes back unchanged from ``decode(encode(text))``. ``chat_template`` replaces the
-    default one. Saving it twice writes the same bytes.
+    default one; :data:`PLAIN` leaves it out. Saving it twice writes the same bytes.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -44,7 +46,7 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         eos_token="<eos>",
-        chat_template=chat_template or CHAT_TEMPLATE,
+        chat_template=None if chat_template == PLAIN else chat_template or CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,  # would eat the space before a full stop, and with it the round trip
     )
 

@@ -168,6 +168,22 @@ def test_bos_is_once_at_the_beginning(template: str | None) -> None:
         assert ids.count(tokenizer.bos_token_id) == 1
 
 
+def test_plain_rows_are_encoded_by_the_tokenizer_alone_with_its_bos() -> None:
+    """A template of the contents alone writes no BOS, as ``apply_chat_template`` adds none."""
+    tokenizer = with_bos(NO_EOS)
+    renderer = Renderer(tokenizer, "plain")
+    ids = tokenizer("hi yo")["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id
+    assert renderer.prompt("hi") == (ids[:3], "hi")
+    (text,) = Demonstration("hi", " yo").render(renderer)
+    assert text.input_ids == [*ids, tokenizer.eos_token_id]
+    pair = Preference("hi", " yo", " no").render(renderer)
+    assert pair["prompt_ids"] + pair["chosen_ids"] == text.input_ids
+    assert Renderer(tokenizer, "{{ messages[0].content }}").prompt("hi")[0] == ids[1:3]
+    with pytest.raises(UserError, match=r"the rows are messages, .* \(`plain` is none\): set `chat_template`"):
+        Demonstration([], TWO_TURNS).render(renderer)
+
+
 def test_tokenizer_without_eos_is_refused() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None

@@ -68,6 +68,11 @@ def expected(messages: Any, prompt: bool, **kwargs: Any) -> str:
     )
 
 
+def test_a_model_can_be_stored_without_the_chat_template_that_it_had(stored: Callable[..., Path]) -> None:
+    assert AutoTokenizer.from_pretrained(stored(chat_template="plain")).chat_template is None
+    assert byte_tokenizer("plain").chat_template is None
+
+
 @pytest.mark.parametrize("kwargs", [{"enable_thinking": False}, {"enable_thinking": True}, {"note": NOTE}])
 def test_a_stored_model_renders_as_apply_chat_template_with_the_arguments(
     stored: Callable[..., Path], kwargs: dict[str, Any]

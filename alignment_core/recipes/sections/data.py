@@ -177,7 +177,8 @@ class DataConfig(Config):
     sources: tuple[DataSource, ...] = Field(min_length=1)
     """Where the rows come from."""
     chat_template: str | None = None
-    """Jinja chat template for these rows. Default: the tokenizer's own, or plain text if it has none."""
+    """Jinja chat template for these rows, or `plain` for rows that are plain text: the tokenizer encodes them, with BOS if it
+    adds one. Default: the tokenizer's own template, or `plain` if it has none."""
     assistant_turns: Literal["all", "last"] = unkeyed("all")
     """Which of the assistant's turns of a conversation are trained on: all of them, or only the last. Turns with a weight of
     0 (`weight`, `train`, `loss_mask`, …) are never trained on."""

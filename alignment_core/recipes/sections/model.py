@@ -63,7 +63,7 @@ class ModelConfig(Config):
     """LoRA adapter to merge into the model: a folder in `peft`'s format, its address, a name on the Hub, or a reference or tag
     of the store."""
     chat_template: str | None = None
-    """Jinja chat template that replaces the tokenizer's own; it is saved with every checkpoint."""
+    """Jinja chat template that replaces the tokenizer's own, or `plain` for none; it is saved with every checkpoint."""
     chat_template_kwargs: dict[str, bool | int | float | str] = unkeyed({})
     """Arguments of the chat template, such as `{enable_thinking: false}` of Qwen3. They are written into the template as
     defaults, so that training, sampling, evaluation, agents and served or exported models all render with them. A
