@@ -275,13 +275,19 @@ class Renderer:
         return before, after.removeprefix(before)
 
     def around(self, messages: Messages, turn: int, tools: Tools | None = None) -> tuple[str, str]:
-        """The text before assistant turn number ``turn``, as at inference, and the text with it; of fitted messages."""
+        """The text before assistant turn number ``turn``, as at inference, and the text with it; of fitted messages.
+
+        Raises ValueError if the turn does not continue its generation prompt: trained behind what both begin with, as by TRL,
+        it would be sampled behind another text.
+        """
         before = self._render(messages[:turn], add_generation_prompt=True, tools=tools)
         after = self._render(messages[: turn + 1], add_generation_prompt=False, tools=tools)
         if not after.startswith(before):
+            switch = ", or `model.chat_template_kwargs: {enable_thinking: false}`"
             raise ValueError(
                 "the chat template renders an assistant turn differently from its generation prompt: the rendered "
-                f"turn does not begin with the prompt, which ends with {before[-40:]!r}"
+                f"turn does not begin with the prompt, which ends with {before[-40:]!r}: set `chat_template` to one that "
+                f"renders both alike{switch if 'enable_thinking' in str(self.template) else ''}"
             )
         return before, after
 

@@ -13,6 +13,7 @@ from alignment_core.data.kinds.preferences import Preference
 from alignment_core.data.kinds.texts import Text
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
+from alignment_core.models.template_kwargs import with_kwargs
 from alignment_core.models.tokenizer import byte_tokenizer
 from tests.data.chat_templates import FORGETS_THOUGHTS, NEWLINE_AFTER_EOS, NO_EOS, REFUSES_SYSTEM
 
@@ -120,8 +121,21 @@ def test_conversation_that_the_template_refuses_is_refused_with_the_error_of_the
 
 def test_template_whose_generation_prompt_differs_from_its_rendering_is_refused(tokenizer: Any) -> None:
     thinks_ahead = NO_EOS.replace("assistant: {% endif %}", "assistant: <think>{% endif %}")
-    with pytest.raises(ValueError, match="differently from its generation prompt"):
+    with pytest.raises(
+        ValueError, match=r"differently from its generation prompt.*<think>': set `chat_template` .* alike$"
+    ):
         Demonstration("hi", "yo").render(Renderer(tokenizer, thinks_ahead))
+
+
+def test_the_switch_of_the_template_is_named_where_its_generation_prompt_opens_a_thought(tokenizer: Any) -> None:
+    """As NVIDIA's Nemotron 3: turns without thoughts begin otherwise than the prompt that they are sampled behind."""
+    opened = "assistant: {% if enable_thinking | default(true) %}<think>{% endif %}{% endif %}"
+    switched = NO_EOS.replace("assistant: {% endif %}", opened)
+    with pytest.raises(ValueError, match=r"alike, or `model.chat_template_kwargs: \{enable_thinking: false\}`"):
+        Demonstration("hi", "yo").render(Renderer(tokenizer, switched))
+    off = with_kwargs(switched, {"enable_thinking": False})
+    (text,) = Demonstration("hi", "yo").render(Renderer(tokenizer, off))
+    assert text.text == "user: hi\nassistant: yo<eos>"
 
 
 @pytest.mark.parametrize("template", [None, NEWLINE_AFTER_EOS, NO_EOS, FORGETS_THOUGHTS])
