@@ -150,6 +150,18 @@ class Renderer:
         text = self._render(messages, add_generation_prompt=True, tools=tools)
         return self.encode(text), text
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether prompts are plain text: without a template, or by one that writes nothing around a question."""
+        try:
+            return self.prompt(QUESTION)[1] == QUESTION
+        except ValueError:  # it insists on a system message
+            return False
+
+    def conversation(self, messages: Messages) -> str:
+        """Text of a whole conversation."""
+        return self._render(messages, add_generation_prompt=False)
+
     def encode_conversation(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
         """Ids of a conversation up to the assistant's next turn, with tools as the template shows them."""
         messages = self.fields.fitted(messages, tools, whose="the agent offers")

@@ -18,8 +18,8 @@ QUESTION, ANSWER = "probe question", "probe answer"
 TEMPLATE = "chat_template.jinja"
 PLAIN = "plain"
 """The value of ``chat_template`` that stands for none, even if the tokenizer has one."""
-_BEFORE: tuple[Messages, ...] = (user(QUESTION), [{"role": "system", "content": "probe"}, *user(QUESTION)])
-"""Some templates insist on a system message."""
+PROBES: tuple[Messages, ...] = (user(QUESTION), [{"role": "system", "content": "probe"}, *user(QUESTION)])
+"""Prompts of this conversation: some templates insist on a system message."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _around_answer(render: Callable[[Messages, bool], str]) -> tuple[str, str, s
     that another message follows; each is empty if the template renders no such conversation."""
 
     def around(*messages: dict[str, Any]) -> tuple[str, str]:
-        for question in _BEFORE:
+        for question in PROBES:
             with suppress(ValueError):
                 prompt = render(question, True)
                 before, answer, behind = render([*question, *assistant(ANSWER), *messages], False).partition(ANSWER)

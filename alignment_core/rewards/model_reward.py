@@ -1,16 +1,16 @@
-"""The reward of a reward model: from the policy's tokens, or from text if the model has another tokenizer."""
+"""The reward of a reward model: from the policy's tokens, or from text if it has another tokenizer or chat template."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from alignment_core.data.context import context_length
 from alignment_core.data.messages import as_given, assistant, tools_of
 from alignment_core.data.template import Ids, Renderer
-from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.data.turn_end import ANSWER, PROBES, eos_token_ids
 from alignment_core.errors import UserError
 from alignment_core.evaluation.files import SPREAD
 from alignment_core.models.microbatch import Pair, distinct
@@ -46,8 +46,8 @@ class Judge:
         spread: tuple[float, float] = (0.0, 1.0),
         answer_end: AnswerEnd | None = None,
     ) -> None:
-        """``close`` ends its actors; ``text`` is given for a model with another tokenizer than the policy's, ``answer_end`` for
-        one with the same; ``spread`` is the mean and deviation for normalising scores."""
+        """``close`` ends its actors; ``text`` is given for a model that scores text, ``answer_end`` for one that scores the
+        policy's tokens; ``spread`` is the mean and deviation for normalising scores."""
         self._scores = scores
         self.close = close
         self._text = text
@@ -58,15 +58,19 @@ class Judge:
     def open(cls, opening: Opening, normalised: bool = False) -> Judge:
         """With ``normalised`` scores have the mean 0 and the deviation 1 on answers that the model was trained on.
 
-        A model with another tokenizer than the policy's scores text, with a warning in ``opening.warnings``. Raises UserError
-        if it cannot.
+        A model with another tokenizer than the policy's scores text, and so does one from elsewhere with another chat template
+        than the prompts', with a warning in ``opening.warnings``. Raises UserError if it cannot.
         """
         assert opening.model is not None
         assert opening.scores is not None
         text = None
+        field = f"{opening.field}.reward_model"
         if has_another_tokenizer(opening.model, opening.tokenizer):
-            text = InText(opening.model, f"{opening.field}.reward_model")
-            opening.warnings.append(text.warning(opening.policy))
+            text = InText(opening.model, field, f"tokenizer than {opening.policy}")
+        elif not trained_to_turn_end(opening.model) and _has_another_template(opening.model, opening):
+            text = InText(opening.model, field, "chat template than the prompts")
+        if text:
+            opening.warnings.append(text.warning)
         spread = spread_of(opening.model, opening.field) if normalised else (0.0, 1.0)
         answer_end = None if text else _answer_end(opening.model, opening)
         stack = ExitStack()
@@ -110,6 +114,20 @@ def _answer_end(model: Model, opening: Opening) -> AnswerEnd:
     return AnswerEnd(ids, (*renderer.turn_end.stop_ids, *of_policy))
 
 
+def _has_another_template(model: Model, opening: Opening) -> bool:
+    """Whether a model's own chat template renders conversations otherwise than the prompts' does. Not if one of them is plain
+    text: then the tokens of the policy are all that is known of the conversation, or there is none."""
+    own, prompts = Renderer(model.tokenizer()), Renderer(opening.tokenizer, opening.chat_template)
+    if own.is_plain or prompts.is_plain:
+        return False
+    for question in PROBES:
+        conversation = [*question, *assistant(ANSWER)]
+        with suppress(ValueError):  # a template may take no system message, or insist on one
+            if own.conversation(conversation) != prompts.conversation(conversation):
+                return True
+    return False
+
+
 def trained_to_turn_end(model: Model) -> bool:
     """Whether a reward model was trained on conversations up to the end of their last turn, as those trained here.
 
@@ -142,8 +160,8 @@ class InText:
     completion. As in the policy's own tokens, the turn is ended unless the answer was truncated.
     """
 
-    def __init__(self, model: Model, field: str) -> None:
-        """Raises UserError for a tokenizer without EOS."""
+    def __init__(self, model: Model, field: str, other: str) -> None:
+        """``other`` says what it has another one of than what. Raises UserError for a tokenizer without EOS."""
         tokenizer = model.tokenizer()
         if tokenizer.eos_token_id is None:
             raise UserError(
@@ -151,11 +169,13 @@ class InText:
             )
         self.field = field
         self.model = model
+        self._other = other
         self._renderer = Renderer(tokenizer)
         self._with_tail = not trained_to_turn_end(model)
         self._most = context_length(model.path)
 
-    def warning(self, policy: str) -> str:
+    @property
+    def warning(self) -> str:
         """The sentence that people should read."""
         how = (
             "rendered by its own chat template"
@@ -163,8 +183,8 @@ class InText:
             else "as plain text, as it has no chat template"
         )
         return (
-            f"{self.field}: {self.model.reference.short} has another tokenizer than {policy}, so it scores the text of "
-            f"prompt and completion, {how}, instead of the policy's tokens"
+            f"{self.field}: {self.model.reference.short} has another {self._other}, so it scores the text of prompt and "
+            f"completion, {how}, instead of the policy's tokens"
         )
 
     def pairs(self, rows: Rows) -> list[Pair | Failed]:

@@ -1,7 +1,8 @@
-"""Reward models of other vocabularies: they score the text, in their own tokens and by their own chat template."""
+"""Reward models of other vocabularies or chat templates: they score the text, in their own tokens and template."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
 from alignment_core.models.microbatch import Pair
 from alignment_core.models.model_ref import Model
-from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.models.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.model_reward import AnswerEnd, Judge
@@ -144,11 +145,12 @@ def test_tokens_of_the_policy_end_as_in_the_training_of_the_reward_model(
     folder = tmp_path / "judge"
     shutil.copytree(tiny_model(), folder)
     transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(folder)
-    byte_tokenizer(CLOSED.replace("<unused0>", "<unused0>{{ '\\n' }}")).save_pretrained(folder)
+    template = CLOSED.replace("<unused0>", "<unused0>{{ '\\n' }}")
+    byte_tokenizer(template).save_pretrained(folder)
     if trained_here:
         (folder / "rewards.json").write_text("{}")
     calls: list[Sequence[Pair]] = []
-    judged = Judge.open(opening_of(folder, calls))
+    judged = Judge.open(dataclasses.replace(opening_of(folder, calls), chat_template=template))
     prompt = "<user>1+1=<unused0>\n<assistant>"
     (score,) = dict(judged([row(prompt, "2")])).values()
     ids = transformers.AutoTokenizer.from_pretrained(folder).apply_chat_template(
@@ -223,17 +225,62 @@ def test_a_completion_that_the_model_cannot_read_fails_alone(judge: Path) -> Non
     assert isinstance(fine, float)
 
 
-def test_the_policys_tokens_are_scored_if_ids_agree_despite_added_tokens(tiny_model: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def same(tiny_model: Any, tmp_path: Path) -> Path:
+    """A reward model of the policy's vocabulary, with a token more."""
     judge = tmp_path / "same"
     shutil.copytree(tiny_model(), judge)
     transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1).save_pretrained(judge)
-    tokenizer = byte_tokenizer(chat_template="another {{ messages[-1].content }}{{ eos_token }}")
+    tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<further>"])
     tokenizer.save_pretrained(judge)
+    return judge
+
+
+def test_the_policys_tokens_are_scored_if_ids_agree_despite_added_tokens(same: Path) -> None:
     completion = row("<user>1+1=<assistant>", "2", "1+1=")
-    scores, calls, warnings = scored(judge, [completion])
+    scores, calls, warnings = scored(same, [completion])
     assert (calls, warnings) == ([[(completion["prompt_ids"], completion["completion_ids"])]], [])
-    assert scores == pytest.approx([score_of(judge, "<user>1+1=<assistant>2<eos>")], abs=1e-5)
+    assert scores == pytest.approx([score_of(same, "<user>1+1=<assistant>2<eos>")], abs=1e-5)
+
+
+OTHERS = {
+    "a system message of its own": "<system>Judge.{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}",
+    "system messages otherwise": CHAT_TEMPLATE.replace("'<' ~", "('!' if message['role'] == 'system' else '<') ~"),
+}
+
+
+@pytest.mark.parametrize("template", OTHERS.values(), ids=OTHERS)
+def test_a_model_from_elsewhere_reads_a_conversation_in_its_own_chat_template(template: str, same: Path) -> None:
+    """As TRL renders it for each reward model, although this one has embeddings for the tokens of the prompts' template."""
+    (same / "chat_template.jinja").write_text(template)
+    conversation = [{"role": "system", "content": "be brief"}, *user("1+1=")]
+    completion = row("<system>be brief<user>1+1=<assistant>", "2", conversation)
+    scores, _, warnings = scored(same, [completion])
+    text = rendered(same, conversation, "2")
+    assert text != "<system>be brief<user>1+1=<assistant>2<eos>"
+    assert scores == pytest.approx([score_of(same, text)], abs=1e-5)
+    assert warnings == [
+        f"rl.rewards.1.reward_model: {Reference('model', 'a' * 64).short} has another chat template than the prompts, so it "
+        "scores the text of prompt and completion, rendered by its own chat template, instead of the policy's tokens"
+    ]
+    (same / "rewards.json").write_text("{}")  # trained here, on conversations in the template of its data
+    _, calls, warnings = scored(same, [completion])
+    assert (calls, warnings) == ([[(completion["prompt_ids"], completion["completion_ids"])]], [])
+
+
+@pytest.mark.parametrize("plain", ["reward model", "prompts"])
+def test_the_policys_tokens_are_scored_if_one_side_has_no_chat_template(plain: str, same: Path) -> None:
+    template = "plain" if plain == "prompts" else None
+    (same / "chat_template.jinja").write_text(OTHERS["a system message of its own"])
+    if plain == "reward model":
+        (same / "chat_template.jinja").unlink()
+    calls: list[Sequence[Pair]] = []
+    opening = dataclasses.replace(opening_of(same, calls), chat_template=template)
+    completion = row("1+1=", "2")
+    assert len(list(Judge.open(opening)([completion]))) == 1
+    assert [prompt for prompt, _ in calls[0]] == [completion["prompt_ids"]]
+    assert opening.warnings == []
 
 
 def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) -> None:
@@ -274,10 +321,16 @@ CLOSED = (
 
 
 @pytest.mark.parametrize(
-    ("template", "end"), [(CLOSED, "<unused0>"), (None, "<eos>"), ("{{ messages[-1].content }}", "<eos>")]
+    ("template", "end", "kind"),
+    [
+        (CLOSED, "<unused0>", "reward-model"),
+        (None, "<eos>", "model"),
+        ("{{ messages[-1].content }}", "<eos>", "model"),
+        ("plain", "<eos>", "model"),
+    ],
 )
 def test_a_scored_answer_ends_as_the_chat_template_of_the_data_closes_turns(
-    template: str | None, end: str, tmp_path: Path
+    template: str | None, end: str, kind: str, tmp_path: Path
 ) -> None:
     """The tokenizer of the reward model knows only the template that closes turns with EOS; <unused1> is a stop token of the
     policy's generation config alone."""
@@ -301,7 +354,7 @@ def test_a_scored_answer_ends_as_the_chat_template_of_the_data_closes_turns(
             tokenizer,
             turn_end=Renderer(tokenizer, template, [further]).turn_end,
             chat_template=template,
-            model=Model(tmp_path, Reference("model", "a" * 64)),
+            model=Model(tmp_path, Reference(kind, "a" * 64)),
             scores=scores,
         )
     )
