@@ -94,9 +94,9 @@ def _conversation(
     # Each prompt begins with the turn before up to its end: then the last rendering shows every turn as inference saw it.
     if all(later.startswith(earlier) for earlier, (later, _) in zip(ended, rendered[1:], strict=False)):
         spans, end = [], len(rendered[0][0])
-        for (before, after), turn in zip(rendered, ended, strict=True):
+        for (before, after), to_end in zip(rendered, ended, strict=True):
             spans += [(before[end:], False), (after.removeprefix(before), True)]
-            end = len(turn)
+            end = len(to_end)
         return [renderer.join(rendered[0][0], spans, any(empty))]
     return [
         renderer.join(before, [(after.removeprefix(before), True)], nothing)
