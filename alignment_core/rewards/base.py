@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from alignment_core.data.turn_end import TurnEnd
@@ -80,6 +81,8 @@ class Opening:
     """A context for the time in which a reward starts something, with its name: the stage reports it as start-up."""
     over: threading.Event = dataclasses.field(default_factory=threading.Event)
     """Set once the results are no longer needed."""
+    progress: Path | None = None
+    """The stage's folder of saved progress, if it rewards all its rows in one call."""
 
     def of_function(self, source: Callable[..., S], name: str, field: str) -> S:
         """A ``source`` that calls the function ``name`` of the reward's ``field``."""
@@ -114,6 +117,8 @@ class RewardKind(Generic[C]):
     """Distributions whose versions determine the rewards."""
     actors: bool = False
     """Whether it is opened only while the stage holds trainers or engines."""
+    kept: bool = False
+    """Whether answers are saved in ``Opening.progress`` as they come, because they cost time or money of another server."""
     user_code: tuple[str, ...] = ()
     """Fields that name user functions, which are called on a few rows before a run starts."""
 

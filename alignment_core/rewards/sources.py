@@ -15,6 +15,7 @@ from alignment_core.errors import Stopped
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, Rows, Source, kind_of
+from alignment_core.rewards.kept_answers import KeptAnswers
 from alignment_core.rewards.results import SHOWN, Account, RewardResult
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,10 @@ class RewardSources:
     def _start(self, actors: bool) -> None:
         for number, (kind, reward) in enumerate(zip(self._kinds, self._rewards, strict=True)):
             if kind.actors == actors:
-                source = self._sources[number] = kind.open(reward, self._openings[number])
+                opening = self._openings[number]
+                source = self._sources[number] = kind.open(reward, opening)
+                if kind.kept and opening.progress:
+                    self._sources[number] = KeptAnswers(source, opening.progress / f"answers-{number}.jsonl")
                 if actors:
                     self._open.callback(source.close)
 

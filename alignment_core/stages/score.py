@@ -152,6 +152,7 @@ def _sources(
         starting=context.ticket.starting,
         warnings=warnings,
         over=passes.over,
+        progress=context.progress,
     )
     models = {number: context.model(f"reward-{number}") for number, reward in enumerate(config.rewards) if reward.model}
     return RewardSources(config.rewards, opening, models)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.rewards.aggregation import RunningMean, total_rewards
-from alignment_core.rewards.base import Opening, content
-from alignment_core.rewards.results import reasons
+from alignment_core.rewards.base import Opening, Rows, content
+from alignment_core.rewards.kept_answers import KeptAnswers
+from alignment_core.rewards.results import Answers, reasons
 from alignment_core.rewards.sources import RewardSources
+from alignment_core.user_code.errors import Failed
 from tests.processes import role_of
 from tests.rewards.reward_server import Server, lengths
 
@@ -68,6 +71,24 @@ def rows(*completions: str) -> list[dict[str, Any]]:
         }
         for number, completion in enumerate(completions)
     ]
+
+
+def test_numbers_of_a_killed_call_are_kept_and_everything_else_is_asked_again(tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+    answers = {"a": 0.1, "b": Failed("timeout", "is late"), "c": None, "d": -3, "e": float("nan"), "f": 1e-30}
+
+    def source(given: Rows) -> Answers:
+        asked.append([row["completion_text"] for row in given])
+        return ((number, answers[row["completion_text"]]) for number, row in reversed([*enumerate(given)]))
+
+    kept, all_rows = KeptAnswers(source, tmp_path / "answers.jsonl"), rows(*answers)  # type: ignore[arg-type]
+    assert dict(islice(kept(all_rows), 4)).keys() == {2, 3, 4, 5}
+    text = (tmp_path / "answers.jsonl").read_text()
+    (tmp_path / "answers.jsonl").write_text(text[: text.rindex("[3, -3]") + 4])  # killed within the line
+    assert dict(kept(all_rows))[3] == -3
+    given = dict(kept(all_rows))
+    assert {number: given[number] for number in (0, 3, 5)} == {0: 0.1, 3: -3, 5: 1e-30}
+    assert asked == [list("abcdef"), list("abcde"), list("bce")]
 
 
 def test_sources_answer_concurrently_in_any_thread_and_keep_their_processes_until_closed(file: Path) -> None:

@@ -255,6 +255,26 @@ def test_a_stage_without_models_takes_no_machine(rollouts: Path, tiny_model: Any
     assert totals == [0, 0, 0, 0, 0], "each prompt's completions are equally long, but for the last, which is alone"
 
 
+def test_a_resumed_stage_asks_a_server_only_for_answers_that_are_missing(
+    rollouts: Path, tiny_model: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_model(), tmp_path / "reward-model")
+    alone = SimpleNamespace(actors=SimpleNamespace(elsewhere=None))
+    server = Server(lambda content: lengths(content) if len(server.requests) <= 2 else (400, b"too long"))
+    config = rewards({"urls": server.url, "batch_size": 1, "max_concurrency": 1})
+    with pytest.raises(DataError, match="too long"):
+        score.run(context_of(lambda _: alone, tmp_path, rollouts), config)
+
+    server.requests.clear()
+    server.answer = lengths
+    shutil.rmtree(tmp_path / "scores")
+    context = context_of(lambda _: alone, tmp_path, rollouts)
+    score.run(context, config)
+    server.end()
+    assert [request["completions"] for request in server.requests] == [["4"], ["4"], ["two"]], "the last three"
+    assert [row["reward"] for row in read_scores(context.output)] == [1, 1, 1, 1, 3]
+
+
 def test_a_resumed_stage_scores_no_block_of_either_reward_model_again(
     machines: Any, reward_models: tuple[Path, Path], rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

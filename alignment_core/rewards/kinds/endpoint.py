@@ -60,5 +60,9 @@ def _open(reward: EndpointReward, opening: Opening) -> Endpoint:
 
 
 REWARD = RewardKind(
-    EndpointReward, _open, description=lambda reward: f"the endpoint {reward.urls[0]}", content=_content
+    EndpointReward,
+    _open,
+    description=lambda reward: f"the endpoint {reward.urls[0]}",
+    content=_content,
+    kept=True,
 )

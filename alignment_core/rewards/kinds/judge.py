@@ -140,4 +140,5 @@ REWARD = RewardKind(
     description=lambda reward: f"the judge {reward.judge_model}",
     content=_content,
     code=lambda reward: ("alignment_core.rewards.llm_judge",),
+    kept=True,
 )

@@ -79,4 +79,5 @@ REWARD = RewardKind(
         "alignment_core.rewards.llm_judge",
     ),
     packages=lambda reward: ("jinja2", "transformers", "vllm"),
+    kept=True,
 )
