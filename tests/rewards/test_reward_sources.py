@@ -74,11 +74,11 @@ def rows(*completions: str) -> list[dict[str, Any]]:
 
 
 def test_numbers_of_a_killed_call_are_kept_and_everything_else_is_asked_again(tmp_path: Path) -> None:
-    asked: list[list[str]] = []
+    requests: list[list[str]] = []
     answers = {"a": 0.1, "b": Failed("timeout", "is late"), "c": None, "d": -3, "e": float("nan"), "f": 1e-30}
 
     def source(given: Rows) -> Answers:
-        asked.append([row["completion_text"] for row in given])
+        requests.append([row["completion_text"] for row in given])
         return ((number, answers[row["completion_text"]]) for number, row in reversed([*enumerate(given)]))
 
     kept, all_rows = KeptAnswers(source, tmp_path / "answers.jsonl"), rows(*answers)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def test_numbers_of_a_killed_call_are_kept_and_everything_else_is_asked_again(tm
     assert dict(kept(all_rows))[3] == -3
     given = dict(kept(all_rows))
     assert {number: given[number] for number in (0, 3, 5)} == {0: 0.1, 3: -3, 5: 1e-30}
-    assert asked == [list("abcdef"), list("abcde"), list("bce")]
+    assert requests == [list("abcdef"), list("abcde"), list("bce")]
 
 
 def test_sources_answer_concurrently_in_any_thread_and_keep_their_processes_until_closed(file: Path) -> None:
