@@ -15,7 +15,7 @@ from alignment_core.rollout.schemas import read_rollouts, read_scores
 
 MEANS = {"accuracy": "verifier", "reward": "reward"}
 """Metrics that are the mean of a column of scores, if it has any number."""
-UNBOUNDED = ("reward", "kl", "kl_to_model")
+UNBOUNDED = ("reward", "kl", "kl_to_model", "length")
 """Metrics without bounds; the others are in [0, 1]."""
 
 
@@ -47,9 +47,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     baseline = read("baseline_scores", "baseline_rollouts") if "baseline_scores" in context.inputs else None
     metrics: dict[str, Any] = {
         "confidence": config.confidence,
-        "length": float(np.mean([row["tokens"] for row in rows])),
+        "truncated": float(np.mean([row["finish_reason"] == "length" for row in rows])),
     }
-    metrics["truncated"] = float(np.mean([row["finish_reason"] == "length" for row in rows]))
     measured = {name: column for name, column in MEANS.items() if any(row[column] is not None for row in rows)}
     if failed := sum(any(row[column] is None for column in measured.values()) for row in rows):
         metrics["failed_rewards"] = failed
@@ -58,7 +57,7 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     for number, given in enumerate(sources if len(sources) > 1 else ()):
         if numbers := [reward for reward in given if reward is not None]:
             metrics[f"reward_{number}"] = float(np.mean(numbers))
-    per_prompt_values = {name: per_prompt(rows, column) for name, column in measured.items()}
+    per_prompt_values = {name: per_prompt(rows, column) for name, column in (measured | {"length": "tokens"}).items()}
     for k in config.pass_at:
         if len(passed := pass_at(rows, "verifier", k)):
             per_prompt_values[f"pass@{k}"] = passed

@@ -80,7 +80,7 @@ def test_a_gain_that_is_just_reached_passes():
 
 
 @pytest.mark.parametrize(
-    "metric", ["length.high", "truncated.low", "baseline_perplexity.high", "reward_0.low", "lm_eval/task/acc.low"]
+    "metric", ["truncated.low", "baseline_perplexity.high", "reward_0.low", "lm_eval/task/acc.low"]
 )
 def test_a_gate_on_an_end_that_no_interval_has_is_refused_when_the_recipe_is_read(metric):
     with pytest.raises(ValidationError, match="has no interval: use the metric itself"):
@@ -88,7 +88,7 @@ def test_a_gate_on_an_end_that_no_interval_has_is_refused_when_the_recipe_is_rea
 
 
 @pytest.mark.parametrize(
-    "metric", ["pass@4.low", "kl_to_model.high", "reward.low", "lm_eval/task/exact_match@strict-match"]
+    "metric", ["pass@4.low", "kl_to_model.high", "length.high", "reward.low", "lm_eval/task/exact_match@strict-match"]
 )
 def test_a_gate_may_be_on_the_end_of_an_interval(metric):
     assert Gate(metric=metric, max=1).metric == metric

@@ -161,7 +161,7 @@ def test_the_sections_of_the_variants_decide_what_an_evaluation_and_gates_may_na
     ("metric", "why"),
     [
         ("acuracy", "no metric 'acuracy'; did you mean 'accuracy'"),
-        ("length.low", "'length' has no interval"),
+        ("truncated.low", "'truncated' has no interval"),
         ("test_loss", "no metric 'test_loss'"),
     ],
 )

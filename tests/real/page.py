@@ -255,9 +255,11 @@ def _of_rows(share: float, rows: int) -> str:
 
 
 def _interval(policy: Mapping[str, float], measure: str) -> str:
+    decimals = 1 if measure == "length" else 3
     if f"{measure}.low" not in policy:
-        return _number(policy.get(measure), 1)
-    return f"{policy[measure]:.3f} [{policy[f'{measure}.low']:.3f}, {policy[f'{measure}.high']:.3f}]"
+        return _number(policy.get(measure), decimals)
+    mean, low, high = (_number(policy[f"{measure}{end}"], decimals) for end in ("", ".low", ".high"))
+    return f"{mean} [{low}, {high}]"
 
 
 def _number(value: float | None, decimals: int) -> str:
@@ -314,10 +316,12 @@ def _of_this_run(by_policy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_same(ours: tuple[str, dict[str, float]] | None, theirs: tuple[str, dict[str, float]] | None) -> bool:
-    """Whether two policies have one name and, up to the rounding of machines and threads, the same metrics."""
-    if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():
+    """Whether two policies have one name and, up to the rounding of machines and threads, the same metrics, of those that
+    the code of both times measures."""
+    if ours is None or theirs is None or ours[0] != theirs[0]:
         return False
-    return all(math.isclose(value, theirs[1][name], rel_tol=1e-6) for name, value in ours[1].items())
+    both = ours[1].keys() & theirs[1].keys()
+    return bool(both) and all(math.isclose(ours[1][name], theirs[1][name], rel_tol=1e-6) for name in both)
 
 
 def _answer(row: Mapping[str, str], policy: str) -> str:

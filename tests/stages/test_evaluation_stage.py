@@ -65,6 +65,15 @@ def test_rewards_keep_their_bootstrap_and_prompts_without_a_score_are_not_counte
     assert metrics["accuracy.n"] == 1
 
 
+def test_the_mean_length_has_an_interval_over_prompts(evaluated):
+    # Prompts of 2 tokens, and of 4, 5 and 6: (2 + 5) / 2; a resampled mean of two prompts lies between theirs.
+    lengths = [(0, 2), (1, 4), (1, 5), (1, 6)]
+    scores = [{**ROW, "prompt": prompt, "verifier": None, "tokens": tokens} for prompt, tokens in lengths]
+    metrics = evaluated(scores)
+    assert (metrics["length"], metrics["length.n"]) == (3.5, 2)
+    assert (metrics["length.low"], metrics["length.high"]) == (2, 5)
+
+
 def test_each_of_several_rewards_has_a_mean_and_missing_rewards_are_counted(evaluated):
     given = [([1.0, 4.0], 5.0), ([0.0, 2.0], 2.0), ([1.0, None], None)]
     scores = [

@@ -83,7 +83,7 @@ REPOSITORY = r"hf://[\w.-]+/[\w.-]+"
 OF_SAMPLES = ("kl", "kl_to_model", "baseline_perplexity")
 """Metrics that are estimated from samples of the unmodified policy."""
 METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", *OF_SAMPLES, "length", "truncated")
-WITHOUT_INTERVAL = ("baseline_perplexity", "length", "truncated")
+WITHOUT_INTERVAL = ("baseline_perplexity", "truncated")
 ENDS = ("low", "high")
 """Ends of an interval, as in ``win_rate.low``."""
 NUMBERED = r"pass@[1-9]\d*|reward_\d+"
