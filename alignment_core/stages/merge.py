@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -48,6 +49,8 @@ class Tensors:
         paths = weight_files(check_loadable(folder))
         self.files = {path.name: opened.enter_context(safe_open(path, "pt")) for path in paths}
         self.file_of = {name: file for file in self.files.values() for name in file.keys()}  # noqa: SIM118 (no mapping)
+        self.copy_of: dict[str, str] = {}
+        """Second names of tensors, which are not in ``file_of``: those of tied heads that are stored beside the embeddings."""
 
     def __getitem__(self, name: str) -> Tensor:
         tensor: Tensor = self.file_of[name].get_tensor(name)
@@ -73,19 +76,21 @@ def run(context: StageContext, config: MergeStageConfig) -> dict[str, Any]:
             raise UserError(
                 f"merge: {config.merge_method} merges the changes of models to the input `{BASE}`, which is missing"
             )
-        _check_shapes([*models, *([base] if base else [])])
+        all_models = [*models, *([base] if base else [])]
+        _find_tied_heads(all_models)
+        _check_shapes(all_models)
         merge = _merger(config, models, base)
         done = 0
-        parameters = 0
         for file, tensors in models[0].files.items():
             merged = {}
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
                 context.report(done, len(models[0].file_of), "tensors")
-                own = models[0][name]  # a tensor of integers, such as a counter, is not merged
-                merged[name] = merge(name).to(own.dtype) if own.is_floating_point() else own
+                source = models[0].copy_of.get(name, name)
+                own = models[0][source]  # a tensor of integers, such as a counter, is not merged
+                merged[name] = merge(source).to(own.dtype) if own.is_floating_point() else own
                 done += 1
-                parameters += own.numel()
             save_file(merged, context.output / file, metadata={"format": "pt"})
+        parameters = sum(math.prod(shape) for shape in models[0].shapes().values())
     return {"parameters": parameters, "models": len(models)}
 
 
@@ -123,6 +128,28 @@ def _check_tokenizers(folders: dict[str, Path]) -> None:
                 f"merge.models: the tokenizer of {other} differs from that of {role} ({clause}); merge models "
                 "with the same tokenizer"
             )
+
+
+def _find_tied_heads(models: list[Tensors]) -> None:
+    """Take the only tensor of a model that others lack for a second name of the tensor that it equals.
+
+    That is a tied head: ``transformers`` leaves it out when it saves a model, and some models on the Hub, such as Qwen3-0.6B,
+    store it, too.
+    """
+    common = set.intersection(*({*model.file_of} for model in models))
+    for model in models:
+        if len(names := model.file_of.keys() - common) != 1:
+            continue
+        (name,) = names
+        shapes, head = model.shapes(), model[name]
+        for other in sorted(common):
+            if shapes[other] != shapes[name]:
+                continue
+            tensor = model[other]
+            if tensor.dtype == head.dtype and tensor.equal(head):
+                model.copy_of[name] = other
+                del model.file_of[name]
+                break
 
 
 def _check_shapes(models: list[Tensors]) -> None:

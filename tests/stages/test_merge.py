@@ -90,6 +90,47 @@ def test_models_of_another_shape_are_refused(merge: Merge, tiny_model: Any) -> N
         merge(tiny_model(), tiny_model(tied=False))
 
 
+@pytest.fixture
+def with_head(tiny_model: Any, tmp_path: Path) -> Path:
+    """A model that stores its tied head, too, as Qwen3-0.6B on the Hub; ``save_pretrained`` leaves it out."""
+    folder = tmp_path / "with-head"
+    shutil.copytree(tiny_model(), folder)
+    tensors = load_file(tiny_model() / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_tied_head_that_one_model_stores_is_merged_as_its_embeddings(
+    is_first: bool, merge: Merge, with_head: Path, tiny_model: Any, tmp_path: Path
+) -> None:
+    other = tiny_model(seed=2)
+    merged = merge(*((with_head, other) if is_first else (other, with_head)))
+    for name, tensor in weights(tiny_model()).items():
+        torch.testing.assert_close(merged[name], (tensor + weights(other)[name]) / 2)
+    assert ("lm_head.weight" in load_file(tmp_path / "merged" / "model.safetensors")) == is_first
+
+
+@pytest.mark.parametrize("how", ["slerp", "ties"])
+def test_the_base_of_a_merge_may_store_its_tied_head(how: str, merge: Merge, with_head: Path, tiny_model: Any) -> None:
+    more = {"density": 1, "scale": 1} if how == "ties" else {}
+    other = tiny_model(seed=2)
+    merged = merge(other, other, merge_method=how, base=with_head, **more)
+    for name, tensor in weights(other).items():
+        torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=1e-6)
+
+
+def test_a_head_that_differs_from_the_embeddings_is_refused_beside_a_tied_one(
+    merge: Merge, with_head: Path, tiny_model: Any
+) -> None:
+    tensors = load_file(tiny_model() / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, with_head / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"model-2 has the tensor lm_head\.weight \[\d+, 64\], model-1 not at all"):
+        merge(tiny_model(seed=2), with_head)
+
+
 def test_slerp_and_ties_are_refused_without_the_model_that_was_changed(merge: Merge, tiny_model: Any) -> None:
     with pytest.raises(
         UserError, match="merge: slerp merges the changes of models to the input `base`, which is missing"
