@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.cluster.device import inference_dtype_on_cpu
-from alignment_core.inference.kv_cache import dtype_of, mib_needed, most_mib, number_bytes_of, raise_it
+from alignment_core.inference.kv_cache import mib_needed, most_mib, number_bytes_of, raise_it
+from alignment_core.models.saving import dtype_of
 from alignment_core.recipes import ResourcesConfig
 
 

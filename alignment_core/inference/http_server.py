@@ -24,11 +24,11 @@ from alignment_core.data.context import longest_sampled
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.errors import EnvironmentFault, UserError
-from alignment_core.inference.kv_cache import TOO_LARGE, dtype_of, mib_needed, room_mib
+from alignment_core.inference.kv_cache import TOO_LARGE, mib_needed, room_mib
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
 from alignment_core.inference.token_guard import VARIABLE
-from alignment_core.models.saving import check_loadable, checkpoint_dtype
+from alignment_core.models.saving import check_loadable, checkpoint_dtype, dtype_of
 from alignment_core.processes import inherited
 from alignment_core.recipes.sections.resources import ResourcesConfig
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from alignment_core.machine_memory import machine_memory
+from alignment_core.models.saving import dtype_of
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
 MIB = 1 << 20
@@ -66,13 +67,6 @@ def _attention_layers(model: dict[str, Any]) -> int | None:
     elif any(HYBRID.search(name) for name in model):
         return None
     return layers - int(model.get("num_kv_shared_layers") or 0)
-
-
-def dtype_of(shape: dict[str, Any]) -> str:
-    """The float type that ``config.json`` names; float32 if it names none."""
-    model = shape.get("text_config") or {}
-    dtype = shape.get("dtype") or shape.get("torch_dtype") or model.get("dtype") or model.get("torch_dtype")
-    return str(dtype or "float32").removeprefix("torch.")
 
 
 def number_bytes_of(dtype: str) -> int:

@@ -188,8 +188,14 @@ def changed_weights(start: Path, result: Path) -> float | None:
 
 def checkpoint_dtype(directory: Path) -> str:
     """The float type in which a checkpoint is stored, such as ``float32``. (vLLM's ``auto`` would round fp32 down.)"""
-    config = json.loads((directory / "config.json").read_text())
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    return dtype_of(read_json(directory / "config.json"))
+
+
+def dtype_of(shape: Mapping[str, Any]) -> str:
+    """The float type that a ``config.json`` names, some of multimodal models in ``text_config``; float32 if it names none."""
+    part = shape.get("text_config") or {}
+    dtype = shape.get("dtype") or shape.get("torch_dtype") or part.get("dtype") or part.get("torch_dtype")
+    return str(dtype or "float32").removeprefix("torch.")
 
 
 def check_loadable(directory: Path) -> Path:

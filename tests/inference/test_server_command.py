@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from alignment_core.cluster.device import Device
 from alignment_core.errors import UserError
 from alignment_core.inference import http_server
 from alignment_core.recipes import ResourcesConfig
@@ -54,6 +55,16 @@ def test_a_model_whose_end_of_turn_is_unknown_is_served_all_the_same(tmp_path: P
 def test_code_of_a_model_runs_only_if_it_is_trusted(tiny_model: Any) -> None:
     assert "--trust-remote-code" in command(tiny_model(), trust_remote_code=True)[0]
     assert not [word for word in command(tiny_model())[0] if "trust" in word]
+
+
+def test_a_multimodal_model_is_served_in_the_float_type_of_its_text_part(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3-VL and Qwen3.5 name it there alone. Of a processor without instructions for bf16 it would be fp32."""
+    monkeypatch.setattr(Device, "inference_dtype", lambda _, stored: stored)
+    model = changed(tmp_path / "nested", tiny_model(), "config.json", dtype=None, text_config={"dtype": "bfloat16"})
+    assert "--dtype=bfloat16" in command(model)[0]
+    assert "--dtype=float32" in command(tiny_model())[0]
 
 
 def test_options_of_engines_reach_servers_and_not_their_command_line(

@@ -14,7 +14,7 @@ import transformers
 from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Row, TokenSequence, pack
 from alignment_core.models.packed import PackedModel, run_packed
-from alignment_core.models.saving import architecture_digest, checkpoint_dtype, save_checkpoint
+from alignment_core.models.saving import architecture_digest, checkpoint_dtype, dtype_of, save_checkpoint
 from alignment_core.models.tokenizer import CHAT_TEMPLATE
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -66,6 +66,24 @@ def test_an_exported_folder_holds_no_pickle_and_no_path_of_this_machine(exported
     assert {Path(name).suffix for name in names} <= {".json", ".jinja", ".safetensors"}
     assert "_name_or_path" not in json.loads((folder / "config.json").read_text())
     assert checkpoint_dtype(folder) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),  # Qwen3-VL and Qwen3.5
+        ({"dtype": None, "text_config": {"torch_dtype": "bfloat16"}}, "bfloat16"),
+        ({"dtype": "float16", "text_config": {"dtype": "bfloat16"}}, "float16"),
+        ({"text_config": None}, "float32"),
+    ],
+)
+def test_the_float_type_of_a_checkpoint_is_that_of_its_config(
+    shape: dict[str, Any], dtype: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert checkpoint_dtype(tmp_path) == dtype_of(shape) == dtype
 
 
 def test_saving_twice_writes_the_same_bytes(tiny_model: Any, tmp_path: Path) -> None:
