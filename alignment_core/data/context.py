@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from alignment_core.data.kinds import Lengths
 
 log = logging.getLogger(__name__)
+NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Names of the context in a ``config.json``. The second is that of GPT-2, GPT-J, CodeGen and GPTBigCode, the third of MPT and
+DBRX."""
 COUNTED_BY_VLLM = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Types of rotary positions whose factor ``max_position_embeddings`` includes, for vLLM."""
 NOT_SCALED_BY_VLLM = "dynamic"
@@ -29,14 +32,16 @@ def context_length(model: Path) -> int | None:
 
 
 def longest_trained(shape: dict[str, Any]) -> int | None:
-    """Context length, in tokens, of a model with this ``config.json``; None if it has no ``max_position_embeddings``.
+    """Context length, in tokens, of a model with this ``config.json``, or of its part for text; None if that does not tell it.
 
     Scaled rotary positions extend it. None, with a warning, for an unknown type of scaling, because such a model may take more
     than ``max_position_embeddings``.
     """
-    longest = shape.get("max_position_embeddings")
-    if longest is None:
+    shape = _text_part(shape)
+    context = _positions(shape)
+    if context is None:
         return None
+    longest = context
     for rope in _scalings(shape):
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind not in KNOWN:
@@ -44,14 +49,15 @@ def longest_trained(shape: dict[str, Any]) -> int | None:
             return None
         original = rope.get("original_max_position_embeddings") or shape.get("original_max_position_embeddings")
         if kind != "default":
-            longest = max(longest, int((original or shape["max_position_embeddings"]) * (rope.get("factor") or 1)))
+            longest = max(longest, int((original or context) * (rope.get("factor") or 1)))
     return longest
 
 
 def longest_sampled(shape: dict[str, Any]) -> int | None:
     """The longest sequence that vLLM can sample with such a model: vLLM multiplies ``max_position_embeddings`` by the factors
     of scalings that it does not already include."""
-    longest = shape.get("max_position_embeddings")
+    shape = _text_part(shape)
+    longest = _positions(shape)
     factors = [
         rope.get("factor") or 1
         for rope in _scalings(shape)
@@ -60,6 +66,14 @@ def longest_sampled(shape: dict[str, Any]) -> int | None:
     if longest is None or "gemma3" in shape.get("model_type", ""):
         return longest
     return int(longest * max(factors, default=1))
+
+
+def _text_part(shape: dict[str, Any]) -> dict[str, Any]:
+    return {**shape, **(shape.get("text_config") or {})}
+
+
+def _positions(shape: dict[str, Any]) -> int | None:
+    return next((shape[name] for name in NAMES if shape.get(name)), None)
 
 
 def _scalings(shape: dict[str, Any]) -> list[dict[str, Any]]:

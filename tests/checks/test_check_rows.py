@@ -123,6 +123,25 @@ def test_scaled_positions_take_longer_rows(shape, trained, sampled):
     assert (longest_trained(shape), longest_sampled(shape)) == (trained, sampled)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "codegen", "gpt_bigcode", "dbrx", "qwen3_vl", "gemma3"])
+def test_the_context_is_that_of_the_models_configuration_whatever_its_name_and_place(family):
+    import transformers
+
+    config = transformers.AutoConfig.for_model(family)
+    shape = config.to_dict()
+    assert "max_position_embeddings" not in shape
+    context = config.get_text_config().max_position_embeddings
+    assert (longest_trained(shape), longest_sampled(shape)) == (context, context)
+
+
+def test_scaled_positions_of_a_part_for_text_are_those_of_a_model_for_text():
+    text = {"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    assert (longest_trained({"text_config": text}), longest_sampled({"text_config": text})) == (2048, 2048)
+    gemma = {"model_type": "gemma3", "text_config": {**text, "model_type": "gemma3_text"}}
+    assert longest_sampled(gemma) == 1024  # which vLLM takes as scaled already
+    assert longest_trained({"text_config": None}) is longest_sampled({"text_config": None}) is None
+
+
 def test_rows_are_rendered_with_the_arguments_of_the_chat_template(store, rows):
     """A template that shows the argument in each prompt makes the prompts longer by its text."""
     template = "{{ note | default('') }}{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -22,6 +22,7 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
+from alignment_core.data.context import context_length
 from alignment_core.data.template import Renderer
 from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
@@ -173,6 +174,25 @@ def test_a_text_has_the_score_of_its_tokens_with_eos(reward_model: Path) -> None
     prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("<user>2+2=<assistant>", "4"))
     (expected,) = forward.run([(prompt, [*answer, tokenizer.eos_token_id])])
     assert scores == [pytest.approx(float(expected), abs=1e-6)] * 2 + [None]
+
+
+def test_a_text_beyond_the_positions_of_a_gpt2_has_no_score(tmp_path: Path) -> None:
+    """Its context is `n_positions` in the config.json; the embedding of a later position would be an IndexError."""
+    import torch
+    import transformers
+
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": len(tokenizer), "num_labels": 1}
+    torch.manual_seed(1)
+    transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**shape, **tokens)).save_pretrained(tmp_path)
+    forward = ForwardJob(Model(tmp_path, Reference("reward-model", "0" * 64)), "score").open(
+        ResourcesConfig(), Device("cpu", 1)
+    )
+    scores = scores_of_texts(forward, context_length(tmp_path))(["x" * 39, "x" * 40])  # and the token that ends them
+    expected = hugging_face_score(tmp_path, [*b"x" * 39, tokenizer.eos_token_id])
+    assert scores == [pytest.approx(expected, abs=1e-5), None]
 
 
 @pytest.mark.parametrize("trained_here", [False, True])
