@@ -16,6 +16,7 @@ DPO = "train_dpo --pretrain acme/base --dataset rows.jsonl"
 SFT = "train_sft --pretrain acme/base --dataset rows.jsonl --output_key output"
 PPO = "train_ppo_ray --pretrain acme/base --prompt_data acme/prompts --reward_pretrain acme/judge --n_samples_per_prompt 4"
 TRL = "--model_name_or_path acme/base --dataset_name acme/rows"
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
 
 
 def at(migration: Migration, path: str) -> Any:
@@ -60,6 +61,20 @@ OPENRLHF = [
     (SFT, "sft.data.chat_template", PLAIN),
     (f"{SFT} --input_template 'Q {{x}}: {{}}'", "sft.data.prompt_template", "Q {{x}}: {prompt}"),
     (f"{SFT} --apply_chat_template", "sft.data.chat_template", {}),
+    # OpenRLHF saves the tokenizer with it
+    (
+        f"{SFT} --apply_chat_template --tokenizer_chat_template '{TEMPLATE}'",
+        "model",
+        {"name": "acme/base", "chat_template": TEMPLATE},
+    ),
+    (f"{SFT} --apply_chat_template --tokenizer_chat_template '{TEMPLATE}'", "sft.data.chat_template", {}),
+    (
+        "train_rm --model.model_name_or_path acme/base --data.dataset r.jsonl --data.apply_chat_template "
+        f"--data.tokenizer_chat_template '{TEMPLATE}'",
+        "model",
+        {"name": "acme/base", "chat_template": TEMPLATE},
+    ),
+    (f"{SFT} --tokenizer_chat_template '{TEMPLATE}'", "sft.data.chat_template", PLAIN),
     (f"{SFT} --pretrain_mode --input_key body", "continued_pretraining.data.sources.0.columns", {"text": "body"}),
     (
         "train_sft --pretrain acme/base --dataset rows.jsonl --input_key chat --apply_chat_template",
@@ -416,6 +431,11 @@ REFUSED = [
     (f"trl grpo {TRL} --save_steps 10", "--save_steps", "`rl.training.save_steps`"),
     (f"python -m openrlhf.cli.{DPO} --max_epochs many", "--max_epochs", "is not a number"),
     (f"python -m openrlhf.cli.{DPO} --param_dtype fp16", "--param_dtype", "`bf16`"),
+    (
+        f"python -m openrlhf.cli.{SFT} --tokenizer_chat_template '{TEMPLATE}'",
+        "--tokenizer_chat_template",
+        "--apply_chat_template, which is not given",
+    ),
     (f"python -m openrlhf.cli.{DPO} --ring_attn_size 2", "--ring_attn_size", "not supported"),
     (f"python -m openrlhf.cli.{DPO} --input_template 'Q: {{}}'", "--input_template", "--prompt_key"),
     (f"python -m openrlhf.cli.{PPO} --advantage_estimator rloo --value_clip 0.2", "--value_clip", "gae alone"),
