@@ -38,11 +38,11 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
     metrics = train(context, method, config.training)
     held_out = {name: metrics[name] for name in metrics if name.startswith("test_") and not name.endswith(".first")}
     (context.output / HELD_OUT).write_text(json.dumps(held_out, indent=2, sort_keys=True) + "\n")
-    return {**metrics, **_spread(context)}
+    return {**metrics, **_write_spreads(context)}
 
 
-def _spread(context: StageContext) -> dict[str, float]:
-    """Mean and deviation of the rewards of training completions, which are written beside the weights."""
+def _write_spreads(context: StageContext) -> dict[str, float]:
+    """Write mean and deviation of each model's rewards of training completions beside its weights; returns the result's."""
     import pyarrow.parquet as pq
 
     from alignment_core.training.methods.pairs import pair_rows
@@ -50,15 +50,19 @@ def _spread(context: StageContext) -> dict[str, float]:
     rows = pair_rows(pq.read_table(context.inputs["data"] / "train.parquet").slice(0, MEASURED_ROWS))
     pairs = [(sequence.ids[:-1], sequence.ids[-1:]) for row in rows for sequence in row.sequences]
     passes = ForwardPasses(context, BLOCK)
+    spreads: dict[str, dict[str, float]] = {}
     with passes.using_trainers():
-        scores = passes(replace(context.model("model"), path=context.output), "score", "trained", pairs)
-    scores = scores.astype(np.float64)
-    spread = {"mean": float(f"{scores.mean():.6g}"), "deviation": float(f"{scores.std():.6g}")}
-    for folder in (context.output, context.outputs.get(LAST), context.outputs.get(ADAPTER)):
-        if folder is not None and any(folder.glob("*config.json")):
-            (folder / SPREAD).write_text(
-                json.dumps({**spread, "answers": len(scores)}, indent=2, sort_keys=True) + "\n"
-            )
+        for name, folder in context.outputs.items():
+            if (folder / "config.json").is_file():
+                model = replace(context.model("model"), path=folder)
+                scores = passes(model, "score", f"trained-{name}", pairs).astype(np.float64)
+                spreads[name] = {"mean": float(f"{scores.mean():.6g}"), "deviation": float(f"{scores.std():.6g}")}
+    spread = next(iter(spreads.values()))
+    if ADAPTER in context.outputs and any(context.outputs[ADAPTER].iterdir()):
+        spreads[ADAPTER] = spread  # merged, it is the result
+    for name, of_model in spreads.items():
+        content = json.dumps({**of_model, "answers": len(pairs)}, indent=2, sort_keys=True)
+        (context.outputs[name] / SPREAD).write_text(f"{content}\n")
     return {f"reward_{name}": value for name, value in spread.items()}
 
 
