@@ -70,7 +70,7 @@ class Server:
     shortened: str | None = None
     """A sentence if it is less than the model's context."""
     whole_mib: int | None = None
-    """MiB of key-value cache that would hold the model's context, if known."""
+    """MiB of key-value cache that would hold the model's context, if known; None on a GPU, whose memory limits the cache."""
     stop_ids: tuple[int, ...] = ()
     """Tokens for ``stop_token_ids`` of requests, so that answers end where those of our engines do."""
 
@@ -87,9 +87,11 @@ def server_of(
 ) -> tuple[list[str], dict[str, str]]:
     """The server's command, and environment variables, with the same options as our engines.
 
-    Its context is as long as its key-value cache allows. ``options`` are further options of vLLM, which override ours. Raises
-    UserError for a variable of ``resources.engine_options`` that is not set.
+    Its context is as long as its key-value cache allows. Without a recipe's ``resources`` it has a GPU for itself. ``options``
+    are further options of vLLM, which override ours. Raises UserError for a variable of ``resources.engine_options`` that is
+    not set.
     """
+    is_alone = resources is None
     resources = resources or ResourcesConfig()
     device = _device(resources)
     environment = device.engine_environment(resources, Place())
@@ -99,6 +101,8 @@ def server_of(
         **device.engine_options(resources, room_mib(resources)),
     }
     settings.pop("enable_sleep_mode", None)
+    if is_alone:  # the default of recipes leaves room for a trainer, that of vLLM does not
+        settings.pop("gpu_memory_utilization", None)
     on_disk = (Path(folder) / "config.json").is_file()  # for a name on the Hub, vLLM chooses
     settings["dtype"] = device.inference_dtype(checkpoint_dtype(check_loadable(Path(folder))) if on_disk else "auto")
     if token:
@@ -283,7 +287,10 @@ def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
             cause = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
         else:
             cause = f"it ended with exit code {code}"
-    size = "its size is resources.kv_cache_mib in a recipe, and `-- --kv-cache-memory-bytes=2G` for align serve"
+    size = (
+        "its size is set by resources.kv_cache_mib in a recipe and `-- --kv-cache-memory-bytes=2G` for align serve, on a GPU "
+        "by resources.gpu_memory_utilization and `-- --gpu-memory-utilization=0.95`"
+    )
     if lengths := TOO_LONG.search(cause):
         needed, possible = map(int, lengths.groups())
         cause = (
@@ -308,7 +315,7 @@ def _limits_context(options: Sequence[str]) -> bool:
 def _shortened(
     folder: str, name: str, context: int, resources: ResourcesConfig | None
 ) -> tuple[str | None, int | None]:
-    """A sentence if the model's context is longer than the server's, and MiB of cache that would hold it."""
+    """A sentence if the model's context is longer than the server's, and MiB of cache to set on a CPU for all of it."""
     file = Path(folder) / "config.json"
     shape = json.loads(file.read_text()) if file.is_file() else {}
     most = longest_sampled(shape)
@@ -318,10 +325,11 @@ def _shortened(
     if context == _longrope_default(shape):
         return f"{length}, vLLM's default for LongRoPE; `align serve MODEL -- --max-model-len=N` serves more", None
     resources = resources or ResourcesConfig()
-    shape = {**shape, "dtype": _device(resources).inference_dtype(dtype_of(shape))}
+    device = _device(resources)
+    shape = {**shape, "dtype": device.inference_dtype(dtype_of(shape))}
     whole = mib_needed(shape, most, shards=resources.tensor_parallel_size)
     why = f"; {whole} MiB would hold all of them" if whole else ""
-    return f"{length}, as long as its key-value cache allows{why}", whole
+    return f"{length}, as long as its key-value cache allows{why}", whole if device.kind == "cpu" else None
 
 
 def _longrope_default(shape: dict[str, Any]) -> int | None:

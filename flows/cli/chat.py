@@ -17,11 +17,14 @@ from alignment_core.credentials import remember
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference.http_server import authorization, served
 from alignment_core.printable import printable
+from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.http_errors import because
 
 UNAUTHORISED = (401, 403)
 REASONING = ("reasoning", "reasoning_content")
 """Fields of a streamed piece of reasoning: vLLM's, and its earlier one, which is DeepSeek's."""
+GPU_MEMORY = 0.9
+"""Fraction of a GPU's memory that the models share."""
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it"
 
 
@@ -49,8 +52,12 @@ def chat(
     with ExitStack() as open_:
         # all are located before the first is loaded, which takes long
         located = [model if "://" in model else model_of(model, store) for model in models]
+        local = sum(not isinstance(url, str) for url in located)
+        resources = ResourcesConfig(gpu_memory_utilization=GPU_MEMORY / max(1, local))
         servers = [
-            (url, token, ()) if isinstance(url, str) else open_.enter_context(_loaded(*url, trust_remote_code))
+            (url, token, ())
+            if isinstance(url, str)
+            else open_.enter_context(_loaded(*url, trust_remote_code, resources))
             for url in located
         ]
         voices = [Voice(model, *server, system) for model, server in zip(models, servers, strict=True)]
@@ -211,11 +218,13 @@ def _hint(response: Any) -> str:
 
 
 @contextmanager
-def _loaded(folder: str, name: str, trust_remote_code: bool) -> Iterator[tuple[str, str | None, Sequence[int]]]:
+def _loaded(
+    folder: str, name: str, trust_remote_code: bool, resources: ResourcesConfig
+) -> Iterator[tuple[str, str | None, Sequence[int]]]:
     """The URL, token and stop tokens of a vLLM server for a model. Ctrl-C does not reach the server."""
     err.print(f"{name}: vLLM is loading the model", markup=False)
     with served(
-        folder, name, own_session=True, on_loading=loading(name), trust_remote_code=trust_remote_code
+        folder, name, resources, own_session=True, on_loading=loading(name), trust_remote_code=trust_remote_code
     ) as server:
         err.print(server.shortened or f"{name}: a context of {server.context:,} tokens", markup=False)
         yield server.url, server.token, server.stop_ids

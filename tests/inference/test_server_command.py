@@ -114,6 +114,33 @@ def test_a_server_reads_the_options_of_its_environment() -> None:
     assert done.stdout.strip() == "['--port=1', '--max-num-batched-tokens=64']"
 
 
+def test_without_a_recipe_a_server_has_the_gpu_for_itself(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own default is 0.92 of its memory (config/cache.py); that of recipes leaves room for a trainer."""
+    monkeypatch.setattr(http_server, "_device", lambda _: Device("cuda", 1))
+
+    def shares(resources: ResourcesConfig | None) -> list[str]:
+        words, _ = http_server.server_of(str(tiny_model()), "m", "127.0.0.1", 1, resources)
+        return [word for word in words if "memory" in word]
+
+    assert shares(None) == []
+    assert shares(ResourcesConfig()) == ["--gpu-memory-utilization=0.4"]
+    assert shares(ResourcesConfig(gpu_memory_utilization=0.45)) == ["--gpu-memory-utilization=0.45"]
+
+
+def test_no_larger_cache_is_advised_on_a_gpu_which_has_no_more_memory(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = changed(tmp_path / "long", tiny_model(), "config.json", max_position_embeddings=8192)
+    _, mib = http_server._shortened(str(model), "long", 4096, ResourcesConfig(**CPU))  # type: ignore[arg-type]
+    assert mib is not None
+    monkeypatch.setattr(http_server, "_device", lambda _: Device("cuda", 1))
+    assert http_server._shortened(str(model), "long", 4096, None) == (
+        f"long: a context of 4,096 of the model's 8,192 tokens, as long as its key-value cache allows; {mib} MiB would hold "
+        "all of them",
+        None,
+    )
+
+
 @pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
 def test_the_short_context_of_longrope_is_not_blamed_on_the_cache(field: str, tiny_model: Any, tmp_path: Path) -> None:
     """Of Phi-4-mini with 131,072 tokens vLLM serves 4,096 (config/model.py: `original_max_position_embeddings`)."""

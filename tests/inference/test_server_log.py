@@ -78,8 +78,9 @@ def test_a_cache_of_a_wrong_size_is_named_with_its_options_before_vllms_advice(c
     sentence, _, log = http_server._why(1, output, None).partition(" (its log: ")
     Path(log.removesuffix(")")).unlink()
     assert sentence == (
-        f"its key-value cache {says}; its size is resources.kv_cache_mib in a recipe, and "
-        f"`-- --kv-cache-memory-bytes=2G` for align serve; vLLM: {cause}"
+        f"its key-value cache {says}; its size is set by resources.kv_cache_mib in a recipe and "
+        "`-- --kv-cache-memory-bytes=2G` for align serve, on a GPU by resources.gpu_memory_utilization and "
+        f"`-- --gpu-memory-utilization=0.95`; vLLM: {cause}"
     )
 
 
@@ -124,7 +125,7 @@ def test_a_context_that_the_cache_cannot_hold_is_a_plain_sentence_before_vllms_o
     sentence, _, saved = http_server._why(1, output, None).partition(" (its log: ")
     Path(saved.removesuffix(")")).unlink()
     assert sentence.startswith(
-        "its key-value cache can hold a context of 5,792 tokens, not of 8,192; its size is resources.kv_"
+        "its key-value cache can hold a context of 5,792 tokens, not of 8,192; its size is set by resources.kv_"
     )
     assert sentence.endswith(f"; vLLM: {words}")
 

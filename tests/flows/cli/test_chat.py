@@ -211,3 +211,21 @@ def test_a_model_is_served_with_its_code_and_stops_where_engines_do(
     assert server.requests[0]["stop_token_ids"] == [5, 7]
     says("hi\n", server.url)
     assert "stop_token_ids" not in server.requests[-1], "other servers may refuse it"
+
+
+def test_models_of_this_machine_share_its_gpu(
+    server: Any, says: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[float] = []
+
+    @contextmanager
+    def served(_: str, name: str, resources: Any, **__: Any) -> Iterator[Any]:
+        given.append(resources.gpu_memory_utilization)
+        yield SimpleNamespace(url=server.url, token=None, shortened=None, context=64, stop_ids=())
+
+    monkeypatch.setattr("alignment.flows.cli.chat.served", served)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert says("hi\n", str(tmp_path), server.url).returncode == 0
+    assert says("hi\n", str(tmp_path), str(other)).returncode == 0
+    assert given == [0.9, 0.45, 0.45]
