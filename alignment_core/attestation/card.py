@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from alignment_core.artifacts import Manifest
-from alignment_core.attestation.ancestry import Ancestry
+from alignment_core.attestation.ancestry import Ancestor, Ancestry
 from alignment_core.attestation.attest import BOM, PROVENANCE
 from alignment_core.attestation.bom import intervals
 from alignment_core.attestation.signing import SIGNATURE
@@ -79,6 +79,8 @@ def _text(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[
         yield from ("", "## Evaluation", "", "| metric | value | interval |", "|---|---|---|")
         for name, value, ends in measured:
             yield f"| {name} | {value:.4g} | {f'[{ends[0]:.4g}, {ends[1]:.4g}]' if ends else ''} |"
+    if manifest.kind == "adapter" and len(ancestry.weights) > 1:
+        yield from _loading(ancestry, repo)
     if ancestry.earlier:
         yield from ("", "## Made from", "", "| as | artifact | by |", "|---|---|---|")
         for ancestor in ancestry.earlier:
@@ -90,3 +92,25 @@ def _text(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[
     if SIGNATURE in beside:
         verify = f"model_signing verify key FOLDER --signature {SIGNATURE} --public_key KEY.pub --ignore_unsigned_files"
         yield from ("", f"`{verify}` checks a download.")
+
+
+def _loading(ancestry: Ancestry, repo: str) -> Iterator[str]:
+    """How to load an adapter. Its files are published as they are in the store, and name its base by the store's reference."""
+    adapter, base = ancestry.weights[:2]
+    commits = [source for source in base.sources if source.commit] if _stage_of(base) == "base_model" else []
+    place = f'"{commits[0].path}", revision="{commits[0].commit}"' if commits else '"BASE"'
+    scores = _stage_of(adapter) == "reward_model"
+    task = "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
+    yield from ("", "## Loading", "")
+    yield f"Load it beside the model that it was trained on, `{base.reference}`{'' if commits else ' in a folder BASE'}:"
+    yield from ("", "```python", "from peft import PeftModel", f"from transformers import {task}", "")
+    yield f"base = {task}.from_pretrained({place}{', num_labels=1' if scores else ''})"
+    yield from (f'model = PeftModel.from_pretrained(base, "{repo}")', "```", "")
+    yield (
+        "Classes that look up the base in adapter_config.json, such as `AutoPeftModelForCausalLM`, do not find it: the file "
+        "names it by this reference."
+    )
+
+
+def _stage_of(ancestor: Ancestor) -> str | None:
+    return ancestor.record.stage if ancestor.record else None

@@ -122,6 +122,28 @@ def test_base_models_are_those_whose_weights_were_trained_or_merged(store: Store
     assert bases(publish("dpo", "adapter", {"model": merged, "data": data})) == bases(merged)
 
 
+def test_the_page_of_an_adapter_shows_how_to_load_it_beside_its_base(store: Store, references, publish: Publish):
+    """Its adapter_config.json names the base by the store's reference, and files are published as they are in the store."""
+
+    def page(reference: Reference) -> str:
+        return model_card(store.manifest(reference), ancestry_of(store, reference), "org/name", ())
+
+    on_hub = {"model": references["base"], "data": references["data"]}
+    of_base = page(publish("dpo", "adapter", on_hub))
+    assert f'base = AutoModelForCausalLM.from_pretrained("org/base", revision="{COMMIT}")\n' in of_base
+    assert 'model = PeftModel.from_pretrained(base, "org/name")\n' in of_base
+    of_judge = page(publish("reward_model", "adapter", on_hub))
+    assert (
+        f'base = AutoModelForSequenceClassification.from_pretrained("org/base", revision="{COMMIT}", num_labels=1)\n'
+    ) in of_judge
+    sampled = {"policy": references["sft"], "prompts": references["data"], "reward-0": references["base"]}
+    of_policy = page(publish("rl", "adapter", sampled))
+    assert 'base = AutoModelForCausalLM.from_pretrained("BASE")\n' in of_policy
+    assert f"`{references['sft']}` in a folder BASE" in of_policy
+    assert "PeftModel" not in page(references["sft"])
+    assert "PeftModel" not in page(publish("imported", "adapter")), "the records do not know its base"
+
+
 def test_the_same_artifact_again_makes_no_commit_and_an_edited_page_is_a_new_version(hub, repo, store, references):
     assert publish(store, references["sft"], f"hf://{repo}").new
     assert not publish(store, references["sft"], f"hf://{repo}").new
