@@ -7,11 +7,14 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import derive_seed, digest_of
 from alignment_core.data.messages import as_given, in_words, tools_of
 from alignment_core.errors import DataError, UserError
@@ -24,6 +27,32 @@ DIGITS = 20
 """Of an id."""
 
 Row = dict[str, Any]
+
+
+def completions_of(store: Store, rollouts: Reference, trust_remote_code: bool = False) -> list[Row]:
+    """Completions whose text keeps special tokens, such as the marker of a call: preference rows are made of it.
+
+    Raises NotFound if the policy that sampled them is not in the store; of it the tokenizer alone is read.
+    """
+    from alignment_core.data.completion_text import CompletionText, with_special_tokens
+    from alignment_core.data.template import Renderer
+    from alignment_core.data.turn_end import chat_template_of, eos_token_ids
+    from alignment_core.models.model_ref import Model
+    from alignment_core.models.saving import GENERATION_CONFIG, TOKENIZER_FILES
+    from alignment_core.rollout.schemas import read_rollouts
+
+    patterns = (*TOKENIZER_FILES, "config.json", GENERATION_CONFIG, *(("*.py",) if trust_remote_code else ()))
+    with ExitStack() as uses, store.workspace.scratch() as scratch:
+        folder = store.fetch(rollouts, uses)
+        rows = read_rollouts(folder)
+        policy = Reference.parse(rows[0]["policy"])
+        for entry in store.manifest(policy).files:
+            if any(fnmatchcase(entry.path, pattern) for pattern in patterns):
+                (scratch / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                store.blobs.get(policy.short, entry, scratch / entry.path)
+        tokenizer = Model(scratch, policy, trust_remote_code).tokenizer()
+        turn_end = Renderer(tokenizer, chat_template_of(folder), eos_token_ids(scratch)).turn_end
+        return with_special_tokens(rows, CompletionText(tokenizer, turn_end, skip_special_tokens=False))
 
 
 def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most: int | None = None) -> list[Row]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from alignment.flows.cli.serve import TrustOption
 from alignment.flows.console import JsonOption, StoreOption, out, print_json, write_file
 from alignment_core import journal
 from alignment_core.artifacts import Reference, Store, open_store
@@ -34,18 +35,19 @@ def export(
     ] = "jsonl",
     most: Annotated[int | None, typer.Option("-n", min=1, help="Maximum number of pairs.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    trust_remote_code: TrustOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write pairs of completions of one prompt, the best and the worst by reward, in random order."""
-    from alignment_core.nights.labels import check_pairs, exported, pairs
-    from alignment_core.rollout.schemas import read_rollouts, read_scores
+    from alignment_core.nights.labels import check_pairs, completions_of, exported, pairs
+    from alignment_core.rollout.schemas import read_scores
 
     if output.exists():
         raise UserError(f"{output} is there already, perhaps with labels: give another --output")
     opened, rollouts, scores = _completions(round_, stage, store)
     rewards = read_scores(opened.fetch(scores)) if scores else None
-    chosen = pairs(read_rollouts(opened.fetch(rollouts)), rewards, seed, most)
+    chosen = pairs(completions_of(opened, rollouts, trust_remote_code), rewards, seed, most)
     check_pairs(chosen)
     write_file(output, exported(chosen, as_format))
     result = {"file": str(output), "pairs": len(chosen), "rollouts": str(rollouts), "scores": scores and str(scores)}

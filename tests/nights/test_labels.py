@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import Store, open_store
-from alignment_core.errors import UserError
+from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.artifacts.paths import blob_path
+from alignment_core.errors import NotFound, UserError
+from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.nights.inbox import read_inbox
-from alignment_core.nights.labels import exported, id_of, imported, pairs
+from alignment_core.nights.labels import completions_of, exported, id_of, imported, pairs
 from alignment_core.recipes import DataSource
 from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from tests.align import align_here
@@ -189,13 +191,51 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "home" / "store")
 
 
-def test_from_a_round_through_people_into_an_inbox(store: Store, tmp_path: Path) -> None:
+@pytest.fixture
+def tokenizer() -> Any:
+    """With a marker of calls as a special token, as Mistral's has."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    return tokenizer
+
+
+def published(store: Store, rows: list[dict[str, Any]], tokenizer: Any, folder: Path) -> Reference:
+    """Rollouts with these texts as a policy with this tokenizer samples them, whose weights are lost."""
+    tokenizer.save_pretrained(folder / "policy")
+    (folder / "policy" / "model.safetensors").write_text("weights")
+    policy = store.publish(folder / "policy", "model")
+    weights = next(entry for entry in store.manifest(policy).files if entry.path == "model.safetensors")
+    store.backend.delete(blob_path(weights.sha256))
+    for row in rows:
+        ids = tokenizer(row["completion_text"] + "<eos>")["input_ids"]
+        row |= {"policy": str(policy), "completion_ids": ids}
+        row["completion_text"] = tokenizer.decode(ids, skip_special_tokens=True)  # as the stage does
+    (folder / "rollouts").mkdir()
+    write_table(rows, rollout_schema(), folder / "rollouts" / "shard-00000.parquet")
+    return store.publish(folder / "rollouts", "rollouts")
+
+
+def test_special_tokens_inside_of_completions_are_in_their_text(store: Store, tokenizer: Any, tmp_path: Path) -> None:
+    """What is chosen is trained on: without its marker, a call would be an answer in words."""
+    call = '[TOOL_CALLS][{"name": "add", "arguments": {}}]'
+    rows, _ = rollouts(1, [(call, 1.0), ("I cannot.", 0.0)])
+    reference = published(store, rows, tokenizer, tmp_path)
+    assert rows[0]["completion_text"] == call.removeprefix("[TOOL_CALLS]")
+    assert [row["completion_text"] for row in completions_of(store, reference)] == [call, "I cannot."]
+
+
+def test_completions_of_a_policy_that_the_store_lacks_are_refused(store: Store, tokenizer: Any, tmp_path: Path) -> None:
+    reference = published(store, rollouts(1)[0], tokenizer, tmp_path)
+    elsewhere = open_store(tmp_path / "elsewhere")
+    assert elsewhere.publish(store.fetch(reference), "rollouts") == reference
+    with pytest.raises(NotFound, match="has no artifact sha256:"):
+        completions_of(elsewhere, reference)
+
+
+def test_from_a_round_through_people_into_an_inbox(store: Store, tokenizer: Any, tmp_path: Path) -> None:
     rows, scores = rollouts(4)
-    folder = tmp_path / "rollouts"
-    folder.mkdir()
-    write_table(rows, rollout_schema(), folder / "shard-00000.parquet")
     write_table(scores, score_schema(), tmp_path / SCORES)
-    reference = store.publish(folder, "rollouts")
+    reference = published(store, rows, tokenizer, tmp_path)
     home, file = tmp_path / "home", tmp_path / "pairs.jsonl"
     done = align_here(home, "labels", "export", str(reference), "-o", str(file), "--json")
     assert json.loads(done.stdout)["pairs"] == 4, done.stderr
