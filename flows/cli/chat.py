@@ -51,7 +51,7 @@ def chat(
     remember(token or "")  # to redact it: a server may repeat it in an error
     with ExitStack() as open_:
         # all are located before the first is loaded, which takes long
-        located = [model if "://" in model else model_of(model, store) for model in models]
+        located = [model if "://" in model else model_of(model, store, open_) for model in models]
         local = sum(not isinstance(url, str) for url in located)
         resources = ResourcesConfig(gpu_memory_utilization=GPU_MEMORY / max(1, local))
         servers = [

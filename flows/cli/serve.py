@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,23 +58,26 @@ def serve(
     """Serve a model over OpenAI's HTTP API (chat, completions, models) until SIGTERM or Ctrl-C."""
     secret = token_of(host, token, token_variable)
     _check_options(options or ())
-    folder, shown = model_of(model, store)
     from alignment_core.inference.http_server import running
 
-    if not as_json:
-        err.print(f"{shown}: vLLM is loading the model", markup=False)
-    called = name or shown
-    with running(
-        folder,
-        called,
-        host,
-        port,
-        token=secret,
-        options=options or (),
-        own_session=True,
-        start_seconds=None,
-        on_loading=loading(shown),
-    ) as server:
+    with ExitStack() as until:
+        folder, shown = model_of(model, store, until)
+        if not as_json:
+            err.print(f"{shown}: vLLM is loading the model", markup=False)
+        called = name or shown
+        server = until.enter_context(
+            running(
+                folder,
+                called,
+                host,
+                port,
+                token=secret,
+                options=options or (),
+                own_session=True,
+                start_seconds=None,
+                on_loading=loading(shown),
+            )
+        )
         server.log.show()
         if as_json:
             print_json({"url": server.url, "model": called, "context": server.context, "token": bool(server.token)})
@@ -139,13 +143,16 @@ def _warn_if_open(token: str | None) -> None:
         err.print(f"no token: every user of this machine can call it; {TOKEN} or --token sets one", markup=False)
 
 
-def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
-    """The folder or Hub name of a model, and its name. Raises UserError for a path that does not exist."""
+def model_of(model: str, store: str | None, until: ExitStack, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
+    """The folder or Hub name of a model, and its name. A folder of the store stays until ``until`` is closed.
+
+    Raises UserError for a path that does not exist.
+    """
     from alignment_core.recipes.paths import is_address, is_written_as_path
 
     opened, config, reference = _in_store(model, store, kinds)
     if reference is not None:
-        return str(opened.fetch(reference)), model
+        return str(opened.fetch(reference, until)), model
     model = str(config.name)  # the address of a whole repository is its name on the Hub
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -184,13 +191,16 @@ def serve_reward(
 ) -> None:
     """Serve a reward model over HTTP, for `urls` in recipes and OpenRLHF's remote reward models, until SIGTERM or Ctrl-C."""
     secret = token_of(host, token, token_variable)
-    folder, shown = model_of(model, store, REWARD_MODELS)
-    if not Path(folder).is_dir():
-        raise UserError(f"model: {model}: neither an artifact nor a folder; a reward model has to be on this machine")
-    from alignment_core.models.model_ref import Model
+    with ExitStack() as until:  # the files are needed until the model is loaded
+        folder, shown = model_of(model, store, until, REWARD_MODELS)
+        if not Path(folder).is_dir():
+            raise UserError(
+                f"model: {model}: neither an artifact nor a folder; a reward model has to be on this machine"
+            )
+        from alignment_core.models.model_ref import Model
 
-    reference = _in_store(model, store, REWARD_MODELS)[2] or Reference("model", "0" * 64)
-    compute = _scores(Model(Path(folder), reference, trust_remote_code))
+        reference = _in_store(model, store, REWARD_MODELS)[2] or Reference("model", "0" * 64)
+        compute = _scores(Model(Path(folder), reference, trust_remote_code))
     from alignment_core.rewards.server import RewardServer
 
     try:

@@ -1,14 +1,16 @@
-"""Access to `align serve` and `align serve-reward`: the source of the token, and refused settings."""
+"""Access to `align serve` and `align serve-reward` (the source of the token, and refused settings), and their models."""
 
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from alignment.flows.cli import serve
+from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference import http_server
 from tests.align import align_here
@@ -91,10 +93,25 @@ def test_the_context_is_as_long_as_the_cache_allows_unless_set_by_an_option(tiny
 
 
 def test_a_model_is_named_by_its_address_on_the_hub_too(tmp_path: Path) -> None:
-    assert serve.model_of("hf://org/name", str(tmp_path / "store")) == ("org/name", "org/name")
+    store, until = str(tmp_path / "store"), ExitStack()
+    assert serve.model_of("hf://org/name", store, until) == ("org/name", "org/name")
     for address, sentence in (
         ("s3://bucket/model", "is an address; give an artifact of the store"),
         ("ftp://host/model", "^model: ftp:// cannot be read"),
     ):
         with pytest.raises(UserError, match=sentence):
-            serve.model_of(address, str(tmp_path / "store"))
+            serve.model_of(address, store, until)
+
+
+def test_a_model_of_the_store_stays_in_the_cache_until_its_server_ends(tmp_path: Path) -> None:
+    """Else `align artifacts gc --cache-days 0`, or a second model where the cache is bounded, evicts it while it is loaded."""
+    store = open_store(tmp_path / "store")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    reference = store.publish(tmp_path / "model", "model")
+    with ExitStack() as until:
+        folder, _ = serve.model_of(str(reference), str(tmp_path / "store"), until)
+        assert not store.cache.evict(reference.digest)
+        assert Path(folder, "config.json").read_text() == "{}"
+    assert store.cache.evict(reference.digest)
+    assert not Path(folder).exists()
