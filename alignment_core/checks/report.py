@@ -106,9 +106,13 @@ def _reads(stage: PlannedStage) -> bool:
 
 
 def _other_templates(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Label and warning for each data set whose chat template differs from that of the same model's other data."""
+    """Label and warning for each data set whose chat template differs from that of the same model's other data. Prompts of
+    agents do not count, because the policy reads the agent's messages instead of them."""
     rendered: dict[str, list[tuple[str, str | None]]] = {}
+    of_agents = {prompts.label for stage in plan.stages if _has_agent(stage) for prompts in _prompts_of(stage)}
     for stage in filter(_reads, plan.stages):
+        if stage.label in of_agents:
+            continue
         config, tokenizer = stage.config, stage.inputs.get("tokenizer")
         label = tokenizer.label if isinstance(tokenizer, PlannedStage) else str(tokenizer)
         rendered.setdefault(label, []).append((stage.label, config.data.chat_template))  # type: ignore[attr-defined]
@@ -307,6 +311,11 @@ def _roles(todo: list[PlannedStage]) -> Iterator[tuple[str, str]]:
         sampling = stage.config.sampling()
         if sampling is not None and sampling.environment is not None and sampling.environment.name is not None:
             yield from ((prompts.label, sampling.environment.role) for prompts in _prompts_of(stage))
+
+
+def _has_agent(stage: PlannedStage) -> bool:
+    sampling = stage.config.sampling()
+    return sampling is not None and sampling.environment is not None and sampling.environment.agent is not None
 
 
 def _question(plan: Plan, stage: PlannedStage, role: str | None, of_rows: bool) -> rows.Question:

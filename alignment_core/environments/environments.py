@@ -8,10 +8,12 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import chat_template_of
 from alignment_core.environments.calls import AGENT, FIELD, options_content
 from alignment_core.environments.episode import NO_ROOM, Episode
 from alignment_core.environments.tool_calls import TAGS, answers, parse, unclosed_thought
@@ -42,6 +44,12 @@ def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     content = {kind: function_content(name, field)}
     of_options = _options_content(name, field, config.options, str(content))
     return content if of_options is None else {**content, "options": of_options}
+
+
+def chat_template_of_turns(config: EnvironmentConfig | None, prompts: Path) -> str | None:
+    """The chat template of the policy's conversations, None for the tokenizer's own: that of the prompts, except with an agent,
+    whose requests replace them."""
+    return None if config is not None and config.agent is not None else chat_template_of(prompts)
 
 
 _WITHOUT_CONTENT: set[tuple[str, str]] = set()
@@ -79,11 +87,15 @@ class Environments:
         eos_token_ids: Sequence[int] = (),
         load_timeout: float | None = None,
     ) -> None:
-        """``chat_template`` is the prompts' own, if they have one; ``eos_token_ids`` are those of the policy's
-        generation_config.json; ``timeout`` is the deadline of a call in seconds, ``load_timeout`` that of loading the class
-        (default: the same)."""
+        """``chat_template`` is that of the conversations, if it is not the tokenizer's own; ``eos_token_ids`` are those of the
+        policy's generation_config.json; ``timeout`` is the deadline of a call in seconds, ``load_timeout`` that of loading the
+        class (default: the same). Raises UserError for an agent without any chat template."""
         self.config = config
         self._renderer = Renderer(tokenizer, chat_template, eos_token_ids)
+        if config.agent is not None and not self._renderer.template:
+            raise UserError(
+                f"{AGENT}: its messages need a chat template, and the policy has none: set `model.chat_template`"
+            )
         added = tokenizer.added_tokens_decoder.items()
         self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which are removed from the text for an environment unless its configuration keeps them."""

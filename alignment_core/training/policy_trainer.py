@@ -57,6 +57,8 @@ class RlJob:
     """Maximum number of tokens of a sampled sequence."""
     masters: Path | None = None
     """fp32 master weights of ``policy``, see :mod:`alignment_core.models.masters`."""
+    chat_template: str | None = None
+    """Chat template of the conversations, if it is not the tokenizer's own."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
         """The object of one rank."""
@@ -75,9 +77,15 @@ class PolicyTrainer:
         training = job.section.training
         bonus = job.section.loss.entropy_coef > 0
         adapters = derive_seed(job.seed, "adapters")
-        template = job.section.prompts.chat_template
         policy = ModelSource(
-            job.policy, "lm", None, adapters, bonus, context=job.context, masters=job.masters, chat_template=template
+            job.policy,
+            "lm",
+            None,
+            adapters,
+            bonus,
+            context=job.context,
+            masters=job.masters,
+            chat_template=job.chat_template,
         )
         decay = job.section.ema.decay if job.section.ema else None
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}

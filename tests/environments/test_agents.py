@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment_core.data.turn_end import PLAIN, keep_chat_template
 from alignment_core.environments.agents import _canonical, _reply
-from alignment_core.environments.environments import Environments, environment_content
+from alignment_core.environments.environments import Environments, chat_template_of_turns, environment_content
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import UserError
 from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 
+BARE = "{{ messages[-1]['content'] }}"
+"""Of prompts, for agents that need the text of the question as it is (docs/recipes/environments.md)."""
 AGENTS = """
 import asyncio, json, time
 import httpx
@@ -121,7 +124,8 @@ def environments(tmp_path: Path) -> Iterator[Callable[..., Environments]]:
 
     def make(name: str, timeout: float = 30, template: str | None = None, **fields: Any) -> Environments:
         config = EnvironmentConfig(agent=f"{tmp_path / 'agents.py'}:{name}", **fields)
-        opened.append(Environments(config, byte_tokenizer(template), processes=1, timeout=timeout))
+        own = chat_template_of_turns(config, tmp_path)
+        opened.append(Environments(config, byte_tokenizer(template), processes=1, timeout=timeout, chat_template=own))
         return opened[-1]
 
     yield make
@@ -164,6 +168,28 @@ def test_sampled_ids_stay_unchanged_and_only_new_messages_are_encoded(environmen
     say(second, turn("fifteen"))
     places.answer_all(episodes)
     assert [(each.over, each.reward, each.failure) for each in episodes] == [(True, 8.0, None), (True, 14.0, None)]
+
+
+def test_messages_of_an_agent_are_rendered_by_the_tokenizers_chat_template_and_not_by_that_of_the_prompts(
+    environments: Any, tmp_path: Path
+) -> None:
+    keep_chat_template(BARE, tmp_path)
+    tokenizer, ongoing, places = byte_tokenizer(), episode(), environments("two_turns")
+    messages = [{"role": "user", "content": "1+2"}]
+    places.answer_all([ongoing])
+    first = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.decode(ongoing.prompt_ids) == first
+    say(ongoing, turn("four"))
+    places.answer_all([ongoing])
+    messages += [{"role": "assistant", "content": "four"}, {"role": "user", "content": "no: stop"}]
+    second = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.decode([*ongoing.prompt_ids, *ongoing.ids.tolist()]) == second, ongoing.failure
+    assert chat_template_of_turns(EnvironmentConfig(name="a:B"), tmp_path) == BARE, "a class continues the prompt"
+    assert chat_template_of_turns(None, tmp_path) == BARE
+    with pytest.raises(
+        UserError, match=r"rl\.environment\.agent: its messages need a chat template, .*`model\.chat_template`"
+    ):
+        environments("two_turns", template=PLAIN)
 
 
 def test_openais_client_drives_an_episode_and_reads_tool_calls(environments: Any) -> None:

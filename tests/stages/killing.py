@@ -12,13 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.data.turn_end import keep_chat_template
 
 
-def store_with(folder: Path, model: Path, rows: pa.Table) -> tuple[Store, Reference, Reference]:
-    """A store that holds a model and a data set."""
+def store_with(
+    folder: Path, model: Path, rows: pa.Table, chat_template: str | None = None
+) -> tuple[Store, Reference, Reference]:
+    """A store that holds a model and a data set, which may have a chat template of its own."""
     store, data = open_store(folder / "store"), folder / "data"
     data.mkdir(parents=True)
     pq.write_table(rows, data / "train.parquet")
+    if chat_template is not None:
+        keep_chat_template(chat_template, data)
     return store, store.publish(model, "model"), store.publish(data, "dataset")
 
 

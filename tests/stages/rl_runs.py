@@ -80,12 +80,13 @@ def run_rl(
     reporter: Any = None,
     judges: Mapping[str, Path] = MappingProxyType({}),
     rows: pa.Table | None = None,
+    chat_template: str | None = None,
 ) -> tuple[dict[str, Path], StageResult]:
     """The stage's output folders by name, and its result.
 
-    ``rows`` are prompts other than :func:`prompts`.
+    ``rows`` are prompts other than :func:`prompts`, ``chat_template`` is their own.
     """
-    store, policy, data = store_with(folder, model, prompts() if rows is None else rows)
+    store, policy, data = store_with(folder, model, prompts() if rows is None else rows, chat_template)
     config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
     inputs = {"policy": policy, "prompts": data}
     inputs |= {role: store.publish(folder, "reward-model") for role, folder in judges.items()}

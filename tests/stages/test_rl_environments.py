@@ -14,6 +14,7 @@ import transformers
 from alignment_core.errors import DataError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
+from tests.environments.test_agents import BARE
 from tests.stages.conftest import RunRl
 from tests.stages.rl_runs import GENERATIONS, RESOURCES, Section, prompts, rows_of, section_of, steps_of
 
@@ -183,7 +184,7 @@ def test_an_agent_drives_the_policy_token_for_token(
     section["rewards"][0]["max_failed"] = 0.5
     section["prompts_per_step"] = 4  # the first prompt, whose completions all fail, may be in a step twice
     section["execution"] = {"max_staleness": staleness}
-    outputs, result = run(section)
+    outputs, result = run(section, chat_template=BARE)
     tokenizer, cut = byte_tokenizer(), 0
     for row in rows_of(outputs):
         assert tokenizer.decode(row["prompt_ids"]) == f"<system>Say it.<user>{row['prompt_text']}<assistant>"
@@ -199,7 +200,7 @@ def test_an_agent_drives_the_policy_token_for_token(
     assert cut > 0
     assert result.metrics["mismatch"] < (1e-6 if staleness == 0 else 0.1), "the trainer reads what the engine read"
     if staleness == 0:
-        _, again = run(section, "again")
+        _, again = run(section, "again", chat_template=BARE)
         assert again.outputs == result.outputs
 
 

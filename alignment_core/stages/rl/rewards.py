@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.data.turn_end import TurnEnd, chat_template_of
+from alignment_core.data.turn_end import TurnEnd
 from alignment_core.errors import DataError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.stopwatch import Stopwatch
@@ -37,6 +37,7 @@ def open_sources(
     context: StageContext,
     section: RlConfig,
     tokenizer: Any,
+    chat_template: str | None,
     turn_end: TurnEnd,
     prompts: list[dict[str, Any]],
     warnings: list[str],
@@ -47,7 +48,7 @@ def open_sources(
         context.resources,
         tokenizer=tokenizer,
         turn_end=turn_end,
-        chat_template=chat_template_of(context.inputs["prompts"]),
+        chat_template=chat_template,
         policy=context.references["policy"].short,
         prompts=prompts,
         warnings=warnings,

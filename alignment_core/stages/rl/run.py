@@ -10,8 +10,8 @@ from typing import Any
 
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
-from alignment_core.data.turn_end import chat_template_of, eos_token_ids
-from alignment_core.environments.environments import Environments
+from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.environments.environments import Environments, chat_template_of_turns
 from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.metric_window import movement
@@ -48,9 +48,9 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     if section.best is not None:
         best = Best(context, section, section.best, _read_prompts(context.inputs["held_out"]))
     warnings: list[str] = []
-    chat_template = chat_template_of(context.inputs["prompts"])
+    chat_template = chat_template_of_turns(section.environment, context.inputs["prompts"])
     turn_end = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end
-    sources = open_sources(context, section, tokenizer, turn_end, prompts, warnings)
+    sources = open_sources(context, section, tokenizer, chat_template, turn_end, prompts, warnings)
     environments = _environments(context, section, tokenizer, chat_template)
     longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.schedule.prompts if best else ())])
     length = longest_prompt + section.generation.max_completion_length
@@ -66,6 +66,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
         context.progress,
         length,
         masters=context.masters("policy") if section.training.saves_masters else None,
+        chat_template=chat_template,
     )
     drop_incomplete(context.progress)
     watch = Stopwatch()
