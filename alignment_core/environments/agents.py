@@ -193,14 +193,17 @@ def _reason(message: Message, reason: str) -> str:
     return "tool_calls" if "tool_calls" in message else reason
 
 
-def _as_events(answer: dict[str, Any]) -> str:
-    """An answer in the form of a stream: one chunk, and another one for the usage."""
+def _as_events(answer: dict[str, Any], options: Any) -> str:
+    """An answer in the form of a stream: one chunk, and another one for the usage if the request's ``stream_options`` have
+    ``include_usage``."""
     (choice,) = answer["choices"]
     calls = [{"index": number, **call} for number, call in enumerate(choice["message"].get("tool_calls", ()))]
     delta = choice["message"] | ({"tool_calls": calls} if calls else {})
     chunk = {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}
     whole = answer | {"object": "chat.completion.chunk"}
-    chunks = [whole | {"choices": [chunk], "usage": None}, whole | {"choices": []}]
+    chunks = [whole | {"choices": [chunk], "usage": None}]
+    if isinstance(options, dict) and options.get("include_usage"):
+        chunks.append(whole | {"choices": []})
     return "".join(f"data: {event}\n\n" for event in (*map(json.dumps, chunks), "[DONE]"))
 
 
@@ -247,8 +250,9 @@ class Endpoint:
         try:
             body = await request.json()
             answer = await agent.complete(body)
-            streams = body.get("stream")
-            return Response(_as_events(answer), media_type="text/event-stream") if streams else JSONResponse(answer)
+            if not body.get("stream"):
+                return JSONResponse(answer)
+            return Response(_as_events(answer, body.get("stream_options")), media_type="text/event-stream")
         except (Refused, ValueError, RecursionError) as error:
             return JSONResponse(_error(str(error)), 400)
 

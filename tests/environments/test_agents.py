@@ -71,6 +71,19 @@ def with_openai(prompt, label, base_url, api_key):
     return response.usage.completion_tokens
 
 
+def streams(prompt, label, base_url, api_key):
+    import openai
+    client = openai.OpenAI(base_url=base_url, api_key=api_key)
+    messages, text = [{"role": "user", "content": prompt}], ""
+    for chunk in client.chat.completions.create(model="m", messages=messages, stream=True):
+        text += chunk.choices[0].delta.content or ""
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "again"}]
+    options = {"include_usage": True}
+    *_, last = client.chat.completions.create(model="m", messages=messages, stream=True, stream_options=options)
+    assert last.choices == []
+    return last.usage.completion_tokens
+
+
 async def raises(prompt, label, base_url, api_key):
     await Chat(base_url, api_key, prompt).ask()
     raise LookupError("lost")
@@ -211,6 +224,17 @@ def test_openais_client_drives_an_episode_and_reads_tool_calls(environments: Any
     say(ongoing, turn("well"))
     places.answer_all([ongoing])
     assert (ongoing.reward, ongoing.failure) == (8.0, None)
+
+
+def test_a_stream_ends_with_a_chunk_for_the_usage_only_if_the_agent_requests_it(environments: Any) -> None:
+    """As OpenAI's API and vLLM: loops over a stream read ``chunk.choices[0]``, which that chunk does not have."""
+    pytest.importorskip("openai")
+    ongoing, places = episode(), environments("streams")
+    for text in ("four", "two"):
+        places.answer_all([ongoing])
+        say(ongoing, turn(text))
+    places.answer_all([ongoing])
+    assert (ongoing.reward, ongoing.failure) == (4.0, None), "three bytes and the end of the turn"
 
 
 def test_tools_of_an_agent_that_the_template_does_not_show_end_the_run(environments: Any) -> None:
