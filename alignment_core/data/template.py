@@ -167,13 +167,13 @@ class Renderer:
         messages = self.fields.fitted(messages, tools, whose="the agent offers")
         return self.encode(self._render(messages, add_generation_prompt=True, tools=tools))
 
-    def encode_reply(self, messages: Messages, ended_by: int | None) -> Ids:
-        """Token ids of ``messages`` that follow an assistant turn, up to the next turn.
+    def encode_reply(self, messages: Messages, ended_by: int | None, tools: Tools | None = None) -> Ids:
+        """Token ids of ``messages`` that follow an assistant turn, up to the next turn, in a conversation with ``tools``.
 
         ``ended_by`` is the stop token that ended the turn, None for a truncated turn, which is closed here. Raises UserError if
         the template renders a turn differently once another follows; only its end may differ.
         """
-        tail = self._behind_turn(messages)
+        tail = self._behind_turn(messages, tools)
         if ended_by is None:
             return self._encode_behind(ANSWER, tail)
         end = self.turn_end.text
@@ -183,38 +183,39 @@ class Renderer:
         ids = self._encode_behind(self._tokenizer.convert_ids_to_tokens(ended_by), tail)
         return ids[1:] if ids[:1] == [ended_by] else ids  # a turn that ends where the next one begins
 
-    def _behind_turn(self, messages: Messages) -> str:
+    def _behind_turn(self, messages: Messages, tools: Tools | None) -> str:
         """The template's text behind an answer that ``messages`` follow, up to the next turn; it begins with the turn's end."""
         if not self.template:
             return "".join(message["content"] for message in messages)
         turn = [*user(QUESTION), *assistant(ANSWER)]
         try:
-            before, _, tail = self._render([*turn, *messages], add_generation_prompt=True).partition(ANSWER)
-            unchanged = before == self._render(turn, add_generation_prompt=False).partition(ANSWER)[0]
+            before, _, tail = self._render([*turn, *messages], True, tools).partition(ANSWER)
+            unchanged = before == self._render(turn, False, tools).partition(ANSWER)[0]
         except ValueError:
             if not (calls := answered_calls(messages)):
                 raise
             turn[-1] = {"role": "assistant", "content": "", "tool_calls": calls}
-            alone = self._render(turn, add_generation_prompt=False)
-            after, end = self._render([*turn, *messages], add_generation_prompt=True), self.split_end(alone)[1]
+            alone = self._render(turn, False, tools)
+            after, end = self._render([*turn, *messages], True, tools), self.split_end(alone)[1]
             unchanged, tail = after.startswith(alone), after[alone.rindex(end) if end else len(alone) :]
         if not unchanged:
             raise UserError(
-                "the chat template renders an assistant turn differently once a reply follows, for example without thoughts; "
-                "set model.chat_template to one that keeps turns as they were sampled, such as TRL's qwen3_training for Qwen3 "
-                "(docs/recipes/environments.md)"
+                "the chat template renders an assistant turn, or what is before it, differently once a reply follows, for "
+                "example without thoughts or with the tools elsewhere; set model.chat_template to one that keeps turns as they "
+                "were sampled, such as TRL's qwen3_training for Qwen3 (docs/recipes/environments.md)"
             )
         return tail
 
-    def encode_opening(self, prompt: str, messages: Messages) -> Ids:
-        """Ids of a rendered ``prompt`` with its generation prompt, followed by ``messages`` of others before the answer.
+    def encode_opening(self, prompt: str, messages: Messages, tools: Tools | None = None) -> Ids:
+        """Ids of a rendered ``prompt`` with its generation prompt and ``tools``, followed by ``messages`` of others before the
+        answer.
 
         Raises UserError if the template renders the prompt differently then.
         """
         if not self.template:
             return self.plain(prompt + "".join(message["content"] for message in messages))
-        question = self._render(user(QUESTION), add_generation_prompt=True)
-        after = self._render([*user(QUESTION), *messages], add_generation_prompt=True)
+        question = self._render(user(QUESTION), True, tools)
+        after = self._render([*user(QUESTION), *messages], True, tools)
         same = common_prefix(question, after)
         if QUESTION not in question[:same] or not prompt.endswith(question[same:]):
             raise UserError("the chat template renders a prompt differently once another message follows")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.data.completion_text import CompletionText
+from alignment_core.data.messages import tools_of
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of
 from alignment_core.environments.calls import AGENT, FIELD, options_content
@@ -222,10 +223,13 @@ class Environments:
             if episode.room <= 0:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
-        messages = observation["messages"] if isinstance(observation, dict) else self._messages(observation, episode)
+        if isinstance(observation, dict):
+            messages, tools = observation["messages"], observation["tools"]
+        else:
+            messages, tools = self._messages(observation, episode), tools_of(episode.prompt)
         last = int(episode.ids[-1])
         ended_by = last if episode.finish_reason == "stop" and last in self._renderer.turn_end.stop_ids else None
-        ids = self._renderer.encode_reply(messages, ended_by)
+        ids = self._renderer.encode_reply(messages, ended_by, tools)
         if len(episode.ids) + len(ids) < episode.room:
             episode.append_observation(ids)
         else:
@@ -237,7 +241,8 @@ class Environments:
             return self._renderer.encode_conversation(observation["messages"], observation["tools"])
         if not observation:
             return []
-        return self._renderer.encode_opening(episode.prompt["prompt"], self._messages(observation, episode))
+        prompt = episode.prompt
+        return self._renderer.encode_opening(prompt["prompt"], self._messages(observation, episode), tools_of(prompt))
 
     def _text(self, episode: Episode) -> str:
         """The policy's last turn as text for its environment. It begins with the mark of a thought that the prompt opened and

@@ -135,7 +135,7 @@ def environments(tmp_path: Path) -> Iterator[Callable[..., Environments]]:
     (tmp_path / "agents.py").write_text(AGENTS)
     opened: list[Environments] = []
 
-    def make(name: str, timeout: float = 30, template: str | None = None, **fields: Any) -> Environments:
+    def make(name: str, timeout: float = 30, template: Any = None, **fields: Any) -> Environments:
         config = EnvironmentConfig(agent=f"{tmp_path / 'agents.py'}:{name}", **fields)
         own = chat_template_of_turns(config, tmp_path)
         opened.append(Environments(config, byte_tokenizer(template), processes=1, timeout=timeout, chat_template=own))
@@ -207,20 +207,23 @@ def test_messages_of_an_agent_are_rendered_by_the_tokenizers_chat_template_and_n
 
 def test_openais_client_drives_an_episode_and_reads_tool_calls(environments: Any) -> None:
     pytest.importorskip("openai")
-    template = "{% for t in tools or [] %}({{ t.function.name }}){% endfor %}" + CHAT_TEMPLATE
-    ongoing, places = episode(), environments("with_openai", template=template)
+    spoken = "{{ '<' ~ message['role'] ~ '>' ~ message['content'] }}"
+    marked = CHAT_TEMPLATE.replace(spoken, spoken + "{{ '!' if message['role'] == 'user' else '' }}")
+    tool_use = "{% for t in tools %}({{ t.function.name }}){% endfor %}" + marked
+    ongoing = episode()
+    places = environments("with_openai", template={"default": CHAT_TEMPLATE, "tool_use": tool_use})
     places.answer_all([ongoing])
-    assert byte_tokenizer().decode(ongoing.opening) == "(add)<user>1+2<assistant>", (
-        "the agent's request replaces the prompt"
+    assert byte_tokenizer().decode(ongoing.opening) == "(add)<user>1+2!<assistant>", (
+        "the agent's request replaces the prompt, in the template that `transformers` chooses for tools"
     )
     say(ongoing, turn('adding <tool_call>{"name": "add", "arguments": {"of": [1, 2]}}</tool_call>'))
     places.answer_all([ongoing])
-    assert byte_tokenizer().decode(ongoing.ids).endswith("<eos><user>3<assistant>"), ongoing.failure
+    assert byte_tokenizer().decode(ongoing.ids).endswith("<eos><user>3!<assistant>"), ongoing.failure
     say(ongoing, turn("it is 3"))
     places.answer_all([ongoing])
     say(ongoing, turn('<tool_call>{"name": "add"}</tool_call>'))
     places.answer_all([ongoing])
-    assert byte_tokenizer().decode(ongoing.ids).endswith("<eos><user>streamed<assistant>"), ongoing.failure
+    assert byte_tokenizer().decode(ongoing.ids).endswith("<eos><user>streamed!<assistant>"), ongoing.failure
     say(ongoing, turn("well"))
     places.answer_all([ongoing])
     assert (ongoing.reward, ongoing.failure) == (8.0, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,13 +22,23 @@ CHATML = (
     "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
 )
+TOOL_USE = (
+    "{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t.function.name }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{%- if m['role'] == 'tool' -%}{{ '<tool_response>' + m['content'] + '</tool_response>' }}"
+    "{%- else -%}{{ m['content'] }}{%- endif -%}{{ '<|im_end|>\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+"""As that of Hermes 3 with this name, which ``transformers`` chooses for conversations with tools."""
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 SAYS_ITS_OPTION = """
 class Env:
-    def __init__(self, observation):
+    def __init__(self, observation, first=None):
         self.observation = observation
+        self.first = first
 
     def reset(self, prompt, label):
-        return None
+        return self.first
 
     def step(self, completion):
         return {"observation": self.observation}
@@ -64,15 +75,23 @@ def context(tmp_path: Path, tokenizer: Any) -> Iterator[Any]:
     file, opened = tmp_path / "env.py", list[Environments]()
     file.write_text(SAYS_ITS_OPTION)
 
-    def of(turn: str, finish_reason: str, observation: Any) -> str:
-        options = {"observation": observation}
-        config = EnvironmentConfig(name=f"{file}:Env", options=options, max_turns=3)
+    def of(
+        turn: str,
+        finish_reason: str,
+        observation: Any,
+        first: str | None = None,
+        role: Any = "user",
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
+        options = {"observation": observation, "first": first}
+        config = EnvironmentConfig(name=f"{file}:Env", options=options, max_turns=3, role=role)
         opened.append(Environments(config, tokenizer, processes=1, timeout=20))
         prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "a"}], add_generation_prompt=True, tokenize=False
+            [{"role": "user", "content": "a"}], tools=tools, add_generation_prompt=True, tokenize=False
         )
-        ids = tokenizer(prompt)["input_ids"]
-        episode = Episode(0, 0, 0, {"prompt": prompt, "label": None, "prompt_ids": ids}, most_tokens=1000)
+        row = {"prompt": prompt, "label": None, "prompt_ids": tokenizer(prompt)["input_ids"]}
+        row["tools"] = json.dumps(tools) if tools else None
+        episode = Episode(0, 0, 0, row, most_tokens=1000)
         opened[-1].answer_all([episode])
         sampled = np.array(tokenizer(turn)["input_ids"], np.int32)
         episode.append_turn(
@@ -100,6 +119,19 @@ def test_a_turn_is_closed_once_and_each_observation_is_a_message_even_if_empty(
     assert context(turn, finish_reason, observations) == expected
     if len(observations) == 1:
         assert context(turn, finish_reason, observations[0]) == expected, "a text is a list of one"
+
+
+@pytest.mark.parametrize("first", [None, "0"])
+def test_messages_of_tools_are_rendered_by_the_template_named_for_tools(
+    context: Any, tokenizer: Any, first: str | None
+) -> None:
+    tokenizer.chat_template = {"default": CHATML, "tool_use": TOOL_USE}
+    messages = [{"role": "user", "content": "a"}]
+    messages += [{"role": "tool", "content": first}] if first else []
+    messages += [{"role": "assistant", "content": "hello"}, {"role": "tool", "content": "3"}]
+    expected = tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
+    assert "<tool_response>3</tool_response>" in expected
+    assert context("hello<|im_end|>", "stop", "3", first, role="tool", tools=TOOLS) == expected
 
 
 @pytest.mark.parametrize(("sampling", "step", "fails"), [(2.1, 0.0, False), (0.0, 2.1, True)])

@@ -63,5 +63,5 @@ def test_a_tool_result_follows_the_call_as_in_the_template(family: Family, rende
     prompt_ids = renderer.encode_conversation(CHAT[:1], TOOLS)
     assert prompt_ids == expected.prompt(family, CHAT[:1], TOOLS)
     call = expected.last_turn(family, CHAT[:2], TOOLS)
-    context = call.ids + renderer.encode_reply([RESULT], ended_by=call.ids[-1])
+    context = call.ids + renderer.encode_reply([RESULT], ended_by=call.ids[-1], tools=TOOLS)
     assert readable(family, context) == readable(family, expected.prompt(family, CHAT[:3], TOOLS))
