@@ -18,12 +18,14 @@ from alignment_core.checks import amounts, cache, functions, memory_needs, rows,
 from alignment_core.composition.base_model import PROCESS_REWARD_MODELS, REWARD_MODELS
 from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
+from alignment_core.environments.tool_calls import TOOLS
 from alignment_core.errors import Corrupt, DataError, NotFound
 from alignment_core.execution.base import load_stage
 from alignment_core.models.masters import why_not_trained
 from alignment_core.models.quantization import why_not_changed
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.rl import EnvironmentConfig
 
 
 class Findings(BaseModel):
@@ -59,11 +61,12 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     called = _functions(todo, resources)
     timeout = resources.reward_timeout_seconds
     read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
-    roles = dict(_roles(todo))
-    cached = [stage for stage in plan.stages if stage.label in roles and stage.state == "cached"]
+    environments = {label: environment for label, environment in _environments(todo) if environment.name is not None}
+    cached = [stage for stage in plan.stages if stage.label in environments and stage.state == "cached"]
     made_before = {stage.label for stage in cached}
     questions = [
-        _question(plan, stage, roles.get(stage.label), stage.label not in made_before) for stage in (*read, *cached)
+        _question(plan, stage, environments.get(stage.label), stage.label not in made_before)
+        for stage in (*read, *cached)
     ]
     seen: dict[str, rows.Answer] = {}
     with closing(rows.ask(questions)) as answers:
@@ -109,7 +112,7 @@ def _other_templates(plan: Plan) -> Iterator[tuple[str, str]]:
     """Label and warning for each data set whose chat template differs from that of the same model's other data. Prompts of
     agents do not count, because the policy reads the agent's messages instead of them."""
     rendered: dict[str, list[tuple[str, str | None]]] = {}
-    of_agents = {prompts.label for stage in plan.stages if _has_agent(stage) for prompts in _prompts_of(stage)}
+    of_agents = {label for label, environment in _environments(plan.stages) if environment.agent is not None}
     for stage in filter(_reads, plan.stages):
         if stage.label in of_agents:
             continue
@@ -305,20 +308,16 @@ def _functions_of(stage: PlannedStage, resources: ResourcesConfig) -> Iterator[t
             yield from ((prompts, function) for function in called)
 
 
-def _roles(todo: list[PlannedStage]) -> Iterator[tuple[str, str]]:
-    """Labels of the data sets whose prompts are sampled in an environment, and the role of its answers."""
-    for stage in todo:
+def _environments(stages: list[PlannedStage]) -> Iterator[tuple[str, EnvironmentConfig]]:
+    """Labels of the data sets whose prompts are sampled in an environment, and that environment."""
+    for stage in stages:
         sampling = stage.config.sampling()
-        if sampling is not None and sampling.environment is not None and sampling.environment.name is not None:
-            yield from ((prompts.label, sampling.environment.role) for prompts in _prompts_of(stage))
+        if sampling is not None and sampling.environment is not None:
+            for prompts in _prompts_of(stage):
+                yield prompts.label, sampling.environment
 
 
-def _has_agent(stage: PlannedStage) -> bool:
-    sampling = stage.config.sampling()
-    return sampling is not None and sampling.environment is not None and sampling.environment.agent is not None
-
-
-def _question(plan: Plan, stage: PlannedStage, role: str | None, of_rows: bool) -> rows.Question:
+def _question(plan: Plan, stage: PlannedStage, environment: EnvironmentConfig | None, of_rows: bool) -> rows.Question:
     config: Any = stage.config
     return rows.Question(
         label=stage.label,
@@ -326,7 +325,8 @@ def _question(plan: Plan, stage: PlannedStage, role: str | None, of_rows: bool) 
         tokenizer=_tokenizer(plan.store, stage.inputs["tokenizer"], plan.trust_remote_code),
         context=longest_trained(_shape(plan.store, stage.inputs["tokenizer"])),
         seed=plan.seed,
-        role=role,
+        role=environment.role if environment else None,
+        reads_calls=environment is not None and environment.name == TOOLS,
         rows=of_rows,
     )
 

@@ -20,10 +20,11 @@ from alignment_core.data import kinds, statistics
 from alignment_core.data.build import examples, kept_rows
 from alignment_core.data.context import check_context
 from alignment_core.data.limits import Limits
+from alignment_core.data.messages import tools_of
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
-from alignment_core.environments.tool_calls import Call, answers
+from alignment_core.environments.tool_calls import Call, answers, check_format
 from alignment_core.errors import UserError
 from alignment_core.imports import uncollected
 from alignment_core.processes import inherited
@@ -69,6 +70,8 @@ class Question(BaseModel):
     seed: int = 0
     role: str | None = None
     """Role of the messages that answer a policy's turns, if these prompts are sampled in an environment."""
+    reads_calls: bool = False
+    """Whether that environment runs tool calls."""
     rows: bool = True
     """Whether to check the rows; otherwise only how the chat template renders such an answer."""
 
@@ -207,6 +210,8 @@ def _render(question: Question) -> dict[str, Any]:
     rows = [columns for _, columns in kept]
     _judge(ledger, config.data)
     warnings = [*_notes(config.sources), *statistics.not_read(ledger.unread + renderer.fields.unread)]
+    if question.reads_calls and (tools := next(filter(None, map(tools_of, rows)), None)):
+        check_format(renderer, tools)
     result: dict[str, Any] = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
     result |= {"shortened": ledger.shortened.total(), "warnings": warnings}
     result["trained"] = sum(not pinned[row.source].source.held_out for row, _ in kept)

@@ -158,9 +158,9 @@ class Renderer:
         except ValueError:  # it insists on a system message
             return False
 
-    def conversation(self, messages: Messages) -> str:
-        """Text of a whole conversation."""
-        return self._render(messages, add_generation_prompt=False)
+    def conversation(self, messages: Messages, tools: Tools | None = None) -> str:
+        """Text of a whole conversation, with tools as the template shows them."""
+        return self._render(messages, add_generation_prompt=False, tools=tools)
 
     def encode_conversation(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
         """Ids of a conversation up to the assistant's next turn, with tools as the template shows them."""

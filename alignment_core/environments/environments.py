@@ -13,11 +13,11 @@ from typing import Any
 
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.messages import tools_of
-from alignment_core.data.template import Renderer
+from alignment_core.data.template import Renderer, Tools
 from alignment_core.data.turn_end import chat_template_of
 from alignment_core.environments.calls import AGENT, FIELD, options_content
 from alignment_core.environments.episode import NO_ROOM, Episode
-from alignment_core.environments.tool_calls import TAGS, answers, parse, unclosed_thought
+from alignment_core.environments.tool_calls import TAGS, TOOLS, answers, check_format, parse, unclosed_thought
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.results import failure_of
@@ -97,6 +97,8 @@ class Environments:
             raise UserError(
                 f"{AGENT}: its messages need a chat template, and the policy has none: set `model.chat_template`"
             )
+        self._reads_calls = config.agent is not None or config.name == TOOLS
+        self._calls_checked = False
         added = tokenizer.added_tokens_decoder.items()
         self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which are removed from the text for an environment unless its configuration keeps them."""
@@ -216,17 +218,17 @@ class Environments:
 
     def _append_observation(self, episode: Episode, observation: Any) -> None:
         """Append an observation, texts or an agent's request, if there is room for it and another turn."""
-        if isinstance(observation, dict):
+        is_request = isinstance(observation, dict)
+        tools = observation["tools"] if is_request else tools_of(episode.prompt)
+        if is_request:
             episode.most = observation["max_tokens"]
         if episode.turns == 0:
-            episode.opening = self._first(episode, observation)
+            episode.opening = self._first(episode, observation, tools)
+            self._check_calls(tools)
             if episode.room <= 0:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
-        if isinstance(observation, dict):
-            messages, tools = observation["messages"], observation["tools"]
-        else:
-            messages, tools = self._messages(observation, episode), tools_of(episode.prompt)
+        messages = observation["messages"] if is_request else self._messages(observation, episode)
         last = int(episode.ids[-1])
         ended_by = last if episode.finish_reason == "stop" and last in self._renderer.turn_end.stop_ids else None
         ids = self._renderer.encode_reply(messages, ended_by, tools)
@@ -235,14 +237,19 @@ class Environments:
         else:
             episode.finish_reason, episode.over = NO_ROOM, True
 
-    def _first(self, episode: Episode, observation: Any) -> list[int]:
+    def _first(self, episode: Episode, observation: Any, tools: Tools | None) -> list[int]:
         """The prompt with the observation of `reset`; an agent's request replaces the prompt."""
         if isinstance(observation, dict):
-            return self._renderer.encode_conversation(observation["messages"], observation["tools"])
+            return self._renderer.encode_conversation(observation["messages"], tools)
         if not observation:
             return []
-        prompt = episode.prompt
-        return self._renderer.encode_opening(prompt["prompt"], self._messages(observation, episode), tools_of(prompt))
+        return self._renderer.encode_opening(episode.prompt["prompt"], self._messages(observation, episode), tools)
+
+    def _check_calls(self, tools: Tools | None) -> None:
+        """Raise UserError, before the policy's first turn, if its calls could not be read."""
+        if tools and self._reads_calls and not self._calls_checked:
+            check_format(self._renderer, tools)
+            self._calls_checked = True
 
     def _text(self, episode: Episode) -> str:
         """The policy's last turn as text for its environment. It begins with the mark of a thought that the prompt opened and

@@ -7,8 +7,17 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from alignment_core.data.messages import Messages, user
+from alignment_core.data.turn_end import QUESTION
+from alignment_core.errors import UserError
+
+if TYPE_CHECKING:
+    from alignment_core.data.template import Renderer
+
+TOOLS = "alignment_core.environments.tools:Tools"
+"""The environment that runs calls."""
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THOUGHTS = {f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think")} | {"[THINK]": "[/THINK]"}
 """Marks around thoughts: of Qwen and DeepSeek, of Claude's imitators, of Seed-OSS and of Magistral."""
@@ -25,6 +34,9 @@ class Call:
     name: str = ""
     arguments: dict[str, Any] | None = None
     problem: str = ""
+
+
+_PROBE = Call("probe", {"text": "probe"})
 
 
 def parse(text: str) -> tuple[str, list[Call]]:
@@ -48,6 +60,23 @@ def parse(text: str) -> tuple[str, list[Call]]:
         else:  # words about calls
             words.append(mark[0])
     return "".join([*words, text[place:]]).strip(), calls
+
+
+def check_format(renderer: Renderer, tools: list[dict[str, Any]]) -> None:
+    """Raise UserError if the chat template writes calls of the ``tools`` that it shows in a format that :func:`parse` does not
+    read. A template that shows no calls passes: the format is then known from the prompts alone."""
+    call = {"id": call_id(1, 0), "type": "function", "function": {"name": _PROBE.name, "arguments": _PROBE.arguments}}
+    calling: Messages = [*user(QUESTION), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        text = renderer.conversation(renderer.fields.fitted(calling, tools), tools).rpartition(QUESTION)[2]
+    except (UserError, ValueError):
+        return
+    if parse(text)[1][-1:] != [_PROBE]:
+        raise UserError(
+            f"rl.environment: the chat template writes a call of a tool as {text.strip()!r}, and only "
+            f'{OPEN}{{"name": …, "arguments": {{…}}}}{CLOSE} is read: set model.chat_template to one that writes calls so, or '
+            "describe the tools and this format in a message instead of in `tools`"
+        )
 
 
 def unclosed_thought(before: str, turn: str) -> str:

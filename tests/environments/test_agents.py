@@ -17,6 +17,7 @@ from alignment_core.errors import UserError
 from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
+from tests.environments.test_tool_calls import HERMES, LLAMA, calling
 
 BARE = "{{ messages[-1]['content'] }}"
 """Of prompts, for agents that need the text of the question as it is (docs/recipes/environments.md)."""
@@ -243,6 +244,14 @@ def test_a_stream_ends_with_a_chunk_for_the_usage_only_if_the_agent_requests_it(
 def test_tools_of_an_agent_that_the_template_does_not_show_end_the_run(environments: Any) -> None:
     with pytest.raises(UserError, match="the agent offers `tools`, which the chat template does not show"):
         environments("with_openai").answer_all([episode()])
+
+
+def test_tools_of_an_agent_whose_calls_could_not_be_read_end_the_run_before_the_first_turn(environments: Any) -> None:
+    pytest.importorskip("openai")
+    places = environments("with_openai", template=calling(LLAMA))
+    with pytest.raises(UserError, match=r"rl\.environment: .* is read: set model\.chat_template"):
+        places.answer_all([episode()])
+    environments("with_openai", template=calling(HERMES)).answer_all([episode()])
 
 
 def test_a_call_that_a_policy_only_thinks_about_is_no_call_for_an_agent() -> None:

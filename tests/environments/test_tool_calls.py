@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import pytest
 
 from alignment_core.checks.rows import Question, TokenizerSource, answers_to
 from alignment_core.data.pin import pin
+from alignment_core.data.template import Renderer
 from alignment_core.environments.calling import called
 from alignment_core.environments.environments import Environments, environment_content
 from alignment_core.environments.episode import Episode
-from alignment_core.environments.tool_calls import Call, answers, call_id, parse
+from alignment_core.environments.tool_calls import Call, answers, call_id, check_format, parse
 from alignment_core.environments.tools import Tools
 from alignment_core.errors import UserError
 from alignment_core.models.tokenizer import byte_tokenizer
@@ -26,6 +27,7 @@ from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.user_code.process import FunctionProcess
 from tests.environments.test_tools import TEMPLATE, call, say
+from tests.rendering.installed import TRL
 
 CHARGE = call('{"name": "charge", "arguments": {"euros": 5}}')
 CALLS = [Call("charge", {"euros": 5})]
@@ -38,6 +40,17 @@ MISTRAL = (
     "[TOOL_RESULTS]{{ m.tool_call_id }}{{ m.name }}:{{ m.content }}[/TOOL_RESULTS]"
     "{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}<eos>{% endif %}{% endfor %}"
 )
+HERMES = "<tool_call>{{ call.function | tojson }}</tool_call>"
+LLAMA = '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
+PARAMETERS = {"type": "object", "properties": {"euros": {"type": "integer", "description": "How many."}}}
+SCHEMAS = [{"type": "function", "function": {"name": "charge", "description": "Charges.", "parameters": PARAMETERS}}]
+
+
+def calling(written: str) -> str:
+    """A chat template that shows tools, and calls of them as ``written``."""
+    calls = f"{{% for call in m.tool_calls or [] %}}{written}{{% endfor %}}"
+    shown = "{% for tool in tools or [] %}({{ tool.function.name }}){% endfor %}"
+    return shown + TEMPLATE.replace("{{ m.content }}", "{{ m.content }}" + calls)
 
 
 @pytest.mark.parametrize(
@@ -297,3 +310,43 @@ def test_the_check_before_a_run_renders_a_turn_with_its_answer(problem_of: Calla
         problem_of(silent, "tool", rows)
         == "rl.environment.role: the chat template does not show messages of the role 'tool'"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        *((name, None) for name in ("qwen2_5", "qwen3", "qwen3_training", "qwen3_vl")),
+        *((name, None) for name in ("phi3", "gemma3", "qwen2_5_vl")),  # show no calls
+        ("qwen3_6", "<function=probe>"),
+        ("nemotron_3_nano", "<function=probe>"),
+        ("glm4moe", "<arg_key>text</arg_key>"),
+        ("llama3_1", '"parameters": {"text": "probe"}'),
+        ("gptoss", "to=functions.probe"),
+        ("lfm2_v2", "[probe(text='probe')]"),
+    ],
+)
+def test_chat_templates_that_write_calls_in_another_format_are_refused(name: str, shown: str | None) -> None:
+    if not (file := TRL / f"{name}.jinja").is_file():
+        pytest.skip("the package that is installed does not ship the template")
+    renderer = Renderer(byte_tokenizer(), file.read_text(encoding="utf-8"))
+    if shown is None:
+        check_format(renderer, SCHEMAS)
+        return
+    with pytest.raises(UserError, match=f"writes a call of a tool as .*{re.escape(shown)}"):
+        check_format(renderer, SCHEMAS)
+
+
+@pytest.mark.parametrize(("written", "is_read"), [(HERMES, True), (LLAMA, False)], ids=["Hermes", "Llama"])
+def test_tools_whose_calls_could_not_be_read_end_the_run_before_the_first_turn(
+    written: str, is_read: bool, tools: Callable[..., dict[str, Any]]
+) -> None:
+    rows = [
+        {"prompt": "?", "label": "4", "prompt_ids": [], "tools": offered} for offered in (None, json.dumps(SCHEMAS))
+    ]
+    described, shown = (Episode(number, 0, 0, row, most_tokens=4000) for number, row in enumerate(rows))
+    refused = pytest.raises(UserError, match=r"rl\.environment: .* is read: set model\.chat_template")
+    with closing(opened(tools("charge"), byte_tokenizer(calling(written)))) as environments:
+        environments.answer_all([described])  # its prompt may tell the policy about the format
+        with nullcontext() if is_read else refused:
+            environments.answer_all([shown])
+    assert (described.failure, shown.failure) == (None, None)
