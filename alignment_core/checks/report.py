@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.reference import MASTERS
-from alignment_core.checks import amounts, cache, functions, memory_needs, rows, shapes
+from alignment_core.checks import amounts, cache, functions, memory_needs, requantization, rows, shapes
 from alignment_core.composition.base_model import PROCESS_REWARD_MODELS, REWARD_MODELS
 from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
@@ -36,7 +36,7 @@ class Findings(BaseModel):
     seen: list[rows.Answer] = []
     """The checked data sets."""
     warnings: list[str] = []
-    """Sentences about risks that may slow the run down or end it."""
+    """Sentences about risks that may slow the run down, end it, or spoil its result."""
     caches: list[cache.Need] = []
     """Key-value cache for each stage that samples on this machine's processors, as far as it is known."""
 
@@ -91,7 +91,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
         if label in seen:
             seen[label].warnings.append(sentence)
     warnings = [*([short_of_memory] if short_of_memory else []), *amounts.warnings(todo, seen)]
-    warnings += _text_parts(plan.store, todo)
+    warnings += [*_text_parts(plan.store, todo), *requantization.warnings(plan.store, todo)]
     return Findings(problems=list(dict.fromkeys(problems)), seen=of_todo, warnings=warnings, caches=needs)
 
 

@@ -317,8 +317,10 @@ def rounds(profile: Profile, method: str, rates: tuple[float, float], verified: 
         size = batch(profile, plain(train["batch_size"]), per_round)
         train["warmup_ratio"] = 0.1
         train["batch_size"] = Commented(size, f"pairs in a step: {FEW_STEPS} steps or more in a round")
+    in_4_bits = "load_in_4bit" in plain(train).get("lora", {})
+    once = Commented(1, "a second one would round the weights to 4 bits again, and lose most of what this one learns")
     section: dict[str, Any] = {
-        "rounds": 2,
+        "rounds": once if in_4_bits else 2,
         "prompts": prompts(profile, profile.all_sources, room),
         "prompts_per_round": Commented(per_round, "each round takes the next ones"),
         "generation": generation(8 if profile.machine.gpus else 4, room),

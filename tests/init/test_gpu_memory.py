@@ -19,6 +19,7 @@ from alignment_core.init.lengths import Lengths
 from alignment_core.init.machine import Machine
 from alignment_core.init.memory import fit
 from alignment_core.init.models import Model
+from alignment_core.init.text import plain
 from alignment_core.losses.logprobs import token_logps
 from alignment_core.models import vocabulary_head
 from tests.init.conftest import CPU, GIB, Draft
@@ -169,6 +170,9 @@ def test_training_on_sampled_answers_needs_the_memory_of_their_rows(
     assert [adapters.get("load_in_4bit", False) for adapters in trained] == [in_4bit] * len(trained)
     counted = sections.memory_fields(profile, written)["gradient_checkpointing"].comment
     assert f"{(tokens * 401_408 + 525_336_576) / GIB:.1f} of activations" in counted
+    rounds = [plain(section["rounds"]) for section in written.values() if "rounds" in section]
+    assert rounds == [1 if in_4bit else 2 for _ in rounds], "a second one would round off what the first learned"
+    assert len(rounds) == (method != "conditional-sft")
 
 
 def test_long_rows_recompute_activations_of_small_models() -> None:

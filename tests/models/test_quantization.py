@@ -79,6 +79,31 @@ def test_each_row_in_8_bits_is_the_nearest_of_255_multiples_of_its_scale(tiny_mo
     assert (layer.weight.dtype, layer.weight.nbytes) == (torch.int8, weight.numel())
 
 
+@pytest.mark.parametrize(("bits", "size"), [(4, 2.5e-4), (8, 1e-4)])
+def test_rounding_a_second_time_loses_small_changes(bits: Bits, size: float) -> None:
+    """By hand, for normal weights with the deviation 0.025: half a step in 4 bits is 0.04 of the largest of 64, which is about
+    0.06, or more; in 8 bits it is 1/254 of the largest of 1,024, about 0.085: 0.0024 and 0.0003. Weights that are rounded
+    already go back where they were after a smaller change. Of those between two values some move by a whole step, so that
+    the change is kept on average."""
+    generator = torch.Generator().manual_seed(3)
+    layer, head = torch.nn.Linear(1024, 256, bias=False), torch.nn.Linear(256, 2)
+    model = torch.nn.Sequential(layer, head)
+
+    def rounded(weights: torch.Tensor) -> torch.Tensor:
+        layer.weight.data.copy_(weights)
+        quantization.round_weights(model, head, torch.float32, bits)
+        return layer.weight.data.clone()
+
+    normal = 0.025 * torch.randn(256, 1024, generator=generator)
+    change = size * torch.randn(256, 1024, generator=generator)
+
+    def kept(weights: torch.Tensor) -> float:
+        return float(((rounded(weights + change) - rounded(weights)) * change).sum() / change.square().sum())
+
+    assert abs(kept(rounded(normal))) < 0.1
+    assert kept(normal) == pytest.approx(1, abs=0.1)
+
+
 def test_weights_in_8_bits_are_those_of_transformers(tiny_model: Any) -> None:
     path = tiny_model("qwen2")
     config = transformers.BitsAndBytesConfig(load_in_8bit=True)
