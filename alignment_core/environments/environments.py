@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,14 @@ class Environments:
             pass
 
     def answer_all(self, episodes: Sequence[Episode]) -> None:
-        """The same for episodes of all processes."""
-        for process in range(self.size):
+        """The same for episodes of all processes, which work at the same time."""
+
+        def answer(process: int) -> None:
             for _ in self.answer([episode for episode in episodes if self.process_of(episode) == process], process):
+                pass
+
+        with ThreadPoolExecutor(self.size) as threads:
+            for _ in threads.map(answer, range(self.size)):
                 pass
 
     def _call(self, episode: Episode) -> list[Any]:

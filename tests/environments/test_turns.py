@@ -61,6 +61,26 @@ class Env:
 """
 
 
+WAITS_FOR_THE_OTHER_PROCESS = """
+import os
+import pathlib
+import time
+
+class Env:
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+
+    def reset(self, prompt, label):
+        (self.folder / str(os.getpid())).touch()
+        end = time.monotonic() + 60
+        while len(list(self.folder.iterdir())) < 2:
+            if time.monotonic() > end:
+                raise TimeoutError("there is no other process at work")
+            time.sleep(0.01)
+        return None
+"""
+
+
 @pytest.fixture
 def tokenizer() -> Any:
     """EOS is not the end of a turn, as of a base model."""
@@ -153,3 +173,18 @@ def test_the_time_limit_of_an_episode_is_that_of_its_environment_and_not_of_samp
     if episode.failure is not None:
         assert episode.failure.reason == "timeout"
         assert str(episode.failure) == "took more than 2 seconds in all (rl.environment.episode_seconds)"
+
+
+def test_processes_work_at_the_same_time(tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(WAITS_FOR_THE_OTHER_PROCESS)
+    (tmp_path / "met").mkdir()
+    config = EnvironmentConfig(name=f"{tmp_path / 'env.py'}:Env", options={"folder": str(tmp_path / "met")})
+    prompt = {"prompt": "a", "label": None, "prompt_ids": [97]}
+    with closing(Environments(config, tokenizer, processes=2, timeout=120)) as environments:
+        by_process = {
+            environments.process_of(episode): episode
+            for episode in (Episode(0, sample, 0, prompt, most_tokens=1000) for sample in range(16))
+        }
+        assert sorted(by_process) == [0, 1]
+        environments.answer_all([*by_process.values()])
+    assert [episode.failure for episode in by_process.values()] == [None, None]
