@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from alignment_core.errors import EnvironmentFault, OutOfMemory, first_line
+
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -62,12 +64,20 @@ class Actor:
         return function(*arguments, **named)
 
     def make(self, factory: str | Callable[..., Any], arguments: dict[str, Any], guard: Guard) -> None:
-        """Replace the held object by the result of ``factory``."""
+        """Replace the held object by the result of ``factory``. Raises EnvironmentFault if its models do not fit into memory:
+        no micro-batch has a part in it."""
         self.drop()
         self._used = True
         self._guard = guard
-        with guard():
-            self.object = (_imported(factory) if isinstance(factory, str) else factory)(**arguments)
+        try:
+            with guard():
+                self.object = (_imported(factory) if isinstance(factory, str) else factory)(**arguments)
+        except OutOfMemory as error:
+            raise EnvironmentFault(
+                f"{self.name}: out of memory while models were loaded ({first_line(error.__cause__ or error)}); each trainer "
+                "loads the whole model, whatever resources.zero_stage is: use adapters (training.lora, with load_in_4bit for "
+                "less memory), resources.offload_optimizer, a smaller model, or devices with more memory"
+            ) from error
 
     def call(self, requested: Call[Any, Any]) -> Any:
         """Call a method of the object."""

@@ -96,8 +96,7 @@ def with_restarts(
         except OutOfMemory as error:
             if budget // 2 < LEAST_TOKENS:
                 raise OutOfMemory(
-                    f"{label}: {error}, and no smaller size is left to try; lower the data's max_length, set "
-                    "resources.gradient_checkpointing or resources.zero_stage: 3, or use devices with more memory"
+                    f"{label}: {error}, and no smaller size is left to try; {_less_memory(resources)}"
                 ) from error
             resources = resources.model_copy(update={"max_tokens_per_microbatch": budget // 2})
             report(f"{error}; retrying with resources.max_tokens_per_microbatch {budget // 2}")
@@ -108,6 +107,18 @@ def with_restarts(
             if fault is None:
                 raise
             raise fault from error
+
+
+def _less_memory(resources: ResourcesConfig) -> str:
+    """What lets the smallest micro-batch fit, without settings that these resources have."""
+    unset = {
+        "resources.gradient_checkpointing": resources.gradient_checkpointing is not True,
+        "resources.zero_stage: 3": resources.zero_stage != 3,
+    }
+    settings = " or ".join(name for name, helps in unset.items() if helps)
+    return ", ".join(
+        ["lower the data's max_length", *([f"set {settings}"] if settings else []), "or use devices with more memory"]
+    )
 
 
 def _wait_for_memory(

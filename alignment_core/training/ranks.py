@@ -36,7 +36,8 @@ class TrainerActors:
 def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -> ActorGroup[T]:
     """Give every rank the object of a job, in place of the previous job.
 
-    This call and calls of the object raise OutOfMemory if smaller micro-batches may help.
+    Raises EnvironmentFault if its models do not fit into memory; calls of the object raise OutOfMemory if smaller micro-batches
+    may help.
     """
     group: ActorGroup[T] = trainers.group
     shared = {"resources": resources, "device": trainers.device, "world": group.size}

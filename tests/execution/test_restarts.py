@@ -129,10 +129,24 @@ def test_out_of_memory_halves_the_micro_batch_until_the_stage_fits(run: Any, cap
     assert "retrying with resources.max_tokens_per_microbatch 256" in caplog.text
 
 
-def test_running_out_of_memory_at_the_smallest_micro_batch_names_fields_that_may_help(run: Any) -> None:
-    says = r"^round-1/patient: it does not fit, and no smaller size is left to try; lower the data's max_length, set "
-    with pytest.raises(OutOfMemory, match=says + r"resources\.gradient_checkpointing") as caught:
-        run(fail(OutOfMemory("it does not fit")), max_tokens_per_microbatch=100)
+@pytest.mark.parametrize(
+    ("resources", "settings"),
+    [
+        ({}, "set resources.gradient_checkpointing or resources.zero_stage: 3, "),
+        ({"zero_stage": 3}, "set resources.gradient_checkpointing, "),
+        ({"gradient_checkpointing": True}, "set resources.zero_stage: 3, "),
+        ({"zero_stage": 3, "gradient_checkpointing": True}, ""),
+    ],
+)
+def test_running_out_of_memory_at_the_smallest_micro_batch_names_fields_that_may_help(
+    run: Any, resources: dict[str, Any], settings: str
+) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        run(fail(OutOfMemory("it does not fit")), max_tokens_per_microbatch=100, **resources)
+    assert str(caught.value) == (
+        "round-1/patient: it does not fit, and no smaller size is left to try; lower the data's max_length, "
+        f"{settings}or use devices with more memory"
+    )
     assert (caught.value.exit_code, caught.value.retryable) == (3, False)
 
 

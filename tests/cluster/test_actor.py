@@ -1,0 +1,59 @@
+"""An actor's own process: which failed allocations smaller micro-batches may avoid."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from alignment_core.artifacts import Reference
+from alignment_core.cluster.actor import Actor, Call
+from alignment_core.cluster.device import Device
+from alignment_core.errors import EnvironmentFault, OutOfMemory
+from alignment_core.execution.restarts import with_restarts
+from alignment_core.memory import memory_explained
+from alignment_core.models.model_ref import Model
+from alignment_core.models.packed import PackedModel
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.training.teacher import TeacherJob
+
+REASON = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def does_not_fit(*_: Any, **__: Any) -> None:
+    raise torch.OutOfMemoryError(REASON)
+
+
+def test_a_model_that_does_not_fit_ends_its_stage_at_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = TeacherJob(Model(tiny_model(), Reference("model", "a" * 64)), 8, False)
+    device = Device.detect("cpu", 0)
+    monkeypatch.setattr(PackedModel, "to", does_not_fit)
+    budgets: list[int] = []
+
+    def attempt(resources: ResourcesConfig, _: Any) -> None:
+        budgets.append(resources.token_budget)
+        guard = partial(memory_explained, resources.token_budget)
+        Actor("trainers[0]").make(job.open, {"resources": resources, "device": device}, guard)
+
+    with pytest.raises(EnvironmentFault) as caught:
+        with_restarts("teacher", ResourcesConfig(zero_stage=3), threading.Event(), attempt)
+    assert type(caught.value) is EnvironmentFault
+    assert str(caught.value) == (
+        f"trainers[0]: out of memory while models were loaded ({REASON}); each trainer loads the whole model, whatever "
+        "resources.zero_stage is: use adapters (training.lora, with load_in_4bit for less memory), "
+        "resources.offload_optimizer, a smaller model, or devices with more memory"
+    )
+    assert len(budgets) == 1, "smaller micro-batches would not help"
+
+
+def test_a_micro_batch_that_does_not_fit_may_be_halved() -> None:
+    class Trainer:
+        train = does_not_fit
+
+    actor = Actor("trainers[0]")
+    actor.make(Trainer, {}, partial(memory_explained, 512))
+    with pytest.raises(OutOfMemory, match=r"^out of memory with micro-batches of 512 tokens .*Tried to allocate"):
+        actor.call(Call("train"))
