@@ -60,7 +60,7 @@ class Device:
     @classmethod
     def detect(cls, wanted: Literal["auto", "cpu", "cuda"], gpus: int = 0, private: bool = True) -> Device:
         """The recipe's device; ``gpus`` is the number that Ray sees. Raises EnvironmentFault for CUDA without a GPU."""
-        if metadata.version("torch").endswith("+cpu"):
+        if _torch_is_for_cpus():
             gpus = 0
         if wanted == "cuda" and not gpus:
             raise EnvironmentFault(
@@ -224,6 +224,19 @@ class Device:
                 "enable_sleep_mode": self.engines_give_way(resources),
             }
         return {**parallel, "kv_cache_memory_bytes": cache_mib * MIB}
+
+
+def local_gpus() -> int:
+    """GPUs of this machine that torch can use. Takes a second, the import of torch, unless that is a build for CPUs."""
+    if _torch_is_for_cpus():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _torch_is_for_cpus() -> bool:
+    return metadata.version("torch").endswith("+cpu")
 
 
 def zero_stage(resources: ResourcesConfig, trainers: int) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from alignment_core.cluster.device import Device, Place
+from alignment_core.cluster.device import Device, Place, local_gpus
 from alignment_core.credentials import resolved
 from alignment_core.data.context import longest_sampled
 from alignment_core.data.template import Renderer
@@ -37,6 +37,8 @@ START_SECONDS = 600.0
 STOP_SECONDS = 20.0
 LOADING_SECONDS = 10.0
 """Interval of calls of ``on_loading``."""
+POLL_SECONDS = 0.05
+"""Interval of requests until the server answers."""
 SERVER = "alignment_core.inference.server_process"
 GUARD = "alignment_core.inference.token_guard.RequireToken"
 SAMPLED_AS_ASKED = "--generation-config=vllm"
@@ -93,7 +95,7 @@ def server_of(
     """
     is_alone = resources is None
     resources = resources or ResourcesConfig()
-    device = _device(resources)
+    device = Device.detect(resources.device, local_gpus())
     environment = device.engine_environment(resources, Place())
     environment["VLLM_LOGGING_LEVEL"] = "INFO"
     settings: dict[str, Any] = {
@@ -116,12 +118,6 @@ def server_of(
         environment[OPTIONS_VARIABLE] = json.dumps(further)
     flags = _flags({"model": folder, "served-model-name": name, "host": host, "port": port, **settings})
     return [sys.executable, "-P", "-m", SERVER, *flags, *options], environment
-
-
-def _device(resources: ResourcesConfig) -> Device:
-    import torch
-
-    return Device.detect(resources.device, torch.cuda.device_count())
 
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:
@@ -270,7 +266,7 @@ def _wait(
                     return int(answer.json()["data"][0]["max_model_len"])
             except (httpx.HTTPError, ValueError, LookupError, TypeError):
                 pass
-            time.sleep(0.2)
+            time.sleep(POLL_SECONDS)
     code = process.poll()
     if code is not None:
         output.join(5)
@@ -325,7 +321,7 @@ def _shortened(
     if context == _longrope_default(shape):
         return f"{length}, vLLM's default for LongRoPE; `align serve MODEL -- --max-model-len=N` serves more", None
     resources = resources or ResourcesConfig()
-    device = _device(resources)
+    device = Device.detect(resources.device, local_gpus())
     shape = {**shape, "dtype": device.inference_dtype(dtype_of(shape))}
     whole = mib_needed(shape, most, shards=resources.tensor_parallel_size)
     why = f"; {whole} MiB would hold all of them" if whole else ""

@@ -221,14 +221,12 @@ def serve_reward(
 
 
 def _scores(model: Model) -> Any:
-    import torch
-
-    from alignment_core.cluster.device import Device
+    from alignment_core.cluster.device import Device, local_gpus
     from alignment_core.data.context import context_length
     from alignment_core.recipes import ResourcesConfig
     from alignment_core.rewards.server import scores_of_texts
     from alignment_core.training.forward import ForwardJob
 
-    device = Device.detect("auto", torch.cuda.device_count())
+    device = Device.detect("auto", local_gpus())
     forward = ForwardJob(model, "score").open(ResourcesConfig(), device)
     return scores_of_texts(forward, context_length(model.path))

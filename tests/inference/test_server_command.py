@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_a_server_reads_the_options_of_its_environment() -> None:
 
 def test_without_a_recipe_a_server_has_the_gpu_for_itself(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own default is 0.92 of its memory (config/cache.py); that of recipes leaves room for a trainer."""
-    monkeypatch.setattr(http_server, "_device", lambda _: Device("cuda", 1))
+    monkeypatch.setattr(Device, "detect", lambda *_: Device("cuda", 1))
 
     def shares(resources: ResourcesConfig | None) -> list[str]:
         words, _ = http_server.server_of(str(tiny_model()), "m", "127.0.0.1", 1, resources)
@@ -133,12 +134,25 @@ def test_no_larger_cache_is_advised_on_a_gpu_which_has_no_more_memory(
     model = changed(tmp_path / "long", tiny_model(), "config.json", max_position_embeddings=8192)
     _, mib = http_server._shortened(str(model), "long", 4096, ResourcesConfig(**CPU))  # type: ignore[arg-type]
     assert mib is not None
-    monkeypatch.setattr(http_server, "_device", lambda _: Device("cuda", 1))
+    monkeypatch.setattr(Device, "detect", lambda *_: Device("cuda", 1))
     assert http_server._shortened(str(model), "long", 4096, None) == (
         f"long: a context of 4,096 of the model's 8,192 tokens, as long as its key-value cache allows; {mib} MiB would hold "
         "all of them",
         None,
     )
+
+
+@pytest.mark.skipif(not version("torch").endswith("+cpu"), reason="other builds of torch count the GPUs")
+def test_on_a_cpu_the_command_of_a_server_needs_no_torch(tiny_model: Any) -> None:
+    """Its import takes a second, before the server starts."""
+    code = (
+        "import sys\n"
+        "from alignment_core.inference.http_server import server_of\n"
+        f"server_of({str(tiny_model())!r}, 'm', '127.0.0.1', 1)\n"
+        "print([name for name in ('torch', 'transformers', 'vllm') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
