@@ -55,6 +55,14 @@ def uncompiled() -> Iterator[None]:
 
 
 @contextmanager
+def without_ray() -> Iterator[None]:
+    """For vLLM's server on a CPU, where vLLM has no executor with Ray: to import that takes each process a third of a second.
+    The environment of a server or engine on a CPU shows no GPU, see :data:`alignment_core.cluster.device.ON_A_CPU`."""
+    with hidden(*(["ray"] if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else [])):
+        yield
+
+
+@contextmanager
 def hidden(*names: str) -> Iterator[None]:
     """Hide optional modules during the import of a library that would otherwise import them."""
     absent = [name for name in names if name not in sys.modules]

@@ -7,19 +7,20 @@ import json
 import os
 import sys
 
-from alignment_core.imports import uncompiled
+from alignment_core.imports import uncompiled, without_ray
 
-with uncompiled():
-    from vllm.entrypoints.launchers.api_server.entry import main
+with without_ray():
+    if __name__ == "__main__":
+        with uncompiled():
+            from vllm.entrypoints.launchers.api_server.entry import main
 
-    if __name__ != "__main__":
-        import vllm.v1.engine.core
-        from vllm.platforms import current_platform
+        # OPTIONS_VARIABLE of http_server, whose imports would delay the start
+        sys.argv += json.loads(os.environ.pop("ALIGN_SERVER_OPTIONS", "[]"))
+        main()
+    else:
+        with uncompiled():
+            import vllm.v1.engine.core
+            from vllm.platforms import current_platform
 
-        if current_platform.is_cpu():
-            import vllm.v1.worker.cpu_worker  # noqa: F401
-
-if __name__ == "__main__":
-    # OPTIONS_VARIABLE of http_server, whose imports would delay the start
-    sys.argv += json.loads(os.environ.pop("ALIGN_SERVER_OPTIONS", "[]"))
-    main()
+            if current_platform.is_cpu():
+                import vllm.v1.worker.cpu_worker  # noqa: F401

@@ -48,6 +48,10 @@ def test_a_server_reports_the_longest_context_that_fits(long_model: Path) -> Non
         assert [process.name() for process in below if process.name().startswith("VLLM")] == ["VLLM::EngineCore"], (
             "each process imports vLLM for seconds"
         )
+        maps = [
+            entry.path for process in (psutil.Process(server.process.pid), *below) for entry in process.memory_maps()
+        ]
+        assert not [path for path in maps if "_raylet" in path], "Ray's import takes long, too"
         root = server.url.removesuffix("/v1")
         for path in ("/v1/models", "/tokenize", "/invocations"):
             assert httpx.post(f"{root}{path}", json={}).status_code == 401, (
