@@ -56,10 +56,16 @@ def uncompiled() -> Iterator[None]:
 
 @contextmanager
 def without_ray() -> Iterator[None]:
-    """For vLLM's server on a CPU, where vLLM has no executor with Ray: to import that takes each process a third of a second.
-    The environment of a server or engine on a CPU shows no GPU, see :data:`alignment_core.cluster.device.ON_A_CPU`."""
-    with hidden(*(["ray"] if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else [])):
+    """For vLLM's server on a CPU, where vLLM has no executor with Ray: to import that takes each process a third of a
+    second."""
+    with hidden(*(["ray"] if on_a_cpu() else [])):
         yield
+
+
+def on_a_cpu() -> bool:
+    """Whether this process has the environment of a server or engine on a CPU, which shows no GPU: see
+    :data:`alignment_core.cluster.device.ON_A_CPU`, which takes longer to import."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") == ""
 
 
 @contextmanager

@@ -1,10 +1,12 @@
-"""Processes: identities that survive the reuse of process numbers, locks that end with a process, and the environment that
-child processes inherit."""
+"""Processes: identities that survive the reuse of process numbers, locks that end with a process, the environment that
+child processes inherit, and their end with their parent."""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from alignment_core import network
 
 UNSENT = ("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY")
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 _POLL_SECONDS = 0.1
 _OVER = ("Z", "X")
 """States of an ended process that its parent has not waited for yet."""
@@ -89,6 +93,11 @@ def inherited(**changes: str) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_") or name in UNSENT}
     return {**kept, **network.defaults(kept), **SAFE_PATH, **changes}
+
+
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal as soon as the thread that started it has ended."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def lock(file: IO[bytes] | int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
 from alignment_core.inference.token_guard import VARIABLE
 from alignment_core.models.saving import check_loadable, checkpoint_dtype, dtype_of
-from alignment_core.processes import inherited
+from alignment_core.processes import end_with_parent, inherited
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
 START_SECONDS = 600.0
@@ -48,7 +47,6 @@ OPTIONS_VARIABLE = "ALIGN_SERVER_OPTIONS"
 """Environment variable with further options as JSON. They may be secrets, and other users can see command lines."""
 AS_LONG_AS_FITS = -1
 """vLLM's value for the longest context that its key-value cache can hold, up to the model's."""
-PR_SET_PDEATHSIG = 1
 TOO_LONG = re.compile(
     r"max seq len \((\d+)\).* KV cache is needed.* estimated maximum model length is (\d+)", re.DOTALL
 )
@@ -214,7 +212,7 @@ def running(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=own_session,
-            preexec_fn=_end_with_parent if own_session else None,
+            preexec_fn=end_with_parent if own_session else None,
         )
         stack.callback(_end, process)
         assert process.stdout is not None
@@ -333,13 +331,6 @@ def _longrope_default(shape: dict[str, Any]) -> int | None:
     rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
     is_longrope = (rope.get("rope_type") or rope.get("type")) in ("longrope", "su")
     return shape.get("original_max_position_embeddings") if is_longrope else None
-
-
-_LIBC = ctypes.CDLL(None)
-
-
-def _end_with_parent() -> None:
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
