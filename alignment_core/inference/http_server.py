@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from alignment_core.data.context import longest_sampled
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.imports import uncollected
 from alignment_core.inference.kv_cache import TOO_LARGE, mib_needed, room_mib
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
@@ -163,8 +165,9 @@ def served(
         own_session=own_session,
         on_loading=on_loading,
         trust_remote_code=trust_remote_code,
+        reads_stop_ids=True,
     ) as server:
-        yield replace(server, stop_ids=stop_ids(folder, trust_remote_code))
+        yield server
 
 
 def stop_ids(folder: str, trust_remote_code: bool = False) -> tuple[int, ...]:
@@ -173,7 +176,8 @@ def stop_ids(folder: str, trust_remote_code: bool = False) -> tuple[int, ...]:
     vLLM's server stops only at those of the model's generation_config.json and at EOS, while the chat template of a base model
     may end turns with another token (Qwen2.5: ``<|im_end|>`` and ``<|endoftext|>``): the answer would go on with further turns.
     """
-    from transformers import AutoTokenizer
+    with uncollected():
+        from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -195,11 +199,13 @@ def running(
     start_seconds: float | None = START_SECONDS,
     on_loading: Callable[[float], None] = lambda _: None,
     trust_remote_code: bool = False,
+    reads_stop_ids: bool = False,
 ) -> Iterator[Server]:
-    """A server, once it answers. Raises EnvironmentFault with the reason if it does not start.
+    """A server, once it answers, without ``stop_ids`` by default. Raises EnvironmentFault with the reason if it does not start.
 
-    ``on_loading`` is called every few seconds until then with the seconds since the start. In an ``own_session`` the server
-    ends with this process, even if that is killed: start it from the main thread.
+    ``on_loading`` is called every few seconds until then with the seconds since the start. ``reads_stop_ids`` takes seconds, in
+    which the server loads its model. In an ``own_session`` the server ends with this process, even if that is killed: start it
+    from the main thread.
     """
     _check_free(host, port)
     token = token or os.environ.get(VARIABLE) or None  # the server would inherit the variable, and require it
@@ -219,11 +225,13 @@ def running(
         output = ServerLog(process.stdout)
         scheme = "https" if any(option.startswith("--ssl") for option in options) else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        context = _wait(process, url, token, name, output, start_seconds, on_loading)
+        with ThreadPoolExecutor(1) as meanwhile:
+            ids = meanwhile.submit(stop_ids, folder, trust_remote_code) if reads_stop_ids else None
+            context = _wait(process, url, token, name, output, start_seconds, on_loading)
         shortened, whole = None, None
         if not _limits_context(options):
             shortened, whole = _shortened(folder, name, context, resources)
-        yield Server(url, context, token, process, output, shortened, whole)
+        yield Server(url, context, token, process, output, shortened, whole, ids.result() if ids else ())
 
 
 def _check_free(host: str, port: int) -> None:

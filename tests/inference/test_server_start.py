@@ -1,4 +1,4 @@
-"""Waiting for a server to answer: the wait is shown, and a server with a certificate is reached, too."""
+"""Waiting for a server to answer: the wait is shown and used, and a server with a certificate is reached, too."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from alignment_core.errors import EnvironmentFault
 from alignment_core.inference import http_server
 
 SERVER = """
@@ -50,6 +52,37 @@ def test_a_server_that_is_still_loading_its_model_is_reported(port: int, monkeyp
         assert server.url == f"http://127.0.0.1:{port}/v1"
         assert server.context == 48
     assert 0.3 <= seconds[0] < seconds[1]
+
+
+def test_stop_tokens_are_read_while_the_server_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of this test loads until they have been read."""
+    read = tmp_path / "read"
+
+    def stop_ids(*_: Any) -> tuple[int, ...]:
+        read.touch()
+        return (7,)
+
+    loads = f"import os, time\nwhile not os.path.exists({str(read)!r}): time.sleep(0.05)\n"
+    monkeypatch.setattr(http_server, "stop_ids", stop_ids)
+    monkeypatch.setattr(http_server, "server_of", lambda *of: ([sys.executable, "-c", loads + SERVER, str(of[3])], {}))
+    with http_server.served(str(tmp_path), "name") as server:
+        assert server.stop_ids == (7,)
+
+
+def test_the_reason_of_a_server_that_fails_precedes_that_of_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_ids(*_: Any) -> tuple[int, ...]:
+        raise RuntimeError("no such tokenizer")
+
+    code = "raise ValueError('no such model')"
+    monkeypatch.setattr(http_server, "stop_ids", stop_ids)
+    monkeypatch.setattr(http_server, "server_of", lambda *_: ([sys.executable, "-c", code], {}))
+    with (
+        pytest.raises(EnvironmentFault, match=r"^name: vLLM's server did not start: ValueError: no such model"),
+        http_server.served(str(tmp_path), "name"),
+    ):
+        pass
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
