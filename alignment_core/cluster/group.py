@@ -65,7 +65,7 @@ class ActorGroup(Generic[T]):
         self._failed = False
 
     def prepare(self, function: str) -> None:
-        """Have each actor call ``package.module:function`` ahead of ``make``, without waiting; ``make`` shows any failure."""
+        """Have each actor call ``package.module:function`` before its next call, without waiting; that shows any failure."""
         for actor in self.actors:
             actor.prepare.remote(function)
 

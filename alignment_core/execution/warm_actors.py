@@ -28,6 +28,7 @@ COMPARED = ("torch", "transformers", "deepspeed", "vllm", "ray", "datasets", "nu
 """Packages that every node of a cluster must have in the same version."""
 ENGINE = "alignment_core.inference.engine:Engine"
 ENGINE_IMPORTS = "alignment_core.inference.engine:prepare"
+TRAINER_IMPORTS = "alignment_core.training.imports:prepare"
 
 
 class EngineShape(NamedTuple):
@@ -199,6 +200,7 @@ class WarmActors:
         places = self._over_nodes([self.device.trainer_place(rank) for rank in range(world)])
         environment = self.device.trainer_environment(self.resources, world)
         group = self._group("trainers", places, [environment] * world)
+        group.prepare(TRAINER_IMPORTS)
         with _killed_on_failure(group):
             rendezvous = group.rendezvous(self.temporary)
             shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
