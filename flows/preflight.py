@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alignment_core.artifacts import Store
+from alignment_core.cluster.ray_cluster import is_private
 from alignment_core.composition.graph import is_part
 from alignment_core.composition.plan import Plan
 from alignment_core.errors import UserError
+from alignment_core.execution.base import load_stage
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.journal import RunRecord
-from alignment_core.recipes import BaseRecipe
+from alignment_core.recipes import BaseRecipe, ResourcesConfig
 from alignment_core.recipes.methods import method_of
 
 
@@ -74,14 +76,32 @@ def check_recipe(recipe: BaseRecipe, store: Store, from_stage: str | None = None
 
 
 def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
-    """Start the host if a stage is certain to run; it prewarms engines if a stage may sample."""
+    """Start the host if a stage is certain to run; it prewarms the actors that stages may use."""
     if method_of(recipe).run or not any(stage.state == "runs" for stage in planned.stages):
         return None  # a method with a ``run`` of its own may need no stage: a night may be empty
-    samples = any(stage.config.sampling() for stage in planned.stages if stage.state != "cached")
     log = align_home() / "logs" / f"starting-{os.getpid()}.log"
-    host = Host(planned.store.uri, recipe.resources, log, recipe=recipe.name, samples=samples)
+    prewarm = _prewarm(planned, recipe.resources)
+    host = Host(planned.store.uri, recipe.resources, log, recipe=recipe.name, prewarm=prewarm)
     host.start()
     return host
+
+
+def _prewarm(planned: Plan, resources: ResourcesConfig) -> tuple[str, ...]:
+    """The groups of actors that stages may use, in the order of their first use: they share the cores while they start.
+
+    On GPUs and clusters trainers start first in any case; there a stage that samples does not wait for them.
+    """
+    from alignment_core.checks.shapes import on_cpu
+
+    groups = [] if on_cpu(resources) and is_private() else ["trainers"]
+    for stage in planned.stages:
+        if stage.state == "cached":
+            continue
+        if stage.config.sampling():
+            groups.append("engines")
+        if "deepspeed" in load_stage(stage.stage).packages:  # it trains
+            groups.append("trainers")
+    return tuple(dict.fromkeys(groups))
 
 
 def closing(host: Host | None) -> Any:

@@ -262,13 +262,14 @@ def _running(
         with suppress(FileNotFoundError):  # the host may not have written anything yet
             early_host.log.rename(log)
         early_host.log = log
+    prewarm = ("trainers", "engines") if recipe.samples else ("trainers",)
     with Journal(record).open() as journal:
         if record.run_count > 1:  # only now: until the journal is open, the attempt before this one may still be alive
             with get_client(sync_client=True) as client:
                 clear_page(client, flow_run().id, "the attempt that it belonged to is over")
         with (
             _listeners(recipe, journal, log, caller) as listeners,
-            early_host or Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples) as host,
+            early_host or Host(store.uri, recipe.resources, log, recipe=recipe.name, prewarm=prewarm) as host,
         ):
             host.run_ids = {"prefect": run_id}
             host.follow(in_run_log(get_run_logger()))

@@ -19,7 +19,7 @@ RECIPE = {"resources": {"stop_seconds": 20.0}}
 
 
 def server(home: Path, temporary: Path) -> Server:
-    return Server(None, str(home / "store"), ResourcesConfig(), temporary, samples=False)  # type: ignore[arg-type]
+    return Server(None, str(home / "store"), ResourcesConfig(), temporary, prewarm=())  # type: ignore[arg-type]
 
 
 def test_stopping_takes_three_times_the_longest_save_and_at_least_stop_seconds(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from alignment_core.cluster.actor import Actor, Call, Guard, call
 from alignment_core.cluster.deaths import death
 from alignment_core.cluster.device import Place
+from alignment_core.cluster.ray_cluster import is_private
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
 from alignment_core.heartbeat import beat
 
@@ -96,10 +97,12 @@ class ActorGroup(Generic[T]):
         return result
 
     def rendezvous(self, directory: Path) -> str:
-        """The rendezvous of the actors: a file if all are on this node (no open port), otherwise rank 0's address."""
-        nodes = self._wait([actor.node.remote() for actor in self.actors], "placement")
-        here = self.ray.get_runtime_context().get_node_id()
-        self.elsewhere = tuple(nodes.index(node) for node in dict.fromkeys(nodes) if node != here)
+        """The rendezvous of the actors: a file if all are on this node (no open port), otherwise rank 0's address. Waits for
+        their processes only on a cluster."""
+        if not is_private():
+            nodes = self._wait([actor.node.remote() for actor in self.actors], "placement")
+            here = self.ray.get_runtime_context().get_node_id()
+            self.elsewhere = tuple(nodes.index(node) for node in dict.fromkeys(nodes) if node != here)
         if not self.elsewhere:
             return f"file://{directory / uuid.uuid4().hex}"
         return self._wait([self.actors[0].free_address.remote()], "rendezvous")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
@@ -94,21 +94,25 @@ class WarmMachines:
         ):
             yield engines, trainers
 
-    def warm_up(self, engines: bool) -> None:
-        """Start the trainers and, with ``engines``, the engines' processes before a stage needs them: it takes seconds.
+    def warm_up(self, groups: Sequence[str]) -> None:
+        """Start ``trainers`` and ``engines``, in this order, before a stage needs them: it takes seconds. Of engines only the
+        processes and their imports start, and nothing waits for these.
 
         Does nothing while another run has the machine.
         """
         ticket = Ticket(label=START_OF_ACTORS)
-        with self._trainers.hold(ticket), self._devices_if_free(ticket) as free:
-            if free:
-                self.actors.ready_trainers()
-        # An engine over several GPUs sees other GPUs from its first import on, so its imports wait for its placement.
-        if not engines or self.resources.tensor_parallel_size > 1:
-            return
-        with self._engines.hold(ticket), self._devices_if_free(ticket) as free:
-            if free:
-                self.actors.prepare_engines()
+        starts = {
+            "trainers": (self._trainers, self.actors.ready_trainers),
+            "engines": (self._engines, self.actors.prepare_engines),
+        }
+        for group in groups:
+            # An engine over several GPUs sees other GPUs from its first import on, so its imports wait for its placement.
+            if group == "engines" and self.resources.tensor_parallel_size > 1:
+                continue
+            lock, start = starts[group]
+            with lock.hold(ticket), self._devices_if_free(ticket) as free:
+                if free:
+                    start()
 
     @contextmanager
     def deferring(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socketpair
 from typing import Any
@@ -40,14 +40,19 @@ class Host:
     """The run host of one flow run, for use from several threads. Closing it or the end of this process ends the tree."""
 
     def __init__(
-        self, store: str, resources: ResourcesConfig, log: Path, recipe: str = "", samples: bool = False
+        self,
+        store: str,
+        resources: ResourcesConfig,
+        log: Path,
+        recipe: str = "",
+        prewarm: Sequence[str] = ("trainers",),
     ) -> None:
-        """``recipe`` and ``run_ids`` name this run to other runs on the machine that wait for it. ``samples`` says that stages
-        need engines, which then start at once."""
+        """``recipe`` and ``run_ids`` name this run to other runs on the machine that wait for it. ``prewarm`` has the groups of
+        actors, ``trainers`` and ``engines``, that start with the host, in this order."""
         self.store = store
         self.resources = resources
         self.log = log
-        self.samples = samples
+        self.prewarm = prewarm
         self.run_ids: dict[str, str] = {}
         """Set as soon as the run has its id."""
         self.recipe = recipe
@@ -143,7 +148,7 @@ class Host:
             if self._session is None or self._session.over.is_set():
                 if self._session is not None:
                     self._session.close()
-                self._session = _Session(self.store, self.resources, self.log, self.samples)
+                self._session = _Session(self.store, self.resources, self.log, self.prewarm)
             return self._session
 
     def close(self) -> None:
@@ -227,7 +232,7 @@ class _Clock:
 class _Session:
     """One host process, from its start to its end."""
 
-    def __init__(self, store: str, resources: ResourcesConfig, log: Path, samples: bool) -> None:
+    def __init__(self, store: str, resources: ResourcesConfig, log: Path, prewarm: Sequence[str]) -> None:
         self.over = threading.Event()
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
@@ -237,7 +242,7 @@ class _Session:
             temporary = short_folder()
             host = [sys.executable, "-m", "alignment_core.host.server", str(child_socket.fileno())]
             self.host = Supervised(
-                [*host, store, resources.model_dump_json(), str(temporary), str(int(samples))],
+                [*host, store, resources.model_dump_json(), str(temporary), *prewarm],
                 _environment(resources, temporary),
                 log,
                 temporary,

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from socket import SHUT_RD, socket
@@ -44,11 +44,11 @@ class Server:
     """Answers each call with progress messages and one result or failure."""
 
     def __init__(
-        self, channel: Channel, store: str, resources: ResourcesConfig, temporary: Path, samples: bool
+        self, channel: Channel, store: str, resources: ResourcesConfig, temporary: Path, prewarm: Sequence[str]
     ) -> None:
         self.channel = channel
         self.temporary = temporary
-        self.samples = samples
+        self.prewarm = prewarm
         self.store = open_store(store)
         self.resources = resources
         self.machines = WarmMachines(resources, temporary, align_home() / "locks")
@@ -115,7 +115,7 @@ class Server:
 
     def _warm_up(self) -> None:
         try:
-            self.machines.warm_up(self.samples)
+            self.machines.warm_up(self.prewarm)
         except Exception:
             traceback.print_exc()  # a stage that needs the actors tries again, and reports the failure
 
@@ -220,14 +220,14 @@ def _import_for_all_threads() -> None:
 
 
 def main() -> None:
-    """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a temporary folder, and
-    1 if stages will sample."""
+    """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a temporary folder, and the
+    groups of actors to start at once."""
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
-    end, store, resources, temporary, samples = sys.argv[1:6]
+    end, store, resources, temporary, *prewarm = sys.argv[1:]
     channel = Channel(socket(fileno=int(end)))
-    server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary), samples == "1")
+    server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary), prewarm)
     signal.signal(signal.SIGTERM, server.stop_reading)
     code = 1
     try:

@@ -160,29 +160,44 @@ def test_align_check_explains_why_a_policy_cannot_be_compared_with_the_tagged_mo
 
 
 @pytest.mark.parametrize(
-    ("states", "starts"),
+    ("states", "starts", "on_gpus"),
     [
-        ({"base_model": "cached", "sft": "cached"}, None),  # no host and no Ray
-        ({"base_model": "cached", "sft": "runs", "generate": "cached"}, False),
-        ({"base_model": "runs", "sft": "depends", "generate": "depends"}, True),
+        ({"base_model": "cached", "sft": "cached"}, None, None),  # no host and no Ray
+        ({"base_model": "cached", "sft": "runs", "generate": "cached"}, ["trainers"], ["trainers"]),
+        (
+            {"base_model": "runs", "sft": "depends", "generate": "depends"},
+            ["trainers", "engines"],
+            ["trainers", "engines"],
+        ),
+        ({"generate": "runs", "dpo": "depends"}, ["engines", "trainers"], ["trainers", "engines"]),
+        ({"rl": "runs"}, ["engines", "trainers"], ["trainers", "engines"]),
+        ({"base_model": "runs", "generate": "depends", "score": "depends"}, ["engines"], ["trainers", "engines"]),
+        ({"merge": "runs"}, [], ["trainers"]),
     ],
 )
-def test_a_host_starts_before_the_run_only_if_a_stage_is_certain_to_run(store, rows, monkeypatch, states, starts):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_host_starts_before_the_run_if_a_stage_is_certain_to_run_with_the_actors_that_stages_may_use(
+    store, rows, monkeypatch, states, starts, on_gpus, device
+):
+    """On a CPU in the order of their first use; on GPUs trainers come first in any case, as on clusters."""
     started = []
 
     class Starting:
-        def __init__(self, *_, samples, **__):
-            self.samples = samples
+        def __init__(self, *_, prewarm, **__):
+            self.prewarm = prewarm
 
         def start(self):
-            started.append(self.samples)
+            started.append([*self.prewarm])
 
     monkeypatch.setattr(preflight, "Host", Starting)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     generate = GenerateConfig(generation=GenerationConfig())
-    configs = {name: generate if name == "generate" else StageConfig() for name in states}
+    configs = {name: generate if name in ("generate", "rl") else StageConfig() for name in states}
     planned = Plan(store, 0, [PlannedStage(name, name, configs[name], {}, state) for name, state in states.items()])
-    assert (preflight.early_host(parse_recipe(sft(rows)), planned) is None) == (starts is None)
-    assert started == [samples for samples in [starts] if samples is not None], "engines only where a stage may sample"
+    expected = on_gpus if device == "cuda" else starts
+    recipe = parse_recipe({**sft(rows), "resources": {"device": device}})
+    assert (preflight.early_host(recipe, planned) is None) == (expected is None)
+    assert started == [groups for groups in [expected] if groups is not None]
 
 
 @pytest.mark.parametrize("lost", ["pruned", "manifest", "blob", None])

@@ -39,6 +39,8 @@ class Group:
     def all(self, method: Any, *arguments: Any) -> None:
         self.calls.append(f"{method.__name__} {arguments}")
 
+    def prepare(self, function: str) -> None: ...
+
     def make(self, *_: Any) -> None: ...
 
     def drop(self) -> None: ...
@@ -70,6 +72,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
     monkeypatch.setattr(machines.actors, "_start_trainers", Group)
     monkeypatch.setattr(machines.actors, "_engine_actors", Group)
     return machines
+
+
+@pytest.mark.parametrize("groups", [(), ("engines",), ("trainers", "engines"), ("engines", "trainers")])
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_start_before_the_stages_in_the_given_order(
+    run: WarmMachines, monkeypatch: pytest.MonkeyPatch, groups: tuple[str, ...], size: int
+) -> None:
+    """Engines over two GPUs each do not."""
+    started: list[str] = []
+    for group, start in (("trainers", "_start_trainers"), ("engines", "_engine_actors")):
+        monkeypatch.setattr(run.actors, start, lambda group=group: started.append(group) or Group())
+    run.actors.resources = run.resources.model_copy(update={"tensor_parallel_size": size})
+    run.warm_up(groups)
+    assert started == [group for group in groups if size == 1 or group == "trainers"]
 
 
 def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMachines, tmp_path: Path) -> None:

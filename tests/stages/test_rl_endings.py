@@ -103,7 +103,7 @@ def run(
             StageRequest(store, call, machines(2), resources, reporter, stopping=stopping or threading.Event())
         )
 
-    machines(2).warm_up(engines=True)
+    machines(2).warm_up(("trainers", "engines"))
     before = set(threading.enumerate()), set(functions())
     yield run
     assert wait_until(lambda: not samplers(), SOON_SECONDS), samplers()
