@@ -25,6 +25,7 @@ SIGNS = (  # roles of processes by command line, the first match
     ("gcs", "gcs/gcs_server"),
     ("actor", f"ray::{Actor.__name__}"),
     ("agent", "ray::"),
+    ("agent", "cluster/idle_agent.py"),
 )
 
 

@@ -25,6 +25,8 @@ ANSWER_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
 END_SECONDS = 30.0
 SETUP_WORKER = Path(__file__).with_name("setup_worker.py")
+IDLE_AGENT = Path(__file__).with_name("idle_agent.py")
+_PYTHON_OF = "_build_python_executable_command_memory_profileable"
 ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -113,18 +115,27 @@ def _job_config() -> Any:
 @contextlib.contextmanager
 def _started_lean() -> Iterator[None]:
     """Start Ray without what costs seconds of processor time and serves nothing on one machine: its autoscaler; its API server,
-    which it starts even without a dashboard; importing that server, to see whether it could start; and importing Ray in every
-    process that becomes an actor, before it does. ``ray.init`` has no options for these; a version of Ray with other names
-    starts unchanged."""
-    from ray._private import ray_constants, utils
+    which it starts even without a dashboard; importing that server, to see whether it could start; its dashboard agent, for
+    which its raylet waits; and importing Ray in every process that becomes an actor, before it does. ``ray.init`` has no
+    options for these; a version of Ray with other names starts unchanged."""
+    from ray._private import ray_constants, services, utils
     from ray._private.node import Node
 
     def nothing(*_: object, **_options: object) -> None: ...
+
+    python_of: Any = getattr(services, _PYTHON_OF, None)
+
+    def python(component: str, *others: Any, **options: Any) -> Any:
+        """The beginning of a daemon's command, before its script. Our agent ignores that argument."""
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            return [sys.executable, "-I", "-S", str(IDLE_AGENT)]
+        return python_of(component, *others, **options)
 
     lean: list[tuple[Any, str, Any]] = [
         (Node, "start_monitor", nothing),
         (Node, "start_api_server", nothing),
         (utils, "get_dashboard_dependency_error", lambda: ImportError("it would serve nothing")),
+        (services, _PYTHON_OF, python),
         (ray_constants, "SETUP_WORKER_FILENAME", str(SETUP_WORKER)),  # absolute: Ray joins it to its folder
     ]
     before = [(owner, name, getattr(owner, name), value) for owner, name, value in lean if hasattr(owner, name)]
