@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -55,8 +55,14 @@ def check_from_stage(chosen: str | None, labels: Sequence[str]) -> None:
     raise UserError(f"--from-stage {chosen}: this recipe has no such stage; {hint} are {', '.join(labels)}")
 
 
-def check_recipe(recipe: BaseRecipe, store: Store, from_stage: str | None = None) -> Plan:
-    """Check rows, functions and shapes of all stages that would run, and return the plan.
+def check_recipe(
+    recipe: BaseRecipe,
+    store: Store,
+    from_stage: str | None = None,
+    on_parsed: Callable[[Plan], None] = lambda _: None,
+) -> Plan:
+    """Check rows, functions and shapes of all stages that would run, and return the plan. ``on_parsed`` gets it as soon as no
+    row is malformed, while the other checks go on.
 
     Raises UserError with a sentence for each mistake, and EnvironmentFault if the promotion would fail on this machine.
     """
@@ -69,10 +75,29 @@ def check_recipe(recipe: BaseRecipe, store: Store, from_stage: str | None = None
         check_ready(recipe.promotion)
     planned = plan(recipe, store)
     check_from_stage(from_stage, [stage.label for stage in planned.stages])
-    findings = check(planned, recipe.resources)
+    findings = check(planned, recipe.resources, lambda: on_parsed(planned))
     findings.refuse()
     planned.warnings += findings.warnings
     return planned
+
+
+def check_and_start(recipe: BaseRecipe, store: Store, from_stage: str | None) -> tuple[Plan, Host | None]:
+    """Check a recipe, and start its host: on a CPU as soon as no row is malformed, beside the checks that follow. It ends if
+    these fail."""
+    host: Host | None = None
+
+    def start(planned: Plan) -> None:
+        nonlocal host
+        if _on_this_cpu(recipe.resources):
+            host = early_host(recipe, planned)
+
+    try:
+        planned = check_recipe(recipe, store, from_stage, start)
+    except BaseException:
+        if host is not None:
+            host.abandon()
+        raise
+    return planned, host or early_host(recipe, planned)
 
 
 def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
@@ -91,9 +116,7 @@ def _prewarm(planned: Plan, resources: ResourcesConfig) -> tuple[str, ...]:
 
     On GPUs and clusters trainers start first in any case; there a stage that samples does not wait for them.
     """
-    from alignment_core.checks.shapes import on_cpu
-
-    groups = [] if on_cpu(resources) and is_private() else ["trainers"]
+    groups = [] if _on_this_cpu(resources) else ["trainers"]
     for stage in planned.stages:
         if stage.state == "cached":
             continue
@@ -102,6 +125,13 @@ def _prewarm(planned: Plan, resources: ResourcesConfig) -> tuple[str, ...]:
         if "deepspeed" in load_stage(stage.stage).packages:  # it trains
             groups.append("trainers")
     return tuple(dict.fromkeys(groups))
+
+
+def _on_this_cpu(resources: ResourcesConfig) -> bool:
+    """Whether all actors are on this machine's processors."""
+    from alignment_core.checks.shapes import on_cpu
+
+    return on_cpu(resources) and is_private()
 
 
 def closing(host: Host | None) -> Any:

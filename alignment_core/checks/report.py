@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,10 @@ class Findings(BaseModel):
             raise DataError("\n".join(self.problems))
 
 
-def check(plan: Plan, resources: ResourcesConfig) -> Findings:
+def check(plan: Plan, resources: ResourcesConfig, on_parsed: Callable[[], None] = lambda: None) -> Findings:
     """Check all stages that would run, with the cheapest checks first, until one fails.
 
+    ``on_parsed`` is called once no row is malformed; the checks that follow need a tokenizer and call the user's functions.
     Raises EnvironmentFault if this machine cannot run the user's functions, or has too little memory.
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
@@ -69,7 +70,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
         for stage in (*read, *cached)
     ]
     seen: dict[str, rows.Answer] = {}
-    with closing(rows.ask(questions)) as answers:
+    with closing(rows.ask(questions, on_parsed)) as answers:
         for answer in answers:
             seen[answer.label] = answer
             if answer.problem:

@@ -1,7 +1,7 @@
 """Checks of the first rows of data sets, in a process with tokenizers and without torch: seconds instead of a stage.
 
 ``python -m alignment_core.checks.rows`` reads a list of :class:`Question` as JSON and writes a line of JSON for each, an
-:class:`Answer`.
+:class:`Answer`; before them an empty line, once all rows are parsed and none is malformed.
 """
 
 from __future__ import annotations
@@ -118,9 +118,13 @@ class Answer(BaseModel):
         return self.lengths[-1 if count is None else min(count, len(self.lengths)) - 1]
 
 
-def ask(questions: Sequence[Question]) -> Generator[Answer]:
-    """The answers, in order, as they come. If the process ends early, the rest is not checked."""
+def ask(questions: Sequence[Question], on_parsed: Callable[[], None] = lambda: None) -> Generator[Answer]:
+    """The answers, in order, as they come. If the process ends early, the rest is not checked.
+
+    ``on_parsed`` is called once all rows are parsed and none is malformed, while the reader loads the tokenizer.
+    """
     if not questions:
+        on_parsed()
         return
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
@@ -138,6 +142,9 @@ def ask(questions: Sequence[Question]) -> Generator[Answer]:
         process.stdin.close()
         for question in questions:
             line = process.stdout.readline()
+            if line == "\n":
+                on_parsed()
+                line = process.stdout.readline()
             yield Answer.model_validate_json(line) if line else Answer(label=question.label, unseen="its reader ended")
     finally:
         process.kill()  # it writes nothing, and a tokenizer or a download may keep it busy for minutes
@@ -151,7 +158,7 @@ def main() -> None:
         sys.modules["torch"] = None  # type: ignore[assignment] # tokenizers do not need it, and its import takes seconds
     answers = sys.stdout
     sys.stdout = sys.stderr  # a library that prints must not spoil the answers
-    for answer in answers_to(questions):
+    for answer in answers_to(questions, on_parsed=lambda: print(file=answers, flush=True)):
         print(answer.model_dump_json(), file=answers, flush=True)
 
 
@@ -161,11 +168,15 @@ def _may_want_torch(question: Question) -> bool:
     return question.tokenizer.trust_remote_code or others
 
 
-def answers_to(questions: Sequence[Question]) -> Iterator[Answer]:
+def answers_to(questions: Sequence[Question], on_parsed: Callable[[], None] = lambda: None) -> Iterator[Answer]:
     """Check the rows of all data sets as they are in their sources; if these are valid, as a tokenizer renders them."""
     parsed = [_answer(question, _parse) for question in questions]
-    broken = any(answer.problem for answer in parsed)  # reported without waiting for a tokenizer
-    yield from parsed if broken else (_answer(question, _render) for question in questions)
+    if any(answer.problem for answer in parsed):  # reported without waiting for a tokenizer
+        yield from parsed
+        return
+    on_parsed()
+    for question in questions:
+        yield _answer(question, _render)
 
 
 def _answer(question: Question, look: Callable[[Question], dict[str, Any]]) -> Answer:

@@ -158,6 +158,13 @@ class Host:
             self._tail.close()
         self._end_session()
 
+    def abandon(self) -> None:
+        """End the host, which no stage used, without waiting: it may be starting Ray, and its supervisor ends both."""
+        self._closed = True
+        if self._session is not None:
+            self._session.host.cut_lifeline()
+        self.log.unlink(missing_ok=True)
+
     def _end_session(self, only: _Session | None = None) -> None:
         """End the current session (if it is ``only``). The lock keeps the next from starting before devices are free."""
         with self._starting:

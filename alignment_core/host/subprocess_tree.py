@@ -103,11 +103,15 @@ class Supervised:
             return int((self.temporary / RESTARTS).read_text())
         return 0
 
-    def close(self) -> None:
-        """End the command and wait until no process of it is left. May be called again."""
+    def cut_lifeline(self) -> None:
+        """Have the supervisor end the command, as if this process had ended. May be called again."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+
+    def close(self) -> None:
+        """End the command and wait until no process of it is left. May be called again."""
+        self.cut_lifeline()
         try:
             self.process.wait(sum(extended(grace, self.temporary) for grace in self._graces) + CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -93,8 +93,7 @@ def run_recipe_here(
     services.use_if_running()
     environment.prepare()
     api = start_prefect_api()  # takes seconds, so it starts while the recipe is checked
-    planned = preflight.check_recipe(recipe, opened, from_stage)
-    host = preflight.early_host(recipe, planned)
+    planned, host = preflight.check_and_start(recipe, opened, from_stage)
 
     def start() -> dict[str, Any]:
         from alignment.flows.recipe_flow import alignment

@@ -86,8 +86,8 @@ def test_a_failing_function_is_reported_before_other_data_sets_are_rendered(stor
     (tmp_path / "calls.py").write_text(CALLS)
     rendered = []
 
-    def ask(questions):
-        for answer in answers_to(questions):
+    def ask(questions, on_parsed):
+        for answer in answers_to(questions, on_parsed):
             rendered.append(answer.label)
             yield answer
 

@@ -20,6 +20,7 @@ from alignment_core.artifacts.paths import blob_path, manifest_path, pruned_path
 from alignment_core.artifacts.reference import MASTERS
 from alignment_core.checks.report import Findings, check
 from alignment_core.composition.plan import Plan, PlannedStage
+from alignment_core.errors import DataError
 from alignment_core.execution.base import StageCall, StageConfig
 from alignment_core.execution.key import StageKey, key_of
 from alignment_core.execution.runner import cached_result
@@ -28,6 +29,7 @@ from alignment_core.recipes import GenerationConfig, parse_recipe
 from alignment_core.stages.generate import GenerateConfig
 from tests.align import align_here
 from tests.checks.recipes import MODEL, look, rl, sft
+from tests.processes import processes_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -198,6 +200,71 @@ def test_a_host_starts_before_the_run_if_a_stage_is_certain_to_run_with_the_acto
     recipe = parse_recipe({**sft(rows), "resources": {"device": device}})
     assert (preflight.early_host(recipe, planned) is None) == (expected is None)
     assert started == [groups for groups in [expected] if groups is not None]
+
+
+TOO_LONG = json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n"
+"""A row that only the tokenizer shows to be longer than the model's context of 64 tokens."""
+
+
+@pytest.mark.parametrize(
+    ("row", "device", "ends", "sentence", "expected"),
+    [
+        ("", "cpu", False, None, ["started"]),
+        ("{broken\n", "cpu", False, "is not valid JSON", []),
+        (TOO_LONG, "cpu", False, "the model takes at most 64", ["started", "abandoned"]),
+        (TOO_LONG, "cpu", True, None, ["started"]),  # what a reader that is killed would have said, the stage says
+        ("", "cuda", False, None, ["started"]),
+        (TOO_LONG, "cuda", False, "the model takes at most 64", []),
+    ],
+    ids=["valid", "malformed", "too long", "no reader", "valid, on GPUs", "too long, on GPUs"],
+)
+def test_the_host_starts_once_the_rows_are_parsed_and_ends_if_a_later_check_fails(
+    store, rows, monkeypatch, row, device, ends, sentence, expected
+):
+    """On GPUs it starts after all checks."""
+    calls = []
+
+    class Recording:
+        def __init__(self, *_, **__): ...
+
+        def start(self):
+            calls.append("started")
+
+        def abandon(self):
+            calls.append("abandoned")
+
+    monkeypatch.setattr(preflight, "Host", Recording)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if ends:
+        monkeypatch.setattr("alignment_core.checks.rows.MAIN", "import sys; sys.stdin.read()")
+    with rows.open("a") as file:
+        file.write(row)
+    recipe = parse_recipe({**sft(rows), "resources": {"device": device}})
+    if sentence is not None:
+        with pytest.raises(DataError, match=sentence):
+            preflight.check_and_start(recipe, store, None)
+    else:
+        planned, host = preflight.check_and_start(recipe, store, None)
+        assert [stage.label for stage in planned.stages] == ["model", "sft/data", "sft"]
+        assert isinstance(host, Recording)
+    assert calls == expected
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_host_that_started_before_a_check_failed(rows, tmp_path):
+    with rows.open("a") as file:
+        file.write(TOO_LONG)
+    (tmp_path / "recipe.json").write_text(json.dumps({**sft(rows), "resources": {"device": "cpu"}}))
+    home = tmp_path / "home"
+    command = [sys.executable, "-m", "alignment.flows.cli.main", "run", str(tmp_path / "recipe.json")]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "ALIGN_HOME": str(home)}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "the model takes at most 64" in done.stderr
+    assert wait_until(lambda: not processes_of(home), 60), processes_of(home)
+    assert not list((home / "logs").glob("starting-*"))
+    assert not (home / "runs").exists()
 
 
 @pytest.mark.parametrize("lost", ["pruned", "manifest", "blob", None])

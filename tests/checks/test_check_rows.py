@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from typing import Any
 
 import pytest
 
-from alignment_core.checks.rows import answers_to
+from alignment_core.checks.rows import Question, answers_to, ask
 from alignment_core.data import kinds
 from alignment_core.data.context import check_context, longest_sampled, longest_trained
 from alignment_core.data.tables import compact
 from alignment_core.errors import DataError
-from tests.checks.recipes import MODEL, look, sft
+from tests.checks.recipes import MODEL, look, questions, sft
 
 
 def test_a_malformed_row_is_named_with_its_data_set_before_any_tokenizer_is_loaded(store, rows):
@@ -33,6 +35,24 @@ def test_rows_that_the_chat_template_refuses_and_rows_that_are_too_long_are_foun
     file.write_text(json.dumps({"messages": [{"role": "tool", "content": "a"}, {"role": "assistant", "content": "b"}]}))
     (problem,) = look(store, sft(file)).problems
     assert "chats.jsonl:1: the chat template refuses this conversation" in problem
+
+
+@pytest.mark.parametrize(("row", "events"), [("", ["parsed", True]), ("{broken\n", [False])])
+def test_rows_are_reported_as_parsed_before_they_are_rendered_unless_one_is_malformed(rows, row, events):
+    with rows.open("a") as file:
+        file.write(row)
+    seen: list[Any] = []
+    asked = [Question.model_validate(question) for question in questions(sft(rows))]
+    with closing(ask(asked, lambda: seen.append("parsed"))) as answers:
+        for answer in answers:
+            seen.append(answer.problem is None)
+    assert seen == events
+
+
+def test_without_rows_nothing_is_waited_for():
+    seen: list[str] = []
+    assert list(ask([], lambda: seen.append("parsed"))) == []
+    assert seen == ["parsed"]
 
 
 def test_an_allowed_share_of_malformed_rows_passes_the_check(store, rows):
