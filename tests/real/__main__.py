@@ -3,8 +3,9 @@
     python -m tests.real [--seeds N | --seed N] [--data FOLDER] [--branches NAME …] [--model FOLDER] [--set FIELD=VALUE …]
 
 Runs resume and are cached, in ``ALIGN_HOME``: the same command again goes on where it ended. Figures and samples are saved
-below docs/real-model, one file for each seed, and docs/real-model.md shows all of these, unless another model or ``--set``
-changes them. Of branches that a run leaves out, the file keeps what it has. A part whose rows are not in the folder of data
+below docs/real-model, one file for each seed, as soon as its graph is done, and again after the runs that follow it.
+docs/real-model.md shows all of these files. With another model or ``--set`` nothing is saved. Of branches that a run leaves
+out, the file keeps what it has. A part whose rows are not in the folder of data
 (``REAL_DATA``, or ../shared/data) is left out, with a sentence, and nothing is saved.
 """
 
@@ -17,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,11 @@ def align(*arguments: str) -> tuple[dict[str, Any], int]:
     return json.loads(printed.strip().splitlines()[-1]), taken.memory
 
 
-def run(recipe: Mapping[str, Any], seed: int, data: Path, folder: Path, overrides: Sequence[str]) -> tuple[Run, Path]:
-    """A run of the recipe with ``seed``, the answers that its policies gave, and the runs after it; and its report."""
+def runs(
+    recipe: Mapping[str, Any], seed: int, data: Path, folder: Path, overrides: Sequence[str]
+) -> Iterator[tuple[Run, Path]]:
+    """The run of the recipe with ``seed``, the answers that its policies gave, and its report; then the same with the runs
+    after it."""
     path = folder / "real-model.json"
     path.write_text(json.dumps(recipe))
     settings = [
@@ -57,10 +62,13 @@ def run(recipe: Mapping[str, Any], seed: int, data: Path, folder: Path, override
     for branch in SHOWN.keys() & {"", *outcome["metrics"].get("comparisons", {})}:
         of_branch = ["--branch", branch] if branch else []
         samples[branch] = align("samples", outcome["run_id"], "-n", str(SAMPLES), *of_branch)[0]["rows"]
-    of_later = {"model": recipe["model"], "seed": seed}
-    later = {} if overrides else later_runs(lambda *arguments: align(*arguments)[0], of_later, data, outcome, folder)
     machine = f"{len(os.sched_getaffinity(0))} cores of {cpu_model()}"
-    return Run.of(seed, machine, outcome, samples, memory, later), Path(outcome["report"])
+    run, report = Run.of(seed, machine, outcome, samples, memory, {}), Path(outcome["report"])
+    yield run, report
+    if not overrides:
+        of_later = {"model": recipe["model"], "seed": seed}
+        later = later_runs(lambda *arguments: align(*arguments)[0], of_later, data, outcome, folder)
+        yield replace(run, later=later), report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,18 +87,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             recipe["result"] = next(iter(recipe["branches"]))
         for sentence in left_out:
             print(sentence, file=sys.stderr)
+        saves = not (given.set or given.model or left_out)
+        done: dict[int, Run] = {}
         try:
-            seeds = range(1, given.seeds + 1) if given.seed is None else [given.seed]
-            runs = [run(recipe, seed, given.data, Path(folder), given.set) for seed in seeds]
+            for seed in range(1, given.seeds + 1) if given.seed is None else [given.seed]:
+                for run, report in runs(recipe, seed, given.data, Path(folder), given.set):
+                    done[seed] = run
+                    if saves:
+                        _save(run, report, is_whole=not given.branches)
         except subprocess.CalledProcessError as error:  # which printed the reason
             sys.exit(f"the run ended with exit code {error.returncode}; the same command resumes it")
-    print("\n".join(tables([each for each, _ in runs])))
-    if not (given.set or given.model or left_out):
-        for each, report in runs:
-            each.save(RESULTS)
-            if each.seed == 1:
-                _copy_pictures(report.parent, is_whole=not given.branches)
-        write_page()
+    print("\n".join(tables([*done.values()])))
+
+
+def _save(run: Run, report: Path, is_whole: bool) -> None:
+    """Save a run, and show it on the page."""
+    run.save(RESULTS)
+    if run.seed == 1:
+        _copy_pictures(report.parent, is_whole)
+    write_page()
 
 
 def _copy_pictures(report: Path, is_whole: bool) -> None:
