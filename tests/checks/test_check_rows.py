@@ -42,8 +42,8 @@ def test_rows_are_reported_as_parsed_before_they_are_rendered_unless_one_is_malf
     with rows.open("a") as file:
         file.write(row)
     seen: list[Any] = []
-    asked = [Question.model_validate(question) for question in questions(sft(rows))]
-    with closing(ask(asked, lambda: seen.append("parsed"))) as answers:
+    of_rows = [Question.model_validate(question) for question in questions(sft(rows))]
+    with closing(ask(of_rows, lambda: seen.append("parsed"))) as answers:
         for answer in answers:
             seen.append(answer.problem is None)
     assert seen == events

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from alignment_core.recipes import parse_recipe
+from tests.real import __main__ as command
 from tests.real.later_runs import later_runs
 from tests.real.page import Run, page, saved, tables
 from tests.real.recipe import recipe_for
@@ -102,6 +105,7 @@ def test_a_run_of_some_branches_keeps_what_is_saved_of_the_others(tmp_path: Path
     start = OUTCOME["metrics"]["policies"]["start"]  # type: ignore[index]
     again = measured("accuracy", 0.6)
     rounded = {name: value * (1 + 1e-8) for name, value in start.items()}  # by another number of threads
+    rounded["length.low"] = 28.0  # which evaluations did not measure then
     few = {
         "metrics": {"policies": {"start": rounded, "ppo": again}},
         "stages": [stage("ppo/rl", "h", 120.0)],
@@ -121,6 +125,23 @@ def test_a_run_of_some_branches_keeps_what_is_saved_of_the_others(tmp_path: Path
     other = {**few, "metrics": {"policies": {"start": measured("accuracy", 0.2), "ppo": again}}}
     Run.of(2, "2 cores of a CPU", other, {"": rows}, None, {}).save(tmp_path)
     assert list(saved(tmp_path)[0].policies("")) == ["start", "ppo"], "another start is not the one of the others"
+
+
+def test_a_run_is_there_to_be_saved_before_the_runs_that_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def align(*arguments: str) -> tuple[dict[str, Any], int]:
+        if arguments[0] == "samples":
+            return {"rows": SAMPLES["preferences" if "--branch" in arguments else ""]}, 1
+        return {**OUTCOME, "report": "report.md", "run_id": "1"}, 5_600_000_000
+
+    monkeypatch.setattr(command, "align", align)
+    monkeypatch.setattr(command, "later_runs", lambda *_: LATER)
+    first, second = (run for run, _ in command.runs({"model": "m"}, 2, tmp_path, tmp_path, []))
+    assert first.outcome == second.outcome == RUN.outcome
+    assert first.samples == second.samples == RUN.samples
+    assert (first.later, second.later) == ({}, LATER)
+    assert [run.later for run, _ in command.runs({"model": "m"}, 2, tmp_path, tmp_path, ["seed=3"])] == [{}]
 
 
 def test_the_page_shows_answers_before_and_after_uncut() -> None:
