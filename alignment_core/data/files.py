@@ -151,7 +151,8 @@ def _parquet(path: RowsFile) -> Iterator[NumberedRow]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path if isinstance(path, Path) else path.open("rb")) as file:
+        source = path if isinstance(path, Path) else path.open("rb")
+        with pq.ParquetFile(source, pre_buffer=False) as file:  # else the whole file is in memory until its last row
             yield from _batches(file.iter_batches(batch_size=1024))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # text columns may hold any bytes
         raise DataError(f"{path}: is not a readable Parquet file: {first_line(error)}") from None

@@ -83,7 +83,7 @@ def _rows(table: Path, method: TrainingMethod) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     before = 0
-    with pq.ParquetFile(table) as file:
+    with pq.ParquetFile(table, pre_buffer=False) as file:  # else the whole file is in memory until the last block
         columns = [name for name in file.schema_arrow.names if name != SHOWN]
         for block in file.iter_batches(BLOCK, columns=columns):
             for row in method.rows(pa.Table.from_batches([block])):

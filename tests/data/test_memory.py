@@ -7,10 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from alignment_core.data.files import read_file
 from alignment_core.disk_list import DiskList
+from alignment_core.training.training_rows import training_rows
 
 MEASURE = """
 import json, random, resource, sys
@@ -52,6 +58,41 @@ def test_five_times_the_texts_take_hardly_more_memory(tmp_path: Path) -> None:
     assert many - few < 80, (
         "8 MB of text are 72 MB of ids and masks as training takes them, and 48 MB as the table has them"
     )
+
+
+@pytest.fixture
+def forty_megabytes(tmp_path: Path) -> Path:
+    """A Parquet file of 40,000 rows of 256 random numbers, in blocks of 1,000 rows."""
+    ids = np.random.default_rng(0).integers(0, 2**31, 40_000 * 256, np.int32)
+    column = pa.ListArray.from_arrays(np.arange(0, len(ids) + 1, 256, np.int32), ids)
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"input_ids": column}), path, row_group_size=1000)
+    assert path.stat().st_size > 40e6
+    return path
+
+
+def test_rows_of_a_parquet_file_are_read_block_by_block(forty_megabytes: Path) -> None:
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for number, _ in read_file(forty_megabytes) if number % 1000 == 0]
+    assert len(held) == 40
+    assert max(held) < 10e6, "a block of 1,000 rows takes 1 MB"
+
+
+def test_training_rows_are_read_block_by_block(forty_megabytes: Path) -> None:
+    class Measuring:
+        """Makes no rows of a block, and notes the memory that is in use with it."""
+
+        held: list[int] = []
+
+        def rows(self, table: pa.Table) -> list[Any]:
+            self.held.append(pa.total_allocated_bytes() - before)
+            return []
+
+    before = pa.total_allocated_bytes()
+    method: Any = Measuring()
+    training_rows(forty_megabytes, method, None)
+    assert len(method.held) == 40
+    assert max(method.held) < 10e6, "a block of 1,000 rows takes 1 MB"
 
 
 def test_a_disk_list_returns_its_items(tmp_path: Path) -> None:
