@@ -48,8 +48,9 @@ class ClosingTokens:
     """The tokens of a tokenizer that may close a turn, as they are spelled: special ones, or else any added one."""
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
-        """Without tokens that ``encode`` does not read as one, and without BOS, which begins what follows."""
-        added = tokenizer.added_tokens_decoder.items()
+        """Without tokens that ``encode`` does not read as one, without BOS, which begins what follows, and without white space,
+        such as the line breaks that Gemma's tokenizers list as added tokens."""
+        added = [(number, token) for number, token in tokenizer.added_tokens_decoder.items() if not _is_space(token)]
         ids = {token.content: number for number, token in added} | {tokenizer.eos_token: tokenizer.eos_token_id}
         if tokenizer.bos_token != tokenizer.eos_token:
             ids.pop(tokenizer.bos_token, None)
@@ -69,6 +70,12 @@ class ClosingTokens:
     def last(self, text: str) -> str:
         """The special token at the end of a text; empty if there is none."""
         return max((token for token in self.special if text.endswith(token)), key=len, default="")
+
+
+def _is_space(token: Any) -> bool:
+    """Whether an added token is white space alone, which SentencePiece writes as ▁."""
+    content: str = token.content.replace("▁", " ")
+    return content.isspace()
 
 
 def _any_of(tokens: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from alignment_core.data.kinds.demonstrations import Demonstration
 from alignment_core.data.messages import user
 from alignment_core.data.template import Renderer, TrainingText
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids, keep_chat_template, pass_chat_template_on
+from alignment_core.models.tokenizer import byte_tokenizer
 from tests.data.test_data_template import message
 
 CHATML = (
@@ -26,6 +27,10 @@ LAST_TURN_ENDS_OTHERWISE = (  # as gpt-oss: <|return|> at the end, <|end|> befor
     "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
     "{{ '<|return|>' if loop.last and m['role'] == 'assistant' else '<|im_end|>' }}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+NO_END = (  # as of base models: an empty line behind each message, and no token
+    "{%- for m in messages -%}{{ m['role'] + ': ' + m['content'] + '\n\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ 'assistant: ' }}{%- endif -%}"
 )
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|return|>", "<|user|>", "<|assistant|>"]
 TWO_TURNS = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
@@ -112,6 +117,20 @@ def test_an_answer_that_spells_a_special_token_out_at_its_end_is_ended_all_the_s
     answer = "It is <|return|>"
     assert tokenizer.decode(Renderer(tokenizer, NEXT_TURN_IS_THE_END).answered("hi", answer).ids) == f"{answer}<eos>"
     assert tokenizer.decode(Renderer(tokenizer, CHATML).answered("hi", answer).ids) == f"{answer}<|im_end|>"
+
+
+def test_line_breaks_that_are_added_tokens_end_no_turn() -> None:
+    """As of Gemma's tokenizers."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["\n", "\n\n", "▁▁"])
+    assert tokenizer("\n\n")["input_ids"] == [tokenizer.convert_tokens_to_ids("\n\n")]
+    renderer = Renderer(tokenizer, NO_END)
+    eos, turn_end = tokenizer.eos_token_id, renderer.turn_end
+    assert (turn_end.text, turn_end.token_id, turn_end.tail, turn_end.stop_ids) == ("", eos, "\n\n", (eos,))
+    (text,) = Demonstration([], TWO_TURNS[:2]).render(renderer)
+    assert text.text == "user: a\n\nassistant: b<eos>"
+    assert targets(tokenizer, text) == "b<eos>"
+    assert tokenizer.decode(renderer.answered("a", "b").ids) == "b<eos>"
 
 
 def test_the_last_turn_may_end_otherwise_than_earlier_turns(tokenizer: Any) -> None:
