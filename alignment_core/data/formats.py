@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from alignment_core.data.fields import Fields
-from alignment_core.data.kinds import Kind, roles
+from alignment_core.data.kinds import Format, Kind, roles
 from alignment_core.errors import UserError
 
 AUTO = "auto"
-"""Stands for the first format that the first row fits."""
+"""Stands for the first format that the first row fits, of those that have all roles in ``columns``."""
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
@@ -43,7 +43,7 @@ def detect(values: Mapping[str, Any], format: str, columns: Mapping[str, str], k
                 f"columns: `{role}` is mapped to column {column!r}, but {available}"
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
-    candidates = kind.formats if format == AUTO else {format: kind.formats[format]}
+    candidates = _with_roles(columns, kind) if format == AUTO else {format: kind.formats[format]}
     for name, candidate in candidates.items():
         if all(map(row.holds, candidate.needs)) and (format != AUTO or candidate.fits(row)):
             return name
@@ -53,3 +53,15 @@ def detect(values: Mapping[str, Any], format: str, columns: Mapping[str, str], k
         f"cannot read {kind.gives} from these columns: looked for {looked}; {available}. "
         f"Name the columns with `columns`, such as {{{wanted[0][0]}: {next(iter(values), 'column')}}}"
     )
+
+
+def _with_roles(columns: Mapping[str, str], kind: Kind) -> dict[str, Format]:
+    """The formats that have all roles of ``columns``. Raises UserError if there is none."""
+    known = {name: (*format.needs, *format.takes) for name, format in kind.formats.items()}
+    candidates = {name: kind.formats[name] for name, those in known.items() if columns.keys() <= set(those)}
+    if not candidates:
+        listed = "; ".join(f"{name}: {', '.join(those)}" for name, those in known.items())
+        raise UserError(
+            f"columns: no format of {kind.gives} has {' and '.join(f'`{role}`' for role in columns)}; the formats have {listed}"
+        )
+    return candidates

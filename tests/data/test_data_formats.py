@@ -176,6 +176,43 @@ def test_key_that_names_no_column_is_answered_with_the_nearest() -> None:
         detect({"question": "a"}, "auto", {"prompt": "qestion"}, kinds.load("prompts"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "columns", "format"),
+    [
+        (
+            "demonstrations",
+            {"messages": [USER, HELLO], "problem": "a", "solution": "b"},
+            {"prompt": "problem", "completion": "solution"},
+            "prompt_completion",
+        ),
+        ("demonstrations", {"messages": [USER, HELLO], "problem": "a"}, {"text": "problem"}, "text"),
+        ("demonstrations", {"prompt": "a", "completion": "b", "chat": [USER, HELLO]}, {"messages": "chat"}, "messages"),
+        ("prompts", {"prompt": "x", "chat": [USER]}, {"messages": "chat"}, "messages"),
+        ("prompts", {"messages": [USER, HELLO], "q": "x", "a": "y"}, {"prompt": "q", "label": "a"}, "prompts"),
+        ("prompts", {"prompt": "x", "good": "a", "bad": "b"}, {"chosen": "good", "rejected": "bad"}, "preference"),
+    ],
+)
+def test_a_format_reads_all_columns_that_the_recipe_maps(
+    kind: str, values: dict[str, Any], columns: dict[str, str], format: str
+) -> None:
+    """Other columns of a row, which would fit a format before it, as `messages` of open-r1/OpenR1-Math-220k, do not count."""
+    assert detect(values, "auto", columns, kinds.load(kind)) == format
+
+
+def test_mapped_columns_that_no_format_reads_are_refused() -> None:
+    row = {"messages": [USER, HELLO], "question": "a", "answer": "b"}
+    with pytest.raises(
+        UserError, match="columns: no format of demonstrations has `label`; the formats have messages: mess"
+    ):
+        detect(row, "auto", {"label": "answer"}, kinds.load("demonstrations"))
+    with pytest.raises(UserError, match="no format of demonstrations has `messages` and `completion`"):
+        detect(row, "auto", {"messages": "messages", "completion": "answer"}, kinds.load("demonstrations"))
+    with pytest.raises(
+        UserError, match="looked for `prompt` and `completion`, or `chosen` and `rejected`; the first row has"
+    ):
+        detect(row, "auto", {"prompt": "question"}, kinds.load("demonstrations"))
+
+
 def test_unknown_role_in_columns_is_answered_with_the_nearest() -> None:
     with pytest.raises(UserError, match="no role 'promt'; did you mean 'prompt'"):
         check_columns({"promt": "question"})
