@@ -41,7 +41,7 @@ CPT: dict[str, Any] = {
             f"{SECTION}.data={{path: a, max_prompt_length: 9}}",
             "`max_prompt_length` has no effect on documents: long ones are cut into blocks",
         ),
-        (f"{SECTION}.data={{path: a, chat_template: x}}", "`chat_template` has no effect on documents"),
+        (f"{SECTION}.data={{path: a, chat_template: plain}}", "`chat_template` has no effect on documents"),
         (f"{SECTION}.block_overlp=1", "did you mean 'block_overlap'?"),
     ],
 )

@@ -319,6 +319,27 @@ def test_sections_of_rl_that_do_not_fit_together_are_refused(load, overrides, sa
 
 
 @pytest.mark.parametrize(
+    ("field", "override"),
+    [
+        ("model", "model={name: m, chat_template: %s}"),
+        ("sft.data", "sft.data={path: p.jsonl, chat_template: %s}"),
+        ("evaluation.prompts", "evaluation={prompts: {path: p.jsonl, chat_template: %s}}"),
+    ],
+)
+def test_a_chat_template_is_its_text_and_no_path(load, field, override):
+    """A path is valid Jinja: every prompt would be the path."""
+    sentence = f"{field}.chat_template: `chat_template` is the text of a Jinja template, and with 'chat.jinja', which"
+    assert sentence in refusal(load, SFT, override % "chat.jinja")
+    for template in ("plain", "'{{ messages[-1].content }}'"):
+        assert load(SFT, override % template)
+
+
+def test_a_stored_recipe_with_a_path_as_chat_template_is_read():
+    stored = {**SFT, "model": {"name": "m", "chat_template": "chat.jinja"}}
+    assert alignment_core.recipes.parse_recipe(stored).model.chat_template == "chat.jinja"
+
+
+@pytest.mark.parametrize(
     "section",
     [
         {"importance_sampling_correction": {"mode": "none", "measure": "tv", "low": 3}},

@@ -19,6 +19,7 @@ from pydantic import (
 from alignment_core.recipes.base import Config, NameOf, refuses_unused, unkeyed
 from alignment_core.recipes.paths import Anything, RowsPath
 from alignment_core.recipes.row_plugins import formats, origins
+from alignment_core.recipes.sections.model import ChatTemplate
 
 RowFormat = Annotated[str, NameOf(("auto",), formats)]
 """A format that some kind of rows can be read from, or ``auto``."""
@@ -176,7 +177,7 @@ class DataConfig(Config):
 
     sources: tuple[DataSource, ...] = Field(min_length=1)
     """Where the rows come from."""
-    chat_template: str | None = None
+    chat_template: ChatTemplate | None = None
     """Jinja chat template for these rows, or `plain` for rows that are plain text: the tokenizer encodes them, with BOS if it
     adds one. Default: the tokenizer's own template, or `plain` if it has none."""
     assistant_turns: Literal["all", "last"] = unkeyed("all")

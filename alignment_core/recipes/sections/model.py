@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
 
-from alignment_core.recipes.base import Config, unkeyed
+from alignment_core.recipes.base import Config, refuses_unused, unkeyed
 from alignment_core.recipes.paths import ModelPath
 
 _OF_RENDERING = frozenset({
@@ -15,6 +15,19 @@ _OF_RENDERING = frozenset({
     "loop",
 })  # fmt: skip
 """Names that `transformers` or Jinja give to something else."""
+
+
+def _checked_template(template: str, info: ValidationInfo) -> str:
+    """The chat template. Raises ValueError for one that writes nothing of a conversation, as a path; stored recipes pass."""
+    if "{" not in template and template != "plain" and refuses_unused(info.context):
+        raise ValueError(
+            f"`chat_template` is the text of a Jinja template, and with {template!r}, which has no {{, all prompts would be "
+            "that text: put the text of the file here, or `plain` for no template"
+        )
+    return template
+
+
+ChatTemplate = Annotated[str, AfterValidator(_checked_template)]
 
 
 class ScratchModel(Config):
@@ -62,7 +75,7 @@ class ModelConfig(Config):
     adapter: ModelPath | None = unkeyed(None)
     """LoRA adapter to merge into the model: a folder in `peft`'s format, its address, a name on the Hub, or a reference or tag
     of the store."""
-    chat_template: str | None = None
+    chat_template: ChatTemplate | None = None
     """Jinja chat template that replaces the tokenizer's own, or `plain` for none; it is saved with every checkpoint."""
     chat_template_kwargs: dict[str, bool | int | float | str] = unkeyed({})
     """Arguments of the chat template, such as `{enable_thinking: false}` of Qwen3. They are written into the template as
