@@ -17,7 +17,7 @@ from alignment_core.data.conditions import conditioned
 from alignment_core.data.context import check_context, check_embedded
 from alignment_core.data.fields import Fields
 from alignment_core.data.hold_out import RowMeta
-from alignment_core.data.kinds import KEPT, Example, Kind
+from alignment_core.data.kinds import KEPT, DroppedRow, Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.message_fields import CONTEXT
 from alignment_core.data.origins import origin_of
@@ -236,6 +236,8 @@ def examples(
             kept = fields.kept(source.keep_columns)
             ledger.unread.update(f"rows have `{name}`, which nothing reads" for name in fields.unread(CONTEXT))
             yield where, example, shown, kept
+        except DroppedRow as error:
+            ledger.dropped[number][error.reason] += 1
         except (ValueError, RecursionError) as error:
             ledger.bad(number, where, str(error))
 

@@ -14,6 +14,7 @@ REASONS = {
     "empty_completion": "have an answer without text",
     "prompt_too_long": "have a prompt longer than max_prompt_length",
     "too_long": "are longer than max_length",
+    "different_prompts": "have chosen and rejected conversations that differ before their last message",
     "duplicate_of_test": "repeat a row of the test split",
     "prompt_of_test": "have a prompt of a source that is held out",
 }

@@ -287,6 +287,36 @@ def test_only_the_first_few_malformed_rows_are_listed(built: Build, jsonl: Write
         built(path, "demonstrations", max_bad_rows=0.1)
 
 
+@pytest.mark.parametrize(("kind", "rows"), [("preferences", 2), ("unpaired", 4), ("demonstrations", 2), ("prompts", 2)])
+@pytest.mark.parametrize("form", ["hh", "messages"])
+def test_pairs_of_conversations_without_a_common_prompt_are_dropped_and_counted(
+    built: Build, jsonl: Write, kind: str, rows: int, form: str
+) -> None:
+    """As some rows of Anthropic/hh-rlhf; the others stay."""
+    speakers = {"Human": "user", "Assistant": "assistant"}
+
+    def conversation(*texts: str) -> Any:
+        turns = list(zip(["Human", "Assistant"] * len(texts), texts, strict=False))
+        if form == "hh":
+            return "".join(f"\n\n{speaker}: {text}" for speaker, text in turns)
+        return [{"role": speakers[speaker], "content": text} for speaker, text in turns]
+
+    good = [
+        {"chosen": conversation(f"q{i}", "a", "b", "c"), "rejected": conversation(f"q{i}", "a", "b", "d")}
+        for i in range(2)
+    ]
+    bad = [
+        {"chosen": conversation("q", "a", "b", "c"), "rejected": conversation("q", "x", "b", "d")},
+        {"chosen": conversation("q", "a", "b", "c"), "rejected": conversation("q", "d")},
+    ]
+    data = built(jsonl([good[0], *bad, good[1]]), kind)
+    assert (data.train.num_rows, data.statistics["dropped"]) == (rows, {"different_prompts": 2})
+    (warning,) = losses(data.statistics, "first_exhausted")
+    assert "2 have chosen and rejected conversations that differ before their last message" in warning
+    with pytest.raises(DataError, match=r"no rows left of 2 rows read .*: 2 have chosen .* \(different_prompts\)"):
+        built(jsonl(bad), kind)
+
+
 def test_malformed_rows_up_to_the_allowed_share_are_skipped_and_counted(built: Build, jsonl: Write) -> None:
     path = jsonl([*PAIRS[:9], "{\n"])
     assert built(path, "demonstrations", max_bad_rows=0.1).statistics["dropped"] == {"malformed": 1}

@@ -82,10 +82,18 @@ def test_math_shepherd_is_read_without_conversion(built: Build, jsonl: Write) ->
     assert row["labels"] == [1.0, 0.0]
     for wrong, says in (
         ({"input": text, "label": text}, "is not `input` with . or - in place of each 'ки'"),
-        ({"input": "Two. ки", "label": "Two. +"}, "'Step 1:' where its answer begins"),
+        ({"input": "Two. ки", "label": "Two. +"}, "1 have no question and 'Step 1:' before the first 'ки'"),
     ):
         with pytest.raises(DataError, match=says):
             built(jsonl([wrong]), "stepwise")
+
+
+def test_rows_of_math_shepherd_with_a_mark_in_the_question_are_dropped_and_counted(built: Build, jsonl: Write) -> None:
+    """Those that TRL's examples/datasets/math_shepherd.py lists."""
+    text = "How many? Step 1: Two. ки\nStep 2: The answer is: 3 ки"
+    rows = [text, f"Round ки to the nearest. {text}", f"Find the arithmetic mean. ки {text}"]
+    data = built(jsonl([{"input": row, "label": row.replace("ки", "+")} for row in rows]), "stepwise")
+    assert (data.train.num_rows, data.statistics["dropped"]) == (1, {"no_first_step": 2})
 
 
 def test_the_text_of_math_shepherd_can_be_laid_out_as_its_own_model_reads_it(jsonl: Write) -> None:

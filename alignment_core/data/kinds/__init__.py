@@ -30,6 +30,15 @@ Lengths = tuple[int, int | None]
 """Of a sequence: the tokens that precede the targets, and the targets; None if a policy is to answer."""
 
 
+class DroppedRow(ValueError):
+    """The problem of a row that is left out and counted; one with any other ValueError is malformed."""
+
+    def __init__(self, reason: str, problem: str) -> None:
+        """``reason`` is a key of :data:`alignment_core.data.limits.REASONS` or of the kind's ``reasons``."""
+        super().__init__(problem)
+        self.reason = reason
+
+
 class Example(Protocol):
     """A dataclass that holds a row as it was read, before any tokenizer; its fields hold JSON values."""
 
@@ -73,7 +82,7 @@ class Format:
     needs: tuple[str, ...]
     """Required columns, by role."""
     parse: Callable[[Fields], Example]
-    """Raises ValueError with the problem of a row."""
+    """Raises ValueError with the problem of a row, DroppedRow where data sets are known to have some such rows."""
     takes: tuple[str, ...] = ()
     """Optional columns, by role."""
     fits: Callable[[Fields], bool] = lambda row: True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.data.fields import Fields, short
-from alignment_core.data.kinds import Example, Format, Kind, PromptExample
+from alignment_core.data.kinds import DroppedRow, Example, Format, Kind, PromptExample
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages, as_messages
 from alignment_core.data.tasks import Problem
@@ -129,7 +129,10 @@ def _split_conversations(chosen: Messages, rejected: Messages) -> tuple[Messages
         if len(conversation) < 2 or conversation[-1]["role"] != "assistant":
             raise ValueError(f"`{name}` must hold a prompt and end with an assistant message")
     if chosen[:-1] != rejected[:-1]:
-        raise ValueError("`chosen` and `rejected` differ before their last message; they must share the whole prompt")
+        raise DroppedRow(
+            "different_prompts",
+            "`chosen` and `rejected` differ before their last message; they must share the whole prompt",
+        )
     return chosen[:-1], chosen[-1:], rejected[-1:]
 
 

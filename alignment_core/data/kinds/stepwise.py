@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.data.fields import Fields, kind_of, short
-from alignment_core.data.kinds import Format, Kind, PromptExample
+from alignment_core.data.kinds import DroppedRow, Format, Kind, PromptExample
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.steps import StepLayout
 from alignment_core.data.tasks import Problem
@@ -89,7 +89,9 @@ def _of_math_shepherd(row: Fields) -> Stepwise:
         rest = rest[len(part) + 1 :]
     prompt, beginning, first = (parts[0] if parts else "").partition("Step 1:")
     if not beginning or not prompt.strip():
-        raise ValueError(f"`{row.name('input')}` needs a question, and 'Step 1:' where its answer begins")
+        raise DroppedRow(
+            "no_first_step", f"`{row.name('input')}` needs a question, and 'Step 1:' where its answer begins"
+        )
     steps = [(beginning + first).strip(), *(part.strip() for part in parts[1:])]
     return Stepwise(prompt.strip(), steps, labels, tools=row.tools())
 
@@ -117,6 +119,7 @@ class StepwiseRows(Kind):
         "math_shepherd": Format(("input", "label"), _of_math_shepherd, ("tools",), fits=_is_math_shepherd),
     }
     native = "stepwise"
+    reasons = {"no_first_step": f"have no question and 'Step 1:' before the first {_MARK!r}"}
 
     def sequences(self, row: Mapping[str, Any]) -> Sequence[tuple[int, int]]:
         return ((len(row["prompt_ids"]), len(row["completion_ids"]) + VERDICT),)
