@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +18,9 @@ from alignment_core.files import write_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from alignment_core.models.microbatch import Row
+    from alignment_core.training.teacher import Prediction
 
 BLOCK = 64
 """Rows per block of one rank; a kill loses at most one block per rank."""
@@ -30,37 +36,30 @@ class TeacherLogpsConfig(StageConfig):
 
 
 def run(context: StageContext, config: TeacherLogpsConfig) -> dict[str, Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    tables = _tables(context)
+    files = _files(context)
     source = "rollouts" if "rollouts" in context.inputs else "data"
     pass_chat_template_on(context.inputs[source], context.output)
-    rows = train_rows = 0
+    rows: dict[str, int] = {}
     with context.machines.trainers(context.ticket) as trainers:
-        for split, table in tables.items():
-            outputs = _outputs(context, config, trainers, split, table)
-            ids, logps = ([output[place].reshape(-1) for output in outputs] for place in (0, 1))
-            if not all(np.isfinite(row).all() for row in logps):
-                raise NumericError(f"the teacher's log-probabilities of the {split} rows are not finite")
-            table = table.append_column("teacher_ids", pa.array(ids, pa.list_(pa.int32())))
-            table = table.append_column("teacher_logps", pa.array(logps, pa.list_(pa.float32())))
-            pq.write_table(table, context.output / f"{split}.parquet", compression="zstd")
-            rows += len(table)
-            train_rows += len(table) if split == "train" else 0
-    return {"rows": rows, "train_rows": train_rows}
+        for split, file in files.items():
+            parts = _parts(context, config, trainers, split, file)
+            rows[split] = _write(file, _predictions(file, parts, split), context.output / f"{split}.parquet")
+    return {"rows": sum(rows.values()), "train_rows": rows["train"]}
 
 
-def _tables(context: StageContext) -> dict[str, pa.Table]:
+def _files(context: StageContext) -> dict[str, Path]:
+    """The Parquet file of each split."""
     import pyarrow.parquet as pq
 
     if "rollouts" in context.inputs:
-        return {"train": _of_rollouts(context)}
+        file = context.progress / "rollouts.parquet"
+        write_whole(file, partial(pq.write_table, _of_rollouts(context)))
+        return {"train": file}
     files = {split: context.inputs["data"] / f"{split}.parquet" for split in ("train", "test")}
-    tables = {split: pq.read_table(file) for split, file in files.items() if file.is_file()}
-    if "train" not in tables:
+    files = {split: file for split, file in files.items() if file.is_file()}
+    if "train" not in files:
         raise DataError("the data set holds no training rows")
-    return tables
+    return files
 
 
 def _of_rollouts(context: StageContext) -> pa.Table:
@@ -86,36 +85,75 @@ def _of_rollouts(context: StageContext) -> pa.Table:
     return pa.Table.from_pylist(rows, schema(KIND.columns))
 
 
-def _outputs(
-    context: StageContext, config: TeacherLogpsConfig, trainers: Any, split: str, table: pa.Table
-) -> list[Any]:
-    """The teacher's outputs for each row; finished blocks are saved in the stage's progress."""
+def _parts(context: StageContext, config: TeacherLogpsConfig, trainers: Any, split: str, file: Path) -> list[Path]:
+    """Files in the stage's progress with the teacher's predictions, one for each block of rows of a Parquet file."""
+    import pyarrow.parquet as pq
+
     from alignment_core.cluster.actor import call
-    from alignment_core.training.methods.sft import Sft
     from alignment_core.training.ranks import open_job
     from alignment_core.training.teacher import Teacher, TeacherJob
 
-    rows = Sft().rows(table)
-    blocks = [rows[first : first + BLOCK] for first in range(0, len(rows), BLOCK)]
-    files = [context.progress / f"{split}-{number:06d}.npz" for number in range(len(blocks))]
-    left = [(number, block) for number, block in enumerate(blocks) if not files[number].is_file()]
-    done = len(blocks) - len(left)
+    count = -(-pq.read_metadata(file).num_rows // BLOCK)
+    parts = [context.progress / f"{split}-{number:06d}.npz" for number in range(count)]
+    left = {number for number, part in enumerate(parts) if not part.is_file()}
+    done = count - len(left)
     if left:
         student = context.inputs.get("student")
         embeddings = embedding_rows(student) if student else None
         job = TeacherJob(context.model("model"), config.top_k, config.bf16, embeddings)
         ranks = open_job(trainers, job, context.resources)
-        for number, outputs in ranks.spread((number, call(Teacher.run, block)) for number, block in left):
+        numbered = ((number, block) for number, block in enumerate(_blocks(file)) if number in left)
+        for number, outputs in ranks.spread((number, call(Teacher.run, block)) for number, block in numbered):
             ids, logps = (np.concatenate([output[place] for output in outputs]) for place in (0, 1))
-            write_whole(files[number], partial(np.savez, ids=ids, logps=logps))
+            write_whole(parts[number], partial(np.savez, ids=ids, logps=logps))
             done += 1
-            context.report(done, len(blocks), "blocks")
-    whole: list[Any] = []
-    for block, file in zip(blocks, files, strict=True):
-        with np.load(file) as kept:
-            ends = np.cumsum([int(row.sequences[0].targets.sum()) for row in block])[:-1]
-            whole += zip(np.split(kept["ids"], ends), np.split(kept["logps"], ends), strict=True)
-    return whole
+            context.report(done, count, "blocks")
+    return parts
+
+
+def _predictions(file: Path, parts: list[Path], split: str) -> Iterator[Prediction]:
+    """The teacher's prediction for each row of a Parquet file."""
+    for block, part in zip(_blocks(file), parts, strict=True):
+        with np.load(part) as saved:
+            ids, logps = saved["ids"], saved["logps"]
+        if not np.isfinite(logps).all():
+            raise NumericError(f"the teacher's log-probabilities of the {split} rows are not finite")
+        ends = np.cumsum([int(row.sequences[0].targets.sum()) for row in block])[:-1]
+        yield from zip(np.split(ids, ends), np.split(logps, ends), strict=True)
+
+
+def _blocks(file: Path) -> Iterator[list[Row]]:
+    """The rows of a Parquet file in blocks."""
+    from alignment_core.training.methods.sft import Sft
+    from alignment_core.training.training_rows import read_rows
+
+    rows = read_rows(file, Sft())
+    while block := list(islice(rows, BLOCK)):
+        yield block
+
+
+def _write(source: Path, predictions: Iterator[Prediction], target: Path) -> int:
+    """Write the rows of a Parquet file with the teacher's predictions, block by block. Returns their number."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from alignment_core.columns import array
+    from alignment_core.data import tables
+
+    types = {"teacher_ids": pa.list_(pa.int32()), "teacher_logps": pa.list_(pa.float32())}
+    with pq.ParquetFile(source, pre_buffer=False) as table:
+        layout = table.schema_arrow
+        for name, type_ in types.items():
+            layout = layout.append(pa.field(name, type_))
+        with pq.ParquetWriter(target, layout, compression="zstd") as file:
+            for block in table.iter_batches(tables.BLOCK):
+                of_rows = zip(*islice(predictions, block.num_rows), strict=True)
+                columns = [
+                    array([values.reshape(-1) for values in column], type_)
+                    for column, type_ in zip(of_rows, types.values(), strict=True)
+                ]
+                file.write_batch(pa.record_batch([*block.columns, *columns], layout))
+        return int(table.metadata.num_rows)
 
 
 SHOWS = {"rows": "rows"}

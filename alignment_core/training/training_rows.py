@@ -29,7 +29,21 @@ SHOWN = "text"
 def training_rows(table: Path, method: TrainingMethod, scratch: Path | None) -> DiskList[Row]:
     """The training rows of ``method`` for the Parquet file ``table``, by number, in a file in ``scratch`` (None: the folder for
     temporary files)."""
-    return DiskList(scratch, _rows(table, method))
+    return DiskList(scratch, read_rows(table, method))
+
+
+def read_rows(table: Path, method: TrainingMethod) -> Iterator[Row]:
+    """The same, one at a time, with a block of the table in memory."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    before = 0
+    with pq.ParquetFile(table, pre_buffer=False) as file:  # else the whole file is in memory until the last block
+        columns = [name for name in file.schema_arrow.names if name != SHOWN]
+        for block in file.iter_batches(BLOCK, columns=columns):
+            for row in method.rows(pa.Table.from_batches([block])):
+                yield replace(row, number=before + row.number)
+            before += block.num_rows
 
 
 def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | None) -> Rows:
@@ -76,16 +90,3 @@ def first_rows(count: int, rows: int, seed: int, shuffle: bool) -> list[int]:
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:
     return -(-rows // batch_size)
-
-
-def _rows(table: Path, method: TrainingMethod) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    before = 0
-    with pq.ParquetFile(table, pre_buffer=False) as file:  # else the whole file is in memory until the last block
-        columns = [name for name in file.schema_arrow.names if name != SHOWN]
-        for block in file.iter_batches(BLOCK, columns=columns):
-            for row in method.rows(pa.Table.from_batches([block])):
-                yield replace(row, number=before + row.number)
-            before += block.num_rows

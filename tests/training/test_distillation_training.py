@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from alignment_core.composition.graph import composing, submit
+from alignment_core.data.row_order import as_stored, is_shuffled
 from alignment_core.errors import DataError
 from alignment_core.models.microbatch import cut, pack
 from alignment_core.models.packed import PackedModel, run_packed
@@ -139,6 +141,49 @@ def test_a_teacher_runs_once_for_all_students(
     for mine, plain in zip(table["teacher_logps"].to_pylist(), expected["teacher_logps"].to_pylist(), strict=True):
         np.testing.assert_allclose(mine, plain, atol=1e-5)
     assert table["input_ids"].to_pylist() == tables["sft"]["input_ids"].to_pylist()
+
+
+def test_rows_with_predictions_are_written_and_read_block_by_block(tmp_path: Path) -> None:
+    """3,000 rows of three tokens, of which the last two are targets with two candidates each."""
+    data, progress, output = (tmp_path / name for name in ("data", "progress", "output"))
+    for folder in (data, progress, output):
+        folder.mkdir()
+    numbers = range(3000)
+    columns = {
+        "input_ids": pa.array([[n, n + 1, n + 2] for n in numbers], pa.list_(pa.int32())),
+        "loss_mask": pa.array([[0, 1, 1] for _ in numbers], pa.list_(pa.int8())),
+        "text": pa.array([f"row {n}" for n in numbers]),
+    }
+    table = pa.table(columns, as_stored(pa.table(columns).schema))
+    pq.write_table(table, data / "train.parquet")
+    size = teacher_logps.BLOCK
+    for part in range(-(-len(numbers) // size)):
+        block = numbers[part * size : (part + 1) * size]
+        ids = np.array([[10 * n + place, 10 * n + place + 5] for n in block for place in (1, 2)], np.int32)
+        np.savez(progress / f"train-{part:06d}.npz", ids=ids, logps=-ids.astype(np.float32))
+    no_trainers = SimpleNamespace(trainers=lambda ticket: nullcontext())
+    context: Any = SimpleNamespace(
+        inputs={"data": data}, progress=progress, output=output, ticket=None, machines=no_trainers
+    )
+    assert teacher_logps.run(context, TeacherLogpsConfig(top_k=2)) == {"rows": 3000, "train_rows": 3000}
+    with pq.ParquetFile(output / "train.parquet") as file:
+        assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [1000, 1000, 1000]
+        written = file.read()
+    assert written.select(table.column_names).equals(table)
+    assert not is_shuffled(written.schema)
+    expected = [[10 * n + 1, 10 * n + 6, 10 * n + 2, 10 * n + 7] for n in numbers]
+    assert written["teacher_ids"].to_pylist() == expected
+    assert written["teacher_logps"].to_pylist() == [[-id for id in row] for row in expected]
+    (row,) = Distillation(DistillationLossConfig()).rows(written.slice(1500, 1))
+    (sequence,) = row.sequences
+    assert sequence.candidates is not None
+    assert sequence.candidate_values is not None
+    assert (sequence.candidates.dtype, sequence.candidate_values.dtype) == (np.int32, np.float32)
+    assert sequence.candidates.tolist() == [[15001, 15006], [15002, 15007]]
+    assert sequence.candidate_values.tolist() == [[-15001, -15006], [-15002, -15007]]
+    packed = pack([row]).candidates_KC
+    assert packed is not None
+    assert packed.dtype == torch.int64, "as gathering takes them"
 
 
 def test_a_data_set_without_rows_is_refused(tmp_path: Path) -> None:

@@ -57,6 +57,6 @@ def with_teacher(row: Row, ids: np.ndarray, logps: np.ndarray) -> Row:
     """The row with a teacher's candidates for its targets, given as flattened arrays of [targets, C]."""
     (sequence,) = row.sequences
     targets = int(sequence.targets.sum())
-    candidates = np.asarray(ids, np.int64).reshape(targets, -1)
+    candidates = np.asarray(ids, np.int32).reshape(targets, -1)
     values = np.asarray(logps, np.float32).reshape(targets, -1)
     return replace(row, sequences=(replace(sequence, candidates=candidates, candidate_values=values),))
