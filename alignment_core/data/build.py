@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
 from alignment_core.data import formats, hold_out, kinds, mixing, overlap, statistics, tables
-from alignment_core.data.conditions import conditioned
+from alignment_core.data.conditions import compared, conditioned
 from alignment_core.data.context import check_context, check_embedded
 from alignment_core.data.fields import Fields
 from alignment_core.data.hold_out import RowMeta
@@ -210,8 +210,8 @@ def examples(
     template: str | None = None,
     scratch: Path | None = None,
 ) -> Iterator[tuple[str, Example, Example, str | None]]:
-    """The well-formed rows of a source: its place, the example, the example with its prompt in the ``template``, and its
-    ``keep_columns`` as JSON text. The first row decides the format."""
+    """The well-formed rows of a source: its place, the example by which it is told apart, the example with its prompt in the
+    ``template``, and its ``keep_columns`` as JSON text. The first row decides the format."""
     source, format = pinned.source, None
     try:
         formats.check_format(source.format, kind)
@@ -235,7 +235,7 @@ def examples(
             shown = conditioned(example, template, fields) if template else example
             kept = fields.kept(source.keep_columns)
             ledger.unread.update(f"rows have `{name}`, which nothing reads" for name in fields.unread(CONTEXT))
-            yield where, example, shown, kept
+            yield where, compared(example, template, fields), shown, kept
         except DroppedRow as error:
             ledger.dropped[number][error.reason] += 1
         except (ValueError, RecursionError) as error:

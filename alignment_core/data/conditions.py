@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +18,26 @@ if TYPE_CHECKING:
 
 def conditioned(example: Example, template: str, fields: Fields) -> Example:
     """The example with its first user message in the template. Raises ValueError for a row that lacks a column of it."""
+    return _rewritten(example, partial(filled, template, fields=fields))
+
+
+def compared(example: Example, template: str | None, fields: Fields) -> Example:
+    """The example by which its row is told apart from others: with the texts that the template adds to the prompt, and without
+    attributes of the answer."""
+    return _rewritten(example, partial(_with_texts, template, fields=fields)) if template else example
+
+
+def _rewritten(example: Example, write: Callable[[str], str]) -> Example:
     if not hasattr(example, "prompt"):
         raise ValueError("`prompt_template` needs rows with a prompt; this one is a plain text")
     prompt = example.prompt
     if isinstance(prompt, str):
-        return replace(example, prompt=filled(template, prompt, fields))  # type: ignore[type-var]
+        return replace(example, prompt=write(prompt))  # type: ignore[type-var]
     if (number := _first_user(prompt)) is not None:
-        return replace(example, prompt=_with(prompt, number, template, fields))  # type: ignore[type-var]
+        return replace(example, prompt=_with(prompt, number, write))  # type: ignore[type-var]
     completion = getattr(example, "completion", None)  # holds the whole conversation of the format `messages`
     if isinstance(completion, list) and (number := _first_user(completion)) is not None:
-        return replace(example, completion=_with(completion, number, template, fields))  # type: ignore[type-var]
+        return replace(example, completion=_with(completion, number, write))  # type: ignore[type-var]
     raise ValueError("`prompt_template` needs a message of the user, and there is none")
 
 
@@ -43,6 +55,29 @@ def filled(template: str, prompt: str, fields: Fields) -> str:
     return "".join(text)
 
 
+def _with_texts(template: str, prompt: str, fields: Fields) -> str:
+    """The prompt with the columns of text before which the template has nothing but white space. Other columns are attributes:
+    numbers, which CSV files and the stage ``attributes`` have as text, and columns in other text, as ``[by={who}]``."""
+    text: list[str] = []
+    for literal, name, spec, _ in Formatter().parse(template):
+        between = "" if literal.strip() or not text else literal
+        if name == PROMPT:
+            text += [between, prompt]
+        elif name is not None and not spec and not literal.strip():
+            value = fields.column(name)
+            if isinstance(value, str) and value.strip() and not _is_number(value):
+                text += [between, value]
+    return "".join(text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _written(name: str, value: Any, spec: str) -> str:
     if value is None:
         raise ValueError(f"`{name}` is null; `prompt_template` needs it")
@@ -56,7 +91,7 @@ def _first_user(messages: Messages) -> int | None:
     return next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
 
 
-def _with(messages: Messages, number: int, template: str, fields: Fields) -> Messages:
+def _with(messages: Messages, number: int, write: Callable[[str], str]) -> Messages:
     message = messages[number]
-    changed = {**message, "content": filled(template, message["content"], fields)}
+    changed = {**message, "content": write(message["content"])}
     return [*messages[:number], changed, *messages[number + 1 :]]

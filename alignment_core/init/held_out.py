@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.data import kinds
+from alignment_core.data.conditions import compared
 from alignment_core.data.fields import Fields
 from alignment_core.data.folder import HELD_OUT
 from alignment_core.data.hold_out import groups, prompts_of
@@ -95,7 +96,8 @@ def some_to_hold_out(first: Sequence[dict[str, Any]], mapping: ColumnMapping, co
     parsed, prompts = [], []
     for row in first:
         try:
-            prompts.append(prompts_of(parse(Fields(row, mapping.columns)), last_turn=False))
+            fields = Fields(row, mapping.columns)
+            prompts.append(prompts_of(compared(parse(fields), mapping.template, fields), last_turn=False))
         except (ValueError, IndexError, TypeError, RecursionError):
             continue
         parsed.append(row)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from alignment_core.data.build import BuiltDataset
-from alignment_core.data.conditions import filled
+from alignment_core.data.conditions import compared, filled
 from alignment_core.data.fields import Fields
+from alignment_core.data.kinds.prompts import Prompt
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataConfig
 
@@ -49,6 +50,45 @@ def test_prompts_are_compared_without_the_template(built: Build, jsonl: Write) -
     with_template = built(jsonl(rows), "demonstrations", test_rows=8, prompt_template=TEMPLATE)
     assert with_template.prompts == plain.prompts
     assert [data.test.num_rows for data in (plain, with_template)] == [8, 8]
+
+
+INPUT = "{prompt}\n\n{input}"
+
+
+def test_texts_that_the_template_adds_tell_prompts_apart(built: Build, jsonl: Write) -> None:
+    """As in FinGPT/fingpt-sentiment-train: one instruction, an input for each row, and few different answers."""
+
+    def rows(first: int) -> list[dict[str, str]]:
+        return [{"prompt": "Rate it:", "input": f"news {n}", "completion": "good"} for n in range(first, first + 40)]
+
+    data = built(jsonl(rows(0)), "demonstrations", prompt_template=INPUT, test_rows=8)
+    assert (data.train.num_rows, data.test.num_rows, data.statistics["dropped"]) == (32, 8, {})
+    joined = [{"prompt": f"Rate it:\n\nnews {n}", "completion": "good"} for n in range(40)]
+    assert data.prompts == built(jsonl(joined), "demonstrations", test_rows=8).prompts, "as the model reads them"
+    sources = [{"path": str(jsonl(rows(0)))}, {"path": str(jsonl(rows(40), "test.jsonl")), "held_out": True}]
+    data = built({"sources": sources}, "demonstrations", prompt_template=INPUT)
+    assert (data.train.num_rows, data.test.num_rows, data.statistics["dropped"]) == (40, 40, {})
+    sources[1]["path"] = str(jsonl(rows(30), "test.jsonl"))
+    data = built({"sources": sources}, "demonstrations", prompt_template=INPUT)
+    assert data.statistics["dropped"] == {"prompt_of_test": 10}, "the inputs of 30 to 39"
+
+
+@pytest.mark.parametrize(
+    ("template", "told_apart_by"),
+    [
+        (INPUT, "q\n\nx y"),
+        ("{input}\n\n{prompt}", "x y\n\nq"),
+        (f"Task: {INPUT} [by={{who}} quality={{quality:.0f}}]", "q\n\nx y"),
+        ("{prompt} {quality} {number}", "q"),
+        ("{prompt} {empty}", "q"),
+        ("{prompt} [by={who}] {input}", "q"),
+        ("Question: {prompt}\nAnswer: ", "q"),
+    ],
+)
+def test_numbers_and_columns_in_other_text_tell_no_prompts_apart(template: str, told_apart_by: str) -> None:
+    """Nor does the text of the template itself."""
+    fields = Fields({"input": "x y", "who": "us", "quality": 3, "number": "0.50", "empty": " "}, {})
+    assert compared(Prompt("q"), template, fields) == Prompt(told_apart_by)
 
 
 @pytest.mark.parametrize(

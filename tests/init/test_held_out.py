@@ -72,6 +72,13 @@ def test_a_constant_prompt_leaves_nothing_to_hold_out(draft: Draft, store: Store
     assert "test_rows" not in result.recipe["reward_model"]["data"]
 
 
+def test_one_instruction_with_many_inputs_leaves_rows_to_hold_out(draft: Draft, tmp_path: Path) -> None:
+    content = [{"instruction": "Rate it.", "input": f"news {n}", "output": "good"} for n in range(40)]
+    result = draft(jsonl(tmp_path / "rows.jsonl", content))
+    assert result.recipe["sft"]["data"]["prompt_template"] == "{prompt}\n\n{input}"
+    assert len(result.profile.held_out.rows) == 4, "a tenth"
+
+
 def test_rows_held_out_by_an_earlier_init_are_no_data(draft: Draft, store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
