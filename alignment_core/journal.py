@@ -96,6 +96,9 @@ class RunRecord(ProcessId):
     attempt: int = 1
     run_count: int = 0
     """Number of starts by Prefect when this process opened the run: a later start belongs to another process."""
+    resolved: dict[str, str] = {}
+    """The artifacts of tags and the commits of Hub names, as the run first resolved them. Empty in records of earlier
+    versions."""
     status: str = "running"
     """``running``, ``completed``, ``failed``, ``cancelled`` or ``stopped``; a run whose process died stays ``running`` here."""
     error: str | None = None
@@ -164,6 +167,13 @@ class Journal:
             restarts = self._restarts[label] = (*self._restarts.get(label, ()), sentence)
         self.stage(label, state, restarts=restarts)
 
+    def resolved(self, names: dict[str, str]) -> None:
+        """Record what names stand for in this run, for its later attempts."""
+        with self._writing:
+            self.record = self.record.model_copy(update={"resolved": names})
+            with suppress(OSError):  # a full disk must not end the run, whose end writes them again
+                self._write()
+
     def progress(self, label: str, done: float, total: float | None, unit: str) -> None:
         """Report the progress of a stage; written at most every half second."""
         with self._writing:
@@ -208,8 +218,9 @@ class Journal:
             if not wait_until(lambda: lock(lock_file), extended(STOPPING_SECONDS, self.folder)):
                 raise UserError(f"run {self.record.run_id} is running in another process already")
             with suppress(NotFound):
-                attempt = read(self.record.run_id).attempt + 1
-                self.record = self.record.model_copy(update={"attempt": attempt})
+                earlier = read(self.record.run_id)
+                changes = {"attempt": earlier.attempt + 1, "resolved": {**self.record.resolved, **earlier.resolved}}
+                self.record = self.record.model_copy(update=changes)
             self._restarts = {label: line.restarts for label, line in stages(self.record.run_id).items()}
             for name in (PROGRESS, WAITS):  # of the previous attempt
                 (self.folder / name).unlink(missing_ok=True)
@@ -272,6 +283,13 @@ def read(run_id: str) -> RunRecord:
         return RunRecord.model_validate_json((folder_of(run_id) / RUN).read_text())
     except (OSError, ValidationError):
         raise NotFound(f"no run {run_id!r} in {align_home() / 'runs'}") from None
+
+
+def resolved_names(run_id: str) -> dict[str, str]:
+    """The names that earlier attempts of a run resolved; none if there was no attempt."""
+    with suppress(NotFound):
+        return read(run_id).resolved
+    return {}
 
 
 def runs() -> list[RunRecord]:

@@ -41,9 +41,10 @@ from alignment_core.execution.key import packages_named
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
-from alignment_core.journal import Journal, in_use, new_record
+from alignment_core.journal import Journal, in_use, new_record, resolved_names
 from alignment_core.journal import prune as prune_journals
 from alignment_core.recipes import BaseRecipe
+from alignment_core.resolved_names import known_names, resolving
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
 
@@ -92,7 +93,9 @@ def run_recipe(
     ``lost`` is called before this process exits because another attempt owns the run. The report begins with ``notes``.
     """
     if COMMAND_LINE.get() is None:  # the command has checked the recipe before
-        for sentence in check_recipe(recipe, open_store(recipe.store), from_stage).warnings:
+        with resolving(resolved_names(str(flow_run().id))):
+            warnings = check_recipe(recipe, open_store(recipe.store), from_stage).warnings
+        for sentence in warnings:
             get_run_logger().warning("%s", sentence)
 
     with open_run(recipe, from_stage, planned(recipe), lost=lost, notes=notes) as opened:
@@ -251,6 +254,7 @@ def _running(
         server=os.environ.get(access.URL, ""),
         run_count=flow_run().run_count,
         overrides=caller.overrides if caller else (),
+        resolved=known_names(),
         **called,
     )
     log = align_home() / "logs" / f"{run_id}.log"
@@ -284,7 +288,7 @@ def _running(
                 listeners=listeners,
             )
             # From here on the steps of compositions submit Prefect tasks: `submit` of composition/graph.py calls `run.submit`.
-            with composing(run):
+            with composing(run), resolving(journal.record.resolved, journal.resolved):
                 yield run
 
 

@@ -35,6 +35,7 @@ from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.recipes.sections.process_reward_model import ProcessRewardModelConfig
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.resolved_names import known_names, remember
 from alignment_core.stages.base_model import in_store, near_tags, pin_model
 from alignment_core.stages.best_of_n import BestOfNConfig
 from alignment_core.stages.continued_pretraining import ContinuedPretrainingStageConfig
@@ -70,7 +71,7 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
         plain: dict[str, Any] = {"adapter": None, "chat_template_kwargs": {}, "eos_token": None}
         base = base_model(f"{label}/base", model.model_copy(update=plain), kinds)
         named = ModelConfig(name=model.adapter)
-        adapter = in_store(store, named, (ADAPTER,), "model.adapter")
+        adapter = _artifact(named, (ADAPTER,), "model.adapter")
         config = (
             MergeAdapterConfig(adapter=model.adapter)
             if adapter
@@ -79,12 +80,23 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
         settings = ("chat_template", "chat_template_kwargs", "eos_token")
         config = config.model_copy(update={name: getattr(model, name) for name in settings})
         return submit("merge_adapter", label, config, {"model": base, ADAPTER: adapter}, common_seed=True)
-    known = in_store(store, model, kinds)
+    known = _artifact(model, kinds)
     if known is not None:
         return known
     pinned = pin_model(model, near_tags(store, model))
     # Only the weights of a model from scratch depend on the seed.
     return submit("base_model", label, pinned, {}, common_seed=model.scratch is None)
+
+
+def _artifact(model: ModelConfig, kinds: Sequence[str], field: str = "model") -> Reference | None:
+    """The artifact of the store that the recipe names: the same one in all attempts of a run, also if a tag moves meanwhile,
+    as the run's own promotion moves it."""
+    name = f"artifact {model.name}"
+    known = known_names().get(name)
+    reference = in_store(current().store, model.model_copy(update={"name": known}) if known else model, kinds, field)
+    if reference is not None:
+        remember(name, str(reference))
+    return reference
 
 
 def dataset(

@@ -11,22 +11,30 @@ from typing import Literal
 from alignment_core.errors import UserError, first_line
 from alignment_core.network import through_proxy
 from alignment_core.recipes.paths import BEGINS
+from alignment_core.resolved_names import known_names, remember
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"], hint: str = "") -> str:
-    """The commit that ``revision`` (default: main) of a Hub repository stands for now.
+    """The commit that ``revision`` (default: main) of a Hub repository stands for now; in a run, when it first asked.
 
     With ``HF_HUB_OFFLINE`` set, or ``HF_DATASETS_OFFLINE`` for a dataset, it is the commit in the local Hub cache. Raises
     UserError in one sentence; ``hint`` names files with similar names, because a mistyped path is taken for a Hub name.
     """
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
     wanted = revision or "main"
     if _COMMIT.fullmatch(wanted):
         return wanted
+    branch = f"{kind} {name}@{wanted}"
+    commit = known_names().get(branch) or _commit_now(name, wanted, kind, hint)
+    remember(branch, commit)
+    return commit
+
+
+def _commit_now(name: str, wanted: str, kind: Literal["model", "dataset"], hint: str) -> str:
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
     if is_offline(kind):
         return _cached_commit(name, wanted, kind, hint)
     try:

@@ -12,6 +12,7 @@ from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault
+from alignment_core.resolved_names import resolving
 
 
 def resume(
@@ -23,6 +24,11 @@ def resume(
 ) -> None:
     """Resume a run where it stopped. Its old process is ended first if it is still alive."""
     record = journal.find(run)
+    with resolving(record.resolved):
+        _resume(record, from_stage, as_json)
+
+
+def _resume(record: journal.RunRecord, from_stage: str | None, as_json: bool) -> None:
     if from_stage is not None and not record.flow:  # the stages of a user's own flow are known only when it runs
         _check_from_stage(record, from_stage)
     ended = journal.end_process(record, journal.stop_seconds(record))

@@ -23,6 +23,16 @@ resources: {{trainers: 1, engines: 1, threads: 1}}
 """
 
 
+CONTINUED = """
+method: sft
+name: continued
+model: {{name: policy/production}}
+sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 32, max_steps: 2}}}}
+promotion: {{publish: "hf://{repo}"}}
+resources: {{trainers: 1, engines: 1, threads: 1}}
+"""
+
+
 @pytest.mark.slow
 def test_a_failed_publication_is_completed_by_resuming(align: Align, tiny_model: TinyModel, tmp_path: Path) -> None:
     home, key, repo = tmp_path / "home", tmp_path / "key.pem", f"{ORGANISATION}/policy"
@@ -47,6 +57,34 @@ def test_a_failed_publication_is_completed_by_resuming(align: Align, tiny_model:
         again = align(home, "resume", "last", **variables)
         assert set(states(again).values()) == {"cached"}
         assert (again["promotion"]["state"], again["promotion"]["publication"]["state"]) == ("unchanged", "published")
+        assert hub.commits("model", repo)[-1] == f"Publish {policy.short}"
+    finally:
+        hub.end()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_starts_from_what_its_tag_pointed_to_before_its_own_promotion(
+    align: Align, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    home, repo = tmp_path / "home", f"{ORGANISATION}/continued"
+    home.mkdir()
+    first_recipe = RECIPE.format(model=tiny_model(), repo=repo).replace("sign: key, ", "")
+    (home / "small.yaml").write_text(first_recipe)
+    (home / "continued.yaml").write_text(CONTINUED.format(repo=repo))
+    hub = HubServer(tmp_path / "hub").start()
+    try:
+        variables = {**hub.environment(), "HF_HOME": str(tmp_path / "huggingface")}
+        first = align(home, "run", str(home / "small.yaml"), **variables)
+        hub.fail("POST .*/commit/main", "400", 1)
+        second = align(home, "run", str(home / "continued.yaml"), expect=5, **variables)
+        policy = Reference.parse(second["outputs"]["policy"])
+        assert second["promotion"]["previous"] == first["outputs"]["policy"]
+        assert second["promotion"]["state"] == "promoted"
+
+        again = align(home, "resume", "last", **variables)
+        assert set(states(again).values()) == {"cached"}
+        assert (again["promotion"]["state"], again["promotion"]["publication"]["state"]) == ("unchanged", "published")
+        assert again["outputs"]["policy"] == str(policy)
         assert hub.commits("model", repo)[-1] == f"Publish {policy.short}"
     finally:
         hub.end()
