@@ -59,6 +59,31 @@ def test_the_last_box_counts(completion: str, label: str, score: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("#### Step 2: Add\nThe total is 18.", "18"),
+        ("#### 2. Add\nThe total is 18.", "18"),
+        ("#### **2) Add**\nThe total is 18.", "18"),
+        ("#### Final Answer\n18", "18"),
+        ("#### Final Answer\n\n**18**\n", "18"),
+        ("The total is 18.\n#### Step 2", "2"),  # on the last line it is a mark
+        ("#### 18\nThat is more than 2.", "18"),
+        ("#### 1,800.50\nI am sure, 2.", "1800.5"),  # as GSM8K and lm-eval match: #### (\-?[0-9\.\,]+)
+        ("#### -18\nThat is less than 2.", "-18"),
+        ("#### −18\nThat is less than 2.", "-18"),
+        ("#### $18\nThat is more than 2.", "18"),
+        ("#### **18**\nThat is more than 2.", "18"),
+        ("#### $\\frac{1}{2}$\nThat is less than 2.", "1/2"),
+        ("####\n18\nThat is more than 2.", "18"),
+        ("#### Answer: 18 apples\n\n", "18"),
+    ],
+)
+def test_a_heading_is_not_taken_for_the_mark_of_gsm8k(completion: str, answer: str) -> None:
+    assert equal("", completion, answer) == 1.0
+    assert equal("", completion, {"2": "18"}.get(answer, "2")) == 0.0
+
+
+@pytest.mark.parametrize(
     ("completion", "label", "score"),
     [
         (r"\boxed{AB}", "AB", 1.0),

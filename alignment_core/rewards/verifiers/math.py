@@ -6,8 +6,12 @@ import re
 
 from alignment_core.rewards.named import NamedVerifier
 
-FINAL = re.compile(r"(?<!#)####(?!#)")
-"""GSM8K's mark before the final answer. Markdown has it before headings of the fourth level, whose answer is in a box below."""
+_ANSWER = r"[^\S\n]*(?:\*\*|__)?[-+\u2212]?[^\S\n]*(?:[$€£¥\\]|[(\[{]?[-+\u2212]?[.,]?\d)"
+"""The beginning of a line with a number, a formula or an amount of money, also in bold."""
+_NUMBERED = r"[^\S\n]*[*_]*\d+[.):][^\S\n]+[*_]*[^\W\d]"
+FINAL = re.compile(rf"(?<!#)####(?!#)(?=(?!{_NUMBERED}){_ANSWER}|[^\S\n]*\n|[^\n]*+\s*+\Z)")
+"""GSM8K's mark before the final answer. Markdown has it before headings of the fourth level, such as `#### Step 2` and
+`#### 2. Add`: unlike them, a mark has its answer behind it, or is alone on its line, or on the last one."""
 MINUS = "\u2212"
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 WORDS_IN_LATEX = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -32,10 +36,11 @@ OPERATORS = set("+-*/^=<>()[]{}|!%\\")
 def verify(prompt: str, completion: str, label: str | None) -> float:
     """1.0 if the completion's final answer equals the label's, else 0.0.
 
-    The final answer is in the last closed box, or the line behind the last ``####``, or the last formula or number that
-    math-verify extracts; what comes before ``####`` does not count. An answer that math-verify cannot prove equal to the
-    label's within five seconds is wrong. A label of words, a date, a time, a range, a ratio or a code is compared as text,
-    ignoring case and white space; ``$…$`` around a label makes it a formula. Raises ValueError for a label without an answer.
+    The final answer is in the last closed box, or the line behind the last ``####`` that is no heading, or the last formula
+    or number that math-verify extracts; what comes before ``####`` does not count. An answer that math-verify cannot prove
+    equal to the label's within five seconds is wrong. A label of words, a date, a time, a range, a ratio or a code is compared
+    as text, ignoring case and white space; ``$…$`` around a label makes it a formula. Raises ValueError for a label without
+    an answer.
     """
     import math_verify
 
