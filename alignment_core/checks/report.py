@@ -54,7 +54,7 @@ def check(plan: Plan, resources: ResourcesConfig, on_parsed: Callable[[], None] 
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
     problems = [*_without_variable(plan, todo)]
-    problems += [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo), *_other_references(plan, todo)]
+    problems += [*_wrong_heads(plan, todo, resources), *_no_reward_models(plan, todo), *_other_references(plan, todo)]
     problems += [*_quantised(plan.store, todo), *_without_masters(plan.store, todo)]
     if problems:
         return Findings(problems=list(dict.fromkeys(problems)))
@@ -144,18 +144,18 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
         yield from shapes.wrong_heads(shapes.model_shape(config), resources)
 
 
-def _without_score_head(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
-    if plan.trust_remote_code:  # a model with its own code may have any name for its head
-        return
+def _no_reward_models(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
     for stage in todo:
         for number, (field, reward) in enumerate(stage.config.rewarded().items()):
             model = stage.inputs.get(f"reward-{number}")
             if reward.KEY != "reward_model" or not isinstance(model, PlannedStage) or model.stage != "base_model":
                 continue
             config: Any = model.config
-            if shapes.without_score_head(config):
-                where = "reward_model.model" if model.label == "reward-model" else f"{field}.reward_model"
-                name = config.model.name or "a model from scratch"
+            where = "reward_model.model" if model.label == "reward-model" else f"{field}.reward_model"
+            name = config.model.name or "a model from scratch"
+            if problem := shapes.why_no_rewards(shapes.model_shape(config), plan.trust_remote_code):
+                yield f"{where}: {name} {problem}; use another one, or serve it as an `endpoint`"
+            elif not plan.trust_remote_code and shapes.without_score_head(config):  # code may name its head otherwise
                 yield f"{where}: {name} is a language model without a score head, not a reward model"
 
 

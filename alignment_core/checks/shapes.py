@@ -99,6 +99,36 @@ def without_score_head(config: BaseModelConfig) -> bool:
     return True
 
 
+def why_no_rewards(shape: dict[str, Any], trust_remote_code: bool) -> str | None:
+    """Why a model with this ``config.json`` cannot be a reward model, one score by a head ``score``; None if it may be one."""
+    code = shape.get("auto_map") or {}
+    if trust_remote_code and "AutoConfig" in code:
+        if "AutoModelForSequenceClassification" in code:
+            return None
+        return "brings code without a class for AutoModelForSequenceClassification (auto_map of its config.json)"
+    classes = [name for name in shape.get("architectures") or [] if name.endswith("ForSequenceClassification")]
+    labels = len(shape.get("id2label") or ()) or shape.get("num_labels") or 1
+    if classes and labels > 1:
+        return f"is a classifier with {labels} labels, and a reward model has one score"
+    if classes and lacks_score(classes[0], str(shape.get("model_type"))):
+        return f"is a {classes[0]}, which has no head `score`, as encoders have none"
+    return None
+
+
+@functools.cache
+def lacks_score(classifier: str, model_type: str) -> bool:
+    """Whether a class of ``transformers`` certainly has no head of the name ``score``, from its source."""
+    spec = importlib.util.find_spec("transformers")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        module = model_type.replace("-", "_")
+        file = Path(folder) / "models" / module / f"modeling_{module}.py"
+        for node in parse(file.read_text()).body if file.is_file() else ():
+            if isinstance(node, ast.ClassDef) and node.name == classifier:
+                source = ast.unparse(node)
+                return not any(part in source for part in ("GenericForSequenceClassification", "self.score ="))
+    return False
+
+
 def is_loaded_without_images(shape: dict[str, Any]) -> bool:
     """Whether ``transformers`` loads a multimodal model's part for text alone as a language model, as with Qwen3.5."""
     if not is_multimodal(shape):

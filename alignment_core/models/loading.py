@@ -28,8 +28,9 @@ def load_model(
     A missing head is initialised from ``head_seed``. That of scores, of which only differences count, has the standard
     deviation 1/sqrt(hidden) (Stiennon et al. 2020). That of values has 1/(hidden + 1) (OpenRLHF 0.11): the last hidden
     states of pretrained models have norms of tens, and a larger head would give a critic noise above the returns.
-    Raises UserError for a missing head without a seed, for pickled weights, for other missing weights, which `transformers`
-    would initialise with only a warning, and for parts of a head of scores and scales that it would leave out.
+    Raises UserError for a missing head without a seed, for a classifier with several labels or a head of another name than
+    ``score``, for pickled weights, for other missing weights, which `transformers` would initialise with only a warning, and
+    for parts of a head of scores and scales that it would leave out.
     """
     import transformers
 
@@ -42,8 +43,15 @@ def load_model(
         trust_remote_code=trust_remote_code,
         use_safetensors=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are an error below
         **options,
     )
+    if head != "lm" and not hasattr(model, "score"):
+        raise UserError(
+            f"the model is loaded as a {type(model).__name__}, which has no head `score`: it is not a reward model"
+        )
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
+        raise UserError(f"the model has weights {name} of the shape {list(stored)} instead of {list(wanted)}")
     missing = sorted(name for name in info["missing_keys"] if head == "lm" or not name.startswith("score"))
     if missing:
         raise UserError(f"the weights of the model lack {_listed(missing)}, which its config.json says it has")

@@ -55,6 +55,51 @@ def test_a_language_model_is_no_reward_model(store, rows, tiny_model, tmp_path):
         look(store, rl(rows, {"reward_model": {"name": str(scores)}}))
 
 
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (
+            {
+                "model_type": "qwen2",
+                "architectures": ["Qwen2ForSequenceClassification"],
+                "id2label": dict.fromkeys("012"),
+            },
+            "is a classifier with 3 labels, and a reward model has one score",
+        ),
+        (
+            {
+                "model_type": "xlm-roberta",
+                "architectures": ["XLMRobertaForSequenceClassification"],
+                "id2label": {"0": ""},
+            },
+            "is a XLMRobertaForSequenceClassification, which has no head `score`, as encoders have none",
+        ),
+        ({"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": ""}}, None),
+        ({"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": ""}}, None),
+        ({"model_type": "new", "architectures": ["NewForSequenceClassification"]}, None),  # not in this transformers
+    ],
+)
+def test_classifiers_that_have_not_one_score_are_refused_before_anything_is_sampled(
+    store, rows, tiny_model, tmp_path, config, problem
+):
+    shutil.copytree(tiny_model(), tmp_path / "scores")
+    weights = load_file(tmp_path / "scores" / "model.safetensors") | {"score.weight": np.zeros((1, 64), np.float32)}
+    save_file(weights, tmp_path / "scores" / "model.safetensors")
+    (tmp_path / "scores" / "config.json").write_text(json.dumps(config))
+    name = str(tmp_path / "scores")
+    sentence = f"rl.rewards.0.reward_model: {name} {problem}; use another one, or serve it as an `endpoint`"
+    assert look(store, rl(rows, {"reward_model": {"name": name}})).problems == ([sentence] if problem else [])
+
+
+def test_code_of_a_model_needs_a_class_that_scores():
+    """As that of internlm2-7b-reward and of Qwen2.5-Math-PRM-7B, which is loaded by AutoModel."""
+    code = {"AutoConfig": "configuration.Config", "AutoModel": "modeling.Model"}
+    problem = "brings code without a class for AutoModelForSequenceClassification (auto_map of its config.json)"
+    assert shapes.why_no_rewards({"auto_map": code}, trust_remote_code=True) == problem
+    scores = code | {"AutoModelForSequenceClassification": "modeling.Scores"}
+    assert shapes.why_no_rewards({"auto_map": scores}, trust_remote_code=True) is None
+
+
 def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store, rows):
     recipe = rl(rows, {"verifier": "math"})
     recipe["rl"]["generation"]["max_completion_length"] = 62

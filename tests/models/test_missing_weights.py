@@ -49,6 +49,30 @@ def test_a_reward_model_may_lack_its_score_head_alone(folder: Path) -> None:
         load_model(str(folder), "score", torch.float32, head_seed=0)
 
 
+@pytest.mark.parametrize("encoder", [False, True])
+def test_classifiers_with_several_labels_or_another_head_are_no_reward_models(tmp_path: Path, encoder: bool) -> None:
+    import transformers
+
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "vocab_size": 99,
+    }
+    model: transformers.PreTrainedModel
+    if encoder:
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, num_labels=1))
+        sentence = "loaded as a BertForSequenceClassification, which has no head `score`"
+    else:
+        config = transformers.Qwen2Config(**sizes, num_key_value_heads=2, num_labels=3, pad_token_id=0)
+        model = transformers.Qwen2ForSequenceClassification(config)
+        sentence = r"weights score\.weight of the shape \[3, 32\] instead of \[1, 32\]"
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        load_model(str(tmp_path), "score", torch.float32)
+
+
 def test_a_new_head_of_values_is_smaller_than_one_of_scores(tmp_path: Path) -> None:
     create_model(ScratchModel(hidden_size=512, num_hidden_layers=1, num_attention_heads=2), None, 0, tmp_path)
     scores, values = (
