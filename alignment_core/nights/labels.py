@@ -55,18 +55,27 @@ def completions_of(store: Store, rollouts: Reference, trust_remote_code: bool = 
         return with_special_tokens(rows, CompletionText(tokenizer, turn_end, skip_special_tokens=False))
 
 
+def cut_prompts(rollouts: Sequence[Row]) -> set[int]:
+    """Numbers of the prompts that were cut to fit: only their text behind the chat template is known, which training on rows
+    would put into the template once more."""
+    templated = any(row.get("messages") for row in rollouts)
+    return {int(row["prompt"]) for row in rollouts if templated and not row.get("messages")}
+
+
 def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most: int | None = None) -> list[Row]:
     """A pair of different completions for each prompt that has two: the best and the worst by their ``reward``, or two that
     are drawn. Which of them is ``a`` is drawn, too. With ``most``, so many pairs of prompts that are drawn.
 
-    Truncated completions are left out: a preference row has texts alone, and training would end the turn behind them.
+    Truncated completions are left out: a preference row has texts alone, and training would end the turn behind them. So are
+    :func:`cut_prompts`.
     """
+    cut = cut_prompts(rollouts)
     rewards = [row.get("reward") for row in scores] if scores else [None] * len(rollouts)
     chosen_pairs = []
     for prompt, group in groupby(zip(rollouts, rewards, strict=True), key=lambda both: int(both[0]["prompt"])):
         completions: dict[str, tuple[Row, float | None]] = {}
         for row, reward in group:
-            if row["completion_text"].strip() and row["finish_reason"] != "length":
+            if prompt not in cut and row["completion_text"].strip() and row["finish_reason"] != "length":
                 completions.setdefault(row["completion_text"], (row, reward))
         if len(completions) < 2:
             continue
@@ -315,6 +324,6 @@ def check_pairs(rows: Sequence[Row]) -> None:
     """Raise DataError if there is nothing to label."""
     if not rows:
         raise DataError(
-            "no prompt has two different completions to compare that are not truncated: sample more of each, at a higher "
-            "temperature, or with a higher generation.max_completion_length"
+            "no whole prompt has two different completions to compare that are not truncated: sample more of each, at a higher "
+            "temperature, or with a higher generation.max_completion_length; or raise prompts.max_prompt_length"
         )

@@ -40,20 +40,23 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write pairs of completions of one prompt, the best and the worst by reward, in random order."""
-    from alignment_core.nights.labels import check_pairs, completions_of, exported, pairs
+    from alignment_core.nights.labels import check_pairs, completions_of, cut_prompts, exported, pairs
     from alignment_core.rollout.schemas import read_scores
 
     if output.exists():
         raise UserError(f"{output} is there already, perhaps with labels: give another --output")
     opened, rollouts, scores = _completions(round_, stage, store)
     rewards = read_scores(opened.fetch(scores)) if scores else None
-    chosen = pairs(completions_of(opened, rollouts, trust_remote_code), rewards, seed, most)
+    completions = completions_of(opened, rollouts, trust_remote_code)
+    chosen = pairs(completions, rewards, seed, most)
     check_pairs(chosen)
     write_file(output, exported(chosen, as_format))
+    cut = len(cut_prompts(completions))
     result = {"file": str(output), "pairs": len(chosen), "rollouts": str(rollouts), "scores": scores and str(scores)}
     if as_json:
-        return print_json(result)
-    return out.print(f"{len(chosen)} pairs of {rollouts.short} in {output}", markup=False)
+        return print_json({**result, "prompts_cut": cut})
+    left_out = f"; {cut} prompts are left out, which were cut to max_prompt_length" if cut else ""
+    return out.print(f"{len(chosen)} pairs of {rollouts.short} in {output}{left_out}", markup=False)
 
 
 @labels_app.command("import")

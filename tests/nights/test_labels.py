@@ -14,7 +14,7 @@ from alignment_core.artifacts.paths import blob_path
 from alignment_core.errors import NotFound, UserError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.nights.inbox import read_inbox
-from alignment_core.nights.labels import completions_of, exported, id_of, imported, pairs
+from alignment_core.nights.labels import completions_of, cut_prompts, exported, id_of, imported, pairs
 from alignment_core.recipes import DataSource
 from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from tests.align import align_here
@@ -68,6 +68,19 @@ def test_truncated_completions_are_left_out_as_training_would_end_their_turns() 
         row["finish_reason"] = "length" if row["completion_text"] == "best, but" else "stop"
     for given in (scores, None):
         assert {frozenset((row["a"], row["b"])) for row in pairs(rows, given, seed=0)} == {frozenset(("good", "worst"))}
+
+
+def test_cut_prompts_are_left_out_as_nights_would_render_them_again() -> None:
+    rows, scores = rollouts(3)
+    for row in rows:
+        if row["prompt"] == 1:
+            row["messages"] = None
+    for given in (scores, None):
+        assert [row["prompt"] for row in pairs(rows, given, seed=0)] == ["question 0", "question 2"]
+    assert cut_prompts(rows) == {1}
+    for row in rows:
+        row["messages"] = None  # no chat template: the text is the prompt
+    assert [row["prompt"] for row in pairs(rows, scores, seed=0)] == ["<user>0", "<user>1", "<user>2"]
 
 
 def labelled(path: Path, rows: list[Any]) -> Path:
@@ -233,12 +246,15 @@ def test_completions_of_a_policy_that_the_store_lacks_are_refused(store: Store, 
 
 
 def test_from_a_round_through_people_into_an_inbox(store: Store, tokenizer: Any, tmp_path: Path) -> None:
-    rows, scores = rollouts(4)
+    rows, scores = rollouts(5)
+    for row in rows[-len(SAID) :]:
+        row["messages"] = None
     write_table(scores, score_schema(), tmp_path / SCORES)
     reference = published(store, rows, tokenizer, tmp_path)
     home, file = tmp_path / "home", tmp_path / "pairs.jsonl"
     done = align_here(home, "labels", "export", str(reference), "-o", str(file), "--json")
     assert json.loads(done.stdout)["pairs"] == 4, done.stderr
+    assert json.loads(done.stdout)["prompts_cut"] == 1
     assert align_here(home, "labels", "export", str(reference), "-o", str(file)).returncode == 2, "it may hold labels"
 
     given = [{**json.loads(line), "preferred": "a"} for line in file.read_text().splitlines()]
