@@ -68,8 +68,8 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
     others = "".join(f", in the row '{label}' against {other}" for label, other in sorted(content["against"].items()))
     lines += [
         "",
-        f"Win rates are against {content['baseline']}{others}. Intervals are at {level}, over n prompts: Wilson's for accuracy "
-        "and win rates, bootstrap for the others.",
+        f"Win rates are against {content['baseline']}{others}. Intervals are at {level}, over n prompts: Wilson's for "
+        "accuracy, pass@k and win rates, bootstrap for rewards, KL and tokens.",
     ]
     if content.get("decoding"):
         lines += ["", content["decoding"]]

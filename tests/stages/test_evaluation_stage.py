@@ -114,6 +114,20 @@ def test_the_report_names_the_configured_confidence_level(evaluated):
     assert "| sft | 0.500 [0.249, 0.751] n=8 |" in text
 
 
+def test_the_report_says_which_interval_each_metric_has(evaluated):
+    """Wilson's at 95 % for one of four, z = 1.96: (0.25 + 0.4802 ± 1.96 √(0.1875 / 4 + 0.0600)) / (1 + 0.9604)."""
+    scores = [{**ROW, "prompt": i, "verifier": float(i == 0), "reward": 7.0} for i in range(4)]
+    metrics = evaluated(scores, {"baseline_scores": scores}, pass_at=(1,))
+    for name in ("accuracy", "pass@1"):
+        assert (metrics[f"{name}.low"], metrics[f"{name}.high"]) == pytest.approx((0.0456, 0.6994), abs=1e-3)
+    assert metrics["win_rate.low"] < metrics["win_rate"] == 0.5 < metrics["win_rate.high"], "also of four ties"
+    for name, value in (("reward", 7), ("length", 3)):
+        assert (metrics[f"{name}.low"], metrics[f"{name}.high"]) == (value, value), "no resample of equals differs"
+    content = {"title": "", "baseline": "sft", "policies": {"sft": metrics}, "against": {}, "notes": {}}
+    text = markdown(content | {"overlap": {"prompts": 4, "overlap": 0, "shared": {}}}, ["sft"])
+    assert "Wilson's for accuracy, pass@k and win rates, bootstrap for rewards, KL and tokens." in text
+
+
 def test_the_report_lists_excluded_completions(evaluated):
     """Three completions, one without a reward; four pairs, one without a verdict."""
     scores = [{**ROW, "prompt": i, "verifier": None, "reward": reward} for i, reward in enumerate((1.0, 2.0, None))]

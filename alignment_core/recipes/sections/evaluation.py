@@ -53,7 +53,7 @@ class EvaluationConfig(Config):
     win_margin: float = Field(0.0, ge=0)
     """Rewards closer than this are a tie, worth half a win."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    """Level of the intervals: Wilson's for `accuracy` and win rates, bootstrap for `reward` and `kl`."""
+    """Level of the intervals: Wilson's for `accuracy`, `pass@k` and win rates, bootstrap for `reward`, `kl` and `length`."""
     resamples: int = Field(2000, ge=100)
     """Bootstrap resamples (of prompts)."""
 
