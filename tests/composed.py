@@ -18,6 +18,7 @@ class Runs:
         self.store, self.machines, self.seed = store, machines, 5
         self.reporter = reporter
         self.training_data: dict[str, Any] = {}
+        self.trust_remote_code = False
         self.results: dict[str, StageResult] = {}
 
     def submit(self, spec: StageSpec) -> Any:

@@ -38,6 +38,7 @@ class Branch:
         self.may_fail = may_fail
         self.store = whole.store
         self.seed = whole.seed if seed is None else seed
+        self.trust_remote_code = whole.trust_remote_code
         self.training_data: dict[str, Step] = {}
         self.steps: dict[str, Step] = {}
         """Its stages, by its own labels."""
@@ -110,7 +111,7 @@ def common_labels(compositions: Mapping[str, tuple[int, Callable[[], Any]]]) -> 
     """Labels that all of these branches, each a seed and a composition, give to one stage; nothing is submitted."""
     whole = current()
     branches: list[dict[str, Step]] = []
-    with composing(Plan(whole.store, whole.seed)), sharing():
+    with composing(Plan(whole.store, whole.seed, trust_remote_code=whole.trust_remote_code)), sharing():
         for name, (seed, compose) in compositions.items():
             with branch(name, seed) as part:
                 compose()

@@ -87,6 +87,10 @@ class Composition(Protocol):
     def training_data(self) -> dict[str, Step]:
         """Data sets that a stage trains on, by label."""
 
+    @property
+    def trust_remote_code(self) -> bool:
+        """Whether code that models bring may run, in all stages: the recipe's ``model.trust_remote_code``."""
+
     def submit(self, spec: StageSpec) -> Step:
         """Add a stage."""
 

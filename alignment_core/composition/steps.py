@@ -83,6 +83,8 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
     known = _artifact(model, kinds)
     if known is not None:
         return known
+    if current().trust_remote_code:  # it is loaded with its code, which is therefore copied, too
+        model = model.model_copy(update={"trust_remote_code": True})
     pinned = pin_model(model, near_tags(store, model))
     # Only the weights of a model from scratch depend on the seed.
     return submit("base_model", label, pinned, {}, common_seed=model.scratch is None)

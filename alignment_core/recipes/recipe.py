@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, refuses_unused
 from alignment_core.recipes.paths import FolderPath
 from alignment_core.recipes.sections.evaluation import OF_SAMPLES, EvaluationConfig, PromotionConfig
 from alignment_core.recipes.sections.model import ModelConfig
@@ -90,6 +90,16 @@ class BaseRecipe(Config):
             raise ValueError(f"nothing uses `reward_model`: add `{{reward_model: ours}}` to `{field}`, or remove it")
 
     @model_validator(mode="after")
+    def _trusts_code_by_model(self, info: ValidationInfo) -> BaseRecipe:
+        for field, model in _models(self) if refuses_unused(info.context) and not self.model.trust_remote_code else ():
+            if model.trust_remote_code:
+                raise ValueError(
+                    f"`{field}.trust_remote_code` has no effect without `model.trust_remote_code`, which decides for all "
+                    "models of the recipe: set that one"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _evaluation_fits(self) -> BaseRecipe:
         if self.evaluation:
             self.check_ours(self.evaluation.rewards, "evaluation.rewards")
@@ -131,6 +141,16 @@ class BaseRecipe(Config):
             return evaluation.generation.samples_all_tokens and (metric != "kl_to_model" or self.CONTINUES)
         given = {"accuracy": verified, "reward": reward, "win_rate": reward or verified}
         return {**given, "judged_win_rate": evaluation.judge is not None}.get(metric, True)
+
+
+def _models(section: Any, path: str = "") -> Iterator[tuple[str, ModelConfig]]:
+    """The models in a section of a recipe, with the paths of their fields."""
+    if isinstance(section, ModelConfig):
+        yield path, section
+    elif isinstance(section, BaseModel | Mapping | tuple):
+        named = enumerate(section) if isinstance(section, tuple) else dict(section).items()
+        for name, value in named:
+            yield from _models(value, f"{path}.{name}" if path else str(name))
 
 
 def needs_samples(metric: str) -> str:

@@ -77,6 +77,7 @@ class Composed:
     def __init__(self, store: Store) -> None:
         self.store, self.seed = store, 5
         self.training_data: dict[str, Any] = {}
+        self.trust_remote_code = False
         self.inputs: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, Any] = {}
         self.after: dict[str, str] = {}

@@ -87,6 +87,7 @@ def test_stages_of_a_branch_may_fail_and_stages_common_to_all_may_not(tmp_path: 
         store: Any = None
         seed = 0
         training_data: dict[str, Any] = {}
+        trust_remote_code = False
 
         def submit(self, spec: StageSpec) -> Any:
             submitted[spec.label] = spec.may_fail

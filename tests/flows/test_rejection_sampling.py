@@ -56,6 +56,7 @@ class Composed:
     def __init__(self, store: Store, metrics: Mapping[str, dict[str, Any]]) -> None:
         self.store, self.seed, self.metrics = store, 5, metrics
         self.training_data: dict[str, Any] = {}
+        self.trust_remote_code = False
         self.inputs: dict[str, dict[str, str]] = {}
         self.configs: dict[str, Any] = {}
         self.streams: dict[str, str] = {}
@@ -164,6 +165,7 @@ class Runs:
     def __init__(self, store: Store, machines: Any, seed: int) -> None:
         self.store, self.machines, self.seed = store, machines, seed
         self.training_data: dict[str, Any] = {}
+        self.trust_remote_code = False
         self.results: dict[str, StageResult] = {}
 
     def submit(self, spec: StageSpec) -> Any:

@@ -384,6 +384,14 @@ def test_a_plain_section_rl_is_enough(load):
             "nothing measures 'lm_eval/gsm8k/acc': add `evaluation.lm_eval`",
         ),
         (
+            ["evaluation={prompts: p.jsonl, judge: {served_judge: {name: x, trust_remote_code: true}}}"],
+            "`evaluation.judge.served_judge.trust_remote_code` has no effect without `model.trust_remote_code`",
+        ),
+        (
+            ["evaluation={prompts: p.jsonl, rewards: [{reward_model: {name: x, trust_remote_code: true}}]}"],
+            "`evaluation.rewards.0.reward_model.trust_remote_code` has no effect without `model.trust_remote_code`",
+        ),
+        (
             ["evaluation={prompts: p.jsonl, judge: {served_judge: x, judge_model: m}}"],
             "`judge_model` has no effect with `served_judge`",
         ),

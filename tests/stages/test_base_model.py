@@ -24,6 +24,9 @@ from huggingface_hub import HfApi, constants
 from safetensors.numpy import save_file
 
 from alignment_core.checks.shapes import without_weights
+from alignment_core.composition import steps
+from alignment_core.composition.graph import composing
+from alignment_core.composition.plan import Plan
 from alignment_core.data.addresses import RemoteFile, download
 from alignment_core.errors import DataError, EnvironmentFault, Unavailable, UserError
 from alignment_core.heartbeat import listening
@@ -48,6 +51,16 @@ def model(tmp_path: Path) -> Path:
 
 def test_whole_weights_are_pinned_by_their_digests(model):
     assert sorted(pin_model(ModelConfig(name=str(model))).files) == sorted(path.name for path in model.iterdir())
+
+
+@pytest.mark.parametrize("trusts", [False, True])
+def test_code_of_all_models_is_copied_if_the_recipe_trusts_it(store, model, trusts):
+    """All of them are loaded with their code then, and an `auto_map` names it."""
+    (model / "modeling_own.py").write_text("")
+    with composing(Plan(store, 0, trust_remote_code=trusts)):
+        judge: Any = steps.base_model("evaluation/judge-model", ModelConfig(name=str(model)))
+    assert ("*.py" in base_model._patterns(judge.config.model)) == trusts
+    assert ("modeling_own.py" in judge.config.files) == trusts
 
 
 def test_a_file_is_read_once_for_the_plan_and_the_run_and_again_after_a_change(model, monkeypatch):

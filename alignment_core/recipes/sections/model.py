@@ -86,7 +86,8 @@ class ModelConfig(Config):
     tokenizer's own (TRL's field of this name); it is saved with every checkpoint. Sampling still stops at the tokens of the
     model's generation_config.json, too."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Leave off unless you have read that code."""
+    """Run Python code that comes with the model. Leave off unless you have read that code. The recipe's `model` decides for all
+    models of the recipe."""
 
     @model_validator(mode="before")
     @classmethod
