@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field, ValidationInfo, model_validator
@@ -148,7 +148,7 @@ def _models(section: Any, path: str = "") -> Iterator[tuple[str, ModelConfig]]:
     if isinstance(section, ModelConfig):
         yield path, section
     elif isinstance(section, BaseModel | Mapping | tuple):
-        named = enumerate(section) if isinstance(section, tuple) else dict(section).items()
+        named: Iterable[tuple[Any, Any]] = enumerate(section) if isinstance(section, tuple) else dict(section).items()
         for name, value in named:
             yield from _models(value, f"{path}.{name}" if path else str(name))
 
