@@ -27,6 +27,9 @@ _MEMORY_KEPT = {
     "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824")
 }
 """Keeps up to 1 GiB that a weight update freed for the next one: to get it from the system again takes a third of an update."""
+_FULL_FP32 = {"TRITON_F32_DEFAULT": "ieee"}
+"""Triton multiplies fp32 in TF32 by default, with ten bits of the mantissa, and vLLM has no other attention for fp32. It
+passes its environment on to the workers of tensor parallelism."""
 CHECKPOINTED_PARAMETERS = {"cuda": 1_500_000_000, "cpu": 50_000_000}
 """Models from this size on recompute activations unless the recipe says otherwise: on GPUs all, on CPUs the cheap ones."""
 _BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
@@ -207,7 +210,7 @@ class Device:
         if self.kind == "cuda":
             bundles = ",".join(map(str, place.bundles))
             spread = {"VLLM_RAY_PER_WORKER_GPUS": str(ENGINE_GPU), "VLLM_RAY_BUNDLE_INDICES": bundles}
-            return {**shared, **(spread if len(place.bundles) > 1 else {})}
+            return {**shared, **_FULL_FP32, **(spread if len(place.bundles) > 1 else {})}
         # vLLM would set OMP_NUM_THREADS of its workers itself, and bind the threads of all engines to the same cores.
         on_cpu = {**ON_A_CPU, **_SHORT_SPINS, **_MEMORY_KEPT}
         return {**shared, **self._loopback, **on_cpu, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

@@ -134,6 +134,13 @@ def test_processes_that_compute_at_the_same_time_divide_the_cores(
     assert (numbers["threads"], numbers["engine_threads"]) == (of_trainer, of_engine)
 
 
+def test_engines_on_a_gpu_multiply_in_full_fp32() -> None:
+    """vLLM computes attention in fp32 by Triton's kernels, and Triton multiplies in TF32 unless this variable says otherwise:
+    log-probabilities would differ from the model's by more than the check of an engine's weights allows."""
+    environment = Device("cuda", 1).engine_environment(ResourcesConfig(), Place((0,), 0.45))
+    assert environment["TRITON_F32_DEFAULT"] == "ieee"
+
+
 @pytest.mark.parametrize(
     ("kind", "wanted", "share"),
     [
