@@ -54,6 +54,9 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 _in_use = False
 """Whether a forward pass over trees is running, which needs no mask."""
+_probing = False
+"""Whether it is that of a probe. On a GPU it then computes attention with a mask: a probe is about the model, and
+:func:`~alignment_core.models.flex_trees.works` about the device."""
 Heads = tuple[int, int, int]
 """Of an attention: query heads, key heads, and dimensions per head."""
 _seen: list[Heads | None] | None = None
@@ -214,9 +217,12 @@ def _attend(
         if _in_use:
             raise RuntimeError("the model does not pass the nodes of its prefix trees to its attention")
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
-    if query.device.type != "cpu":
-        return flex_trees.attend(module, query, key, value, nodes, scaling), None
-    return TreeAttention.apply(query, key, value, nodes, scaling).transpose(1, 2).contiguous(), None
+    if query.device.type == "cpu":
+        return TreeAttention.apply(query, key, value, nodes, scaling).transpose(1, 2).contiguous(), None
+    if _probing:
+        visible = flex_trees.visible(nodes, query.device)
+        return sdpa_attention_forward(module, query, key, value, visible, dropout, scaling, **more)
+    return flex_trees.attend(module, query, key, value, nodes, scaling), None
 
 
 def _mask(*arguments: Any, mask_function: Any = causal_mask_function, **options: Any) -> Any:
@@ -233,23 +239,25 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 @contextmanager
-def over_trees() -> Iterator[None]:
+def over_trees(probing: bool = False) -> Iterator[None]:
     """The context of a forward pass with ``nodes``."""
-    global _in_use
-    before = _in_use
+    global _in_use, _probing
+    before = _in_use, _probing
     _in_use = True
+    _probing = probing
     try:
         yield
     finally:
-        _in_use = before
+        _in_use, _probing = before
 
 
 def use_trees(model: Any, head: Head, device: str, dropout: bool) -> bool:
     """Let a ``transformers`` model of this head attend over prefix trees if it supports that; whether it does.
 
     It does if all its layers use plain causal attention, if it then computes the same as for each sequence alone (probed on the
-    model's present device), and if ``device`` supports it. Otherwise the model is unchanged. With ``dropout`` it will train
-    with the dropout of its configuration, which must not be in its attention.
+    model's present device: a GPU takes seconds, a processor without instructions for bf16 an hour for 8B parameters), and if
+    ``device`` supports it. Otherwise the model is unchanged. With ``dropout`` it will train with the dropout of its
+    configuration, which must not be in its attention.
     """
     if model.config._attn_implementation == NAME:
         return True
@@ -380,7 +388,7 @@ def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share_prefi
     else:
         ids, positions = np.concatenate(sequences), np.concatenate([np.arange(len(ids)) for ids in sequences])
         places, more = np.arange(len(ids) - len(sequences[-1]), len(ids)), {}
-    with over_trees() if share_prefixes else nullcontext():
+    with over_trees(probing=True) if share_prefixes else nullcontext():
         output = (model if head == "lm" else model.base_model)(
             input_ids=torch.from_numpy(ids)[None].to(model.device),
             position_ids=torch.from_numpy(positions)[None].to(model.device),

@@ -41,7 +41,7 @@ def attend(
 @functools.lru_cache(maxsize=4)
 def block_mask(nodes: tuple[TreeNode, ...], device: torch.device) -> BlockMask:
     """Visibility of a layout's tokens to each other. Made once for all layers."""
-    seen_until = np.repeat([last for _, _, last in nodes], [end - start for start, end, _ in nodes])
+    seen_until = _seen_until(nodes)
     tokens = len(seen_until)
     starts = np.arange(0, tokens, BLOCK)
     # Rows are blocks of queries, columns blocks of keys. The intervals of a block's tokens overlap, so their union is one
@@ -60,6 +60,18 @@ def block_mask(nodes: tuple[TreeNode, ...], device: torch.device) -> BlockMask:
         mask_mod=sees,
         seq_lengths=(tokens, tokens),
     )
+
+
+def visible(nodes: tuple[TreeNode, ...], device: torch.device) -> Tensor:
+    """Which tokens [N] of a layout see which: a mask [1, 1, N, N] for ``scaled_dot_product_attention``."""
+    until = torch.from_numpy(_seen_until(nodes)).to(device)
+    places = torch.arange(len(until), device=device)
+    return ((places <= places[:, None]) & (places[:, None] < until))[None, None]
+
+
+def _seen_until(nodes: tuple[TreeNode, ...]) -> np.ndarray:
+    """The end of the tokens that see each token. [N]"""
+    return np.repeat([last for _, _, last in nodes], [end - start for start, end, _ in nodes])
 
 
 def _listed(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -296,8 +296,5 @@ def load_frozen(
     model: Model, head: Head, dtype: torch.dtype, device: str, share_prefixes: bool, context: int | None = None
 ) -> PackedModel:
     """The weights of ``model`` on a device, for forward passes only."""
-    return (
-        PackedModel(model.load(head, dtype), head, share_prefixes=share_prefixes, device=device, context=context)
-        .to(device)
-        .eval()
-    )
+    loaded = model.load(head, dtype).to(device)  # before it is probed, which a processor may take an hour for
+    return PackedModel(loaded, head, share_prefixes=share_prefixes, device=device, context=context).eval()

@@ -124,6 +124,8 @@ class Learner:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             lora = fitting(model, training.lora) if source.follows_policy else training.lora
             add_adapters(model, head, lora, source.adapter_seed, train_head=source.head != "lm")
+        if self.zero_stage != 3:  # which gives each device its part of a model that may be too large for one
+            model.to(device.torch_device)
         self.packed = PackedModel(
             model,
             source.head,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from transformers import PreTrainedModel
 
-from alignment_core.models import flex_trees
+from alignment_core.artifacts import Reference
+from alignment_core.models import attention, flex_trees
 from alignment_core.models.attention import TreeAttention
 from alignment_core.models.microbatch import pack
-from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.model_ref import Model
+from alignment_core.models.packed import PackedModel, load_frozen, run_packed
 from alignment_core.models.prefix_tree import Layout, lay_out
 from tests.models.test_attention import model_of, rows_of, trees
 
@@ -40,6 +44,7 @@ def test_the_block_mask_shows_a_token_the_earlier_tokens_of_its_sequences(layout
     for places in map(torch.from_numpy, layout.places):
         seen[places[:, None], places] |= torch.ones(len(places), len(places), dtype=torch.bool).tril()
     assert create_mask(mask.mask_mod, None, None, tokens, tokens, "cpu")[0, 0].equal(seen)
+    assert flex_trees.visible(layout.nodes, CPU)[0, 0].equal(seen)
     wanted = create_block_mask(mask.mask_mod, None, None, tokens, tokens, "cpu", BLOCK_SIZE=flex_trees.BLOCK)
     for counts, columns in [
         ("kv_num_blocks", "kv_indices"),
@@ -96,6 +101,21 @@ def test_a_device_is_probed_with_the_heads_of_the_model(monkeypatch: pytest.Monk
     assert requests == [("cuda", torch.float32, 4, 2, 8), ("cuda", torch.float32, 4, 4, 8)]
 
 
+def test_a_model_is_on_its_device_before_it_is_probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A processor without instructions for bf16 takes most of an hour for the probes of a model with 8B parameters."""
+    events: list[str] = []
+    states = attention._states
+    monkeypatch.setattr(attention, "_probed", {})
+    monkeypatch.setattr(attention, "_states", lambda *of, **more: events.append("forward pass") or states(*of, **more))
+    monkeypatch.setattr(flex_trees, "works", lambda *_: True)
+    monkeypatch.setattr(PreTrainedModel, "to", lambda model, device: events.append(f"to {device}") or model)
+    model_of("llama").save_pretrained(tmp_path)
+    model = Model(tmp_path, Reference("model", "a" * 64))
+    assert load_frozen(model, "lm", torch.bfloat16, "cuda", share_prefixes=True).shares_prefixes
+    assert events[0] == "to cuda"
+    assert set(events[1:]) == {"forward pass"}
+
+
 def test_a_device_with_wrong_results_is_not_used(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,12 +132,13 @@ def test_a_device_with_wrong_results_is_not_used(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that this build of torch can use")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_gives_the_same_on_a_gpu_and_on_a_cpu(dtype: torch.dtype) -> None:
+def test_a_model_gives_the_same_on_a_gpu_and_on_a_cpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(trees(np.random.default_rng(1)))
     model = model_of("llama", head_dim=64).to(dtype)
     gradients = []
     for device in ("cpu", "cuda"):
-        packed = PackedModel(model, "lm", device=device).to(device).train()
+        monkeypatch.setattr(attention, "_probed", {})
+        packed = PackedModel(model.to(device), "lm", device=device).train()
         assert packed.shares_prefixes
         logps = run_packed(packed, pack(rows, device))
         gradients.append([logps, *torch.autograd.grad(logps.sum(), [*model.parameters()])])
