@@ -116,11 +116,12 @@ class Device:
     def _engine_threads(self, resources: ResourcesConfig) -> int:
         return self.threads(resources, self.engines(resources) * resources.tensor_parallel_size)
 
-    def share_cores(self, resources: ResourcesConfig) -> bool:
-        """Whether trainers and engines together have more threads than this machine has cores. At once, their threads would
-        wait for each other at every operation."""
+    def take_turns(self, resources: ResourcesConfig) -> bool:
+        """Whether no engine samples for a stage while the trainers work for another one: on GPUs that they share, of which each
+        may need nearly all memory, and on a CPU if together they have more threads than this machine has cores. At once, their
+        threads would wait for each other at every operation."""
         if self.kind == "cuda":
-            return False
+            return self.engines_give_way(resources)
         trainers, engines = self.trainers(resources), self.engines(resources) * resources.tensor_parallel_size
         return trainers * self.threads(resources, trainers) + engines * self._engine_threads(resources) > self.count
 

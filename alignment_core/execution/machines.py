@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,9 +42,6 @@ class WarmMachines:
         self._trainers = OrderedLock("the trainers")
         self._engines = OrderedLock("the engines")
         self._reserving = OrderedLock("the GPUs")
-        self._gpu_memory = OrderedLock("the GPUs")
-        """Held while trainers work, and while engines start: vLLM measures the free memory of its GPU, which trainers on the
-        same one must not change meanwhile."""
         self._this_thread = _ThreadState()
         self._counting = threading.Lock()
         self._users = 0
@@ -135,7 +132,7 @@ class WarmMachines:
         if self._this_thread.has_actors:
             raise RuntimeError("a stage takes trainers and engines in one call, or two stages may wait for each other")
         with ExitStack() as acquired:
-            if trainers or self.actors.share_cores:  # engines that share the cores sample while no stage trains
+            if trainers or self.actors.take_turns:
                 acquired.enter_context(self._trainers.hold(ticket))
             if engines:
                 acquired.enter_context(self._engines.hold(ticket))
@@ -185,28 +182,26 @@ class WarmMachines:
 
     @contextmanager
     def _serving_trainers(self, ticket: Ticket) -> Iterator[TrainerActors]:
-        with self._gpu_memory.hold(ticket):
-            started = time.monotonic()
-            _print_stage("trainers", ticket)
-            with ticket.starting("the trainers"):
-                group = self.actors.ready_trainers()
-            try:
-                yield TrainerActors(group, self.actors.device)
-                group.drop()
-            except BaseException as error:
-                if not _stays_warm(group, error):
-                    self.actors.end_trainers()
-                raise
-            finally:
-                ticket.used((time.monotonic() - started) * group.devices)
+        started = time.monotonic()
+        _print_stage("trainers", ticket)
+        with ticket.starting("the trainers"):
+            group = self.actors.ready_trainers()
+        try:
+            yield TrainerActors(group, self.actors.device)
+            group.drop()
+        except BaseException as error:
+            if not _stays_warm(group, error):
+                self.actors.end_trainers()
+            raise
+        finally:
+            ticket.used((time.monotonic() - started) * group.devices)
 
     @contextmanager
     def _serving_engines(self, request: EngineRequest, ticket: Ticket) -> Iterator[ActorGroup[Engine]]:
         started = time.monotonic()
         _print_stage("engines", ticket)
-        alone = self._gpu_memory.hold(ticket) if self.actors.device.kind == "cuda" else nullcontext()
         with ticket.starting("the engines, and loads their model"):
-            group = self.actors.ready_engines(request, alone)
+            group = self.actors.ready_engines(request)
         sleep = self.actors.engines_give_way
         try:
             yield group

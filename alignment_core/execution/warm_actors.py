@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -121,9 +121,9 @@ class WarmActors:
         return self.device.engines_give_way(self.resources)
 
     @property
-    def share_cores(self) -> bool:
-        """Whether a stage's engines and another one's trainers slow each other down."""
-        return self.device.share_cores(self.resources)
+    def take_turns(self) -> bool:
+        """Whether a stage's engines and another one's trainers must not work at once."""
+        return self.device.take_turns(self.resources)
 
     def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
         """The hardware of a stage for provenance; with its ``resources`` if it used trainers or engines."""
@@ -146,8 +146,8 @@ class WarmActors:
             self.trainers = self._start_trainers()
         return self.trainers
 
-    def ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
-        """Engines that can serve the request; those that start, start in the context ``alone``, with the policy."""
+    def ready_engines(self, request: EngineRequest) -> ActorGroup[Engine]:
+        """Engines that can serve the request; those that start, start with the policy."""
         shape = shape_of(request, self.device)
         if self._engines_shape and not self._engines_serve(shape):
             self.end_engines()
@@ -156,8 +156,7 @@ class WarmActors:
         if self._engines_shape is None:
             arguments = {"request": request, "resources": self.resources, "device": self.device}
             try:
-                with alone:
-                    self.engines.make(ENGINE, [arguments] * self.engines.size)
+                self.engines.make(ENGINE, [arguments] * self.engines.size)
             except BaseException:
                 self.end_engines()
                 raise

@@ -142,20 +142,21 @@ def test_engines_on_a_gpu_multiply_in_full_fp32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "wanted", "share"),
+    ("kind", "wanted", "turns"),
     [
         ("cpu", {}, True),
         ("cpu", {"threads": 4}, False),
         ("cpu", {"threads": 5}, True),
         ("cpu", {"trainers": 2, "engines": 2, "threads": 2}, False),
         ("cpu", {"trainers": 2, "tensor_parallel_size": 4, "threads": 2}, True),
-        ("cuda", {}, False),
+        ("cuda", {}, True),
+        ("cuda", {"placement": "disaggregated"}, False),
     ],
 )
-def test_trainers_and_engines_share_the_cores_if_they_have_more_threads(
-    kind: Literal["cpu", "cuda"], wanted: dict[str, int], share: bool
+def test_trainers_and_engines_take_turns_if_they_share_gpus_or_have_more_threads_than_cores(
+    kind: Literal["cpu", "cuda"], wanted: dict[str, Any], turns: bool
 ) -> None:
-    assert Device(kind, 8).share_cores(ResourcesConfig(**wanted)) is share
+    assert Device(kind, 8).take_turns(ResourcesConfig(**wanted)) is turns
 
 
 def test_too_few_gpus_are_an_error_that_names_the_fields_to_lower() -> None:

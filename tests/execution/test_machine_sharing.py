@@ -6,7 +6,7 @@ import contextlib
 import platform
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -119,7 +119,7 @@ def test_engines_that_share_gpus_sleep_after_every_stage(
 def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs_trainers(
     run: WarmMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Engines start while the trainers keep still, which a stage must not prevent that itself waits for the machine."""
+    """Engines start while no stage trains, which a stage must not prevent that itself waits for the machine."""
     trainers_wait, other_waits, other_may_end = threading.Event(), threading.Event(), threading.Event()
 
     def other_run() -> None:
@@ -169,13 +169,21 @@ def test_device_seconds_count_from_having_the_machine_times_the_devices(run: War
     assert used[1] < 0.5 * 2, "waiting for another run is no use of a device"
 
 
-@pytest.mark.parametrize("threads", [None, 1])
-def test_a_stage_samples_beside_anothers_training_only_with_cores_of_its_own(
-    run: WarmMachines, tmp_path: Path, threads: int | None
+@pytest.mark.parametrize(
+    ("kind", "wanted", "beside"),
+    [
+        ("cpu", {}, False),
+        ("cpu", {"threads": 1}, True),
+        ("cuda", {}, False),
+        ("cuda", {"placement": "disaggregated"}, True),
+    ],
+)
+def test_a_stage_samples_beside_anothers_training_only_with_cores_or_gpus_of_its_own(
+    run: WarmMachines, tmp_path: Path, kind: Literal["cpu", "cuda"], wanted: dict[str, Any], beside: bool
 ) -> None:
-    """One trainer and one engine, on two cores."""
-    run.actors.resources = ResourcesConfig(trainers=1, engines=1, threads=threads)
-    run.actors._device = Device("cpu", 2)
+    """One trainer and one engine, on two cores or GPUs."""
+    run.actors.resources = ResourcesConfig(trainers=1, engines=1, **wanted)
+    run.actors._device = Device(kind, 2)
     samples, reasons = threading.Event(), list[str | None]()
 
     def sample() -> None:
@@ -185,10 +193,10 @@ def test_a_stage_samples_beside_anothers_training_only_with_cores_of_its_own(
     engines = threading.Thread(target=sample, daemon=True)
     with run.trainers(Ticket(label="sft")):
         engines.start()
-        assert samples.wait(SECONDS if threads else 0.5) is bool(threads)
+        assert samples.wait(SECONDS if beside else 0.5) is beside
     engines.join(SECONDS)
     assert samples.is_set()
-    assert reasons == ([] if threads else ["the trainers, in use by sft", None])
+    assert reasons == ([] if beside else ["the trainers, in use by sft", None])
 
 
 def _take_trainers(run: WarmMachines, ticket: Ticket) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -97,5 +96,5 @@ def test_engines_start_again_for_a_policy_that_is_trained_in_another_type(
     monkeypatch.setattr(actors, "_engine_actors", lambda: group)
     model = Model(write(tmp_path, {"dtype": "bfloat16"}), POLICY)
     for dtype in (None, "float32", None, None):
-        actors.ready_engines(EngineRequest(model, 64, dtype), nullcontext())
+        actors.ready_engines(EngineRequest(model, 64, dtype))
     assert [request.dtype_on(CPU) for request in group.requests] == started

@@ -47,8 +47,8 @@ class ResourcesConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA if there is a GPU."""
     placement: Literal["colocated", "disaggregated"] = "colocated"
-    """Trainers and engines share the GPUs (`colocated`), or have GPUs of their own (`disaggregated`). On a CPU they
-    share the cores either way."""
+    """Trainers and engines share the GPUs and take turns (`colocated`), or have GPUs of their own (`disaggregated`). On a CPU
+    they share the cores either way."""
     trainers: int | None = Field(None, ge=1)
     """Number of data-parallel trainer ranks. Default: one per GPU or, if disaggregated, per GPU that the engines leave;
     on a CPU, one, which has all cores."""
