@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,14 +29,26 @@ logger = logging.getLogger(__name__)
 
 BLOCK = 128
 """Tokens of a block, FlexAttention's own choice."""
+COMPILATIONS = 64
+"""In one process. Each type, number of heads and head size has its own, with and without gradients; beyond torch's limit of 8
+it would compute without compiling, with the scores of all tokens by all tokens in memory."""
 
 
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[TreeNode, ...], scale: float | None
 ) -> Tensor:
     """Query [1, H, N, D], key and value [1, G, N, D] of a layout's nodes → [1, N, H, D]; G divides H."""
-    output: Tensor = flex_attention_forward(module, query, key, value, block_mask(nodes, query.device), scale)[0]
+    with _compilations():
+        output: Tensor = flex_attention_forward(module, query, key, value, block_mask(nodes, query.device), scale)[0]
     return output
+
+
+@functools.cache
+def _compilations() -> AbstractContextManager[None]:
+    """A context, not a setting made once: settings of torch's compiler count in their own thread, and checkpointed layers run
+    again in one of the backward pass."""
+    context: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=COMPILATIONS)
+    return context
 
 
 @functools.lru_cache(maxsize=4)

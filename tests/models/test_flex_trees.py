@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from transformers import PreTrainedModel
+from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from alignment_core.artifacts import Reference
 from alignment_core.models import attention, flex_trees
@@ -65,6 +66,23 @@ def test_output_is_that_of_a_cpu() -> None:
     query, key, value = (torch.randn(1, heads, len(layout.ids), 16) for heads in (4, 2, 2))
     output = flex_trees.attend(torch.nn.Identity(), query, key, value, layout.nodes, 0.3).transpose(1, 2)
     torch.testing.assert_close(output, TreeAttention.apply(query, key, value, layout.nodes, 0.3))
+
+
+@torch.no_grad()
+def test_attention_stays_compiled_for_the_heads_of_many_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps eight compilations by default, and computes without compiling from the ninth on."""
+    compiled = torch.compile(flex_attention, backend="eager")  # traced, without kernels
+    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda _: compiled)
+    layout = lay_out([np.concatenate([np.zeros(200, int), tree]) for tree in trees(np.random.default_rng(0))])
+    torch.compiler.reset()
+    try:
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            for heads in range(1, 12):
+                query, key, value = torch.randn(3, 1, heads, len(layout.ids), 16)
+                output = flex_trees.attend(torch.nn.Identity(), query, key, value, layout.nodes, 0.3).transpose(1, 2)
+                torch.testing.assert_close(output, TreeAttention.apply(query, key, value, layout.nodes, 0.3))
+    finally:
+        torch.compiler.reset()
 
 
 def test_a_device_without_flex_attention_keeps_the_attention_of_transformers(
