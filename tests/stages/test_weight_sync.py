@@ -1,0 +1,56 @@
+"""What trainers and engines do when the engines get new weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.stages.rl.weights import WeightSync
+from alignment_core.training.policy_trainer import PolicyTrainer
+
+LORA = {"r": 4, "lora_alpha": 8}
+
+
+class Group:
+    """Actors that record their calls: only the order matters, and the memory is that of a GPU."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def all(self, method: Any, *_: Any) -> list[Any]:
+        if method is PolicyTrainer.empty_cache:
+            method(self)
+        else:
+            self.calls.append(method.__name__)
+        return [[]]
+
+    def relay(self, _calls: Any, _to: Any, receive: Any) -> None:
+        self.calls.append(receive.__name__)
+
+
+@pytest.mark.parametrize(
+    ("step", "rank", "calls"),
+    [
+        (0, None, ["load"]),
+        (3, None, ["buckets", "begin_update", "load_bucket", "end_update"]),
+        (3, 16, ["load", "load_adapter", "use_adapter"]),
+    ],
+)
+def test_trainers_release_the_memory_of_an_update_before_engines_wake_up(
+    step: int, rank: Any, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("empty_cache"))
+    section = RlConfig.model_validate(
+        {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "training": {"lora": LORA}}
+    )
+    context: Any = SimpleNamespace(inputs={"policy": Path("policy")}, resources=ResourcesConfig(max_lora_rank=rank))
+    group: Any = Group(seen)
+    WeightSync(context, section, group, group, "policy").send(step)
+    assert seen == ["empty_cache", *calls]
