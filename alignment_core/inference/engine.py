@@ -90,7 +90,7 @@ class Engine:
             **device.engine_options(resources, cache_mib),
             **adapter_options(resources.max_lora_rank),
         )
-        self.llm = started(make, folder, self._dtype, max_model_len, resources)
+        self.llm = started(make, folder, self._dtype, max_model_len, resources, device.kind)
         if resources.max_lora_rank and device.kind == "cpu" and any(self.llm.collective_rpc("adapts_experts")):
             raise UserError(
                 "resources.max_lora_rank: on a CPU vLLM cannot add adapters to a mixture of experts; leave it out, so "

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from alignment_core.machine_memory import machine_memory
+from alignment_core.memory import out_of_memory
 from alignment_core.models.saving import dtype_of
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
@@ -32,6 +33,10 @@ TOO_LARGE = re.compile(r"is less than requested memory for kv")
 """vLLM's message (``determine_available_memory`` of its worker for CPUs)."""
 TOO_SMALL = re.compile(r"KV cache is needed, which is larger than the available")
 """vLLM's message (``_check_enough_kv_cache_memory``)."""
+NO_CACHE = "No available memory for the cache blocks"
+"""vLLM's message (``_check_enough_kv_cache_memory``)."""
+NOT_FREE = re.compile(r"Free memory on device .* on startup is less than")
+"""vLLM's message (``request_memory``)."""
 
 
 def bytes_per_token(shape: dict[str, Any], number_bytes: int | None = None, shards: int = 1) -> int | None:
@@ -140,6 +145,34 @@ def too_large(error: BaseException) -> str | None:
         "the engines' key-value caches do not fit into the memory that is free: set a smaller resources.kv_cache_mib, lower "
         f"resources.engines, or end other processes; vLLM: {words}"
     )
+
+
+def no_room_on_gpu(error: BaseException, tokens: int, resources: ResourcesConfig) -> str | None:
+    """One sentence for an engine that did not start because a GPU has too little memory for its model, its cache or a sequence
+    of ``tokens`` in it; None for others."""
+    words = " ".join(str(error).split())
+    part = f"resources.gpu_memory_utilization (it is {resources.gpu_memory_utilization:g})"
+    gpus = f"resources.tensor_parallel_size (it is {resources.tensor_parallel_size})"
+    if NO_CACHE in words:
+        sentence = f"the model leaves an engine no memory for its key-value cache: raise {part} or {gpus}"
+    elif TOO_SMALL.search(words):
+        sentence = (
+            f"an engine's key-value cache cannot hold a sequence of {tokens:,} tokens (the longest prompt and "
+            f"generation.max_completion_length): raise {part} or {gpus}, or lower generation.max_completion_length or "
+            "prompts.max_prompt_length"
+        )
+    elif NOT_FREE.search(words):
+        sentence = (
+            f"less memory of a GPU is free than {part} asks for: end other processes on it, or lower the field, if need be "
+            f"with a greater {gpus}"
+        )
+    elif out_of_memory(error):
+        sentence = (
+            f"the model does not fit into the memory that is free on a GPU: raise {gpus}, or end other processes on it"
+        )
+    else:
+        return None
+    return f"{sentence}; vLLM: {words}"
 
 
 def raise_it(needed: int | None, resources: ResourcesConfig) -> str:

@@ -23,13 +23,20 @@ def adapter_options(most: int | None) -> dict[str, Any]:
     return {} if most is None else {"enable_lora": True, "max_loras": 1, "max_lora_rank": most}
 
 
-def started(make: Callable[..., Any], folder: Path, dtype: str, tokens: int, resources: ResourcesConfig) -> Any:
-    """An engine that computes in ``dtype``, with ``resources.engine_options``. Raises UserError if vLLM does not accept them,
-    or if its cache is too small for a sequence of ``tokens``; EnvironmentFault if the memory is too small for its cache."""
+def started(
+    make: Callable[..., Any], folder: Path, dtype: str, tokens: int, resources: ResourcesConfig, device: str
+) -> Any:
+    """An engine on a ``cpu`` or ``cuda`` device that computes in ``dtype``, with ``resources.engine_options``. Raises UserError
+    if vLLM does not accept them, or if its cache on a CPU is too small for a sequence of ``tokens``; EnvironmentFault if the
+    memory is too small for its cache, or on a GPU for such a sequence or the model."""
     options = resources.engine_options
     try:
         return make(**resolved(options, "resources.engine_options"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
+        if device == "cuda" and (sentence := kv_cache.no_room_on_gpu(error, tokens, resources)):
+            raise EnvironmentFault(sentence) from None
+        if isinstance(error, RuntimeError):
+            raise
         if sentence := kv_cache.too_large(error):
             raise EnvironmentFault(sentence) from None
         shape = {**json.loads((folder / "config.json").read_text()), "dtype": dtype}

@@ -272,10 +272,12 @@ class PolicyTrainer:
         zero, one = self.critic_units
         return (output_K.float() - zero) / one
 
+    def empty_cache(self) -> None:
+        """Release the memory that the update used: engines on the same GPUs need it when they wake up."""
+        torch.cuda.empty_cache()  # without CUDA this does nothing
+
     def buckets(self) -> list[BucketSpec]:
         """The buckets in which the policy's weights travel to the engines."""
-        if self.device.kind == "cuda":
-            torch.cuda.empty_cache()  # engines on the same GPUs wake up and need the memory that the update used
         return weight_transfer.plan(self.policy.packed.model)
 
     def bucket(self, spec: BucketSpec, merge: bool = True) -> Bucket:

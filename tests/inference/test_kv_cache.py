@@ -88,7 +88,7 @@ def test_an_engine_whose_cache_exceeds_the_free_memory_names_the_setting(tmp_pat
         raise ValueError(message)
 
     with pytest.raises(EnvironmentFault, match=r"set a smaller resources\.kv_cache_mib, .* Available memory on node 0"):
-        started(make, tmp_path, "float32", 8192, ResourcesConfig())
+        started(make, tmp_path, "float32", 8192, ResourcesConfig(), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,57 @@ def test_an_engine_whose_cache_is_too_small_names_the_setting(tmp_path: Any, opt
         raise ValueError(VLLM)
 
     with pytest.raises(UserError) as caught:
-        started(make, tmp_path, "float32", 8192, ResourcesConfig(engine_options=options, kv_cache_mib=256))
+        started(make, tmp_path, "float32", 8192, ResourcesConfig(engine_options=options, kv_cache_mib=256), "cpu")
     first = str(caught.value)
     assert first.startswith("the engines' key-value cache cannot hold a sequence of 8,192 tokens")
     assert "raise resources.kv_cache_mib to 362 or more (it is 256;" in first
     assert "the estimated maximum model length is 5792" in first
+
+
+NO_CACHE = (
+    "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine (this flag "
+    "also controls CPU memory reservation on the CPU backend, despite its name). See …"
+)
+NOT_FREE = (
+    "Free memory on device cuda:0 (20.1/79.1 GiB) on startup is less than desired GPU memory utilization (0.4, 31.64 GiB). "
+    "Decrease GPU memory utilization or reduce GPU memory used by other processes."
+)
+"""Further errors of version 0.32 on a GPU."""
+PART, GPUS = "resources.gpu_memory_utilization (it is 0.4)", "resources.tensor_parallel_size (it is 2)"
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8192}])
+@pytest.mark.parametrize(
+    ("error", "start", "advice"),
+    [
+        (ValueError(NO_CACHE), "the model leaves an engine no memory", f"raise {PART} or {GPUS}"),
+        (
+            ValueError(VLLM),
+            "an engine's key-value cache cannot hold a sequence of 8,192",
+            f"raise {PART} or {GPUS}, or lower",
+        ),
+        (
+            ValueError(NOT_FREE),
+            f"less memory of a GPU is free than {PART}",
+            f"lower the field, if need be with a greater {GPUS}",
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "the model does not fit", f"raise {GPUS}"),
+    ],
+)
+def test_an_engine_that_does_not_fit_on_a_gpu_names_the_settings_that_apply_there(
+    error: Exception, start: str, advice: str, options: dict[str, Any], tmp_path: Any
+) -> None:
+    def make(**_: Any) -> None:
+        raise error
+
+    resources = ResourcesConfig(engine_options=options, tensor_parallel_size=2)
+    with pytest.raises(EnvironmentFault) as caught:
+        started(make, tmp_path, "float32", 8192, resources, "cuda")
+    sentence = str(caught.value)
+    assert sentence.startswith(start)
+    assert advice in sentence
+    assert sentence.endswith(f"vLLM: {error}")
+    assert "kv_cache_mib" not in sentence
 
 
 def test_other_refusals_of_vllm_are_raised_unchanged(tmp_path: Any) -> None:
@@ -162,9 +208,9 @@ def test_other_refusals_of_vllm_are_raised_unchanged(tmp_path: Any) -> None:
         raise ValueError("no such option")
 
     with pytest.raises(ValueError, match=r"^no such option$"):
-        started(make, tmp_path, "float32", 64, ResourcesConfig())
+        started(make, tmp_path, "float32", 64, ResourcesConfig(), "cuda")
     with pytest.raises(UserError, match=r"resources\.engine_options: vLLM does not accept swap_space: no such option"):
-        started(make, tmp_path, "float32", 64, ResourcesConfig(engine_options={"swap_space": 4}))
+        started(make, tmp_path, "float32", 64, ResourcesConfig(engine_options={"swap_space": 4}), "cuda")
 
 
 def test_the_advice_names_the_limit_of_the_default() -> None:

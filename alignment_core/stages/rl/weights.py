@@ -36,6 +36,7 @@ class WeightSync:
 
     def send(self, step: int) -> None:
         """Give the engines the weights after so many steps."""
+        self.ranks.all(PolicyTrainer.empty_cache)
         # An adapter lies on the initial weights, also after a resume; warm engines may hold those of another stage.
         if step == 0 or (self.sends_adapter and not self.engines_have_start):
             self._send_start()
