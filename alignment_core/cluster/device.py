@@ -113,6 +113,13 @@ class Device:
         """CPU threads of each of so many processes, which compute at the same time."""
         return resources.threads or (max(1, self.count // processes) if self.kind == "cpu" else 1)
 
+    def trainer_threads(self, resources: ResourcesConfig, world: int, on_machine: int) -> int:
+        """CPU threads of each of ``world`` trainer ranks, ``on_machine`` of which are on this machine. An offloaded optimiser
+        steps with all cores that it has; otherwise the GPUs compute."""
+        if self.kind == "cuda" and resources.offload_optimizer and not resources.threads:
+            return max(1, physical_cores() // on_machine)
+        return self.threads(resources, world)
+
     def _engine_threads(self, resources: ResourcesConfig) -> int:
         return self.threads(resources, self.engines(resources) * resources.tensor_parallel_size)
 
@@ -158,7 +165,7 @@ class Device:
             "trainers": trainers,
             "engines": self.engines(resources),
             "tensor_parallel_size": resources.tensor_parallel_size,
-            "threads": self.threads(resources, trainers),
+            "threads": self.trainer_threads(resources, trainers, trainers),
             "engine_threads": self._engine_threads(resources),
             "attention": resources.attention,
             "zero_stage": zero_stage(resources, trainers),
@@ -189,7 +196,7 @@ class Device:
 
     def trainer_environment(self, resources: ResourcesConfig, processes: int) -> dict[str, str]:
         """Environment variables of each of so many processes that train, or score."""
-        threads = str(self.threads(resources, processes))
+        threads = str(self.trainer_threads(resources, processes, processes))
         shared = {**QUIET, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cuda":
             return shared

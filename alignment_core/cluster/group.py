@@ -63,6 +63,8 @@ class ActorGroup(Generic[T]):
         self.devices = sum(max(1, len(place.bundles)) for place in places)
         self.elsewhere: tuple[int, ...] = ()
         """The rank of the first actor on each other node that has some; known after the ``rendezvous``."""
+        self.on_machine: tuple[int, ...] = (self.size,) * self.size
+        """Number of actors on the node of each rank; known after the ``rendezvous``."""
         self._failed = False
 
     def prepare(self, function: str) -> None:
@@ -103,6 +105,7 @@ class ActorGroup(Generic[T]):
             nodes = self._wait([actor.node.remote() for actor in self.actors], "placement")
             here = self.ray.get_runtime_context().get_node_id()
             self.elsewhere = tuple(nodes.index(node) for node in dict.fromkeys(nodes) if node != here)
+            self.on_machine = tuple(nodes.count(node) for node in nodes)
         if not self.elsewhere:
             return f"file://{directory / uuid.uuid4().hex}"
         return self._wait([self.actors[0].free_address.remote()], "rendezvous")[0]

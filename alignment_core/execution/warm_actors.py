@@ -203,7 +203,8 @@ class WarmActors:
         with _killed_on_failure(group):
             rendezvous = group.rendezvous(self.temporary)
             shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
-            group.run(join, [{"rank": rank, **shared} for rank in range(world)])
+            of_ranks = [{"rank": rank, "on_machine": count} for rank, count in enumerate(group.on_machine)]
+            group.run(join, [{**of_rank, **shared} for of_rank in of_ranks])
         return group
 
     def _engine_actors(self) -> ActorGroup[Engine]:

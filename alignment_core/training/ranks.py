@@ -46,8 +46,11 @@ def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -
     return group
 
 
-def join(rank: int, world: int, rendezvous: str, resources: ResourcesConfig, device: Device) -> None:
-    """Make this process one of ``world`` ranks of a process group, for as long as it lives."""
+def join(
+    rank: int, world: int, rendezvous: str, resources: ResourcesConfig, device: Device, on_machine: int | None = None
+) -> None:
+    """Make this process one of ``world`` ranks of a process group, for as long as it lives. ``on_machine``, by default all, are
+    on this machine."""
     # There is no launcher that sets these. Without LOCAL_SIZE, DeepSpeed's CPU accelerator would count NUMA nodes.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(device.local_rank(rank)))
     os.environ.update(LOCAL_SIZE=str(world))
@@ -56,7 +59,7 @@ def join(rank: int, world: int, rendezvous: str, resources: ResourcesConfig, dev
         import torch
         import transformers
         from transformers import AutoModelForCausalLM  # noqa: F401 (transformers would import it while the first stage waits)
-    torch.set_num_threads(device.threads(resources, world))
+    torch.set_num_threads(device.trainer_threads(resources, world, on_machine or world))
     if (
         device.kind == "cpu"
     ):  # several threads would add up the gradients of a place that is read several times in any order

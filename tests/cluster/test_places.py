@@ -121,17 +121,33 @@ def test_unrequested_gpus_are_distributed(wanted: dict[str, int], trainers: int,
         ("cpu", {"trainers": 16}, 16, 1, 1),
         ("cpu", {"trainers": 2, "threads": 3}, 2, 3, 3),
         ("cuda", {}, 8, 1, 1),
+        ("cuda", {"offload_optimizer": True}, 8, 4, 1),
+        ("cuda", {"offload_optimizer": True, "trainers": 3, "engines": 1}, 3, 10, 1),
+        ("cuda", {"offload_optimizer": True, "threads": 3}, 8, 3, 3),
     ],
 )
 def test_processes_that_compute_at_the_same_time_divide_the_cores(
-    kind: Literal["cpu", "cuda"], wanted: dict[str, int], trainers: int, of_trainer: int, of_engine: int
+    kind: Literal["cpu", "cuda"],
+    wanted: dict[str, Any],
+    trainers: int,
+    of_trainer: int,
+    of_engine: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A machine with 8 cores, or with 8 GPUs and 32 cores."""
+    monkeypatch.setattr(devices, "physical_cores", lambda: 32)
     device, resources = Device(kind, 8), ResourcesConfig(**wanted)
     assert device.trainers(resources) == trainers
     assert device.trainer_environment(resources, trainers)["OMP_NUM_THREADS"] == str(of_trainer)
     assert device.engine_environment(resources, Place())["OMP_NUM_THREADS"] == str(of_engine)
     numbers = device.rounding(resources.on(kind))
     assert (numbers["threads"], numbers["engine_threads"]) == (of_trainer, of_engine)
+
+
+def test_ranks_on_several_machines_divide_the_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "physical_cores", lambda: 32)
+    assert Device("cuda", 16).trainer_threads(ResourcesConfig(offload_optimizer=True), world=16, on_machine=8) == 4
+    assert Device("cpu", 8).trainer_threads(ResourcesConfig(trainers=4), world=4, on_machine=2) == 2
 
 
 def test_engines_on_a_gpu_multiply_in_full_fp32() -> None:

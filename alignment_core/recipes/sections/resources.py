@@ -67,8 +67,9 @@ class ResourcesConfig(Config):
     tensor_parallel_size: int = Field(1, ge=1)
     """Number of GPUs per engine; on a CPU, of worker processes."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads per trainer rank and engine. Default: 1 with GPUs; on a CPU the number of usable cores, divided by
-    that of the trainers, or of the engines."""
+    """CPU threads per trainer rank and engine. Default: 1 with GPUs, but for a trainer with `offload_optimizer` the number of
+    usable cores, divided by that of the ranks on its machine; on a CPU the number of usable cores, divided by that of the
+    trainers, or of the engines."""
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed ZeRO stage. Default: 0 for one trainer, and 2 for several."""
     offload_optimizer: bool = False
