@@ -9,9 +9,11 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 Recomputed = Literal["all", "selective"]
 """``all``: everything within a layer; ``selective``: what is neither a matrix product nor attention, such as norms, rotary
-positions and activation functions, which take half of the memory and a few percent of the time."""
+positions and activation functions, which take half of the memory and a few percent of the time, and on a GPU FlexAttention."""
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"}
 _ATTENTION = ("aten::_scaled_dot_product", "alignment::tree_attention")
+"""The policy does not see FlexAttention, which is a compiled region. With ``torch._inductor.config``'s
+``wrap_inductor_compiled_regions`` it would, and would keep queries, keys and values beside the output."""
 
 
 def recompute(model: Any, what: Recomputed) -> None:

@@ -77,11 +77,11 @@ class ResourcesConfig(Config):
     default)."""
     gradient_checkpointing: bool | Literal["selective"] | None = None
     """Recompute activations in the backward pass, for about a third more time; `selective`: only those that are neither matrix
-    products nor attention, which take half of the memory, for about 3 % more time. Default: true on a GPU, for models of at
-    least 1.5B parameters, and `selective` on a CPU, for those of at least 50M. Stored activations need about 34 bytes × hidden
-    size × layers for each token (Korthikanti et al. 2022, Reducing Activation Recomputation): 12 GB for 8,192 tokens of a model
-    of 1.5B, 28 GB of 7B. Also set it for rows longer than `max_tokens_per_microbatch`, each of which is a micro-batch of its
-    own."""
+    products nor attention, which take half of the memory, for about 3 % more time. On a GPU it recomputes FlexAttention
+    (`attention: auto`), too, which takes longer. Default: true on a GPU, for models of at least 1.5B parameters, and
+    `selective` on a CPU, for those of at least 50M. Stored activations need about 34 bytes × hidden size × layers for each
+    token (Korthikanti et al. 2022, Reducing Activation Recomputation): 12 GB for 8,192 tokens of a model of 1.5B, 28 GB of 7B.
+    Also set it for rows longer than `max_tokens_per_microbatch`, each of which is a micro-batch of its own."""
     max_tokens_per_microbatch: int | None = Field(None, ge=16)
     """Token budget of a packed micro-batch. Default: 2,048 on a CPU, where more is not faster; 8,192 on a GPU, half of
     OpenRLHF 0.11's 16,192, which is for 80 GB. A stage that runs out of memory restarts with half of it."""
