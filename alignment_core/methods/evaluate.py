@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import StringConstraints, model_validator
@@ -9,7 +10,7 @@ from pydantic import StringConstraints, model_validator
 from alignment_core.composition import steps
 from alignment_core.composition.branches import independent
 from alignment_core.composition.evaluations import Evaluations
-from alignment_core.composition.graph import artifact, current
+from alignment_core.composition.graph import BranchFailed, artifact, current
 from alignment_core.composition.results import Outputs
 from alignment_core.init import sections
 from alignment_core.init.base import Profile
@@ -49,11 +50,13 @@ def compose(recipe: EvaluateRecipe) -> Outputs:
     base = steps.base_model("model", recipe.model)
     with independent():
         models = {name: steps.base_model(name, model) for name, model in recipe.models.items()}
+    base_model = artifact(base)
     for name, model in models.items():
-        base_model, other_model = artifact(base), artifact(model)
-        if base_model and other_model:
-            cure = "evaluate it in a recipe of its own"
-            check_same_tokenizer(current().store, base_model, other_model, f"models.{name}", cure)
+        with suppress(BranchFailed):  # it is left out below
+            other_model = artifact(model)
+            if base_model and other_model:
+                cure = "evaluate it in a recipe of its own"
+                check_same_tokenizer(current().store, base_model, other_model, f"models.{name}", cure)
     evaluations = Evaluations(recipe, base, None)
     evaluations.add(BASELINE, base)
     with independent():
