@@ -65,10 +65,11 @@ def test_texts_that_the_template_adds_tell_prompts_apart(built: Build, jsonl: Wr
     assert (data.train.num_rows, data.test.num_rows, data.statistics["dropped"]) == (32, 8, {})
     joined = [{"prompt": f"Rate it:\n\nnews {n}", "completion": "good"} for n in range(40)]
     assert data.prompts == built(jsonl(joined), "demonstrations", test_rows=8).prompts, "as the model reads them"
-    sources = [{"path": str(jsonl(rows(0)))}, {"path": str(jsonl(rows(40), "test.jsonl")), "held_out": True}]
+    held_out = {"path": str(jsonl(rows(40), "test.jsonl")), "held_out": True}
+    sources = [{"path": str(jsonl(rows(0)))}, held_out]
     data = built({"sources": sources}, "demonstrations", prompt_template=INPUT)
     assert (data.train.num_rows, data.test.num_rows, data.statistics["dropped"]) == (40, 40, {})
-    sources[1]["path"] = str(jsonl(rows(30), "test.jsonl"))
+    held_out["path"] = str(jsonl(rows(30), "test.jsonl"))
     data = built({"sources": sources}, "demonstrations", prompt_template=INPUT)
     assert data.statistics["dropped"] == {"prompt_of_test": 10}, "the inputs of 30 to 39"
 

@@ -25,7 +25,8 @@ class Group:
 
     def all(self, method: Any, *_: Any) -> list[Any]:
         if method is PolicyTrainer.empty_cache:
-            method(self)
+            trainer: Any = self
+            method(trainer)
         else:
             self.calls.append(method.__name__)
         return [[]]
