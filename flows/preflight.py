@@ -114,7 +114,8 @@ def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
 def _prewarm(planned: Plan, resources: ResourcesConfig) -> tuple[str, ...]:
     """The groups of actors that stages may use, in the order of their first use: they share the cores while they start.
 
-    On GPUs and clusters trainers start first in any case; there a stage that samples does not wait for them.
+    On GPUs and clusters trainers start first in any case; there a stage that samples with GPUs of its own does not wait for
+    them.
     """
     groups = [] if _on_this_cpu(resources) else ["trainers"]
     for stage in planned.stages:

@@ -158,14 +158,15 @@ class Device:
             )
         return needed
 
-    def rounding(self, resources: ResourcesConfig) -> dict[str, Any]:
-        """The settings of placement that affect rounding in a stage, as provenance records them."""
+    def rounding(self, resources: ResourcesConfig, on_machine: int | None = None) -> dict[str, Any]:
+        """The settings of placement that affect rounding in a stage, as provenance records them. ``on_machine`` trainers, by
+        default all, are on one machine."""
         trainers = self.trainers(resources)
         return {
             "trainers": trainers,
             "engines": self.engines(resources),
             "tensor_parallel_size": resources.tensor_parallel_size,
-            "threads": self.trainer_threads(resources, trainers, trainers),
+            "threads": self.trainer_threads(resources, trainers, on_machine or trainers),
             "engine_threads": self._engine_threads(resources),
             "attention": resources.attention,
             "zero_stage": zero_stage(resources, trainers),

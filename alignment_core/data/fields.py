@@ -101,8 +101,9 @@ class Fields:
         return without_weights(self._messages(self._needed(role), self.name(role)), self.name(role))
 
     def conversations(self) -> Messages | None:
-        """ShareGPT's column ``conversations``, where the row has it and no column of messages is named."""
-        return self.messages("messages") if self.name("messages") == "conversations" else None
+        """The messages of a column that the recipe names, or else of ShareGPT's column ``conversations``; None without one."""
+        named = "messages" in self._mapped or self.name("messages") == "conversations"
+        return self.messages("messages") if named else None
 
     def text_or_messages(self, role: str) -> str | Messages:
         value, name = self._needed(role), self.name(role)

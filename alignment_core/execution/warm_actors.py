@@ -131,7 +131,8 @@ class WarmActors:
         hardware |= {"device": self.device.kind, "devices": self.device.count}
         if self.device.kind == "cuda":
             hardware["gpu"] = ", ".join(ray_cluster.gpu_models(self.ray))
-        return hardware | (self.device.rounding(resources) if resources else {})
+        on_machine = self.trainers.on_machine[0] if self.trainers else None
+        return hardware | (self.device.rounding(resources, on_machine) if resources else {})
 
     def reserve(self, waits: Callable[[str | None], None]) -> None:
         """Get this run's GPUs from Ray, if it has none yet. ``waits`` is that of a ticket."""

@@ -30,7 +30,8 @@ Row = dict[str, Any]
 
 
 def completions_of(store: Store, rollouts: Reference, trust_remote_code: bool = False) -> list[Row]:
-    """Completions whose text keeps special tokens, such as the marker of a call: preference rows are made of it.
+    """Completions whose text keeps special tokens, such as the marker of a call: preference rows are made of it. Of a prompt
+    that was cut (``prompt_cut``) only the text behind the chat template is known, which nights would put into it once more.
 
     Raises NotFound if the policy that sampled them is not in the store; of it the tokenizer alone is read.
     """
@@ -51,15 +52,9 @@ def completions_of(store: Store, rollouts: Reference, trust_remote_code: bool = 
                 (scratch / entry.path).parent.mkdir(parents=True, exist_ok=True)
                 store.blobs.get(policy.short, entry, scratch / entry.path)
         tokenizer = Model(scratch, policy, trust_remote_code).tokenizer()
-        turn_end = Renderer(tokenizer, chat_template_of(folder), eos_token_ids(scratch)).turn_end
-        return with_special_tokens(rows, CompletionText(tokenizer, turn_end, skip_special_tokens=False))
-
-
-def cut_prompts(rollouts: Sequence[Row]) -> set[int]:
-    """Numbers of the prompts that were cut to fit: only their text behind the chat template is known, which training on rows
-    would put into the template once more."""
-    templated = any(row.get("messages") for row in rollouts)
-    return {int(row["prompt"]) for row in rollouts if templated and not row.get("messages")}
+        renderer = Renderer(tokenizer, chat_template_of(folder), eos_token_ids(scratch))
+        completions = with_special_tokens(rows, CompletionText(tokenizer, renderer.turn_end, skip_special_tokens=False))
+        return [{**row, "prompt_cut": not (renderer.is_plain or row.get("messages"))} for row in completions]
 
 
 def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most: int | None = None) -> list[Row]:
@@ -67,15 +62,14 @@ def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most
     are drawn. Which of them is ``a`` is drawn, too. With ``most``, so many pairs of prompts that are drawn.
 
     Truncated completions are left out: a preference row has texts alone, and training would end the turn behind them. So are
-    :func:`cut_prompts`.
+    prompts that were cut.
     """
-    cut = cut_prompts(rollouts)
     rewards = [row.get("reward") for row in scores] if scores else [None] * len(rollouts)
     chosen_pairs = []
     for prompt, group in groupby(zip(rollouts, rewards, strict=True), key=lambda both: int(both[0]["prompt"])):
         completions: dict[str, tuple[Row, float | None]] = {}
         for row, reward in group:
-            if prompt not in cut and row["completion_text"].strip() and row["finish_reason"] != "length":
+            if row["completion_text"].strip() and row["finish_reason"] != "length" and not row.get("prompt_cut"):
                 completions.setdefault(row["completion_text"], (row, reward))
         if len(completions) < 2:
             continue

@@ -40,7 +40,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write pairs of completions of one prompt, the best and the worst by reward, in random order."""
-    from alignment_core.nights.labels import check_pairs, completions_of, cut_prompts, exported, pairs
+    from alignment_core.nights.labels import check_pairs, completions_of, exported, pairs
     from alignment_core.rollout.schemas import read_scores
 
     if output.exists():
@@ -51,7 +51,7 @@ def export(
     chosen = pairs(completions, rewards, seed, most)
     check_pairs(chosen)
     write_file(output, exported(chosen, as_format))
-    cut = len(cut_prompts(completions))
+    cut = len({row["prompt"] for row in completions if row["prompt_cut"]})
     result = {"file": str(output), "pairs": len(chosen), "rollouts": str(rollouts), "scores": scores and str(scores)}
     if as_json:
         return print_json({**result, "prompts_cut": cut})

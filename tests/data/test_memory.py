@@ -73,26 +73,26 @@ def forty_megabytes(tmp_path: Path) -> Path:
 
 def test_rows_of_a_parquet_file_are_read_block_by_block(forty_megabytes: Path) -> None:
     before = pa.total_allocated_bytes()
-    held = [pa.total_allocated_bytes() - before for number, _ in read_file(forty_megabytes) if number % 1000 == 0]
-    assert len(held) == 40
-    assert max(held) < 10e6, "a block of 1,000 rows takes 1 MB"
+    allocated = [pa.total_allocated_bytes() - before for number, _ in read_file(forty_megabytes) if number % 1000 == 0]
+    assert len(allocated) == 40
+    assert max(allocated) < 10e6, "a block of 1,000 rows takes 1 MB"
 
 
 def test_training_rows_are_read_block_by_block(forty_megabytes: Path) -> None:
     class Measuring:
         """Makes no rows of a block, and notes the memory that is in use with it."""
 
-        held: list[int] = []
+        allocated: list[int] = []
 
         def rows(self, table: pa.Table) -> list[Any]:
-            self.held.append(pa.total_allocated_bytes() - before)
+            self.allocated.append(pa.total_allocated_bytes() - before)
             return []
 
     before = pa.total_allocated_bytes()
     method: Any = Measuring()
     training_rows(forty_megabytes, method, None)
-    assert len(method.held) == 40
-    assert max(method.held) < 10e6, "a block of 1,000 rows takes 1 MB"
+    assert len(method.allocated) == 40
+    assert max(method.allocated) < 10e6, "a block of 1,000 rows takes 1 MB"
 
 
 def test_a_disk_list_returns_its_items(tmp_path: Path) -> None:

@@ -86,6 +86,16 @@ def test_rows_of_every_kind_are_those_of_messages(
     assert table(built(path, kind)) == table(built(jsonl([ours]), kind))
 
 
+@pytest.mark.parametrize("column", ["conversations", "dialogue"])
+def test_pairs_after_mapped_messages_are_read_as_by_llama_factory(built: Build, jsonl: Write, column: str) -> None:
+    """Its README maps `messages`, `chosen` and `rejected` of such rows."""
+    pair = {"chosen": SHAREGPT[4], "rejected": {"from": "gpt", "value": "7"}}
+    columns = {"messages": column, "chosen": "chosen", "rejected": "rejected"}
+    source = {"path": str(jsonl([{column: SHAREGPT[:4], **pair}], name="mapped.jsonl")), "columns": columns}
+    ours = {"prompt": MESSAGES[:4], "chosen": MESSAGES[4:], "rejected": [{"role": "assistant", "content": "7"}]}
+    assert table(built({"sources": [source]}, "preferences")) == table(built(jsonl([ours]), "preferences"))
+
+
 TEMPLATE = (
     "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
     "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"

@@ -14,7 +14,7 @@ from alignment_core.artifacts.paths import blob_path
 from alignment_core.errors import NotFound, UserError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.nights.inbox import read_inbox
-from alignment_core.nights.labels import completions_of, cut_prompts, exported, id_of, imported, pairs
+from alignment_core.nights.labels import completions_of, exported, id_of, imported, pairs
 from alignment_core.recipes import DataSource
 from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from tests.align import align_here
@@ -72,15 +72,9 @@ def test_truncated_completions_are_left_out_as_training_would_end_their_turns() 
 
 def test_cut_prompts_are_left_out_as_nights_would_render_them_again() -> None:
     rows, scores = rollouts(3)
-    for row in rows:
-        if row["prompt"] == 1:
-            row["messages"] = None
+    marked = [{**row, "prompt_cut": row["prompt"] == 1} for row in rows]
     for given in (scores, None):
-        assert [row["prompt"] for row in pairs(rows, given, seed=0)] == ["question 0", "question 2"]
-    assert cut_prompts(rows) == {1}
-    for row in rows:
-        row["messages"] = None  # no chat template: the text is the prompt
-    assert [row["prompt"] for row in pairs(rows, scores, seed=0)] == ["<user>0", "<user>1", "<user>2"]
+        assert [row["prompt"] for row in pairs(marked, given, seed=0)] == ["question 0", "question 2"]
 
 
 def labelled(path: Path, rows: list[Any]) -> Path:
@@ -235,6 +229,23 @@ def test_special_tokens_inside_of_completions_are_in_their_text(store: Store, to
     reference = published(store, rows, tokenizer, tmp_path)
     assert rows[0]["completion_text"] == call.removeprefix("[TOOL_CALLS]")
     assert [row["completion_text"] for row in completions_of(store, reference)] == [call, "I cannot."]
+
+
+def test_only_the_text_behind_a_chat_template_is_known_of_a_prompt_that_was_cut(
+    store: Store, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Also if all of them were cut. Without a chat template the text is the prompt."""
+    rows, _ = rollouts(2)
+    for row in rows:
+        row["messages"] = row["messages"] if row["prompt"] == 0 else None
+    some = completions_of(store, published(store, rows, tokenizer, tmp_path / "some"))
+    assert {row["prompt"] for row in some if row["prompt_cut"]} == {1}
+    all_cut = [{**row, "messages": None} for row in rows]
+    every = completions_of(store, published(store, all_cut, tokenizer, tmp_path / "all"))
+    assert {row["prompt"] for row in every if row["prompt_cut"]} == {0, 1}
+    tokenizer.chat_template = None
+    plain = completions_of(store, published(store, all_cut, tokenizer, tmp_path / "plain"))
+    assert not any(row["prompt_cut"] for row in plain)
 
 
 def test_completions_of_a_policy_that_the_store_lacks_are_refused(store: Store, tokenizer: Any, tmp_path: Path) -> None:

@@ -84,6 +84,18 @@ def test_a_heading_is_not_taken_for_the_mark_of_gsm8k(completion: str, answer: s
 
 
 @pytest.mark.parametrize(
+    ("completion", "label"),
+    [
+        ("No doubt.\n#### Yes\n\nQuestion: And is 2 even?", "yes"),
+        ("#### AB\nQuestion: What is 1 + 1?", "AB"),
+    ],
+)
+def test_an_answer_in_words_may_be_followed_by_text(completion: str, label: str) -> None:
+    """As base models continue."""
+    assert equal("", completion, label) == 1.0
+
+
+@pytest.mark.parametrize(
     ("completion", "label", "score"),
     [
         (r"\boxed{AB}", "AB", 1.0),

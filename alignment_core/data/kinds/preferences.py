@@ -142,7 +142,7 @@ def formats_by_pair(take: Callable[[Preference, Fields], Example], also: tuple[s
         "preference": Format(
             ("chosen", "rejected"),
             lambda row: take(_of_columns(row), row),
-            ("prompt", "margin", "tools", *also),
+            ("prompt", "messages", "margin", "tools", *also),
             fits=lambda row: not _is_hh(row),
         ),
         "hh": Format(("chosen", "rejected"), lambda row: take(_of_hh(row), row), ("margin", "tools", *also)),

@@ -190,7 +190,7 @@ class DataConfig(Config):
     """How a prompt is written, or the first message of the user: `{prompt}` with further columns of the row, such as
     `{prompt} [quality={quality:.0f}]`. A column that is empty or null is left out with white space before it. Default: the
     prompt alone. Rows are told apart by the prompt with the columns of text that only white space precedes, such as Alpaca's
-    `input`."""
+    `input`; a number is an attribute of the answer."""
     max_length: int = Field(1024, ge=2)
     """Maximum length of a row in tokens, prompt and completion together."""
     max_prompt_length: int | None = Field(None, ge=1)

@@ -9,9 +9,11 @@ from alignment_core.rewards.named import NamedVerifier
 _ANSWER = r"[^\S\n]*(?:\*\*|__)?[-+\u2212]?[^\S\n]*(?:[$€£¥\\]|[(\[{]?[-+\u2212]?[.,]?\d)"
 """The beginning of a line with a number, a formula or an amount of money, also in bold."""
 _NUMBERED = r"[^\S\n]*[*_]*\d+[.):][^\S\n]+[*_]*[^\W\d]"
+MARK = re.compile(r"(?<!#)####(?!#)")
 FINAL = re.compile(rf"(?<!#)####(?!#)(?=(?!{_NUMBERED}){_ANSWER}|[^\S\n]*\n|[^\n]*+\s*+\Z)")
 """GSM8K's mark before the final answer. Markdown has it before headings of the fourth level, such as `#### Step 2` and
-`#### 2. Add`: unlike them, a mark has its answer behind it, or is alone on its line, or on the last one."""
+`#### 2. Add`: unlike them, a mark has its answer behind it, or is alone on its line, or on the last one. An answer in words
+is behind any ``MARK``, as it may be a heading's."""
 MINUS = "\u2212"
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 WORDS_IN_LATEX = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -47,7 +49,7 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
     expected, _ = _final(label or "")
     if not expected:
         raise ValueError(f"the label {label!r} has no answer to compare with")
-    answer, is_marked = _final(completion)
+    answer, is_marked = _final(completion, MARK if _is_text(expected) else FINAL)
     gold = [] if _is_text(expected) else math_verify.parse(_as_formula(expected))
     if all(isinstance(part, str) for part in gold):  # also a formula that math-verify cannot parse
         formulas = [] if is_marked else FORMULA.findall(answer)
@@ -58,10 +60,10 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
     return float(math_verify.verify(gold, parsed))
 
 
-def _final(text: str) -> tuple[str, bool]:
+def _final(text: str, mark: re.Pattern[str] = FINAL) -> tuple[str, bool]:
     """The final answer, or the text that contains it, with minus signs as hyphens, and whether it is in a box."""
     text = text.replace(MINUS, "-")
-    behind = behind_mark(text)
+    behind = behind_mark(text, mark)
     box = _last_box(text if behind is None else behind)
     if box is not None:
         return box, True
@@ -69,9 +71,9 @@ def _final(text: str) -> tuple[str, bool]:
     return (lines[0].strip() if lines else ""), False
 
 
-def behind_mark(text: str) -> str | None:
+def behind_mark(text: str, mark: re.Pattern[str] = FINAL) -> str | None:
     """The text behind the last mark of a final answer; None without a mark."""
-    marks = [*FINAL.finditer(text)]
+    marks = [*mark.finditer(text)]
     return text[marks[-1].end() :] if marks else None
 
 
