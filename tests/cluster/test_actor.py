@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.actor import Actor, Call
@@ -16,7 +17,6 @@ from alignment_core.errors import EnvironmentFault, OutOfMemory
 from alignment_core.execution.restarts import with_restarts
 from alignment_core.memory import memory_explained
 from alignment_core.models.model_ref import Model
-from alignment_core.models.packed import PackedModel
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.teacher import TeacherJob
 
@@ -30,7 +30,7 @@ def does_not_fit(*_: Any, **__: Any) -> None:
 def test_a_model_that_does_not_fit_ends_its_stage_at_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job = TeacherJob(Model(tiny_model(), Reference("model", "a" * 64)), 8, False)
     device = Device.detect("cpu", 0)
-    monkeypatch.setattr(PackedModel, "to", does_not_fit)
+    monkeypatch.setattr(PreTrainedModel, "to", does_not_fit)
     budgets: list[int] = []
 
     def attempt(resources: ResourcesConfig, _: Any) -> None:
