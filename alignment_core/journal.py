@@ -285,7 +285,7 @@ def read(run_id: str) -> RunRecord:
         raise NotFound(f"no run {run_id!r} in {align_home() / 'runs'}") from None
 
 
-def resolved_names(run_id: str) -> dict[str, str]:
+def earlier_names(run_id: str) -> dict[str, str]:
     """The names that earlier attempts of a run resolved; none if there was no attempt."""
     with suppress(NotFound):
         return read(run_id).resolved

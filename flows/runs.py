@@ -41,7 +41,7 @@ from alignment_core.execution.key import packages_named
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
-from alignment_core.journal import Journal, in_use, new_record, resolved_names
+from alignment_core.journal import Journal, earlier_names, in_use, new_record
 from alignment_core.journal import prune as prune_journals
 from alignment_core.recipes import BaseRecipe
 from alignment_core.resolved_names import known_names, resolving
@@ -93,7 +93,7 @@ def run_recipe(
     ``lost`` is called before this process exits because another attempt owns the run. The report begins with ``notes``.
     """
     if COMMAND_LINE.get() is None:  # the command has checked the recipe before
-        with resolving(resolved_names(str(flow_run().id))):
+        with resolving(earlier_names(str(flow_run().id))):
             warnings = check_recipe(recipe, open_store(recipe.store), from_stage).warnings
         for sentence in warnings:
             get_run_logger().warning("%s", sentence)

@@ -54,7 +54,11 @@ def check(plan: Plan, resources: ResourcesConfig, on_parsed: Callable[[], None] 
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
     problems = [*_without_variable(plan, todo)]
-    problems += [*_wrong_heads(plan, todo, resources), *_no_reward_models(plan, todo), *_other_references(plan, todo)]
+    problems += [
+        *_wrong_heads(plan, todo, resources),
+        *_unusable_reward_models(plan, todo),
+        *_other_references(plan, todo),
+    ]
     problems += [*_quantised(plan.store, todo), *_without_masters(plan.store, todo)]
     if problems:
         return Findings(problems=list(dict.fromkeys(problems)))
@@ -144,7 +148,7 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
         yield from shapes.wrong_heads(shapes.model_shape(config), resources)
 
 
-def _no_reward_models(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
+def _unusable_reward_models(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
     for stage in todo:
         for number, (field, reward) in enumerate(stage.config.rewarded().items()):
             model = stage.inputs.get(f"reward-{number}")

@@ -71,7 +71,7 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
         plain: dict[str, Any] = {"adapter": None, "chat_template_kwargs": {}, "eos_token": None}
         base = base_model(f"{label}/base", model.model_copy(update=plain), kinds)
         named = ModelConfig(name=model.adapter)
-        adapter = _artifact(named, (ADAPTER,), "model.adapter")
+        adapter = _named_artifact(named, (ADAPTER,), "model.adapter")
         config = (
             MergeAdapterConfig(adapter=model.adapter)
             if adapter
@@ -80,7 +80,7 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
         settings = ("chat_template", "chat_template_kwargs", "eos_token")
         config = config.model_copy(update={name: getattr(model, name) for name in settings})
         return submit("merge_adapter", label, config, {"model": base, ADAPTER: adapter}, common_seed=True)
-    known = _artifact(model, kinds)
+    known = _named_artifact(model, kinds)
     if known is not None:
         return known
     if current().trust_remote_code:  # it is loaded with its code, which is therefore copied, too
@@ -90,7 +90,7 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
     return submit("base_model", label, pinned, {}, common_seed=model.scratch is None)
 
 
-def _artifact(model: ModelConfig, kinds: Sequence[str], field: str = "model") -> Reference | None:
+def _named_artifact(model: ModelConfig, kinds: Sequence[str], field: str = "model") -> Reference | None:
     """The artifact of the store that the recipe names: the same one in all attempts of a run, also if a tag moves meanwhile,
     as the run's own promotion moves it."""
     name = f"artifact {model.name}"

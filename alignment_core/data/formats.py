@@ -57,10 +57,10 @@ def detect(values: Mapping[str, Any], format: str, columns: Mapping[str, str], k
 
 def _with_roles(columns: Mapping[str, str], kind: Kind) -> dict[str, Format]:
     """The formats that have all roles of ``columns``. Raises UserError if there is none."""
-    known = {name: (*format.needs, *format.takes) for name, format in kind.formats.items()}
-    candidates = {name: kind.formats[name] for name, those in known.items() if columns.keys() <= set(those)}
+    roles_of = {name: (*format.needs, *format.takes) for name, format in kind.formats.items()}
+    candidates = {name: kind.formats[name] for name, readable in roles_of.items() if columns.keys() <= set(readable)}
     if not candidates:
-        listed = "; ".join(f"{name}: {', '.join(those)}" for name, those in known.items())
+        listed = "; ".join(f"{name}: {', '.join(readable)}" for name, readable in roles_of.items())
         raise UserError(
             f"columns: no format of {kind.gives} has {' and '.join(f'`{role}`' for role in columns)}; the formats have {listed}"
         )

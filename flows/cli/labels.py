@@ -55,7 +55,7 @@ def export(
     result = {"file": str(output), "pairs": len(chosen), "rollouts": str(rollouts), "scores": scores and str(scores)}
     if as_json:
         return print_json({**result, "prompts_cut": cut})
-    left_out = f"; {cut} prompts are left out, which were cut to max_prompt_length" if cut else ""
+    left_out = f"; prompts that were cut to max_prompt_length and are left out: {cut}" if cut else ""
     return out.print(f"{len(chosen)} pairs of {rollouts.short} in {output}{left_out}", markup=False)
 
 

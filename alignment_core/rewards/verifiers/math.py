@@ -10,7 +10,7 @@ _ANSWER = r"[^\S\n]*(?:\*\*|__)?[-+\u2212]?[^\S\n]*(?:[$€£¥\\]|[(\[{]?[-+\u2
 """The beginning of a line with a number, a formula or an amount of money, also in bold."""
 _NUMBERED = r"[^\S\n]*[*_]*\d+[.):][^\S\n]+[*_]*[^\W\d]"
 MARK = re.compile(r"(?<!#)####(?!#)")
-FINAL = re.compile(rf"(?<!#)####(?!#)(?=(?!{_NUMBERED}){_ANSWER}|[^\S\n]*\n|[^\n]*+\s*+\Z)")
+FINAL = re.compile(rf"{MARK.pattern}(?=(?!{_NUMBERED}){_ANSWER}|[^\S\n]*\n|[^\n]*+\s*+\Z)")
 """GSM8K's mark before the final answer. Markdown has it before headings of the fourth level, such as `#### Step 2` and
 `#### 2. Add`: unlike them, a mark has its answer behind it, or is alone on its line, or on the last one. An answer in words
 is behind any ``MARK``, as it may be a heading's."""
@@ -49,8 +49,9 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
     expected, _ = _final(label or "")
     if not expected:
         raise ValueError(f"the label {label!r} has no answer to compare with")
-    answer, is_marked = _final(completion, MARK if _is_text(expected) else FINAL)
-    gold = [] if _is_text(expected) else math_verify.parse(_as_formula(expected))
+    is_text = _is_text(expected)
+    answer, is_marked = _final(completion, MARK if is_text else FINAL)
+    gold = [] if is_text else math_verify.parse(_as_formula(expected))
     if all(isinstance(part, str) for part in gold):  # also a formula that math-verify cannot parse
         formulas = [] if is_marked else FORMULA.findall(answer)
         return float(_as_text("".join(formulas[-1]) if formulas else answer) == _as_text(expected))
