@@ -58,8 +58,8 @@ class Judge:
     def open(cls, opening: Opening, normalised: bool = False) -> Judge:
         """With ``normalised`` scores have the mean 0 and the deviation 1 on answers that the model was trained on.
 
-        A model with another tokenizer than the policy's scores text, and so does one from elsewhere with another chat template
-        than the prompts', with a warning in ``opening.warnings``. Raises UserError if it cannot.
+        A model with another tokenizer than the policy's, or with another chat template than the prompts', scores text, with a
+        warning in ``opening.warnings``. Raises UserError if it cannot.
         """
         assert opening.model is not None
         assert opening.scores is not None
@@ -67,7 +67,7 @@ class Judge:
         field = f"{opening.field}.reward_model"
         if has_another_tokenizer(opening.model, opening.tokenizer):
             text = InText(opening.model, field, f"tokenizer than {opening.policy}")
-        elif not trained_to_turn_end(opening.model) and _has_another_template(opening.model, opening):
+        elif _has_another_template(opening.model, opening):
             text = InText(opening.model, field, "chat template than the prompts")
         if text:
             opening.warnings.append(text.warning)
@@ -115,11 +115,20 @@ def _answer_end(model: Model, opening: Opening) -> AnswerEnd:
 
 
 def _has_another_template(model: Model, opening: Opening) -> bool:
-    """Whether a model's own chat template renders conversations otherwise than the prompts' does. Not if one of them is plain
-    text: then the tokens of the policy are all that is known of the conversation, or there is none."""
-    own, prompts = Renderer(model.tokenizer()), Renderer(opening.tokenizer, opening.chat_template)
-    if own.is_plain or prompts.is_plain:
+    """Whether a model's own chat template renders conversations otherwise than the prompts' does.
+
+    Not if the prompts are plain text: then there may be no conversation. A model that was trained here has the template of its
+    data, which may be plain text; one from elsewhere without a template gets the tokens of the policy. A `chat_template` of the
+    prompts is that of the data of a model that was trained here.
+    """
+    trained_here = trained_to_turn_end(model)
+    if trained_here and opening.chat_template is not None:
         return False
+    own, prompts = Renderer(model.tokenizer()), Renderer(opening.tokenizer, opening.chat_template)
+    if prompts.is_plain:
+        return False
+    if own.is_plain:
+        return trained_here
     for question in PROBES:
         conversation = [*question, *assistant(ANSWER)]
         with suppress(ValueError):  # a template may take no system message, or insist on one

@@ -251,9 +251,13 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("template", OTHERS.values(), ids=OTHERS)
-def test_a_model_from_elsewhere_reads_a_conversation_in_its_own_chat_template(template: str, same: Path) -> None:
-    """As TRL renders it for each reward model, although this one has embeddings for the tokens of the prompts' template."""
+@pytest.mark.parametrize("trained_here", [False, True])
+def test_a_model_reads_a_conversation_in_its_own_chat_template(template: str, trained_here: bool, same: Path) -> None:
+    """As TRL renders it for each reward model, although this one has embeddings for the tokens of the prompts' template. One
+    that was trained here has the chat template of its data, and has seen no other."""
     (same / "chat_template.jinja").write_text(template)
+    if trained_here:
+        (same / "rewards.json").write_text("{}")
     conversation = [{"role": "system", "content": "be brief"}, *user("1+1=")]
     completion = row("<system>be brief<user>1+1=<assistant>", "2", conversation)
     scores, _, warnings = scored(same, [completion])
@@ -264,19 +268,38 @@ def test_a_model_from_elsewhere_reads_a_conversation_in_its_own_chat_template(te
         f"rl.rewards.1.reward_model: {Reference('model', 'a' * 64).short} has another chat template than the prompts, so it "
         "scores the text of prompt and completion, rendered by its own chat template, instead of the policy's tokens"
     ]
-    (same / "rewards.json").write_text("{}")  # trained here, on conversations in the template of its data
-    _, calls, warnings = scored(same, [completion])
-    assert (calls, warnings) == ([[(completion["prompt_ids"], completion["completion_ids"])]], [])
 
 
-@pytest.mark.parametrize("plain", ["reward model", "prompts"])
-def test_the_policys_tokens_are_scored_if_one_side_has_no_chat_template(plain: str, same: Path) -> None:
-    template = "plain" if plain == "prompts" else None
-    (same / "chat_template.jinja").write_text(OTHERS["a system message of its own"])
-    if plain == "reward model":
+def test_a_model_that_was_trained_here_on_plain_text_reads_plain_text(same: Path) -> None:
+    """Behind no chat template, which it has never seen; the turn ends with EOS, as in its data."""
+    (same / "chat_template.jinja").unlink()
+    (same / "rewards.json").write_text("{}")
+    scores, _, (warning,) = scored(same, [row("<user>1+1=<assistant>", "2", "1+1=")])
+    assert scores == pytest.approx([score_of(same, "1+1=2<eos>")], abs=1e-5)
+    assert "another chat template than the prompts" in warning
+
+
+@pytest.mark.parametrize(
+    ("own", "prompts", "trained_here"),
+    [
+        ("plain", None, False),
+        ("other", "plain", False),
+        ("other", "plain", True),
+        ("other", CHAT_TEMPLATE, True),  # the data of the reward model had it, too
+        ("default", None, True),
+    ],
+)
+def test_the_policys_tokens_are_scored_if_its_template_is_that_of_the_model_or_one_side_has_none(
+    own: str, prompts: str | None, trained_here: bool, same: Path
+) -> None:
+    if own == "other":
+        (same / "chat_template.jinja").write_text(OTHERS["a system message of its own"])
+    if own == "plain":
         (same / "chat_template.jinja").unlink()
+    if trained_here:
+        (same / "rewards.json").write_text("{}")
     calls: list[Sequence[Pair]] = []
-    opening = dataclasses.replace(opening_of(same, calls), chat_template=template)
+    opening = dataclasses.replace(opening_of(same, calls), chat_template=prompts)
     completion = row("1+1=", "2")
     assert len(list(Judge.open(opening)([completion]))) == 1
     assert [prompt for prompt, _ in calls[0]] == [completion["prompt_ids"]]
