@@ -120,7 +120,8 @@ class Evaluations:
             after=after,
         )
         reference = self.baseline[1] if self.baseline and section.generation.samples_all_tokens else None
-        return steps.score(f"{label}/evaluation/score", samples, policy, self.rewards, section, reference)
+        name = f"{label}/evaluation/score"
+        return steps.score(name, samples, policy, self.rewards, section, reference, across_policies=True)
 
     def against(self, final: str, production: Reference) -> tuple[str, Step | None]:
         """Evaluate ``production`` on the same prompts, and compare the policy ``final`` with it.

@@ -324,12 +324,15 @@ def score(
     rewards: Rewards,
     verifying: EvaluationConfig | None = None,
     reference: Input | None = None,
+    across_policies: bool = False,
 ) -> Step:
     """Score completions of ``policy`` by ``rewards`` and by the verifier of ``verifying``.
 
-    With a ``reference``, its log-probabilities are added, at the temperature and lengths of ``verifying``.
+    With a ``reference``, its log-probabilities are added, at the temperature and lengths of ``verifying``. With
+    ``across_policies``, reward models read plain prompts of policies without a chat template in their own, so that the scores
+    can be compared with those of policies that have one.
     """
-    config = ScoreConfig(rewards=rewards.configs, field=rewards.field)
+    config = ScoreConfig(rewards=rewards.configs, field=rewards.field, across_policies=across_policies)
     if verifying is not None:
         rules: dict[str, Any] = {
             name: getattr(verifying, name) for name in ("verifier", "max_failed_rewards", "skip_special_tokens")

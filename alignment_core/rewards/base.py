@@ -65,6 +65,8 @@ class Opening:
     """The end of the policy's turns; None: any added token may end one."""
     chat_template: str | None = None
     """Chat template of the prompts, if it is not the tokenizer's own."""
+    across_policies: bool = False
+    """Whether policies with other chat templates, or none, may be scored by it, too, to be compared."""
     policy: str = "the policy"
     """Its name in messages."""
     prompts: Rows = ()

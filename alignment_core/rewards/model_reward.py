@@ -117,16 +117,17 @@ def _answer_end(model: Model, opening: Opening) -> AnswerEnd:
 def _has_another_template(model: Model, opening: Opening) -> bool:
     """Whether a model's own chat template renders conversations otherwise than the prompts' does.
 
-    Not if the prompts are plain text: then there may be no conversation. A model that was trained here has the template of its
-    data, which may be plain text; one from elsewhere without a template gets the tokens of the policy. A `chat_template` of the
-    prompts is that of the data of a model that was trained here.
+    Plain prompts may be no conversation: the policy's tokens are scored, as by TRL. Across policies they are questions, as for
+    policies with a template, unless a `chat_template` of the prompts makes them plain for all. A model that was trained here
+    has the template of its data, which may be plain text; one from elsewhere without a template gets the tokens of the policy.
+    A `chat_template` of the prompts is that of the data of a model that was trained here.
     """
     trained_here = trained_to_turn_end(model)
     if trained_here and opening.chat_template is not None:
         return False
     own, prompts = Renderer(model.tokenizer()), Renderer(opening.tokenizer, opening.chat_template)
     if prompts.is_plain:
-        return False
+        return opening.across_policies and opening.chat_template is None and not own.is_plain
     if own.is_plain:
         return trained_here
     for question in PROBES:

@@ -35,6 +35,9 @@ class ScoreConfig(StageConfig):
     """Their weighted sum is the column ``reward``."""
     field: str = "evaluation.rewards"
     """Their field in the recipe, for messages."""
+    across_policies: bool = False
+    """Whether policies with other chat templates, or none, may be compared by the scores: see
+    :class:`~alignment_core.rewards.base.Opening`."""
     verifier: str | None = None
     max_failed_rewards: float = 0.0
     """Maximum fraction of completions without a result of the verifier."""
@@ -51,6 +54,8 @@ class ScoreConfig(StageConfig):
             "temperature": self.temperature,
             "max_completion_length": self.max_completion_length,
         }
+        if self.across_policies and any(reward.KEY == "reward_model" for reward in self.rewards):
+            listed["across_policies"] = True
         if self.verifier is None:
             return {**listed, "verifier": None}
         verifier = {"verifier": verifier_content(self.verifier), "max_failed_rewards": self.max_failed_rewards}
@@ -145,6 +150,7 @@ def _sources(
         tokenizer=tokenizer,
         turn_end=_turn_end(context, tokenizer),
         chat_template=chat_template_of(context.inputs["rollouts"]),
+        across_policies=config.across_policies,
         policy=context.references["tokenizer"].short,
         prompts=list(prompts.values()),
         elsewhere=context.machines.actors.elsewhere,

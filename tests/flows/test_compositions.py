@@ -211,6 +211,10 @@ def test_rounds_and_evaluation_have_their_own_lists_of_rewards(composed):
         "reward-2": "reward-model",
     }
     assert (of_round.field, of_round.verifier, of_evaluation.verifier) == ("iterative_dpo.rewards", None, "task")
+    assert (of_round.across_policies, of_evaluation.across_policies) == (False, True)
+    assert of_evaluation.content()["across_policies"]
+    without = of_evaluation.model_copy(update={"rewards": of_evaluation.rewards[:1]})
+    assert "across_policies" not in without.content(), "the key of other scores stays"
     assert [reward.normalise for reward in of_round.rewards] == ["none", "group", "none"]
     assert [reward.normalise for reward in of_evaluation.rewards] == ["none"] * 3, (
         "normalised by its own samples every policy would be average"

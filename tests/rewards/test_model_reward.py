@@ -299,11 +299,34 @@ def test_the_policys_tokens_are_scored_if_its_template_is_that_of_the_model_or_o
     if trained_here:
         (same / "rewards.json").write_text("{}")
     calls: list[Sequence[Pair]] = []
-    opening = dataclasses.replace(opening_of(same, calls), chat_template=prompts)
+    opening = dataclasses.replace(opening_of(same, calls), chat_template=prompts, across_policies=True)
     completion = row("1+1=", "2")
     assert len(list(Judge.open(opening)([completion]))) == 1
     assert [prompt for prompt, _ in calls[0]] == [completion["prompt_ids"]]
     assert opening.warnings == []
+
+
+@pytest.mark.parametrize("trained_here", [False, True])
+def test_policies_with_and_without_a_chat_template_are_compared_in_that_of_the_model(
+    trained_here: bool, same: Path
+) -> None:
+    """A base model beside its chat model, which has the template of the reward model: equal answers have equal scores. In
+    training, plain prompts stay plain, as with TRL."""
+    if trained_here:
+        (same / "rewards.json").write_text("{}")
+    calls: list[Sequence[Pair]] = []
+    of_chat = dataclasses.replace(opening_of(same, calls), across_policies=True)
+    of_base = dataclasses.replace(of_chat, tokenizer=byte_tokenizer("plain"), warnings=[])
+    plain = row("1+1=", "2")
+    (chat_score,) = dict(Judge.open(of_chat)([row("<user>1+1=<assistant>", "2", "1+1=")])).values()
+    (base_score,) = dict(Judge.open(of_base)([plain])).values()
+    by_hand = score_of(same, "<user>1+1=<assistant>2<eos>")
+    assert [chat_score, base_score] == pytest.approx([by_hand, by_hand], abs=1e-5)
+    assert (len(of_chat.warnings), len(of_base.warnings)) == (0, 1)
+    (alone,) = dict(Judge.open(dataclasses.replace(of_base, across_policies=False))([plain])).values()
+    assert calls[-1] == [(plain["prompt_ids"], plain["completion_ids"])]
+    assert alone == pytest.approx(score_of(same, "1+1=2<eos>"), abs=1e-5)
+    assert abs(alone - base_score) > 1e-3
 
 
 def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) -> None:

@@ -18,7 +18,7 @@ class ModelReward(RewardConfig):
 
     reward_model: Literal["ours"] | ModelConfig
     """Reward model: `ours` is the one of the recipe's section `reward_model`; anything else names a model. One with another
-    tokenizer than the policy's scores text, and so does one from elsewhere with another chat template."""
+    tokenizer than the policy's scores text, and so does one with another chat template."""
 
     @property
     def model(self) -> Literal["ours"] | ModelConfig:
