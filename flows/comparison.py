@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.composition.evaluations import PRODUCTION
-from alignment_core.composition.graph import artifact
+from alignment_core.composition.graph import BranchFailed, artifact
 from alignment_core.composition.results import Outputs
 from alignment_core.errors import UserError
 from alignment_core.models.same_tokenizer import check_same_tokenizer
@@ -37,7 +37,7 @@ def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
     """Evaluate the policy that the promotion's tag points to beside the run's policy, if a gate compares the two.
 
     That is not needed if the tag points to the run's start or result, or has pointed to the result before. If the run's policy
-    is only planned, the evaluation is planned, too. Waits for the run's policy.
+    is only planned, the evaluation is planned, too. Waits for the run's policy, and the samples of the other one.
     """
     section = recipe.promotion
     own = (outputs.final, outputs.baseline, outputs.report)
@@ -63,7 +63,13 @@ def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
             f"{section.tag} points to {current.short}, of another kind or with another tokenizer: it cannot be compared"
         )
         return Compared(current, *own, problem=f"{reason}; align promote moves the tag by hand")
-    final, report = outputs.evaluations.against(outputs.final, current)
+    try:
+        final, report = outputs.evaluations.against(outputs.final, current)
+    except BranchFailed as error:
+        if not isinstance(error.cause, UserError):  # of this machine, say: a later attempt compares them
+            raise error.cause from None
+        reason = f"{section.tag} points to {current.short}, which cannot be sampled on the prompts of this run: {error}"
+        return Compared(current, *own, problem=f"{reason}; align promote moves the tag by hand")
     return Compared(current, final, PRODUCTION, report)
 
 

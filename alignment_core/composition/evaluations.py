@@ -8,6 +8,7 @@ from typing import Any
 from alignment_core.artifacts import Reference
 from alignment_core.composition import steps
 from alignment_core.composition.base_model import rewards
+from alignment_core.composition.branches import independent
 from alignment_core.composition.graph import BranchFailed, Input, Step, current, failure, metrics
 from alignment_core.composition.results import Outputs
 from alignment_core.composition.steps import Rewards
@@ -66,7 +67,8 @@ class Evaluations:
         """
         if self.section is None:
             return
-        scores = self.scores[label] = self._score(self.section, label, policy, after, prompts)
+        self._sample(self.section, label, policy, after, prompts)
+        scores = self.scores[label] = self._score(self.section, label, policy)
         before = self.baseline[0] if self.baseline else None
         self.steps[label] = self._evaluate(self.section, f"{label}/evaluation", label, before)
         self.baseline = self.baseline or (label, policy, scores)
@@ -101,34 +103,45 @@ class Evaluations:
         name = f"{label}/evaluation/drift"
         return steps.score(name, self.samples[label], self.samples[label], nothing, unverified, self.origin)
 
-    def _score(
+    def _sample(
         self,
         section: EvaluationConfig,
         label: str,
         policy: Input,
         after: Step | None = None,
         prompts: Input | None = None,
-    ) -> Step:
-        if section.lm_eval:
-            self.tasks[label] = steps.lm_eval(f"{label}/evaluation/lm-eval", section.lm_eval, policy)
-        samples = self.samples[label] = steps.generate(
+    ) -> None:
+        """Sample ``policy`` behind the held-out prompts, or ``prompts``, in its own chat template, unless the recipe sets one
+        for all policies."""
+        self.samples[label] = steps.generate(
             f"{label}/evaluation/generate",
             section.generation,
             policy,
             prompts or self.prompts,
             stream=STREAM,
             after=after,
+            own_template=section.prompts.chat_template is None,
         )
+
+    def _score(self, section: EvaluationConfig, label: str, policy: Input) -> Step:
+        """Score the samples of ``policy``."""
+        if section.lm_eval:
+            self.tasks[label] = steps.lm_eval(f"{label}/evaluation/lm-eval", section.lm_eval, policy)
         reference = self.baseline[1] if self.baseline and section.generation.samples_all_tokens else None
-        name = f"{label}/evaluation/score"
+        name, samples = f"{label}/evaluation/score", self.samples[label]
         return steps.score(name, samples, policy, self.rewards, section, reference, across_policies=True)
 
     def against(self, final: str, production: Reference) -> tuple[str, Step | None]:
         """Evaluate ``production`` on the same prompts, and compare the policy ``final`` with it.
 
-        Returns the label of this comparison in the report, and the report of all policies with it.
+        Returns the label of this comparison in the report, and the report of all policies with it. Raises BranchFailed if
+        ``production`` cannot be sampled on these prompts; waits for its samples.
         """
         assert self.section is not None, "gates need an evaluation"
+        with independent():
+            self._sample(self.section, PRODUCTION, production)
+        if failed := failure((self.samples[PRODUCTION],)):
+            raise failed
         self.scores[PRODUCTION] = self._score(self.section, PRODUCTION, production)
         self.steps[PRODUCTION] = self._evaluate(self.section, f"{PRODUCTION}/evaluation", PRODUCTION, None)
         label = f"{final} against {PRODUCTION}"

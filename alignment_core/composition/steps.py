@@ -308,12 +308,14 @@ def generate(
     count: int | None = None,
     stream: str = "",
     after: Step | None = None,
+    own_template: bool = False,
 ) -> Step:
     """Sample completions of ``count`` prompts from number ``first_prompt`` on, once ``after`` is done.
 
-    Calls of one ``stream`` share their noise.
+    Calls of one ``stream`` share their noise. With ``own_template``, the prompts are rendered by the chat template of
+    ``policy``, whatever that of their data set is.
     """
-    config = GenerateConfig(generation=generation, first_prompt=first_prompt, prompts=count)
+    config = GenerateConfig(generation=generation, first_prompt=first_prompt, prompts=count, own_template=own_template)
     return submit("generate", label, config, {"policy": policy, "prompts": prompts}, stream, after=after)
 
 

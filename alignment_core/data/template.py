@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, pairwise
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alignment_core.data.message_fields import ShownFields
 from alignment_core.data.messages import Messages, answered_calls, as_messages, assistant, user
-from alignment_core.data.turn_end import ANSWER, PLAIN, QUESTION, ClosingTokens, turn_end
+from alignment_core.data.turn_end import ANSWER, PLAIN, PROBES, QUESTION, ClosingTokens, turn_end
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -157,6 +158,15 @@ class Renderer:
             return self.prompt(QUESTION)[1] == QUESTION
         except ValueError:  # it insists on a system message
             return False
+
+    def renders_as(self, other: Renderer) -> bool:
+        """Whether both render a conversation, with or without a message of the system, alike. Both have a template."""
+        for question in PROBES:
+            conversation = [*question, *assistant(ANSWER)]
+            with suppress(ValueError):  # a template may take no system message, or insist on one
+                if self.conversation(conversation) != other.conversation(conversation):
+                    return False
+        return True
 
     def conversation(self, messages: Messages, tools: Tools | None = None) -> str:
         """Text of a whole conversation, with tools as the template shows them."""

@@ -18,7 +18,7 @@ from alignment_core.errors import NotFound
 from alignment_core.execution.base import StageConfig
 from alignment_core.lineage import Graph
 from alignment_core.methods.iterative_dpo import check_rounds, rounds
-from alignment_core.models.same_tokenizer import check_same_tokenizer
+from alignment_core.models.same_tokenizer import check_same_template, check_same_tokenizer
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import Method
 from alignment_core.recipes.paths import arriving, is_address
@@ -115,7 +115,11 @@ def compose_night(recipe: NightlyRecipe, production: Reference | None, rows: Inp
     start = production or base
     if production and (model := artifact(base)):
         cure = "name a model with the tokenizer of production, such as the one that it descends from"
-        check_same_tokenizer(current().store, model, production, "model: the policy to train further", cure)
+        what = "model: the policy to train further"
+        check_same_tokenizer(current().store, model, production, what, cure)
+        if recipe.dpo.data.chat_template is None:
+            cure = "the night's rows would be rendered otherwise than its policy reads them; give `model` production's "
+            check_same_template(current().store, model, production, what, cure + "`chat_template`")
     # From the model, not from production, so that it judges all nights alike.
     judge = reward_model(recipe.reward_model, base, base)
 

@@ -1,4 +1,4 @@
-"""Whether two tokenizers are the same: compared by their encodings, not by their files."""
+"""Whether two tokenizers, or their chat templates, are the same: compared by what they make of texts, not by their files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from alignment_core.errors import UserError, first_line
 
 FILES = ("tokenizer.json", "tokenizer.model")
 """If these files are equal, the tokenizers are."""
+TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
+"""If these files are equal, too, the chat templates are."""
 TEXTS = (
     "The quick brown fox jumps over the lazy dog. It's 12:30, isn't it?",
     " leading,  double   and trailing spaces \t\n\n  tab\r\n",
@@ -63,6 +65,23 @@ def check_same_tokenizer(store: Store, base: Reference, policy: Reference, what:
     if clause:
         raise UserError(
             f"{what} ({policy.short}) has another tokenizer than the recipe's model ({base.short}): {clause}; {cure}"
+        )
+
+
+def check_same_template(store: Store, base: Reference, policy: Reference, what: str, cure: str) -> None:
+    """Raise UserError if the chat templates of ``base``, which renders the data, and ``policy`` render conversations otherwise.
+    ``what`` names the policy in the sentence, ``cure`` says what to do."""
+    from alignment_core.data.template import Renderer
+
+    digests = [{entry.path: entry.sha256 for entry in store.manifest(model).files} for model in (base, policy)]
+    if all(digests[0].get(name) == digests[1].get(name) for name in (*FILES, *TEMPLATE_FILES)):
+        return
+    with ExitStack() as uses:
+        first, second = (Renderer(_load(store.fetch(model, uses))) for model in (base, policy))
+        alike = first.renders_as(second) if first.template and second.template else first.template == second.template
+    if not alike:
+        raise UserError(
+            f"{what} ({policy.short}) has another chat template than the recipe's model ({base.short}): {cure}"
         )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from alignment_core.data.context import context_length
 from alignment_core.data.messages import as_given, assistant, tools_of
 from alignment_core.data.template import Ids, Renderer
-from alignment_core.data.turn_end import ANSWER, PROBES, eos_token_ids
+from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.errors import UserError
 from alignment_core.evaluation.files import SPREAD
 from alignment_core.models.microbatch import Pair, distinct
@@ -130,12 +130,7 @@ def _has_another_template(model: Model, opening: Opening) -> bool:
         return opening.across_policies and opening.chat_template is None and not own.is_plain
     if own.is_plain:
         return trained_here
-    for question in PROBES:
-        conversation = [*question, *assistant(ANSWER)]
-        with suppress(ValueError):  # a template may take no system message, or insist on one
-            if own.conversation(conversation) != prompts.conversation(conversation):
-                return True
-    return False
+    return not own.renders_as(prompts)
 
 
 def trained_to_turn_end(model: Model) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 from alignment_core.cluster.actor import Call, call
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.data.completion_text import CompletionText
+from alignment_core.data.context import check_embedded, embedding_rows
+from alignment_core.data.own_template import Row, in_own_template, some_are_cut
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids, pass_chat_template_on
 from alignment_core.errors import DataError, NumericError
@@ -31,6 +33,15 @@ class GenerateConfig(StageConfig):
     """Index of the first prompt; indices wrap around the end of the data set."""
     prompts: int | None = None
     """Number of prompts; None: all."""
+    own_template: bool = False
+    """Whether to render the prompts by the policy's chat template, where their data set has that of another model. A
+    `chat_template` of the data set itself is for all policies."""
+
+    def content(self) -> Any:
+        content = super().content()
+        if not self.own_template:
+            del content["own_template"]
+        return content
 
     def sampling(self) -> SamplingPlan:
         return SamplingPlan(self.generation, self.prompts)
@@ -38,6 +49,9 @@ class GenerateConfig(StageConfig):
 
 def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
     prompts = _prompts(context.inputs["prompts"], config)
+    warnings: list[str] = []
+    if config.own_template and chat_template_of(context.inputs["prompts"]) is None:
+        prompts, warnings = _in_own_template(context, prompts)
     shards = [
         prompts[i : i + config.generation.shard_size] for i in range(0, len(prompts), config.generation.shard_size)
     ]
@@ -48,7 +62,25 @@ def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
     pass_chat_template_on(context.inputs["prompts"], context.output)
     for number in range(len(shards)):
         _shard(context.output, number).write_bytes(_shard(context.progress, number).read_bytes())
-    return {"prompts": len(prompts), "completions": len(prompts) * config.generation.num_generations, **metrics}
+    completions = len(prompts) * config.generation.num_generations
+    notes = {"warnings": warnings} if warnings else {}
+    return {"prompts": len(prompts), "completions": completions, **metrics, **notes}
+
+
+def _in_own_template(context: StageContext, prompts: list[Row]) -> tuple[list[Row], list[str]]:
+    """The prompts as the policy's chat template renders them, and warnings. Raises UserError for prompts that it refuses, or
+    tokens that the policy has no embeddings for."""
+    import numpy as np
+
+    model, name = context.model("policy"), context.references["policy"].short
+    tokenizer = model.tokenizer()
+    are_cut = some_are_cut(context.inputs["prompts"])
+    rendered, warnings = in_own_template(prompts, Renderer(tokenizer), are_cut, name)
+    embeddings = embedding_rows(model.path)
+    for row in rendered:
+        ids = {"source": row["source"], "prompt_ids": np.asarray(row["prompt_ids"])}
+        check_embedded(ids, embeddings, tokenizer.convert_ids_to_tokens)
+    return rendered, warnings
 
 
 def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], missing: list[int]) -> dict[str, Any]:
@@ -126,7 +158,7 @@ def _check_parity(
     return {"parity": difference}
 
 
-def _prompts(directory: Path, config: GenerateConfig) -> list[dict[str, Any]]:
+def _prompts(directory: Path, config: GenerateConfig) -> list[Row]:
     """The prompts of this call, which wrap around the end of the data set."""
     import pyarrow.parquet as pq
 

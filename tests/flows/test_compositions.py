@@ -12,10 +12,12 @@ import pytest
 from alignment.flows.comparison import compare
 from alignment.flows.shipped_recipes import for_large_models
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.composition.graph import NotMade, StageSpec, composing
+from alignment_core.composition.graph import BranchFailed, NotMade, StageSpec, composing
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import stage_seed
 from alignment_core.methods import nightly
+from alignment_core.models.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from alignment_core.recipes import parse_recipe
 from alignment_core.recipes.methods import method_of
 
@@ -82,6 +84,7 @@ class Composed:
         self.configs: dict[str, Any] = {}
         self.after: dict[str, str] = {}
         self.artifacts: dict[str, Reference] = {}
+        self.failures: dict[str, Exception] = {}
 
     def submit(self, spec: StageSpec) -> Any:
         label = spec.label
@@ -91,12 +94,14 @@ class Composed:
         self.configs[label] = spec.config
         return SimpleNamespace(
             label=label,
-            result=lambda: self._not_made(label),
+            result=lambda: self._not_made(label, spec.may_fail),
             artifact=lambda: self.artifacts[label] if label in self.artifacts else self._not_made(label),
             output=lambda name: SimpleNamespace(label=f"{label} ({name})", artifact=lambda: self.artifacts[label]),
         )
 
-    def _not_made(self, label: str) -> Reference:
+    def _not_made(self, label: str, may_fail: bool = False) -> Reference:
+        if error := self.failures.get(label):
+            raise BranchFailed(error) if may_fail else error
         raise NotMade(label)
 
     def roles(self, label: str) -> dict[str, str]:
@@ -475,6 +480,59 @@ def test_another_tokenizer_cannot_be_compared(composed, compared, tmp_path):
     comparison = compared(model(composed.store, tmp_path, "candidate"))
     assert "of another kind or with another tokenizer" in comparison.problem
     assert composed.inputs == {}
+
+
+@pytest.mark.parametrize("chat_template", [None, "plain"])
+def test_evaluated_policies_have_their_own_chat_template_unless_the_recipe_sets_one(composed, chat_template):
+    evaluation = {**EVALUATION, "prompts": {**TASK, "chat_template": chat_template}}
+    compose(composed, "iterative-dpo", evaluation=evaluation)
+    own = {label for label, config in composed.configs.items() if getattr(config, "own_template", False)}
+    evaluated = {label for label in composed.configs if label.endswith("evaluation/generate")}
+    assert len(evaluated) > 1
+    assert own == (set() if chat_template else evaluated), (
+        "and those that are sampled for training have that of the data"
+    )
+
+
+def test_production_that_cannot_be_sampled_on_the_prompts_cannot_be_compared(composed, compared, tmp_path):
+    """The run goes on with its own results, unless the cause lies in this machine: then a later attempt compares the two."""
+    move(composed.store, model(composed.store, tmp_path, "production"))
+    candidate = model(composed.store, tmp_path, "candidate")
+    refused = "rows.jsonl:2: the prompt cannot be rendered"
+    composed.failures["production/evaluation/generate"] = UserError(refused)
+    comparison = compared(candidate)
+    assert f"which cannot be sampled on the prompts of this run: {refused}" in comparison.problem
+    assert (comparison.final, comparison.baseline, comparison.report.label) == ("sft", "start", "report")
+    assert "promotion/report" not in composed.inputs
+    composed.failures["production/evaluation/generate"] = EnvironmentFault("no GPU is left")
+    with pytest.raises(EnvironmentFault, match="no GPU is left"):
+        compared(candidate)
+
+
+def test_a_night_refuses_production_in_another_chat_template_than_its_rows_have(composed, tmp_path):
+    """Its candidate would be trained in one and sampled in the other."""
+    models = {}
+    for name, template in (
+        ("base", None),
+        ("same", CHAT_TEMPLATE + "{# a comment #}"),
+        ("other", "<q>" + CHAT_TEMPLATE),
+    ):
+        byte_tokenizer(template).save_pretrained(tmp_path / name)
+        models[name] = composed.store.publish(tmp_path / name, "model")
+    composed.artifacts["model"] = models["base"]
+    content: dict[str, Any] = {"name": "nights", "model": MODEL, "evaluation": EVALUATION, "promotion": GATES}
+    rows: Any = SimpleNamespace(label="arrived")
+
+    def night(production: Reference, **data: Any) -> None:
+        content["dpo"] = {"data": {"path": str(tmp_path / "arrives.jsonl"), **data}}
+        nightly.compose_night(parse_recipe({"method": "nightly", **content}), production, rows, number=0)  # type: ignore[arg-type]
+
+    night(models["same"])
+    with pytest.raises(
+        UserError, match=r"train further .* has another chat template than .* give `model` production's `chat_template`"
+    ):
+        night(models["other"])
+    night(models["other"], chat_template="plain")
 
 
 @pytest.mark.parametrize(("tagged", "baseline"), [(True, "production"), (False, "start")])

@@ -1,4 +1,4 @@
-"""Models side by side, of which some cannot be imported."""
+"""Models side by side, of which some cannot be imported, or have other chat templates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from alignment_core.composition.graph import BranchFailed, Input, artifact
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import parse_recipe
+from alignment_core.rollout.schemas import read_rollouts
+from tests.align import Align, references
 from tests.conftest import TinyModel
 
 
@@ -41,3 +43,36 @@ def test_a_model_that_cannot_be_imported_does_not_end_the_composition(
     )
     labels = {stage.label for stage in plan(recipe, open_store(str(tmp_path / "store"))).stages}
     assert {"model/evaluation", "other/evaluation"} <= labels
+
+
+RECIPE = """
+method: evaluate
+name: beside
+model: {{name: {model}, chat_template: plain}}
+models: {{chat: {{name: {model}, chat_template: "<q>{{{{ messages[0].content }}}}</q>"}}}}
+evaluation:
+  prompts: {{path: {rows}}}
+  generation: {{num_generations: 1, max_completion_length: 4}}
+resources: {{trainers: 1, engines: 1, threads: 1}}
+"""
+
+
+@pytest.mark.slow
+def test_each_model_gets_the_prompts_in_its_own_chat_template(
+    align: Align, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """The same prompts under the same numbers, and `align samples` shows both models' answers to them."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"question {number}"}) + "\n" for number in range(4)))
+    (tmp_path / "beside.yaml").write_text(RECIPE.format(model=tiny_model(), rows=rows))
+    outcome = align(tmp_path / "home", "run", str(tmp_path / "beside.yaml"))
+    store, made = open_store(outcome["store"]), references(outcome)
+
+    def prompts(label: str) -> dict[int, str]:
+        rollouts = read_rollouts(store.fetch(Reference.parse(made[f"{label}/evaluation/generate"])))
+        return {row["prompt"]: row["prompt_text"] for row in rollouts}
+
+    assert sorted(prompts("model").values()) == [f"question {number}" for number in range(4)]
+    assert prompts("chat") == {number: f"<q>{prompt}</q>" for number, prompt in prompts("model").items()}
+    shown = align(tmp_path / "home", "samples")["rows"]
+    assert [{"prompt", "model", "chat"} <= row.keys() for row in shown] == [True] * 4
