@@ -25,6 +25,8 @@ class Compared:
     report: Any
     problem: str | None = None
     """Why the two policies cannot be compared."""
+    failed: str | None = None
+    """Label of the stage whose failure is the problem."""
 
     def beside(self, tag: str) -> str:
         """The baseline of the gates, in words."""
@@ -69,7 +71,8 @@ def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
         if not isinstance(error.cause, UserError):  # of this machine, say: a later attempt compares them
             raise error.cause from None
         reason = f"{section.tag} points to {current.short}, which cannot be sampled on the prompts of this run: {error}"
-        return Compared(current, *own, problem=f"{reason}; align promote moves the tag by hand")
+        problem = f"{reason}; align promote moves the tag by hand"
+        return Compared(current, *own, problem=problem, failed=outputs.evaluations.samples[PRODUCTION].label)
     return Compared(current, final, PRODUCTION, report)
 
 

@@ -48,7 +48,7 @@ def outcome_of(
     recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared, notes: Sequence[str] = ()
 ) -> Outcome:
     """Promote and publish the policy of a run whose stages are done, write its report, and return its outcome."""
-    failed = _failed(run)
+    failed = {label: error for label, error in _failed(run).items() if label != compared.failed}
     stages = [step.result() for step in run.steps if step.cause() is None]
     report = compared.report.result() if compared.report else None
     metrics: dict[str, Any] = {**report.metrics, "policies": policies_of(run.store, report)} if report else {}

@@ -159,12 +159,15 @@ class Renderer:
         except ValueError:  # it insists on a system message
             return False
 
-    def renders_as(self, other: Renderer) -> bool:
-        """Whether both render a conversation, with or without a message of the system, alike. Both have a template."""
+    def renders_as(self, other: Renderer, prompts: bool = False) -> bool:
+        """Whether both render a conversation, with or without a message of the system, alike; with ``prompts``, also one that
+        is to be answered. Both have a template."""
         for question in PROBES:
             conversation = [*question, *assistant(ANSWER)]
             with suppress(ValueError):  # a template may take no system message, or insist on one
                 if self.conversation(conversation) != other.conversation(conversation):
+                    return False
+                if prompts and self.prompt(question) != other.prompt(question):
                     return False
         return True
 

@@ -118,8 +118,10 @@ def compose_night(recipe: NightlyRecipe, production: Reference | None, rows: Inp
         what = "model: the policy to train further"
         check_same_tokenizer(current().store, model, production, what, cure)
         if recipe.dpo.data.chat_template is None:
-            cure = "the night's rows would be rendered otherwise than its policy reads them; give `model` production's "
-            check_same_template(current().store, model, production, what, cure + "`chat_template`")
+            cure = (
+                "name a model with that of production, such as the one that it descends from; rows would be in another"
+            )
+            check_same_template(current().store, model, production, what, cure)
     # From the model, not from production, so that it judges all nights alike.
     judge = reward_model(recipe.reward_model, base, base)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError, first_line
 
+log = logging.getLogger(__name__)
 FILES = ("tokenizer.json", "tokenizer.model")
 """If these files are equal, the tokenizers are."""
 TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
@@ -77,8 +79,17 @@ def check_same_template(store: Store, base: Reference, policy: Reference, what: 
     if all(digests[0].get(name) == digests[1].get(name) for name in (*FILES, *TEMPLATE_FILES)):
         return
     with ExitStack() as uses:
-        first, second = (Renderer(_load(store.fetch(model, uses))) for model in (base, policy))
-        alike = first.renders_as(second) if first.template and second.template else first.template == second.template
+        try:
+            first, second = (Renderer(_load(store.fetch(model, uses))) for model in (base, policy))
+        except Exception as error:  # such as that of a tokenizer with code of its own, which stages may run
+            log.warning(
+                "%s: its chat template is not compared with that of the recipe's model: %s", what, first_line(error)
+            )
+            return
+        if first.template and second.template:
+            alike = first.renders_as(second, prompts=True)
+        else:
+            alike = first.template == second.template
     if not alike:
         raise UserError(
             f"{what} ({policy.short}) has another chat template than the recipe's model ({base.short}): {cure}"

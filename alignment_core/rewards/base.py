@@ -66,7 +66,7 @@ class Opening:
     chat_template: str | None = None
     """Chat template of the prompts, if it is not the tokenizer's own."""
     across_policies: bool = False
-    """Whether policies with other chat templates, or none, may be scored by it, too, to be compared."""
+    """Whether scores are compared between policies with different chat templates, or none."""
     policy: str = "the policy"
     """Its name in messages."""
     prompts: Rows = ()

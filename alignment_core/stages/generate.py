@@ -11,7 +11,7 @@ from alignment_core.cluster.actor import Call, call
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.context import check_embedded, embedding_rows
-from alignment_core.data.own_template import Row, in_own_template, some_are_cut
+from alignment_core.data.own_template import Row, has_truncated_rows, in_own_template
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids, pass_chat_template_on
 from alignment_core.errors import DataError, NumericError
@@ -74,11 +74,11 @@ def _in_own_template(context: StageContext, prompts: list[Row]) -> tuple[list[Ro
 
     model, name = context.model("policy"), context.references["policy"].short
     tokenizer = model.tokenizer()
-    are_cut = some_are_cut(context.inputs["prompts"])
-    rendered, warnings = in_own_template(prompts, Renderer(tokenizer), are_cut, name)
+    some_are_truncated = has_truncated_rows(context.inputs["prompts"])
+    rendered, warnings = in_own_template(prompts, Renderer(tokenizer), some_are_truncated, name)
     embeddings = embedding_rows(model.path)
     for row in rendered:
-        ids = {"source": row["source"], "prompt_ids": np.asarray(row["prompt_ids"])}
+        ids = {"source": row.get("source"), "prompt_ids": np.asarray(row["prompt_ids"])}
         check_embedded(ids, embeddings, tokenizer.convert_ids_to_tokens)
     return rendered, warnings
 

@@ -36,8 +36,7 @@ class ScoreConfig(StageConfig):
     field: str = "evaluation.rewards"
     """Their field in the recipe, for messages."""
     across_policies: bool = False
-    """Whether policies with other chat templates, or none, may be compared by the scores: see
-    :class:`~alignment_core.rewards.base.Opening`."""
+    """Whether scores are compared between policies with different chat templates, or none."""
     verifier: str | None = None
     max_failed_rewards: float = 0.0
     """Maximum fraction of completions without a result of the verifier."""

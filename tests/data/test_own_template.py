@@ -11,7 +11,7 @@ import pytest
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of
-from alignment_core.data.own_template import in_own_template, some_are_cut
+from alignment_core.data.own_template import has_truncated_rows, in_own_template
 from alignment_core.data.pin import pin
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
@@ -34,7 +34,7 @@ MESSAGES = [
     for row in ROWS
 ]
 TEXTS = [row for row in ROWS if "prompt" in row]
-CUT = {"max_prompt_length": 12, "overlong": "truncate"}
+TRUNCATED = {"max_prompt_length": 12, "overlong": "truncate"}
 
 
 class Prompts:
@@ -63,7 +63,7 @@ class Prompts:
 
     def rendered(self, prompts: Path, template: str | None) -> tuple[list[dict[str, Any]], list[str]]:
         return in_own_template(
-            self.rows(prompts), Renderer(byte_tokenizer(template)), some_are_cut(prompts), "the policy"
+            self.rows(prompts), Renderer(byte_tokenizer(template)), has_truncated_rows(prompts), "the policy"
         )
 
 
@@ -96,7 +96,9 @@ def test_prompts_in_plain_text_are_messages_of_the_user_in_a_template_and_back(p
     rendered, warnings = prompts.rendered(plain, None)
     assert [row["prompt"] for row in rendered] == ["<user>1+1=<assistant>", f"<user>{'x' * 20}<assistant>"]
     assert (rendered, warnings) == (prompts.rows(chat), [])
-    assert prompts.rendered(chat, "plain") == (prompts.rows(plain), [])
+    rendered, (warning,) = prompts.rendered(chat, "plain")
+    assert rendered == prompts.rows(plain)
+    assert "the policy has no chat template and gets plain text, unlike the recipe's `model`" in warning
 
 
 @pytest.mark.parametrize(
@@ -148,12 +150,12 @@ def test_a_template_that_asks_for_todays_date_is_named(prompts: Prompts) -> None
         ("plain", None, True),
     ],
 )
-def test_cut_prompts_stay_and_are_named_if_the_policys_own_would_end_otherwise(
+def test_truncated_prompts_stay_and_are_named_if_the_policys_own_would_end_otherwise(
     template: str | None, other: str | None, are_named: bool, prompts: Prompts
 ) -> None:
-    """The rest of a cut prompt is the end of a rendered conversation, not a message. What LONGER writes before a message would
-    be cut off, too; a policy without a template ends no prompt in a way of its own."""
-    data = prompts.dataset([TEXTS[1]], template, **CUT)
+    """The rest of a truncated prompt is the end of a rendered conversation, not a message. What LONGER writes before a message
+    would be cut off, too; a policy without a template ends no prompt in a way of its own."""
+    data = prompts.dataset([TEXTS[1]], template, **TRUNCATED)
     (row,) = prompts.rows(data)
     assert len(row["prompt_ids"]) == 12
     rendered, warnings = prompts.rendered(data, other)
@@ -161,11 +163,31 @@ def test_cut_prompts_stay_and_are_named_if_the_policys_own_would_end_otherwise(
     assert [warning.partition(":")[0] for warning in warnings] == ["evaluation.prompts.overlong"] * are_named
 
 
-def test_whole_prompts_beside_cut_ones_are_rendered(prompts: Prompts) -> None:
-    data = prompts.dataset(TEXTS, None, **CUT)
-    rendered, _ = prompts.rendered(data, LONGER)
-    assert rendered[0]["prompt"] == "<system>You answer questions.<user>1+1=<assistant>"
+@pytest.mark.parametrize(
+    ("other", "text"), [(LONGER, "<system>You answer questions.<user>1+1=<assistant>"), ("plain", "1+1=")]
+)
+def test_whole_prompts_beside_truncated_ones_are_rendered(other: str, text: str, prompts: Prompts) -> None:
+    """And the policy gets two forms of prompts, which is said."""
+    data = prompts.dataset(TEXTS, None, **TRUNCATED)
+    rendered, warnings = prompts.rendered(data, other)
+    assert rendered[0]["prompt"] == text
     assert rendered[1] == prompts.rows(data)[1]
+    assert "evaluation.prompts.overlong: truncated prompts stay" in warnings[-1]
+
+
+def test_words_that_the_other_template_leaves_out_are_named(prompts: Prompts) -> None:
+    """As data sets name them: this policy gets other questions than the recipe's model."""
+    of_user = LONGER.replace("messages %}", "messages if m.role == 'user' %}")
+    rendered, (warning,) = prompts.rendered(prompts.dataset(MESSAGES, None), of_user)
+    assert rendered[1]["prompt"] == "<system>You answer questions.<user>2+2=<assistant>"
+    assert warning.startswith("the policy: 1 system messages")
+    assert "the chat template does not show" in warning
+
+
+def test_prompts_of_a_stage_of_a_plug_in_need_no_statistics_and_no_messages(tmp_path: Path) -> None:
+    rows = [{"prompt_ids": [1], "prompt": "1+1="}]
+    rendered, _ = in_own_template(rows, Renderer(byte_tokenizer(None)), has_truncated_rows(tmp_path), "the policy")
+    assert rendered[0]["prompt"] == "<user>1+1=<assistant>"
 
 
 def test_a_prompt_that_the_other_template_refuses_is_named_with_a_cure(prompts: Prompts) -> None:

@@ -503,6 +503,9 @@ def test_production_that_cannot_be_sampled_on_the_prompts_cannot_be_compared(com
     comparison = compared(candidate)
     assert f"which cannot be sampled on the prompts of this run: {refused}" in comparison.problem
     assert (comparison.final, comparison.baseline, comparison.report.label) == ("sft", "start", "report")
+    assert comparison.failed == "production/evaluation/generate", (
+        "the outcome has it as the reason, not as a failed branch"
+    )
     assert "promotion/report" not in composed.inputs
     composed.failures["production/evaluation/generate"] = EnvironmentFault("no GPU is left")
     with pytest.raises(EnvironmentFault, match="no GPU is left"):
@@ -512,11 +515,15 @@ def test_production_that_cannot_be_sampled_on_the_prompts_cannot_be_compared(com
 def test_a_night_refuses_production_in_another_chat_template_than_its_rows_have(composed, tmp_path):
     """Its candidate would be trained in one and sampled in the other."""
     models = {}
-    for name, template in (
-        ("base", None),
-        ("same", CHAT_TEMPLATE + "{# a comment #}"),
-        ("other", "<q>" + CHAT_TEMPLATE),
-    ):
+    thinking = CHAT_TEMPLATE.replace("'<assistant>'", "'<assistant><think>'")
+    assert thinking != CHAT_TEMPLATE
+    templates = {
+        "base": None,
+        "same": CHAT_TEMPLATE + "{# a comment #}",
+        "other": "<q>" + CHAT_TEMPLATE,
+        "prompt": thinking,
+    }
+    for name, template in templates.items():
         byte_tokenizer(template).save_pretrained(tmp_path / name)
         models[name] = composed.store.publish(tmp_path / name, "model")
     composed.artifacts["model"] = models["base"]
@@ -529,9 +536,11 @@ def test_a_night_refuses_production_in_another_chat_template_than_its_rows_have(
 
     night(models["same"])
     with pytest.raises(
-        UserError, match=r"train further .* has another chat template than .* give `model` production's `chat_template`"
+        UserError, match=r"train further .* has another chat template than .*: name a model with that of production"
     ):
         night(models["other"])
+    with pytest.raises(UserError, match="another chat template"):
+        night(models["prompt"])
     night(models["other"], chat_template="plain")
 
 

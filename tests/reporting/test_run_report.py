@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 
+from alignment.flows import runs
+from alignment.flows.comparison import Compared
 from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.artifacts.attachments import attach
 from alignment_core.canonical import digest_of
-from alignment_core.errors import Stopped, UserError
+from alignment_core.composition.graph import BranchFailed
+from alignment_core.composition.results import Outputs
+from alignment_core.errors import EnvironmentFault, Stopped, UserError
 from alignment_core.evaluation.gates import refusals
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import CURVE, Curve
@@ -264,6 +268,9 @@ def test_the_report_of_an_unfinished_run_has_the_reason(
     assert "`align resume 01234567`" in reason.how
 
 
+RECIPE = parse_recipe({"method": "sft", "name": "small", "model": "some/model", "sft": {"data": "rows.jsonl"}})
+
+
 @pytest.mark.parametrize(
     ("error", "cancelled", "status"),
     [
@@ -278,24 +285,47 @@ def test_the_journal_has_the_outcome_of_a_run_before_its_report_is_written(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException, cancelled: bool, status: str
 ) -> None:
     """The process may be killed meanwhile."""
-    from alignment.flows import runs
+    seen = _opening(store, monkeypatch, cancelled)
+    with nullcontext() if cancelled else pytest.raises(type(error)), runs.open_run(RECIPE):
+        raise error
+    assert [seen_status for seen_status, _ in seen] == [status]
+    assert read(NOW).status == status
+
+
+def test_a_comparison_that_could_not_be_made_ends_the_run_as_its_cause(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages behind samples of production that may fail may fail, too, such as those that ask a judge; without the table the
+    run has no result."""
+    seen = _opening(store, monkeypatch)
+    cause = EnvironmentFault("the judge does not answer")
+
+    def result() -> Any:
+        raise BranchFailed(cause)
+
+    compared = Compared(None, "sft", "production", SimpleNamespace(result=result))
+    monkeypatch.setattr(runs, "compare", lambda *_: compared)
+    with pytest.raises(EnvironmentFault, match="the judge does not answer"), runs.open_run(RECIPE) as opened:
+        opened.outputs = Outputs()
+    assert seen == [("failed", cause)]
+
+
+def _opening(store: Store, monkeypatch: pytest.MonkeyPatch, cancelled: bool = False) -> list[tuple[str, BaseException]]:
+    """Let runs open without a host or a server. Gets the journal's status and the cause at the time of the last report."""
 
     @contextmanager
     def opened(*_: Any) -> Any:
         with Journal(new_record(NOW, "small", {}, store.uri)).open() as journal:
-            yield SimpleNamespace(journal=journal, host=SimpleNamespace(close=lambda: None), steps=[])
+            host = SimpleNamespace(close=lambda: None)
+            yield SimpleNamespace(journal=journal, host=host, steps=[], store=store, wait=lambda: None)
 
-    seen: list[str] = []
+    seen: list[tuple[str, BaseException]] = []
     watch = SimpleNamespace(lost=False, cancelled=cancelled)
     monkeypatch.setattr(runs, "_running", opened)
     monkeypatch.setattr(runs, "Watch", lambda *_: nullcontext(watch))
-    monkeypatch.setattr(runs, "_leave_unfinished", lambda *_: seen.append(read(NOW).status))
+    monkeypatch.setattr(runs, "_leave_unfinished", lambda *given: seen.append((read(NOW).status, given[2])))
     monkeypatch.setattr(runs, "_prune", lambda *_: None)
-    recipe = parse_recipe({"method": "sft", "name": "small", "model": "some/model", "sft": {"data": "rows.jsonl"}})
-    with nullcontext() if cancelled else pytest.raises(type(error)), runs.open_run(recipe):
-        raise error
-    assert seen == [status]
-    assert read(NOW).status == status
+    return seen
 
 
 def test_the_section_of_the_last_stage_of_a_kind_is_shown(store: Store, tmp_path: Path) -> None:
