@@ -77,7 +77,7 @@ def _rendered(row: Row, renderer: Renderer, policy_name: str) -> Row:
         ids, text = renderer.prompt(given, tools)
     except (ValueError, UserError) as error:
         raise UserError(
-            f"{row['source']}: the prompt cannot be rendered for {policy_name}: {error}; {FOR_ALL}"
+            f"{row.get('source')}: the prompt cannot be rendered for {policy_name}: {error}; {FOR_ALL}"
         ) from None
     templated = text != given
     messages = (row.get("messages") or json.dumps(given, ensure_ascii=False)) if templated else None
