@@ -33,6 +33,12 @@ TABLES = {
     ),
 }
 """The measure and its heading, by the branch that compares the policies."""
+ACROSS_SEEDS = {
+    "": ("accuracy", "answers that follow all instructions"),
+    "preferences": ("win_rate", "win rate against SFT by the judge"),
+    "preferences/conditional-sft": ("length", "tokens"),
+}
+"""The measure that is compared across seeds, and its name, by the branch that compares the policies."""
 TRL_HEAD = (
     "The model trains with the recipe's stages and with TRL's trainers, from the same weights, with the same rows in the same",
     "order, in fp32: `python -m tests.real.trl_curves`, rows of GSM8K for SFT and pairs of HH for the others.",
@@ -148,7 +154,11 @@ def saved(folder: Path) -> list[Run]:
 
 
 def tables(runs: Sequence[Run]) -> Iterator[str]:
-    """All tables in Markdown: one row for each seed and policy, reward model, and held-out metric of training."""
+    """All tables in Markdown: one row for each policy over all seeds, if there are several; then one for each seed and policy,
+    reward model, and held-out metric of training."""
+    if len(runs) > 1:
+        yield from _across_seeds(runs)
+        yield ""
     for branch in TABLES:
         if any(run.policies(branch) for run in runs):
             yield from _policies(runs, branch)
@@ -214,6 +224,32 @@ def _policies(runs: Sequence[Run], branch: str) -> Iterator[str]:
             cells += [" → ".join(_number(each.get("baseline_perplexity"), 2) for each in (baseline, after))]
             cells += [" → ".join(_number(each.get("length"), 1) for each in (baseline, after))]
             yield f"| {' | '.join([*cells, _number(run.seconds(stages) / 60, 1)])} |"
+
+
+def _across_seeds(runs: Sequence[Run]) -> Iterator[str]:
+    """Means of the seeds, each with the lowest and the highest of them."""
+    yield "| method | seeds | measure, mean of seeds (lowest to highest) | before | after | tokens |"
+    yield "|" + "---|" * 6
+    for branch, (measure, name_of_measure) in ACROSS_SEEDS.items():
+        decimals = 1 if measure == "length" else 3
+        for name in dict.fromkeys(name for run in runs for name in list(run.policies(branch))[1:]):
+            compared = [run.policies(branch) for run in runs if name in run.policies(branch)]
+            before, after = ([each[of] for each in compared] for of in (next(iter(compared[0])), name))
+            cells = ["/".join(filter(None, [branch, name])), str(len(compared)), name_of_measure]
+            cells.append("0.5" if measure == "win_rate" else _spread(before, measure, decimals))
+            cells += [
+                _spread(after, measure, decimals),
+                _spread(before, "length", 1) + " → " + _spread(after, "length", 1),
+            ]
+            yield f"| {' | '.join(cells)} |"
+
+
+def _spread(policies: Sequence[Mapping[str, float]], metric: str, decimals: int) -> str:
+    values = [policy[metric] for policy in policies if metric in policy]
+    if not values:
+        return "—"
+    mean, low, high = (_number(value, decimals) for value in (sum(values) / len(values), min(values), max(values)))
+    return f"{mean} ({low} to {high})" if len(values) > 1 else mean
 
 
 def _of_training(runs: Sequence[Run]) -> Iterator[str]:

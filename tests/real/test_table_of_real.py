@@ -90,6 +90,24 @@ def test_tables_have_a_row_for_each_policy_and_each_held_out_metric() -> None:
     assert list(tables([RUN]))[-1] == "Seed 2: rloo/rl failed: the loss is not finite"
 
 
+def test_seeds_are_compared_by_their_means() -> None:
+    other = json.loads(json.dumps(OUTCOME))
+    other["metrics"]["policies"] = {
+        "start": {"accuracy": 0.3, "length": 20.0},
+        "grpo": {"accuracy": 0.85, "length": 8.0},
+    }
+    other["metrics"]["comparisons"]["preferences"] = {"sft": {"length": 50.0}, "dpo": {"win_rate": 0.6, "length": 40.0}}
+    second = replace(RUN, seed=3, outcome=other)
+    rows = list(tables([RUN, second]))[2:5]
+    assert rows == [
+        "| grpo | 2 | answers that follow all instructions | 0.200 (0.100 to 0.300) | 0.800 (0.750 to 0.850) "
+        "| 25.0 (20.0 to 30.0) → 10.1 (8.0 to 12.2) |",
+        "| ppo | 1 | answers that follow all instructions | 0.100 | 0.500 | 30.0 → — |",
+        "| preferences/dpo | 2 | win rate against SFT by the judge | 0.5 | 0.600 | 50.0 → 40.0 |",
+    ]
+    assert "mean of seeds" not in "".join(tables([second]))
+
+
 def test_runs_of_other_machines_are_in_the_page_of_a_later_one(tmp_path: Path) -> None:
     for each in (RUN, replace(RUN, seed=1)):
         each.save(tmp_path / "results")
