@@ -10,6 +10,7 @@ from alignment_core.attestation.ancestry import Ancestor, Ancestry
 from alignment_core.attestation.attest import BOM, PROVENANCE
 from alignment_core.attestation.bom import intervals
 from alignment_core.attestation.signing import SIGNATURE
+from alignment_core.models.adapters import QUANTISATION
 
 _BESIDE = {
     PROVENANCE: "an in-toto statement with SLSA provenance: every stage, its inputs and their digests",
@@ -80,7 +81,7 @@ def _text(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[
         for name, value, ends in measured:
             yield f"| {name} | {value:.4g} | {f'[{ends[0]:.4g}, {ends[1]:.4g}]' if ends else ''} |"
     if manifest.kind == "adapter" and len(ancestry.weights) > 1:
-        yield from _loading(ancestry, repo)
+        yield from _loading(ancestry, repo, any(file.path == QUANTISATION for file in manifest.files))
     if ancestry.earlier:
         yield from ("", "## Made from", "", "| as | artifact | by |", "|---|---|---|")
         for ancestor in ancestry.earlier:
@@ -94,17 +95,29 @@ def _text(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[
         yield from ("", f"`{verify}` checks a download.")
 
 
-def _loading(ancestry: Ancestry, repo: str) -> Iterator[str]:
-    """How to load an adapter. Its files are published as they are in the store, and name its base by the store's reference."""
+def _loading(ancestry: Ancestry, repo: str, is_quantised: bool) -> Iterator[str]:
+    """How to load an adapter. Its files are published as they are in the store, and name its base by the store's reference.
+
+    One that ``is_quantised`` was trained, and measured, beside weights in fewer bits.
+    """
     adapter, base = ancestry.weights[:2]
     commits = [source for source in base.sources if source.commit] if _stage_of(base) == "base_model" else []
     place = f'"{commits[0].path}", revision="{commits[0].commit}"' if commits else '"BASE"'
     scores = _stage_of(adapter) == "reward_model"
     task = "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
+    settings = f"{', num_labels=1' if scores else ''}{', quantization_config=quantization' if is_quantised else ''}"
     yield from ("", "## Loading", "")
-    yield f"Load it beside the model that it was trained on, `{base.reference}`{'' if commits else ' in a folder BASE'}:"
-    yield from ("", "```python", "from peft import PeftModel", f"from transformers import {task}", "")
-    yield f"base = {task}.from_pretrained({place}{', num_labels=1' if scores else ''})"
+    place_of_base = f"{'' if commits else ' in a folder BASE'}{', rounded as in training' if is_quantised else ''}"
+    yield f"Load it beside the model that it was trained on, `{base.reference}`{place_of_base}:"
+    yield from ("", "```python")
+    if is_quantised:
+        yield from ("import json", "", "from huggingface_hub import hf_hub_download")
+    yield "from peft import PeftModel"
+    yield from (f"from transformers import {task}{', BitsAndBytesConfig' if is_quantised else ''}", "")
+    if is_quantised:
+        yield f'with open(hf_hub_download("{repo}", "{QUANTISATION}")) as file:'
+        yield "    quantization = BitsAndBytesConfig(**json.load(file))"
+    yield f"base = {task}.from_pretrained({place}{settings})"
     yield from (f'model = PeftModel.from_pretrained(base, "{repo}")', "```", "")
     yield (
         "Classes that look up the base in adapter_config.json, such as `AutoPeftModelForCausalLM`, do not find it: the file "

@@ -26,7 +26,7 @@ from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.environments.tool_calls import Call, answers, check_format
 from alignment_core.errors import UserError
-from alignment_core.imports import uncollected
+from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.processes import inherited
 from alignment_core.recipes import DataConfig
 from alignment_core.stages.dataset import DatasetConfig
@@ -304,15 +304,13 @@ def _sample(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer(source: TokenizerSource) -> Any:
-    with uncollected():
-        from transformers import AutoTokenizer
     if source.folder is None and source.hub is None:
         from alignment_core.models.tokenizer import byte_tokenizer
 
         return _with_settings(byte_tokenizer(source.chat_template), source)
     trust = source.trust_remote_code
     place = {"revision": source.commit} if source.hub else {}
-    tokenizer = AutoTokenizer.from_pretrained(source.folder or source.hub, trust_remote_code=trust, **place)
+    tokenizer = load_tokenizer(source.folder or str(source.hub), trust, **place)
     if source.chat_template is not None:
         tokenizer.chat_template = source.chat_template
     return _with_settings(tokenizer, source)

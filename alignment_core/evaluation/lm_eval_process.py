@@ -56,10 +56,10 @@ def main(request: dict[str, Any]) -> None:
 def _model(request: dict[str, Any]) -> Any:
     """The model as lm-eval takes it."""
     import torch
-    import transformers
     from lm_eval.models.huggingface import HFLM
 
     from alignment_core.cluster.device import inference_dtype_on_cpu
+    from alignment_core.models.load_tokenizer import load_tokenizer
     from alignment_core.models.loading import load_model
     from alignment_core.models.saving import checkpoint_dtype
 
@@ -69,7 +69,7 @@ def _model(request: dict[str, Any]) -> Any:
     stored = checkpoint_dtype(path)
     dtype = getattr(torch, stored if cuda else inference_dtype_on_cpu(stored))
     model = load_model(str(path), "lm", dtype, trust_remote_code=trust).to(device)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+    tokenizer = load_tokenizer(path, trust)
     return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=request["batch_size"], device=device)
 
 

@@ -23,7 +23,7 @@ from alignment_core.inference.request_queue import RequestQueue
 from alignment_core.inference.sampling_parameters import parameters_of
 from alignment_core.memory import memory_explained
 from alignment_core.models.model_ref import Model
-from alignment_core.models.saving import check_loadable
+from alignment_core.models.saving import check_loadable, is_multimodal
 from alignment_core.models.weight_transfer import Bucket
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
@@ -79,7 +79,8 @@ class Engine:
             dtype=self._dtype,
             max_model_len=max_model_len,
             max_num_seqs=resources.max_num_seqs,
-            skip_tokenizer_init=True,  # prompts and completions are token ids
+            # Prompts and completions are token ids; but processors of images are made with a tokenizer.
+            skip_tokenizer_init=not is_multimodal(shape),
             trust_remote_code=policy.trust_remote_code,
             logprobs_mode="processed_logprobs",  # those of the sampling distribution, at any temperature
             worker_extension_cls=WORKER_EXTENSION,

@@ -24,16 +24,15 @@ from alignment_core.data.context import longest_sampled
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.errors import EnvironmentFault, UserError
-from alignment_core.imports import uncollected
 from alignment_core.inference.kv_cache import TOO_LARGE, mib_needed, room_mib
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
 from alignment_core.inference.token_guard import VARIABLE
+from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.models.saving import check_loadable, checkpoint_dtype, dtype_of
 from alignment_core.processes import end_with_parent, inherited
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
-START_SECONDS = 600.0
 """Deadline for loading the model."""
 STOP_SECONDS = 20.0
 LOADING_SECONDS = 10.0
@@ -141,10 +140,12 @@ def served(
     name: str,
     resources: ResourcesConfig | None = None,
     own_session: bool = False,
+    start_seconds: float | None = None,
     on_loading: Callable[[float], None] = lambda _: None,
     trust_remote_code: bool = False,
 ) -> Iterator[Server]:
-    """A server on a free port of loopback, with a random token. Raises EnvironmentFault if it does not start.
+    """A server on a free port of loopback, with a random token. Raises EnvironmentFault if it does not start, within
+    ``start_seconds`` if they are given.
 
     It samples as our engines do, if requests have its ``stop_ids``: as they ask, whatever the model's generation_config.json
     has beside stop tokens; a repetition penalty would change even greedy answers. In an ``own_session`` Ctrl-C does not reach
@@ -163,6 +164,7 @@ def served(
         token,
         options=(SAMPLED_AS_ASKED,),
         own_session=own_session,
+        start_seconds=start_seconds,
         on_loading=on_loading,
         trust_remote_code=trust_remote_code,
         reads_stop_ids=True,
@@ -176,11 +178,8 @@ def stop_ids(folder: str, trust_remote_code: bool = False) -> tuple[int, ...]:
     vLLM's server stops only at those of the model's generation_config.json and at EOS, while the chat template of a base model
     may end turns with another token (Qwen2.5: ``<|im_end|>`` and ``<|endoftext|>``): the answer would go on with further turns.
     """
-    with uncollected():
-        from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(folder, trust_remote_code)
         return Renderer(tokenizer, eos_token_ids=eos_token_ids(Path(folder))).turn_end.stop_ids
     except (UserError, OSError, ValueError):
         return ()
@@ -196,7 +195,7 @@ def running(
     token: str | None = None,
     options: Sequence[str] = (),
     own_session: bool = False,
-    start_seconds: float | None = START_SECONDS,
+    start_seconds: float | None = None,
     on_loading: Callable[[float], None] = lambda _: None,
     trust_remote_code: bool = False,
     reads_stop_ids: bool = False,

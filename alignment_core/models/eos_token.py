@@ -8,6 +8,7 @@ from typing import Any
 
 from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.errors import UserError
+from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.models.saving import GENERATION_CONFIG, read_json, write_json
 
 
@@ -28,9 +29,7 @@ def set_eos_token(directory: Path, token: str | None, trust_remote_code: bool = 
     """
     if token is None:
         return
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(directory, trust_remote_code)
     check_in_vocabulary(tokenizer, token)
     token_id = tokenizer.convert_tokens_to_ids(token)
     earlier = [number for number in eos_token_ids(directory) if number != token_id]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.artifacts.reference import Reference
 from alignment_core.errors import UserError
+from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.models.quantization import why_not_changed
 from alignment_core.models.saving import checkpoint_dtype, read_json
 
@@ -42,9 +43,7 @@ class Model:
 
     def tokenizer(self) -> Any:
         """Its tokenizer, as ``transformers`` loads it."""
-        import transformers
-
-        return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
+        return load_tokenizer(self.path, self.trust_remote_code)
 
     def load(self, head: Head, dtype: torch.dtype, head_seed: int | None = None) -> Any:
         """Its weights, see :func:`~alignment_core.models.loading.load_model`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.models.saving import read_json, write_json
 
 
@@ -17,9 +18,7 @@ def set_padding(directory: Path, trust_remote_code: bool) -> None:
     padding token, and must not end sequences. A tokenizer whose padding token ends sequences, or that has none, gets another
     special token for it. If there is no other, the model has no padding token, and ``transformers`` raises for batches.
     """
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(directory, trust_remote_code)
     ends = Renderer(tokenizer, eos_token_ids=eos_token_ids(directory)).turn_end.stop_ids
     pad = _padding_token(tokenizer, set(ends))
     config = read_json(directory / "config.json")

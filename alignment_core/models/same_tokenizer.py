@@ -10,6 +10,7 @@ from typing import Any
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError, first_line
+from alignment_core.models.load_tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 FILES = ("tokenizer.json", "tokenizer.model")
@@ -97,6 +98,4 @@ def check_same_template(store: Store, base: Reference, policy: Reference, what: 
 
 
 def _load(folder: Path) -> Any:
-    import transformers
-
-    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return load_tokenizer(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.models.saving import GENERATION_CONFIG, read_json, write_json
 
 
@@ -16,9 +17,7 @@ def stop_at_turn_end(directory: Path, chat_template: str | None = None, trust_re
     a generation_config.json, ``generate`` reads only that, so it gets all of them. ``chat_template`` is that of the training
     data, if it is not the tokenizer's own.
     """
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(directory, trust_remote_code)
     stop_ids = Renderer(tokenizer, chat_template, eos_token_ids(directory)).turn_end.stop_ids
     for file in (directory / GENERATION_CONFIG, directory / "config.json"):
         if not file.is_file():

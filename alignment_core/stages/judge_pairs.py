@@ -130,7 +130,9 @@ def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows)
             stack.enter_context(context.machines.trainers(context.ticket))  # the server computes in their place
             with context.ticket.starting("the judge's server, and loads its model"):
                 folder, trust = str(context.inputs["judge"]), context.trust_remote_code
-                server = stack.enter_context(served(folder, name, context.resources, trust_remote_code=trust))
+                wait = context.resources.wait_timeout_seconds
+                judge = served(folder, name, context.resources, start_seconds=wait, trust_remote_code=trust)
+                server = stack.enter_context(judge)
             bases, token, stop_ids = (server.url,), server.token, server.stop_ids
             if server.shortened:
                 log.warning("%s: %s", FIELD, server.shortened)

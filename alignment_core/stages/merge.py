@@ -14,6 +14,7 @@ from alignment_core.artifacts.reference import POINTER
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.quantization import why_not_changed
+from alignment_core.models.saved_stop_tokens import stop_at_turn_end
 from alignment_core.models.saving import CHAT_TEMPLATES, check_loadable, copy_files, read_json, weight_files
 
 if TYPE_CHECKING:
@@ -90,6 +91,10 @@ def run(context: StageContext, config: MergeStageConfig) -> dict[str, Any]:
                 merged[name] = merge(source).to(own.dtype) if own.is_floating_point() else own
                 done += 1
             save_file(merged, context.output / file, metadata={"format": "pt"})
+        if not any(name.startswith("score.") for name in models[0].file_of):
+            stop_at_turn_end(
+                context.output, trust_remote_code=context.trust_remote_code
+            )  # a base model names EOS alone
         parameters = sum(math.prod(shape) for shape in models[0].shapes().values())
     return {"parameters": parameters, "models": len(models)}
 

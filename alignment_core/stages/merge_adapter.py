@@ -16,6 +16,7 @@ from alignment_core.evaluation.files import SPREAD
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.adapters import QUANTISATION, QUANTISATIONS
 from alignment_core.models.eos_token import set_eos_token
+from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.models.padding import set_padding
 from alignment_core.models.quantization import Bits, round_weights
 from alignment_core.models.saved_stop_tokens import stop_at_turn_end
@@ -165,11 +166,12 @@ def _convert(model: Any, dtype: torch.dtype) -> None:
 def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, trust_remote_code: bool) -> None:
     """Replace the tokenizer and chat templates of the base model by those of the adapter in ``folder``, if it has them.
 
-    Raises UserError if the embeddings have too few rows for its tokens.
+    Raises UserError if the embeddings have too few rows for tokens that the adapter added. Base models may have such tokens,
+    too (Gemma 3 of 1B: that of images), which no row of text has.
     """
-    import transformers
 
     own = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
+    of_base = load_tokenizer(output, trust_remote_code).get_vocab() if own else {}
     if (folder / "tokenizer_config.json").is_file():
         for path in [path for pattern in TOKENIZER_FILES for path in output.glob(pattern)]:
             path.unlink()
@@ -180,10 +182,11 @@ def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, tru
     set_eos_token(output, config.eos_token, trust_remote_code)
     if not own:
         return
-    tokenizer = transformers.AutoTokenizer.from_pretrained(output, trust_remote_code=trust_remote_code)
+    vocabulary = load_tokenizer(output, trust_remote_code).get_vocab()
     shape = json.loads((output / "config.json").read_text())
     rows = shape.get("text_config", shape)["vocab_size"]
-    if (tokens := max(tokenizer.get_vocab().values()) + 1) > rows:
+    if any(number >= rows and of_base.get(token) != number for token, number in vocabulary.items()):
+        tokens = max(vocabulary.values()) + 1
         raise UserError(
             f"model.adapter: the tokenizer of {config.adapter} has {tokens} tokens, but the merged model has embeddings for "
             f"{rows}: save the adapter with its embeddings (`save_embedding_layers=True`)"

@@ -74,7 +74,6 @@ def serve(
                 token=secret,
                 options=options or (),
                 own_session=True,
-                start_seconds=None,
                 on_loading=loading(shown),
             )
         )

@@ -20,6 +20,7 @@ from alignment_core.attestation.card import model_card
 from alignment_core.attestation.publishing import publish, tag_of
 from alignment_core.attestation.signing import sign
 from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.models.adapters import QUANTISATION
 from alignment_core.recipes import ModelConfig, PromotionConfig
 from alignment_core.stages.base_model import BaseModelConfig
 from tests.align import align_here
@@ -130,6 +131,7 @@ def test_the_page_of_an_adapter_shows_how_to_load_it_beside_its_base(store: Stor
 
     on_hub = {"model": references["base"], "data": references["data"]}
     of_base = page(publish("dpo", "adapter", on_hub))
+    assert "quantization" not in of_base
     assert f'base = AutoModelForCausalLM.from_pretrained("org/base", revision="{COMMIT}")\n' in of_base
     assert 'model = PeftModel.from_pretrained(base, "org/name")\n' in of_base
     of_judge = page(publish("reward_model", "adapter", on_hub))
@@ -142,6 +144,21 @@ def test_the_page_of_an_adapter_shows_how_to_load_it_beside_its_base(store: Stor
     assert f"`{references['sft']}` in a folder BASE" in of_policy
     assert "PeftModel" not in page(references["sft"])
     assert "PeftModel" not in page(publish("imported", "adapter")), "the records do not know its base"
+
+
+def test_the_page_of_an_adapter_beside_rounded_weights_rounds_them(store: Store, references, publish: Publish):
+    """As QLoRA trained it: neither peft nor transformers reads the file in an adapter's folder."""
+    adapter = publish("dpo", "adapter", {"model": references["base"], "data": references["data"]})
+    manifest = store.manifest(adapter)
+    (entry,) = manifest.files
+    rounded = manifest.model_copy(update={"files": (*manifest.files, entry.model_copy(update={"path": QUANTISATION}))})
+    page = model_card(rounded, ancestry_of(store, adapter), "org/name", ())
+    code = page.split("```python")[1].split("```")[0]
+    compile(code, "page", "exec")
+    assert 'hf_hub_download("org/name", "quantization_config.json")' in code
+    assert "from transformers import AutoModelForCausalLM, BitsAndBytesConfig\n" in code
+    assert f'from_pretrained("org/base", revision="{COMMIT}", quantization_config=quantization)\n' in code
+    assert ", rounded as in training:" in page
 
 
 def test_the_same_artifact_again_makes_no_commit_and_an_edited_page_is_a_new_version(hub, repo, store, references):

@@ -6,13 +6,17 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.inference import http_server
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.rewards.kinds import served_judge
 
 SERVER = """
 import http.server, json, ssl, sys, time
@@ -83,6 +87,21 @@ def test_the_reason_of_a_server_that_fails_precedes_that_of_its_tokenizer(
         http_server.served(str(tmp_path), "name"),
     ):
         pass
+
+
+def test_a_judge_may_load_as_long_as_the_recipe_waits_for_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """72B parameters take longer than ten minutes from a network's disk; the death of the server is noticed at once."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(http_server, "server_of", lambda *_: (command, {}))
+    opening: Any = SimpleNamespace(
+        model=SimpleNamespace(path=tmp_path, trust_remote_code=False),
+        starting=lambda _: nullcontext(),
+        resources=ResourcesConfig(wait_timeout_seconds=0.5),
+    )
+    with pytest.raises(EnvironmentFault, match=r"did not answer within 0\.5 seconds"):
+        served_judge.REWARD.open(SimpleNamespace(), opening)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")

@@ -16,6 +16,9 @@ from alignment_core.data.kinds.prompts import Prompt
 from alignment_core.data.kinds.texts import Text
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
+from alignment_core.models.load_tokenizer import load_tokenizer
+from alignment_core.recipes import ModelConfig
+from alignment_core.stages.base_model import _tidy
 from tests.rendering import conversations
 from tests.rendering.families import OWN, Family, build
 from tests.rendering.installed import MISTRAL
@@ -96,3 +99,17 @@ def test_a_tokenizer_that_renders_no_chat_template_is_refused(tmp_path: Path) ->
     (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
     with pytest.raises(UserError, match="MistralCommonBackend"):
         Renderer(AutoTokenizer.from_pretrained(tmp_path))
+
+
+def test_a_tokenizer_json_is_read_beside_mistrals_own_file(tmp_path: Path) -> None:
+    """``transformers`` prefers tekken.json, as Mistral-Nemo has both; an import leaves it out, for other loaders."""
+    (family,) = (candidate for candidate in OWN if candidate.name == "mistral-tekken")
+    build(family).save_pretrained(tmp_path)
+    shutil.copy(MISTRAL / "tekken_240911.json", tmp_path / "tekken.json")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    assert type(AutoTokenizer.from_pretrained(tmp_path)).__name__ == "MistralCommonBackend"
+    tokenizer = load_tokenizer(tmp_path)
+    row = Renderer(tokenizer).prompt(conversations.THREE_TURNS[:1])
+    assert row == Renderer(build(family)).prompt(conversations.THREE_TURNS[:1])
+    _tidy(tmp_path, ModelConfig(name=str(tmp_path)))
+    assert type(AutoTokenizer.from_pretrained(tmp_path)) is type(tokenizer)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from alignment_core.errors import UserError
 from alignment_core.models.loading import load_model
@@ -27,9 +28,8 @@ def merge(tmp_path: Path) -> Merge:
         inputs = {f"model-{number}": folder for number, folder in enumerate(folders, start=1)}
         output = tmp_path / "merged"
         output.mkdir()
-        context: Any = SimpleNamespace(
-            inputs=inputs | ({"base": base} if base else {}), output=output, report=lambda *_: None
-        )
+        given = inputs | ({"base": base} if base else {})
+        context: Any = SimpleNamespace(inputs=given, output=output, report=lambda *_: None, trust_remote_code=False)
         settings = {"merge_method": "linear", "weights": (1,) * len(folders), **config}
         metrics = run(context, MergeStageConfig.model_validate(settings))
         model = load_model(str(output), "lm", torch.float32)
@@ -72,6 +72,22 @@ def test_a_model_merged_with_itself_is_itself(how: str, merge: Merge, tiny_model
     merged = merge(tiny_model(), tiny_model(), merge_method=how, base=tiny_model(seed=2), **more)
     for name, tensor in weights(tiny_model()).items():
         torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=1e-6)
+
+
+def test_a_merge_stops_where_the_first_models_template_ends_a_turn(
+    merge: Merge, tiny_model: Any, tmp_path: Path
+) -> None:
+    """A base model names its EOS alone, and its fine-tuned successor the end of a turn, too."""
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model(), base)
+    template = "{% for m in messages %}<user>{{ m.content }}<system>{% endfor %}"
+    (base / "chat_template.jinja").write_text(template)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    end, eos = tokenizer.convert_tokens_to_ids("<system>"), tokenizer.eos_token_id
+    edit(base / "generation_config.json", eos_token_id=eos, temperature=0.6)
+    merge(base, base)
+    content = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
+    assert (content["eos_token_id"], content["temperature"]) == ([end, eos], 0.6)
 
 
 def test_a_merge_names_no_master_weights_of_its_first_model(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:

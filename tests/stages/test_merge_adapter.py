@@ -155,6 +155,27 @@ def test_arguments_of_the_chat_template_reach_that_of_the_adapter_or_of_the_mode
     assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "!a"
 
 
+@pytest.mark.parametrize("of_base", [True, False])
+def test_tokens_beyond_the_embeddings_are_refused_if_the_adapter_added_them(
+    of_base: bool, tiny_model: Any, tmp_path: Path
+) -> None:
+    """Gemma 3 of 1B has a token of images, and no embedding for it, with which its adapters are saved, too."""
+    path = tmp_path / "base"
+    shutil.copytree(tiny_model(), path)
+    rows = json.loads((path / "config.json").read_text())["vocab_size"]
+    adapter_of(path, tmp_path / "adapter")
+    longer = byte_tokenizer()
+    longer.add_tokens([f"<image-{number}>" for number in range(rows - len(longer) + 1)])
+    assert max(longer.get_vocab().values()) >= rows
+    for folder in (tmp_path / "adapter", *([path] if of_base else [])):
+        longer.save_pretrained(folder)
+    if of_base:
+        merge(path, tmp_path / "adapter", tmp_path / "merged")
+        return
+    with pytest.raises(UserError, match=f"but the merged model has embeddings for {rows}"):
+        merge(path, tmp_path / "adapter", tmp_path / "merged")
+
+
 def test_an_adapter_of_another_model_is_refused(tiny_model: Any, tmp_path: Path) -> None:
     adapter_of(tiny_model("qwen2", tied=False), tmp_path / "adapter")
     tensors = load_file(tmp_path / "adapter" / WEIGHTS)

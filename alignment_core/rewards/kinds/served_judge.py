@@ -59,7 +59,13 @@ def _open(reward: ServedJudge, opening: Opening) -> Served:
         with opening.starting(SERVER):
             model = opening.model
             server = stack.enter_context(
-                served(str(model.path), NAME, opening.resources, trust_remote_code=model.trust_remote_code)
+                served(
+                    str(model.path),
+                    NAME,
+                    opening.resources,
+                    start_seconds=opening.resources.wait_timeout_seconds,
+                    trust_remote_code=model.trust_remote_code,
+                )
             )
         if server.shortened:
             opening.warnings.append(f"{opening.field}: {server.shortened}")
