@@ -116,6 +116,8 @@ def _learning_rate(path: str, training: TrainingConfig, owner: Config) -> Iterat
 
 def _warmup(path: str, training: TrainingConfig | CriticConfig, owner: Config) -> Iterator[str]:
     steps = owner.steps if isinstance(owner, RlConfig) else getattr(training, "max_steps", None)
+    if isinstance(owner, RlConfig) and owner.critic and isinstance(training, TrainingConfig):
+        steps = owner.steps - owner.critic.freezing_steps  # the policy's warm-up begins after them
     if steps is not None and (training.warmup_steps or 0) >= steps:
         yield (
             f"{path}.warmup_steps: training ends after {steps} steps, before the {training.warmup_steps} of the warm-up, so "

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from alignment_core.losses.logprobs import ratio
+from alignment_core.losses.logprobs import LARGEST_LOG_RATIO, ratio
 from alignment_core.recipes.sections.rl import MOST_ADAPTED
 
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -15,14 +15,16 @@ KlEstimator = Literal["k1", "k2", "k3"]
 def kl_estimate(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) -> Tensor:
     """Per token, with d = log π - log π_ref: k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d.
 
-    k1 and k3 are unbiased; k2 is nearly so where the two policies are close. Args: [K] in nats. Returns [K] in nats.
+    k1 and k3 are unbiased; k2 is nearly so where the two policies are close. Beyond d = -20 the exponential goes on as its
+    tangent, so that its gradient still raises log π. Args: [K] in nats. Returns [K] in nats.
     """
     difference_K = logps_K - reference_K
     if estimator == "k1":
         return difference_K
     if estimator == "k2":
         return difference_K**2 / 2
-    return ratio(-difference_K) - 1 + difference_K
+    beyond_K = (-difference_K - LARGEST_LOG_RATIO).clamp(min=0)
+    return ratio(-difference_K) * (1 + beyond_K) - 1 + difference_K
 
 
 def kl_with_unbiased_gradient(

@@ -218,6 +218,12 @@ class PolicyTrainer:
             self.moving.after(self.step)
         return reports
 
+    def skip(self) -> None:
+        """A step without completions to train on."""
+        self.step += 1
+        if self.moving:
+            self.moving.after(self.step)
+
     def _first_step(self, name: str) -> int:
         """The first step that trains this model: the policy may start after the critic."""
         return self.section.critic.freezing_steps if name == "policy" and self.section.critic else 0

@@ -64,6 +64,8 @@ def test_a_warm_up_that_training_does_not_outlast_is_warned_about() -> None:
     assert warned(parsed("rl", RL, ("rl.training.warmup_steps", 99))) == []
     critic = [("rl.advantage.estimator", "gae"), ("rl.critic", {"warmup_steps": 100})]
     assert warned(parsed("rl", RL, *critic)) == ["rl.critic.warmup_steps"]
+    frozen = [critic[0], ("rl.critic", {"freezing_steps": 60}), ("rl.training.warmup_steps", 40)]
+    assert warned(parsed("rl", RL, *frozen)) == ["rl.training.warmup_steps"], "which begins after the frozen steps"
 
 
 def test_simpo_with_the_beta_of_dpo_is_warned_about() -> None:

@@ -175,6 +175,14 @@ def test_kl_estimators_by_hand() -> None:
     assert estimates == pytest.approx([0.6931472, 0.2402265, 0.1931472])
 
 
+@pytest.mark.parametrize("difference", [-19.9, -24.0])
+def test_k3_raises_a_token_that_has_fallen_far_below_the_reference(difference: float) -> None:
+    """d k3 / d log π = 1 - exp(-d), and beyond 20 nats that of 20: a bound alone left 1, which lowers log π further."""
+    logps = torch.tensor([difference], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(kl_estimate(logps, torch.zeros(1), "k3").sum(), logps)
+    assert float(slope) == pytest.approx(1 - math.exp(min(-difference, 20.0)), rel=1e-6)
+
+
 def test_the_means_of_k1_and_k3_are_the_kl() -> None:
     p, q = of(0.7, 0.2, 0.1), of(0.2, 0.5, 0.3)
     kl = float((p * (p / q).log()).sum())

@@ -214,6 +214,20 @@ def test_betas_of_a_critic_without_moments_are_refused() -> None:
         RlConfig.model_validate({**rl, "critic": {"adam_beta1": 0.8}}, context=REFUSE_UNUSED)
 
 
+def test_a_critic_that_is_trained_alone_for_all_steps_is_refused() -> None:
+    """As by a short trial of a shipped recipe, with `--set rl.steps=10`."""
+    rl = {
+        "prompts": "p.jsonl",
+        "rewards": [{"verifier": "task"}],
+        "advantage": {"estimator": "gae"},
+        "steps": 10,
+        "critic": {"freezing_steps": 10},
+    }
+    with pytest.raises(ValueError, match=r"`rl\.critic\.freezing_steps` 10 leaves none of `rl\.steps` 10"):
+        RlConfig.model_validate(rl, context=REFUSE_UNUSED)
+    assert RlConfig.model_validate(rl).steps == 10, "a stored recipe is read as it was"
+
+
 def test_defaults_of_a_place_are_fields_that_dumps_always_have() -> None:
     """A field that a dump leaves out would have the default of the place when the dump is read."""
     for config in sections():

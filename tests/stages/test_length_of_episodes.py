@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from alignment_core.inference.completions import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig, RlConfig
 from alignment_core.rollout.rollout import Rollout
+from alignment_core.stages.rl.loop import Loop
 from alignment_core.stages.rl.rewards import Rewards
 
 SOURCE = """
@@ -85,6 +87,11 @@ def test_a_turn_that_an_agent_limited_is_not_truncated_at_the_maximum_length() -
     say(truncated, 20, "length")
     say(complete, 20)
     assert penalty_of(limited, truncated, complete) == [0, -1.25, -1.0]
+    rollouts = [
+        Rollout.of(episode, CompletionText(byte_tokenizer()), "policy") for episode in (limited, truncated, complete)
+    ]
+    loop: Any = SimpleNamespace(context=SimpleNamespace(cost={}))
+    assert Loop._lengths(loop, rollouts)["truncated"] == pytest.approx(1 / 3), "as the penalties have it"
 
 
 @pytest.mark.parametrize(("turn", "observation"), [(6, "x" * 30), (19, "x"), (20, "x")])

@@ -321,6 +321,43 @@ def test_a_step_of_only_uninformative_prompts_is_an_error(section: Section, run:
         run(section)
 
 
+LEARNED = """
+from pathlib import Path
+
+def learned(prompt, completion, label):
+    with Path(__file__).with_suffix(".calls").open("ab") as calls:
+        calls.write(b"x")
+        calls.flush()
+        number = calls.tell()
+    return number % 2 if number <= 12 else 1
+"""
+"""A reward of a task that the policy has learned after the first step: then all completions are right."""
+
+
+def test_steps_of_a_task_that_the_policy_has_learned_change_nothing_and_do_not_end_the_run(
+    section: Section, run: RunRl, tmp_path: Path
+) -> None:
+    """As with TRL, whose loss is zero then. A run that died could not be finished: it samples the same again."""
+    section |= {
+        "filter": {"max_refills": 0},
+        "kl": {"coefficient": 0.01, "sync_ref_model": {"sync_steps": 2, "mixup_alpha": 0.5}},
+    }
+    section["training"] |= {"lr_scheduler_type": "constant", "warmup_ratio": 0.0}
+    weights = []
+    for steps in (1, 3):
+        (tmp_path / f"learned_{steps}.py").write_text(LEARNED)
+        section["rewards"] = [{"verifier": f"{tmp_path / f'learned_{steps}.py'}:learned"}]
+        outputs, result = run(section | {"steps": steps}, f"run-{steps}")
+        weights.append(load_file(outputs["policy"] / "model.safetensors"))
+    assert [path.name for path in outputs["trajectories"].iterdir()] == ["step-000000.parquet"]
+    (warning,) = result.warnings
+    assert warning.startswith(
+        "2 of 3 steps changed nothing, because rl.filter or rl.loss.mask_truncated_completions left"
+    )
+    assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
+    assert result.metrics["prompts_used"] == 0
+
+
 def test_an_engine_that_does_not_hold_the_policy_ends_the_run_and_its_step_is_kept(
     section: Section, monkeypatch: pytest.MonkeyPatch, run: RunRl, tmp_path: Path
 ) -> None:

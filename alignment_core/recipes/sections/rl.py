@@ -567,6 +567,11 @@ class RlConfig(Config):
                 )
         if self.critic is not None:
             self.critic.check_training(self.training, info)
+            if self.critic.freezing_steps >= self.steps and refuses_unused(info.context):
+                raise ValueError(
+                    f"`rl.critic.freezing_steps` {self.critic.freezing_steps} leaves none of `rl.steps` {self.steps} to train "
+                    "the policy: lower it, or take more steps"
+                )
         self.training.refuse_unused(
             info, ("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps"
         )

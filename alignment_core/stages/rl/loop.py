@@ -91,7 +91,7 @@ class Loop:
             with self._saved_if_stopped(step):
                 metrics = self._step(step)
             step += 1
-            rewards_differ |= metrics["reward_deviation"] > 0
+            rewards_differ |= metrics.get("reward_deviation", 0.0) > 0
             self.window.add(
                 step, {name: metrics[name] for name in metrics if name in self.shows or name.startswith("reward")}
             )
@@ -119,6 +119,10 @@ class Loop:
         with self.watch.part("transfer"):
             self.sampler.release()
         used = [rollout for rollout in rollouts if rollout.used]
+        if all(rollout.masked for rollout in used):
+            self.trajectories.drop(step)
+            self.ranks.all(PolicyTrainer.skip)
+            return metrics | self._lengths(rollouts)
         batch = to_batch(used)
         self._forward(batch, step)
         totals = [rollout.reward for rollout in used if rollout.reward is not None]
@@ -206,7 +210,7 @@ class Loop:
     def _lengths(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Metrics of the completions' lengths, which are also part of the stage's cost."""
         tokens = sum(int(rollout.loss_mask.sum()) for rollout in rollouts)
-        truncated = sum(rollout.finish_reason == "length" for rollout in rollouts)
+        truncated = sum(rollout.truncated for rollout in rollouts)
         for name, value in {"completion_tokens": tokens, "steps": 1}.items():
             self.context.cost[name] = self.context.cost.get(name, 0.0) + value
         return {"completion_length": tokens / len(rollouts), "truncated": truncated / len(rollouts)}

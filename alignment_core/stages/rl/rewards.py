@@ -85,6 +85,8 @@ class Rewards:
         self.running = [RunningMean() for _ in section.rewards]
         self.missing = MissingRewards(len(section.rewards))
         self.of_critic = of_critic
+        self.trained_steps, self.skipped_steps = 0, 0
+        """Steps so far with completions to train on, and without."""
 
     @property
     def critic_units(self) -> tuple[float, float]:
@@ -97,18 +99,30 @@ class Rewards:
     @property
     def state(self) -> dict[str, Any]:
         """Plain numbers for a checkpoint."""
-        return {"running": [running.state for running in self.running], "missing": self.missing.state}
+        return {
+            "running": [running.state for running in self.running],
+            "missing": self.missing.state,
+            "trained_steps": self.trained_steps,
+            "skipped_steps": self.skipped_steps,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint's state."""
         self.running = [RunningMean(running) for running in state["running"]]
         self.missing = MissingRewards(len(self.running), state["missing"])
+        self.trained_steps, self.skipped_steps = state.get("trained_steps", 1), state.get("skipped_steps", 0)
 
     def warnings(self) -> list[str]:
-        """Sentences about completions of all steps that lack some rewards, or all of them."""
-        return self.missing.warnings(
+        """Sentences about completions of all steps that lack some rewards, or all of them, and about skipped steps."""
+        warnings = self.missing.warnings(
             [kind_of(reward).description(reward) for reward in self.section.rewards], REWARDS_FIELD
         )
+        if self.skipped_steps:
+            warnings.append(
+                f"{self.skipped_steps} of {self.skipped_steps + self.trained_steps} steps changed nothing, because rl.filter "
+                "or rl.loss.mask_truncated_completions left no completion to train on; take fewer steps, or more prompts a step"
+            )
+        return warnings
 
     def add_rewards(self, rollouts: list[Rollout]) -> list[Rollout]:
         """The completions with the result of each reward, and whether they are trained on."""
@@ -134,7 +148,9 @@ class Rewards:
 
         With dynamic filtering, prompts that are not informative are kept with ``used`` false, and further ones are sampled;
         the same happens without it if no completion has a reward. The sampler calls ``add_rewards`` itself.
-        Raises DataError if no completion can be trained on.
+
+        A step may have no completion to train on: of a task that the policy has learned, say, all prompts have equal rewards.
+        Raises DataError if that is so before any step has trained, or if no completion has a reward.
         """
         section = self.section
         rollouts: list[Rollout] = []
@@ -157,25 +173,20 @@ class Rewards:
                 f"step {step}: no completion has a reward, of {prompts} prompts that were sampled; at least one of "
                 "rl.rewards has to return a number for the completions of each prompt"
             )
-        if not used_prompts:
-            raise DataError(
-                f"step {step}: rl.filter drops all {prompts} prompts, as the completions of each have equal rewards, or a "
-                "mean outside rl.filter.low and .high; the task is too easy or too hard for the policy, or the bounds do not "
-                "fit the rewards"
-            )
-        used = self.add_totals([rollout for rollout in rollouts if rollout.used])
-        if all(rollout.masked for rollout in used):
-            raise DataError(
-                f"step {step}: all {len(used)} completions were truncated, so rl.loss.mask_truncated_completions leaves none "
-                "to train on; raise rl.generation.max_completion_length"
-            )
-        staleness_K = step - np.concatenate([rollout.versions[rollout.loss_mask] for rollout in used])
+        used = self.add_totals([rollout for rollout in rollouts if rollout.used]) if used_prompts else []
+        is_skipped = all(rollout.masked for rollout in used)
+        if is_skipped and not self.trained_steps:
+            raise DataError(f"step {step}: {_why_skipped(prompts, len(used))}")
+        self.trained_steps += not is_skipped
+        self.skipped_steps += is_skipped
         metrics = {
             **extra_metrics(rollouts),
-            "prompts_used": used_prompts / prompts,
-            "staleness": float(staleness_K.mean()),
+            "prompts_used": 0.0 if is_skipped else used_prompts / prompts,
             **reward_metrics(rollouts, section.rewards),
         }
+        if not is_skipped:
+            versions_K = np.concatenate([rollout.versions[rollout.loss_mask] for rollout in used])
+            metrics["staleness"] = float((step - versions_K).mean())
         return [*used, *(rollout for rollout in rollouts if not rollout.used)], metrics
 
     def add_totals(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -192,6 +203,19 @@ class Rewards:
             replace(rollout, reward=float(total), masked=bool(masked))
             for rollout, total, masked in zip(rollouts, total_S, masked_S, strict=True)
         ]
+
+
+def _why_skipped(prompts: int, used: int) -> str:
+    """Why a step has nothing to train on, with a cure."""
+    if used:
+        return (
+            f"all {used} completions were truncated, so rl.loss.mask_truncated_completions leaves none to train on; raise "
+            "rl.generation.max_completion_length"
+        )
+    return (
+        f"rl.filter drops all {prompts} prompts, as the completions of each have equal rewards, or a mean outside "
+        "rl.filter.low and .high; the task is too easy or too hard for the policy, or the bounds do not fit the rewards"
+    )
 
 
 def reward_metrics(rollouts: Sequence[Rollout], rewards: Sequence[RewardConfig]) -> dict[str, float]:
