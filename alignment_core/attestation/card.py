@@ -107,8 +107,10 @@ def _loading(ancestry: Ancestry, repo: str, is_quantised: bool) -> Iterator[str]
     task = "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
     settings = f"{', num_labels=1' if scores else ''}{', quantization_config=quantization' if is_quantised else ''}"
     yield from ("", "## Loading", "")
-    place_of_base = f"{'' if commits else ' in a folder BASE'}{', rounded as in training' if is_quantised else ''}"
-    yield f"Load it beside the model that it was trained on, `{base.reference}`{place_of_base}:"
+    beside = "" if commits else " in a folder BASE"
+    if is_quantised:
+        beside += ", rounded as in training (in 8 bits, bitsandbytes rounds inputs, too)"
+    yield f"Load it beside the model that it was trained on, `{base.reference}`{beside}:"
     yield from ("", "```python")
     if is_quantised:
         yield from ("import json", "", "from huggingface_hub import hf_hub_download")

@@ -26,6 +26,7 @@ from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.environments.tool_calls import Call, answers, check_format
 from alignment_core.errors import UserError
+from alignment_core.imports import uncollected
 from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.processes import inherited
 from alignment_core.recipes import DataConfig
@@ -308,6 +309,9 @@ def _tokenizer(source: TokenizerSource) -> Any:
         from alignment_core.models.tokenizer import byte_tokenizer
 
         return _with_settings(byte_tokenizer(source.chat_template), source)
+    with uncollected():
+        import transformers  # noqa: F401
+
     trust = source.trust_remote_code
     place = {"revision": source.commit} if source.hub else {}
     tokenizer = load_tokenizer(source.folder or str(source.hub), trust, **place)

@@ -24,6 +24,7 @@ from alignment_core.data.context import longest_sampled
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.imports import uncollected
 from alignment_core.inference.kv_cache import TOO_LARGE, mib_needed, room_mib
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.inference.server_log import ServerLog, root_cause
@@ -33,7 +34,6 @@ from alignment_core.models.saving import check_loadable, checkpoint_dtype, dtype
 from alignment_core.processes import end_with_parent, inherited
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
-"""Deadline for loading the model."""
 STOP_SECONDS = 20.0
 LOADING_SECONDS = 10.0
 """Interval of calls of ``on_loading``."""
@@ -178,6 +178,9 @@ def stop_ids(folder: str, trust_remote_code: bool = False) -> tuple[int, ...]:
     vLLM's server stops only at those of the model's generation_config.json and at EOS, while the chat template of a base model
     may end turns with another token (Qwen2.5: ``<|im_end|>`` and ``<|endoftext|>``): the answer would go on with further turns.
     """
+    with uncollected():
+        import transformers  # noqa: F401
+
     try:
         tokenizer = load_tokenizer(folder, trust_remote_code)
         return Renderer(tokenizer, eos_token_ids=eos_token_ids(Path(folder))).turn_end.stop_ids

@@ -71,12 +71,12 @@ class Trajectories:
             return step >= self.steps - self.config.steps
         return self.config.keep == "all" or step % self.config.steps == 0
 
-    def write(self, step: int, rollouts: Sequence[Rollout], batch: StepData) -> None:
-        """Begin to write a step. The rollouts that are trained on come first, in the order of the batch."""
+    def write(self, step: int, rollouts: Sequence[Rollout], batch: StepData | None) -> None:
+        """Begin to write a step. Rollouts that are trained on come first, in the order of the batch; without one, none is."""
         self.settle()
         self._writing = self._thread.submit(self._write, step, rollouts, batch)
 
-    def _write(self, step: int, rollouts: Sequence[Rollout], batch: StepData) -> None:
+    def _write(self, step: int, rollouts: Sequence[Rollout], batch: StepData | None) -> None:
         write_columns(_columns(rollouts, batch), step_schema(), self._file(step))
 
     def drop(self, step: int) -> None:
@@ -97,11 +97,13 @@ class Trajectories:
         self._thread.shutdown()
 
 
-def _columns(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[Any]]:
+def _columns(rollouts: Sequence[Rollout], batch: StepData | None) -> dict[str, list[Any]]:
     columns = {name: [getattr(rollout, name, None) for rollout in rollouts] for name in step_schema().names}
     columns["mask"] = [rollout.loss_mask for rollout in rollouts]
     columns["rollout_logps"] = [rollout.logps for rollout in rollouts]
     columns["rewards"] = [numbers(list(rollout.rewards.values())) for rollout in rollouts]
+    if batch is None:
+        return columns
     unused = len(rollouts) - len(batch.ends_S)
     for name, values in numbers_by_token(rollouts[: len(batch.ends_S)], batch).items():
         if name != "rollout_logps":  # which tokens without a loss have, too

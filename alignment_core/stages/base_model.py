@@ -21,7 +21,7 @@ from alignment_core.errors import AlignmentError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.heartbeat import listener
 from alignment_core.models.eos_token import set_eos_token
-from alignment_core.models.load_tokenizer import TOKENIZER
+from alignment_core.models.load_tokenizer import keep_tokenizer_json
 from alignment_core.models.saving import (
     CHAT_TEMPLATES,
     NO_SAFETENSORS,
@@ -120,8 +120,7 @@ def _tidy(directory: Path, model: ModelConfig) -> None:
             raise UserError(
                 f"model: {model.name} has no {needed}; a Hugging Face model folder with its tokenizer is needed"
             )
-    if (directory / TOKENIZER).is_file():  # `transformers` would prefer the other one, which renders no chat template
-        (directory / "tekken.json").unlink(missing_ok=True)
+    keep_tokenizer_json(directory)
     if model.chat_template is not None:
         write_chat_template(directory, model.chat_template)
     set_template_kwargs(directory, model.chat_template_kwargs)

@@ -80,6 +80,8 @@ def run(context: StageContext, config: MergeStageConfig) -> dict[str, Any]:
         all_models = [*models, *([base] if base else [])]
         _find_tied_heads(all_models)
         _check_shapes(all_models)
+        if not any(name.startswith("score.") for name in models[0].file_of):  # a base model names its EOS alone
+            stop_at_turn_end(context.output, trust_remote_code=context.trust_remote_code)
         merge = _merger(config, models, base)
         done = 0
         for file, tensors in models[0].files.items():
@@ -91,10 +93,6 @@ def run(context: StageContext, config: MergeStageConfig) -> dict[str, Any]:
                 merged[name] = merge(source).to(own.dtype) if own.is_floating_point() else own
                 done += 1
             save_file(merged, context.output / file, metadata={"format": "pt"})
-        if not any(name.startswith("score.") for name in models[0].file_of):
-            stop_at_turn_end(
-                context.output, trust_remote_code=context.trust_remote_code
-            )  # a base model names EOS alone
         parameters = sum(math.prod(shape) for shape in models[0].shapes().values())
     return {"parameters": parameters, "models": len(models)}
 
@@ -173,4 +171,6 @@ def _check_shapes(models: list[Tensors]) -> None:
 
 
 SHOWS = {"models": "models", "parameters": "parameters"}
-STAGE = Stage("merge", 1, {"model": "model"}, MergeStageConfig, run, SHOWS, packages=("torch", "transformers"))
+STAGE = Stage(
+    "merge", 1, {"model": "model"}, MergeStageConfig, run, SHOWS, packages=("jinja2", "torch", "transformers")
+)

@@ -16,7 +16,7 @@ from alignment_core.evaluation.files import SPREAD
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.models.adapters import QUANTISATION, QUANTISATIONS
 from alignment_core.models.eos_token import set_eos_token
-from alignment_core.models.load_tokenizer import load_tokenizer
+from alignment_core.models.load_tokenizer import keep_tokenizer_json, load_tokenizer
 from alignment_core.models.padding import set_padding
 from alignment_core.models.quantization import Bits, round_weights
 from alignment_core.models.saved_stop_tokens import stop_at_turn_end
@@ -176,6 +176,7 @@ def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, tru
         for path in [path for pattern in TOKENIZER_FILES for path in output.glob(pattern)]:
             path.unlink()
     copy_files(folder, output, (*TOKENIZER_FILES, GENERATION_CONFIG, SPREAD))
+    keep_tokenizer_json(output)
     if config.chat_template is not None:
         write_chat_template(output, config.chat_template)
     set_template_kwargs(output, config.chat_template_kwargs)

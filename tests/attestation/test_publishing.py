@@ -158,7 +158,7 @@ def test_the_page_of_an_adapter_beside_rounded_weights_rounds_them(store: Store,
     assert 'hf_hub_download("org/name", "quantization_config.json")' in code
     assert "from transformers import AutoModelForCausalLM, BitsAndBytesConfig\n" in code
     assert f'from_pretrained("org/base", revision="{COMMIT}", quantization_config=quantization)\n' in code
-    assert ", rounded as in training:" in page
+    assert "`, rounded as in training (in 8 bits, bitsandbytes rounds inputs, too):" in page
 
 
 def test_the_same_artifact_again_makes_no_commit_and_an_edited_page_is_a_new_version(hub, repo, store, references):

@@ -113,3 +113,21 @@ def test_a_tokenizer_json_is_read_beside_mistrals_own_file(tmp_path: Path) -> No
     assert row == Renderer(build(family)).prompt(conversations.THREE_TURNS[:1])
     _tidy(tmp_path, ModelConfig(name=str(tmp_path)))
     assert type(AutoTokenizer.from_pretrained(tmp_path)) is type(tokenizer)
+
+
+def test_a_tokenizer_json_with_the_pattern_of_another_model_splits_words_as_mistrals_own_file(tmp_path: Path) -> None:
+    """As that of Mistral-Small-3.1, which has Llama 3's. ``transformers`` mends it if it is told to (`fix_mistral_regex`)."""
+    (family,) = (candidate for candidate in OWN if candidate.name == "llama3-instruct")
+    build(family).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+
+    def words(tokenizer: Any) -> list[str]:
+        return [word for word, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("CamelCase it's 2024")]
+
+    assert words(load_tokenizer(tmp_path)) == ["CamelCase", "Ġit", "'s", "Ġ", "202", "4"]
+    shutil.copy(MISTRAL / "tekken_240911.json", tmp_path / "tekken.json")
+    right = ["Camel", "Case", "Ġit", "'s", "Ġ", "2", "0", "2", "4"]
+    assert words(load_tokenizer(tmp_path)) == right
+    _tidy(tmp_path, ModelConfig(name=str(tmp_path)))
+    assert not (tmp_path / "tekken.json").exists()
+    assert words(AutoTokenizer.from_pretrained(tmp_path)) == right

@@ -34,7 +34,7 @@ from tests.rewards.other_tokenizer import rendered, reward_model_with_another_to
 from tests.rewards.reward_server import Server, lengths
 from tests.stages.conftest import RunRl
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import Section, prompts, rows_of, section_of
+from tests.stages.rl_runs import Section, prompts, rows_of, section_of, steps_of
 
 pytestmark = pytest.mark.slow
 
@@ -349,7 +349,9 @@ def test_steps_of_a_task_that_the_policy_has_learned_change_nothing_and_do_not_e
         section["rewards"] = [{"verifier": f"{tmp_path / f'learned_{steps}.py'}:learned"}]
         outputs, result = run(section | {"steps": steps}, f"run-{steps}")
         weights.append(load_file(outputs["policy"] / "model.safetensors"))
-    assert [path.name for path in outputs["trajectories"].iterdir()] == ["step-000000.parquet"]
+    first, *skipped = steps_of(outputs)
+    assert [any(row["used"] for row in rows) for rows in (first, *skipped)] == [True, False, False]
+    assert [row["advantages"] for rows in skipped for row in rows] == [None] * 24
     (warning,) = result.warnings
     assert warning.startswith(
         "2 of 3 steps changed nothing, because rl.filter or rl.loss.mask_truncated_completions left"

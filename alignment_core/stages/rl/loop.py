@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from alignment_core.training.policy_trainer import PolicyTrainer, averages
 from alignment_core.training.rank_folders import write
 from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_data import StepData
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -120,9 +123,7 @@ class Loop:
             self.sampler.release()
         used = [rollout for rollout in rollouts if rollout.used]
         if all(rollout.masked for rollout in used):
-            self.trajectories.drop(step)
-            self.ranks.all(PolicyTrainer.skip)
-            return metrics | self._lengths(rollouts)
+            return metrics | self._skip(step, rollouts)
         batch = to_batch(used)
         self._forward(batch, step)
         totals = [rollout.reward for rollout in used if rollout.reward is not None]
@@ -139,6 +140,18 @@ class Loop:
                 self.kl_coefficient, metrics["kl"], section.kl.target, len(used), section.kl.horizon
             )
         return metrics | self._lengths(rollouts)
+
+    def _skip(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """A step without completions to train on; metrics."""
+        log.warning(
+            "step %d changes nothing: rl.filter or rl.loss.mask_truncated_completions leaves no completion", step
+        )
+        if self.trajectories.keeps(step):
+            self.trajectories.write(step, [replace(rollout, used=False) for rollout in rollouts], None)
+        else:
+            self.trajectories.drop(step)
+        self.ranks.all(PolicyTrainer.skip)
+        return self._lengths(rollouts)
 
     def _forward(self, batch: StepData, step: int) -> None:
         """Give the ranks the batch, and add the numbers of forward passes that are needed here to it."""
