@@ -71,7 +71,7 @@ def test_a_judge_is_served_with_its_code_and_stops_where_engines_do(
     trusted: list[bool] = []
 
     @contextmanager
-    def served(*_: Any, trust_remote_code: bool) -> Iterator[Any]:
+    def served(*_: Any, trust_remote_code: bool, **__: Any) -> Iterator[Any]:
         trusted.append(trust_remote_code)
         url = server.url.removesuffix("/score") + "/v1"
         yield SimpleNamespace(url=url, token="t", shortened=None, stop_ids=(5, 7))
