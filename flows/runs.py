@@ -143,7 +143,7 @@ def open_run(
                 compared = compare(recipe, run.store, opened.outputs)
                 run.wait()
                 if compared.report is not None:
-                    compared.report.result()  # of stages that may fail, for which the run does not wait
+                    compared.report.result()  # raises for stages that may fail, too
             except BaseException as error:
                 with sigterm_ignored():
                     run.host.close()  # first, because it wakes the stages that wait for an answer

@@ -15,7 +15,7 @@ from alignment_core.data.turn_end import PROBES, QUESTION
 from alignment_core.errors import UserError
 
 Row = dict[str, Any]
-FOR_ALL = "evaluation.prompts.chat_template sets one that all models get"
+FOR_ALL = "set evaluation.prompts.chat_template, which all models get"
 
 
 def in_own_template(
@@ -52,12 +52,12 @@ def _warnings(rows: Sequence[Row], renderer: Renderer, some_are_truncated: bool,
     if not renderer.template and any(row.get("messages") for row in rows):
         yield (
             f"{policy_name} has no chat template and gets plain text, unlike the recipe's `model`; if it was trained on data "
-            f"with a `chat_template`, name its folder with this one; {FOR_ALL}"
+            f"with a `chat_template`, name its folder with this one, or {FOR_ALL}"
         )
     if some_are_truncated:
         yield (
             f"evaluation.prompts.overlong: truncated prompts stay in the chat template of the recipe's `model`, and "
-            f"{policy_name} has another one: raise max_length and max_prompt_length, or choose `overlong: drop`; {FOR_ALL}"
+            f"{policy_name} has another one: raise max_length and max_prompt_length, choose `overlong: drop`, or {FOR_ALL}"
         )
     yield from (f"{policy_name}: {sentence}" for sentence in not_read(renderer.fields.unread))
     if renderer.asks_for_today:

@@ -119,7 +119,7 @@ def compose_night(recipe: NightlyRecipe, production: Reference | None, rows: Inp
         check_same_tokenizer(current().store, model, production, what, cure)
         if recipe.dpo.data.chat_template is None:
             cure = (
-                "name a model with that of production, such as the one that it descends from; rows would be in another"
+                "name a model with production's, such as the one that it descends from, because rows are rendered in it"
             )
             check_same_template(current().store, model, production, what, cure)
     # From the model, not from production, so that it judges all nights alike.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def difference(first: Path, second: Path) -> str | None:
     if equal == [name for name in FILES if (first / name).is_file() or (second / name).is_file()] != []:
         return None
     try:
-        tokenizers = _load(first), _load(second)
+        tokenizers = load_tokenizer(first), load_tokenizer(second)
     except Exception as error:  # parsers of broken files raise all kinds
         return f"one of them cannot be read: {first_line(error)}"
     if clause := other_token(*tokenizers) or other_token(*reversed(tokenizers)):
@@ -60,8 +61,7 @@ def difference(first: Path, second: Path) -> str | None:
 def check_same_tokenizer(store: Store, base: Reference, policy: Reference, what: str, cure: str) -> None:
     """Raise UserError if the tokenizers of ``base``, which prepared the data, and ``policy`` differ. ``what`` names the policy
     in the sentence, ``cure`` says what to do."""
-    digests = [{entry.path: entry.sha256 for entry in store.manifest(model).files} for model in (base, policy)]
-    if all(digests[0].get(name) == digests[1].get(name) for name in FILES):
+    if _have_equal_files(store, base, policy, FILES):
         return
     with ExitStack() as uses:  # keeps both in the cache while they are read
         clause = difference(store.fetch(base, uses), store.fetch(policy, uses))
@@ -76,12 +76,11 @@ def check_same_template(store: Store, base: Reference, policy: Reference, what: 
     ``what`` names the policy in the sentence, ``cure`` says what to do."""
     from alignment_core.data.template import Renderer
 
-    digests = [{entry.path: entry.sha256 for entry in store.manifest(model).files} for model in (base, policy)]
-    if all(digests[0].get(name) == digests[1].get(name) for name in (*FILES, *TEMPLATE_FILES)):
+    if _have_equal_files(store, base, policy, (*FILES, *TEMPLATE_FILES)):
         return
     with ExitStack() as uses:
         try:
-            first, second = (Renderer(_load(store.fetch(model, uses))) for model in (base, policy))
+            first, second = (Renderer(load_tokenizer(store.fetch(model, uses))) for model in (base, policy))
         except Exception as error:  # such as that of a tokenizer with code of its own, which stages may run
             log.warning(
                 "%s: its chat template is not compared with that of the recipe's model: %s", what, first_line(error)
@@ -97,5 +96,6 @@ def check_same_template(store: Store, base: Reference, policy: Reference, what: 
         )
 
 
-def _load(folder: Path) -> Any:
-    return load_tokenizer(folder)
+def _have_equal_files(store: Store, first: Reference, second: Reference, names: Sequence[str]) -> bool:
+    digests = [{entry.path: entry.sha256 for entry in store.manifest(model).files} for model in (first, second)]
+    return all(digests[0].get(name) == digests[1].get(name) for name in names)

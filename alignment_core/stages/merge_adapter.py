@@ -169,7 +169,6 @@ def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, tru
     Raises UserError if the embeddings have too few rows for tokens that the adapter added. Base models may have such tokens,
     too (Gemma 3 of 1B: that of images), which no row of text has.
     """
-
     own = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
     of_base = load_tokenizer(output, trust_remote_code).get_vocab() if own else {}
     if (folder / "tokenizer_config.json").is_file():

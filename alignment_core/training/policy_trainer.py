@@ -213,13 +213,11 @@ class PolicyTrainer:
         for name, learner in self.learners.items():
             if self.step >= self._first_step(name):
                 reports |= self._update(name, learner)
-        self.step += 1
-        if self.moving:
-            self.moving.after(self.step)
+        self.end_step()
         return reports
 
-    def skip(self) -> None:
-        """A step without completions to train on."""
+    def end_step(self) -> None:
+        """Count a step, with an update or without completions to train on."""
         self.step += 1
         if self.moving:
             self.moving.after(self.step)

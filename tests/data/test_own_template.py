@@ -193,5 +193,5 @@ def test_prompts_of_a_stage_of_a_plug_in_need_no_statistics_and_no_messages(tmp_
 def test_a_prompt_that_the_other_template_refuses_is_named_with_a_cure(prompts: Prompts) -> None:
     template = "{{ raise_exception('no system message') if messages[0].role == 'system' }}" + LONGER
     data = prompts.dataset(MESSAGES, None)
-    with pytest.raises(UserError, match=r"rows\.jsonl:2: .*no system message; evaluation\.prompts\.chat_template sets"):
+    with pytest.raises(UserError, match=r"rows\.jsonl:2: .*no system message; set evaluation\.prompts\.chat_template"):
         prompts.rendered(data, template)

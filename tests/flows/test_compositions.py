@@ -536,7 +536,7 @@ def test_a_night_refuses_production_in_another_chat_template_than_its_rows_have(
 
     night(models["same"])
     with pytest.raises(
-        UserError, match=r"train further .* has another chat template than .*: name a model with that of production"
+        UserError, match=r"train further .* has another chat template than .*: name a model with production's"
     ):
         night(models["other"])
     with pytest.raises(UserError, match="another chat template"):

@@ -245,6 +245,7 @@ def _across_seeds(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _spread(policies: Sequence[Mapping[str, float]], metric: str, decimals: int) -> str:
+    """The mean of a metric over seeds, and its lowest and highest value if there are several."""
     values = [policy[metric] for policy in policies if metric in policy]
     if not values:
         return "—"

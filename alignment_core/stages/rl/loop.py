@@ -143,14 +143,12 @@ class Loop:
 
     def _skip(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """A step without completions to train on; metrics."""
-        log.warning(
-            "step %d changes nothing: rl.filter or rl.loss.mask_truncated_completions leaves no completion", step
-        )
+        log.warning("step %d has no completion to train on, because of rl.filter or mask_truncated_completions", step)
         if self.trajectories.keeps(step):
             self.trajectories.write(step, [replace(rollout, used=False) for rollout in rollouts], None)
         else:
             self.trajectories.drop(step)
-        self.ranks.all(PolicyTrainer.skip)
+        self.ranks.all(PolicyTrainer.end_step)
         return self._lengths(rollouts)
 
     def _forward(self, batch: StepData, step: int) -> None:

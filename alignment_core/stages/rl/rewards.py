@@ -110,7 +110,7 @@ class Rewards:
         """Continue from a checkpoint's state."""
         self.running = [RunningMean(running) for running in state["running"]]
         self.missing = MissingRewards(len(self.running), state["missing"])
-        self.trained_steps, self.skipped_steps = state.get("trained_steps", 1), state.get("skipped_steps", 0)
+        self.trained_steps, self.skipped_steps = state["trained_steps"], state["skipped_steps"]
 
     def warnings(self) -> list[str]:
         """Sentences about completions of all steps that lack some rewards, or all of them, and about skipped steps."""
