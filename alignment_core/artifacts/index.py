@@ -121,6 +121,25 @@ class View:
         """The records that have an artifact among their inputs, in order of the keys."""
         return list(self._parsed(parse_record, STAGES, "input", str(reference)))
 
+    def ancestors(self, reference: Reference) -> frozenset[Reference]:
+        """Everything that an artifact was made from, directly or not."""
+        return self._reached(reference, "output", "input")
+
+    def descendants(self, reference: Reference) -> frozenset[Reference]:
+        """Everything that was made from an artifact, directly or not."""
+        return self._reached(reference, "input", "output")
+
+    def _reached(self, reference: Reference, entry: str, exit: str) -> frozenset[Reference]:
+        """The artifacts that records lead to, from one with the fact ``entry`` to those with the fact ``exit``."""
+        # The plus keeps SQLite from looking up all facts of that name: the index of records is the one to use.
+        rows = self._rows(
+            "WITH RECURSIVE reached(value) AS (SELECT ? UNION SELECT next.value FROM reached"
+            " JOIN facts AS record ON record.fact = ? AND record.value = reached.value"
+            " JOIN facts AS next ON next.id = record.id AND +next.fact = ?) SELECT value FROM reached",
+            *(str(reference), entry, exit),
+        )
+        return frozenset(Reference.parse(value) for (value,) in rows) - {reference}
+
     def manifests(self) -> Iterator[Manifest]:
         """Every manifest, in order of the digests. Corrupt ones are logged and left out."""
         self._log_problems(MANIFESTS)

@@ -51,7 +51,7 @@ def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str) ->
     same = [record for record in earlier if record.key_parts.get("stage") == parts["stage"]]
     comparable: tuple[Callable[[Provenance], bool], ...] = (
         lambda record: record.label == label,
-        lambda record: _any_round(record.label) == _any_round(label),
+        lambda record: any_round(record.label) == any_round(label),
         lambda record: _stream(record.key_parts) == _stream(parts),
     )
     candidates = next(filter(None, (list(filter(fits, same)) for fits in comparable)), [])
@@ -62,12 +62,13 @@ def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str) ->
     )
 
 
-def _any_round(label: str) -> str:
+def any_round(label: str) -> str:
+    """A label that is the same in every round: its numbers are left out."""
     return re.sub(r"\d+", "#", label)
 
 
 def _stream(parts: dict[str, Any]) -> str:
-    return _any_round(parts.get("stream", ""))
+    return any_round(parts.get("stream", ""))
 
 
 def in_words(changed: Iterable[str], label: str) -> list[str]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
+import re
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from itertools import product
+from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any
 
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Manifest, Provenance, Reference, Store
-from alignment_core.execution.cache_miss import changes, in_words
+from alignment_core.artifacts.index import View
+from alignment_core.artifacts.paths import STAGES
+from alignment_core.execution.cache_miss import any_round, changes, in_words
+
+_ROUND = re.compile(r"round-(\d+)")
 
 
 class Side(BaseModel):
@@ -59,6 +65,8 @@ class Difference(BaseModel):
     b: Side
     identical: bool
     """Whether both have the same bytes; the costs of their stages may still differ."""
+    relation: str = ""
+    """How one follows the other, such as ``b is one round further, b was made from a``."""
     key: list[str]
     """The parts of the stages' keys that differ, except inputs."""
     inputs: list[Pair]
@@ -76,13 +84,17 @@ class Difference(BaseModel):
 def compare(store: Store, a: Reference, b: Reference) -> Difference:
     """Compare two artifacts of a store, pruned ones too, by their manifests and records. Raises NotFound."""
     first, second = store.manifest(a), store.manifest(b)
-    made_a, made_b = _nearest(store.records.makers(a), store.records.makers(b))
+    with store.index.view(STAGES) as view:
+        made_a, made_b = _nearest(view.makers(a), view.makers(b))
+        histories = _Histories(view, a, b)
+        upstream = list(histories.upstream(made_a, made_b)) if made_a and made_b else []
     return Difference(
         a=_side(a, made_a),
         b=_side(b, made_b),
         identical=a == b,
+        relation=histories.relation(made_a, made_b),
         key=_key_changes(made_a, made_b) if made_a and made_b else [],
-        upstream=list(_upstream(store, made_a, made_b)) if made_a and made_b else [],
+        upstream=upstream,
         inputs=_differing(_inputs(made_a), _inputs(made_b)),
         metrics=_pairs(_flat(made_a.metrics if made_a else {}), _flat(made_b.metrics if made_b else {})),
         cost=_pairs(_cost(made_a), _cost(made_b)),
@@ -96,23 +108,111 @@ def _key_changes(a: Provenance, b: Provenance) -> list[str]:
     return in_words(changes(_key_parts(a), _key_parts(b)), b.label)
 
 
-def _upstream(store: Store, a: Provenance, b: Provenance) -> Iterator[Upstream]:
-    """Breadth first along the roles whose artifacts differ; each pair of stages once."""
-    waiting = deque([("", a, b)])
-    seen = {(a.key, b.key)}
-    while waiting:
-        path, left, right = waiting.popleft()
-        for role in [role for role in left.inputs if role in right.inputs and left.inputs[role] != right.inputs[role]]:
-            pair = _nearest(store.records.makers(left.inputs[role]), store.records.makers(right.inputs[role]))
-            first, second = pair
-            if first is None or second is None or (first.key, second.key) in seen:
-                continue
-            seen.add((first.key, second.key))
-            name = f"{path}.{role}" if path else role
-            waiting.append((name, first, second))
-            if changed := _key_changes(first, second):
-                sides = {"a": _side(left.inputs[role], first), "b": _side(right.inputs[role], second)}
-                yield Upstream(role=name, **sides, key=changed)
+class _Histories:
+    """Everything that two artifacts were made from."""
+
+    def __init__(self, view: View, a: Reference, b: Reference) -> None:
+        self.view = view
+        self.a = a
+        self.b = b
+        self.behind_a = view.ancestors(a)
+        self.behind_b = view.ancestors(b)
+        self.later = defaultdict[tuple[str, str], set[Reference]](set)
+        """By place: artifacts of one history that the other one begins from, and what was made from them at the same place, such
+        as a round's policy and those of later rounds. Nothing corresponds to them on the other side."""
+
+    def relation(self, a: Provenance | None, b: Provenance | None) -> str:
+        """How one side follows the other: by how many rounds of its run, and whether it was made from it."""
+        rounds = _round_of(b.label) - _round_of(a.label) if a and b and _place(a) == _place(b) else 0
+        sentences = []
+        if rounds:
+            count = "one round" if abs(rounds) == 1 else f"{abs(rounds)} rounds"
+            sentences.append(f"{'b' if rounds > 0 else 'a'} is {count} further")
+        if self.a in self.behind_b:
+            sentences.append("b was made from a")
+        if self.b in self.behind_a:
+            sentences.append("a was made from b")
+        return ", ".join(sentences)
+
+    def upstream(self, a: Provenance, b: Provenance) -> Iterator[Upstream]:
+        """Breadth first along the roles whose artifacts differ; each pair of stages once."""
+        waiting = deque([("", a, b)])
+        seen = {(a.key, b.key)}
+        self._pass(_Corresponding(self.a, a, self.b, b))
+        while waiting:
+            path, left, right = waiting.popleft()
+            for role in [name for name in left.inputs if name in right.inputs]:
+                pair = self._corresponding(role, left, right)
+                if pair is None or pair.keys in seen:
+                    continue
+                seen.add(pair.keys)
+                self._pass(pair)
+                name = f"{path}.{role}" if path else role
+                waiting.append((name, pair.a, pair.b))
+                if changed := _key_changes(pair.a, pair.b):
+                    sides = {"a": _side(pair.from_a, pair.a), "b": _side(pair.from_b, pair.b)}
+                    yield Upstream(role=name, **sides, key=changed)
+
+    def _pass(self, pair: _Corresponding) -> None:
+        for artifact, record, behind in ((pair.from_a, pair.a, self.behind_b), (pair.from_b, pair.b, self.behind_a)):
+            if artifact in behind:
+                self.later[_place(record)] |= {artifact, *self.view.descendants(artifact)}
+
+    def _corresponding(self, role: str, a: Provenance, b: Provenance) -> _Corresponding | None:
+        """The stages at the same place of both histories behind a role; None if there are none, or both made one artifact.
+
+        The first round of one run and the third of another have other models to start from: SFT's, and round 2's. So earlier
+        makers of the same role are looked at, until one is at the place of the other side's.
+        """
+        left, right = self._back(role, a), self._back(role, b)
+        first, second = next(left, None), next(right, None)
+        if first is None or second is None:
+            return None
+        both = chain([(first, second)], ((first, older) for older in right), ((older, second) for older in left))
+        for (from_a, makers_a), (from_b, makers_b) in both:
+            if from_a == from_b:
+                return None
+            record_a, record_b = _nearest(makers_a, makers_b)
+            if record_a and record_b and _place(record_a) == _place(record_b):
+                return _Corresponding(from_a, record_a, from_b, record_b)
+        return None
+
+    def _back(self, role: str, record: Provenance) -> Iterator[tuple[Reference, list[Provenance]]]:
+        """The artifact in a role of a stage, that in the same role of its maker, and so on, with their makers; those that are
+        ``later`` end it."""
+        seen = set[Reference]()
+        waiting: Provenance | None = record
+        while waiting is not None and (used := waiting.inputs.get(role)) is not None and used not in seen:
+            seen.add(used)
+            makers = self.view.makers(used)
+            if any(used in self.later.get(_place(maker), ()) for maker in makers):
+                return
+            yield used, makers
+            waiting = makers[0] if makers else None
+
+
+@dataclass(frozen=True)
+class _Corresponding:
+    """Stages at the same place of two histories, with the artifacts that they made."""
+
+    from_a: Reference
+    a: Provenance
+    from_b: Reference
+    b: Provenance
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        return self.a.key, self.b.key
+
+
+def _place(record: Provenance) -> tuple[str, str]:
+    """The stage and what it is for, without its run's and its branch's part of the label, and without numbers of rounds."""
+    return record.stage, any_round(record.label.rpartition("/")[2])
+
+
+def _round_of(label: str) -> int:
+    numbers = _ROUND.findall(label)
+    return int(numbers[-1]) if numbers else 0
 
 
 def _nearest(a: list[Provenance], b: list[Provenance]) -> tuple[Provenance | None, Provenance | None]:

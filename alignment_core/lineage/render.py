@@ -41,6 +41,8 @@ def diff_text(difference: Difference) -> str:
     lines = [f"a  {_side_line(a)}", f"b  {_side_line(b)}"]
     if difference.identical:
         lines.append("identical: the same bytes")
+    if difference.relation:
+        lines.append(difference.relation)
     sections = {
         "key": difference.key,
         "inputs": _table([[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.inputs]),

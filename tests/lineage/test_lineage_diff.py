@@ -133,6 +133,67 @@ def test_upstream_changes_are_shown(store, publish):
     assert "model.data, by sft/data\n    sft.data.rows: 100 → 200" in diff_text(difference)
 
 
+class Rounds:
+    """Runs of SFT and rounds of DPO, each trained on pairs of its start's own completions."""
+
+    def __init__(self, publish: Publish, beta: dict[int, float] = {}, prefix: str = "", rows: int = 1) -> None:
+        self.publish, self.prefix = publish, prefix
+        self.models = [self.stage("sft", "train_sft", config={"rows": rows})]
+        for number in (1, 2, 3):
+            start = self.models[-1]
+            prompts = {"first_prompt": 8 * number}
+            rollouts = self.stage(f"round-{number}/generate", "generate", "rollouts", prompts, policy=start)
+            pairs = self.stage(f"round-{number}/select", "select_pairs", "dataset", rollouts=rollouts)
+            config = {"beta": beta.get(number, 0.1)}
+            self.models.append(self.stage(f"round-{number}/dpo", "train_dpo", config=config, model=start, data=pairs))
+
+    def stage(self, label: str, stage: str, kind: str = "model", config: dict[str, object] = {}, **inputs: Reference):
+        label = f"{self.prefix}{label}"
+        parts = {"stage": stage, "config": config, "inputs": {role: str(used) for role, used in inputs.items()}}
+        content = digest_of([label, parts])
+        made = {"stage": stage, "label": label, "key_parts": parts, "config": config, "inputs": inputs}
+        return self.publish({"content": content}, kind, name=content, key=content, **made)
+
+
+def test_rounds_of_a_run_are_compared_with_each_other_and_not_with_what_they_started_from(store, publish):
+    sft, first, second, third = Rounds(publish, beta={2: 0.5}).models
+    difference = compare(store, first, second)
+    assert difference.relation == "b is one round further, b was made from a"
+    assert difference.key == ["iterative_dpo.beta: 0.1 → 0.5"]
+    assert [(pair.role, pair.a.label, pair.b.label, pair.key) for pair in difference.upstream] == [
+        ("data.rollouts", "round-1/generate", "round-2/generate", ["the first prompt: 8 → 16"])
+    ]
+    assert "\nb is one round further, b was made from a\n" in diff_text(difference)
+    assert compare(store, third, first).relation == "a is 2 rounds further, a was made from b"
+    assert compare(store, sft, first).relation == "b was made from a"
+
+
+def test_rounds_of_two_runs_are_compared_at_the_same_places(store, publish):
+    one = Rounds(publish).models
+    other = Rounds(publish, prefix="branch/", rows=2).models
+    difference = compare(store, one[1], other[3])
+    assert difference.relation == "b is 2 rounds further"
+    assert [(pair.role, pair.a.label, pair.b.label, pair.key) for pair in difference.upstream] == [
+        ("model", "sft", "branch/sft", ["config.rows: 1 → 2"]),
+        ("data.rollouts", "round-1/generate", "branch/round-3/generate", ["the first prompt: 8 → 24"]),
+    ]
+
+
+def test_consecutive_nights_are_compared_without_all_nights_before_them(store, publish, monkeypatch):
+    production = publish({"weights": "0"})
+    models = []
+    for night in range(1, 31):
+        made = {"label": "night/dpo", "inputs": {"model": production}, "config": {"night": night}}
+        production = publish({"weights": f"{night}"}, name=f"{night}", **made)
+        models.append(production)
+    listed = []
+    listing = store.backend.list
+    monkeypatch.setattr(type(store.backend), "list", lambda self, prefix: listed.append(prefix) or listing(prefix))
+    difference = compare(store, models[-2], models[-1])
+    assert (difference.relation, difference.upstream) == ("b was made from a", [])
+    assert listed == ["stages/"], "one view answers everything"
+
+
 def test_a_difference_in_hardware_is_shown_although_no_key_has_it(store, publish):
     a, b = (
         publish({"w": f"{ranks}"}, name=f"{ranks}", config={}, hardware={"cpu": "x86", "trainers": ranks})
