@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from alignment_core.artifacts import Manifest, Provenance, Reference, Store
 from alignment_core.artifacts.index import View
 from alignment_core.artifacts.paths import STAGES
-from alignment_core.execution.cache_miss import any_round, changes, in_words
+from alignment_core.execution.cache_miss import changes, in_words
+from alignment_core.lineage.place import Place, place_of
 
 _ROUND = re.compile(r"round-(\d+)")
 
@@ -117,13 +118,13 @@ class _Histories:
         self.b = b
         self.behind_a = view.ancestors(a)
         self.behind_b = view.ancestors(b)
-        self.later = defaultdict[tuple[str, str], set[Reference]](set)
-        """By place: artifacts of one history that the other one begins from, and what was made from them at the same place, such
-        as a round's policy and those of later rounds. Nothing corresponds to them on the other side."""
+        self.later = defaultdict[Place, set[Reference]](set)
+        """By place: artifacts of one history that the other one begins from, and what was made from them at the same place,
+        such as a round's policy and those of later rounds. Nothing corresponds to them on the other side."""
 
     def relation(self, a: Provenance | None, b: Provenance | None) -> str:
         """How one side follows the other: by how many rounds of its run, and whether it was made from it."""
-        rounds = _round_of(b.label) - _round_of(a.label) if a and b and _place(a) == _place(b) else 0
+        rounds = _round_of(b.label) - _round_of(a.label) if a and b and place_of(a) == place_of(b) else 0
         sentences = []
         if rounds:
             count = "one round" if abs(rounds) == 1 else f"{abs(rounds)} rounds"
@@ -156,7 +157,7 @@ class _Histories:
     def _pass(self, pair: _Corresponding) -> None:
         for artifact, record, behind in ((pair.from_a, pair.a, self.behind_b), (pair.from_b, pair.b, self.behind_a)):
             if artifact in behind:
-                self.later[_place(record)] |= {artifact, *self.view.descendants(artifact)}
+                self.later[place_of(record)] |= {artifact, *self.view.descendants(artifact)}
 
     def _corresponding(self, role: str, a: Provenance, b: Provenance) -> _Corresponding | None:
         """The stages at the same place of both histories behind a role; None if there are none, or both made one artifact.
@@ -173,7 +174,7 @@ class _Histories:
             if from_a == from_b:
                 return None
             record_a, record_b = _nearest(makers_a, makers_b)
-            if record_a and record_b and _place(record_a) == _place(record_b):
+            if record_a and record_b and place_of(record_a) == place_of(record_b):
                 return _Corresponding(from_a, record_a, from_b, record_b)
         return None
 
@@ -185,7 +186,7 @@ class _Histories:
         while waiting is not None and (used := waiting.inputs.get(role)) is not None and used not in seen:
             seen.add(used)
             makers = self.view.makers(used)
-            if any(used in self.later.get(_place(maker), ()) for maker in makers):
+            if any(used in self.later.get(place_of(maker), ()) for maker in makers):
                 return
             yield used, makers
             waiting = makers[0] if makers else None
@@ -203,11 +204,6 @@ class _Corresponding:
     @property
     def keys(self) -> tuple[str, str]:
         return self.a.key, self.b.key
-
-
-def _place(record: Provenance) -> tuple[str, str]:
-    """The stage and what it is for, without its run's and its branch's part of the label, and without numbers of rounds."""
-    return record.stage, any_round(record.label.rpartition("/")[2])
 
 
 def _round_of(label: str) -> int:

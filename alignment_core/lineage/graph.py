@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.artifacts.paths import STAGES
-from alignment_core.lineage.sources import Source, sources_of
-
-
-@dataclass(frozen=True)
-class Node:
-    """An artifact in a tree, reached from its neighbour by an edge.
-
-    ``role`` is the edge: the role in which the later artifact used the earlier one, empty at the root. ``made_by``
-    are all records of this artifact. ``sources``, in upward trees: the sources outside the store that its makers read.
-    ``repeated``: the artifact occurs earlier in this tree, with its subtree.
-    """
-
-    reference: Reference
-    role: str
-    made_by: tuple[Provenance, ...]
-    children: tuple[Node, ...] = ()
-    sources: tuple[Source, ...] = ()
-    repeated: bool = False
 
 
 class Edges(Protocol):
@@ -36,6 +17,10 @@ class Edges(Protocol):
     def makers(self, reference: Reference) -> Sequence[Provenance]: ...
 
     def users(self, reference: Reference) -> Sequence[Provenance]: ...
+
+    def ancestors(self, reference: Reference) -> Collection[Reference]: ...
+
+    def descendants(self, reference: Reference) -> Collection[Reference]: ...
 
 
 class Graph:
@@ -86,29 +71,17 @@ class Graph:
                     waiting.append(parent)
                     seen.add(parent)
 
+    def behind(self, reference: Reference) -> Collection[Reference]:
+        """Everything that an artifact was made from, directly or not."""
+        return self._edges.ancestors(reference)
+
+    def made_from(self, reference: Reference) -> Collection[Reference]:
+        """Everything that was made from an artifact, directly or not."""
+        return self._edges.descendants(reference)
+
     def descends(self, reference: Reference, ancestor: Reference) -> bool:
         """Whether ``reference`` was made from ``ancestor``, directly or not."""
-        return any(parent == ancestor for _, parent in self.ancestors(reference))
-
-    def up(self, reference: Reference) -> Node:
-        """The tree of everything that ``reference`` was made from."""
-        return self._tree(reference, "", True, set())
-
-    def down(self, reference: Reference) -> Node:
-        """The tree of everything that was made from ``reference``."""
-        return self._tree(reference, "", False, set())
-
-    def _tree(self, reference: Reference, role: str, upward: bool, shown: set[Reference]) -> Node:
-        # Marking before the descent prints a shared subtree once, and would also end a cycle, which content
-        # addressing rules out except where a stage returns one of its own inputs.
-        made_by = self.made_by(reference)
-        if reference in shown:
-            return Node(reference, role, made_by, repeated=True)
-        shown.add(reference)
-        onward = self.parents(reference) if upward else self.children(reference)
-        children = tuple(self._tree(child, edge, upward, shown) for edge, child in onward)
-        sources = (source for record in made_by for source in sources_of(record)) if upward else ()
-        return Node(reference, role, made_by, children, tuple(dict.fromkeys(sources)))
+        return ancestor in self.behind(reference)
 
 
 class _Listed:
@@ -128,6 +101,26 @@ class _Listed:
 
     def users(self, reference: Reference) -> Sequence[Provenance]:
         return self._users.get(reference, ())
+
+    def ancestors(self, reference: Reference) -> Collection[Reference]:
+        return _reached(
+            reference, lambda here: (used for record in self.makers(here) for used in record.inputs.values())
+        )
+
+    def descendants(self, reference: Reference) -> Collection[Reference]:
+        return _reached(
+            reference, lambda here: (made for record in self.users(here) for made in record.outputs.values())
+        )
+
+
+def _reached(start: Reference, onward: Callable[[Reference], Iterable[Reference]]) -> set[Reference]:
+    """Everything that a step ``onward`` leads to, without the start."""
+    waiting, found = [start], {start}
+    while waiting:
+        new = set(onward(waiting.pop())) - found
+        found |= new
+        waiting.extend(new)
+    return found - {start}
 
 
 def _age(record: Provenance) -> tuple[str, str]:

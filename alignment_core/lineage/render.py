@@ -4,34 +4,47 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import digest_of
 from alignment_core.lineage.diff import Difference, FileChange, Pair, Side, Upstream
-from alignment_core.lineage.graph import Node
 from alignment_core.lineage.sources import Source, settings_of, sources_of
+from alignment_core.lineage.tree import Branch, Gap, Tree
 
 _METRICS_SHOWN = 4
-_WIDTH = 100
-"""Characters of a line of settings, without the branches before it."""
+_WIDTH = 120
+_NARROWEST = 60
 _LONGEST_SETTING = 60
+_Entry = Branch | Gap | Source
 
 
-def text_tree(node: Node) -> str:
-    """A tree with box-drawing characters: each artifact with its maker, roles on the edges, sources at the leaves."""
-    return "\n".join(_lines(node, "", "", set()))
+def text_tree(tree: Tree, width: int = _WIDTH, everything: bool = False) -> str:
+    """A tree with box-drawing characters: each artifact with its maker, roles on the edges, sources at the leaves.
+
+    No line has more than ``width`` characters: where branches need more than half of them, the tree goes on at the margin.
+    Without ``everything``, the middle of long chains is left out, see :meth:`Tree.shown`.
+    """
+    return "\n".join(_Text(tree, max(width, _NARROWEST), everything).lines())
 
 
-def to_json(node: Node) -> dict[str, Any]:
-    """The same content as ``text_tree`` as plain data."""
+def to_json(tree: Tree) -> dict[str, Any]:
+    """The whole tree as plain data: its artifacts, the nearest first, each with its makers, and with what they used or, in a
+    tree of what was made from it, with what used it."""
+    edges = "inputs" if tree.upward else "used_by"
     return {
-        "reference": str(node.reference),
-        "role": node.role or None,
-        "repeated": node.repeated,
-        "made_by": [] if node.repeated else [_record_data(record, node.reference) for record in node.made_by],
-        "children": [to_json(child) for child in node.children],
+        "reference": str(tree.root),
+        "artifacts": [
+            {
+                "reference": str(node.reference),
+                "made_by": [_record_data(record, node.reference) for record in node.made_by],
+                edges: [{"role": branch.role, "reference": str(branch.reference)} for branch in node.branches],
+            }
+            for node in tree.nodes.values()
+        ],
     }
 
 
@@ -102,29 +115,95 @@ def _table(rows: list[list[str]]) -> list[str]:
     return lines
 
 
-def _lines(node: Node, first: str, rest: str, shown_keys: set[str]) -> Iterator[str]:
-    """The lines of a subtree: the first with the prefix ``first``, the others with ``rest``. Records whose keys are in
-    ``shown_keys`` are shortened."""
-    role = f"{node.role}: " if node.role else ""
-    again = "  (shown above)" if node.repeated else ""
-    yield f"{first}{role}{node.reference.short}{again}"
-    if node.repeated:
-        return
-    branches: list[Source | Node] = [*node.sources, *node.children]
-    margin = rest + ("│    " if branches else "     ")
-    for record in node.made_by:
-        lines = list(_record_lines(record, node.reference))
-        yield from (margin + line for line in (lines[:1] if record.key in shown_keys else lines))
-        shown_keys.add(record.key)
-    if not node.made_by:
-        yield margin + "made outside: no record"
-    for number, branch in enumerate(branches, start=1):
-        last = number == len(branches)
-        lead, follow = rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")
-        if isinstance(branch, Source):
-            yield lead + _source_line(branch)
-        else:
-            yield from _lines(branch, lead, follow, shown_keys)
+@dataclass(frozen=True)
+class _Margin:
+    """What stands before a subtree: ``lead`` before its first line, ``follow`` before the others."""
+
+    lead: str
+    follow: str
+
+
+class _Text:
+    """A tree as lines of text."""
+
+    def __init__(self, tree: Tree, width: int, everything: bool) -> None:
+        self.tree = tree
+        self.width = width
+        self.everything = everything
+        self.shown = set(tree.nodes if everything else tree.visible())
+        self.printed = set[Reference]()
+        self.records = set[str]()
+        """Keys of the records whose details are above."""
+        self.below = deque[Reference]()
+        """Artifacts whose branches had no room, and follow at the margin."""
+
+    def lines(self) -> Iterator[str]:
+        yield from self._entry(Branch("", self.tree.root, repeated=False), _Margin("", ""))
+        yield from self._subtree(self.tree.root, _Margin("", ""))
+        while self.below:
+            reference = self.below.popleft()
+            yield from ("", f"{reference.short}  (continued)")
+            yield from self._subtree(reference, _Margin("", ""))
+
+    def _subtree(self, reference: Reference, margin: _Margin) -> Iterator[str]:
+        """What lies below an artifact. A tree may be thousands of artifacts deep, so there is no recursion."""
+        waiting = self._inside(self._onward(reference), margin)
+        while waiting:
+            entry, margin = waiting.pop()
+            yield from self._entry(entry, margin)
+            if isinstance(entry, Gap):
+                waiting += self._inside([entry.then] if entry.then else [], margin)
+            elif isinstance(entry, Branch) and not entry.repeated and (onward := self._onward(entry.reference)):
+                if len(margin.follow) > self.width // 2:
+                    yield f"{margin.follow}└─ …  (continued below)"
+                    self.below.append(entry.reference)
+                else:
+                    waiting += self._inside(onward, margin)
+
+    def _inside(self, entries: Sequence[_Entry], margin: _Margin) -> list[tuple[_Entry, _Margin]]:
+        """Entries with their margins, the first one last."""
+        middle = _Margin(f"{margin.follow}├─ ", f"{margin.follow}│  ")
+        last = _Margin(f"{margin.follow}└─ ", f"{margin.follow}   ")
+        return [(entry, middle if number else last) for number, entry in enumerate(reversed(entries))]
+
+    def _entry(self, entry: _Entry, margin: _Margin) -> Iterator[str]:
+        yield from self._wrapped(margin, self._title(entry))
+        if isinstance(entry, Branch) and not entry.repeated:
+            inner = margin.follow + ("│    " if self._onward(entry.reference) else "     ")
+            yield from self._details(entry.reference, _Margin(inner, inner))
+
+    def _onward(self, reference: Reference) -> list[_Entry]:
+        node = self.tree.nodes[reference]
+        return [*node.sources, *(node.branches if self.everything else self.tree.shown(reference))]
+
+    def _title(self, entry: _Entry) -> str:
+        if isinstance(entry, Source):
+            return _source_line(entry)
+        if isinstance(entry, Gap):
+            return f"… {entry.count} {entry.what} (--all shows them)"
+        again = ""
+        if entry.repeated:
+            where = "above" if entry.reference in self.printed else "below" if entry.reference in self.shown else ""
+            again = f"  (shown {where})" if where else "  (left out with its round)"
+        self.printed.add(entry.reference)
+        return (f"{entry.role}: " if entry.role else "") + entry.reference.short + again
+
+    def _details(self, reference: Reference, margin: _Margin) -> Iterator[str]:
+        made_by = self.tree.nodes[reference].made_by
+        for record in made_by:
+            lines = list(_record_lines(record, reference))
+            for line in lines[:1] if record.key in self.records else lines:
+                yield from self._wrapped(margin, line)
+            self.records.add(record.key)
+        if not made_by:
+            yield f"{margin.lead}made outside: no record"
+
+    def _wrapped(self, margin: _Margin, text: str) -> Iterator[str]:
+        width = self.width - len(margin.lead)
+        parts = (
+            [text] if len(text) <= width else textwrap.wrap(text, width, break_on_hyphens=False, subsequent_indent="  ")
+        )
+        yield from (f"{margin.follow if number else margin.lead}{part}" for number, part in enumerate(parts))
 
 
 def _record_lines(record: Provenance, made: Reference) -> Iterator[str]:
@@ -136,7 +215,8 @@ def _record_lines(record: Provenance, made: Reference) -> Iterator[str]:
         versions = ", ".join(f"{name} {version}" for name, version in packages.items())
         yield f"accepted input {role}, though it was made with {versions} (reuse_across_versions)"
     settings = ", ".join(f"{path} {_setting(value)}" for path, value in settings_of(record).items())
-    yield from textwrap.wrap(settings, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    if settings:
+        yield settings
     numbers = [(name, value) for name, value in record.metrics.items() if _is_number(value)]
     if numbers:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers[:_METRICS_SHOWN])

@@ -25,6 +25,7 @@ from alignment_core.errors import AlignmentError, Conflict, NotFound, UserError
 from alignment_core.journal import STOPPING_SECONDS
 from alignment_core.lineage import Graph
 from alignment_core.methods.nightly import NightlyRecipe
+from alignment_core.nights import BATCH
 from alignment_core.nights.inbox import Inbox, read_inbox
 
 OVER = ("promoted", "refused", "empty", "discarded")
@@ -333,8 +334,8 @@ class Ledger(History):
         with self.store.workspace.scratch() as scratch:
             (scratch / ROWS).write_text("\n".join(lines) + "\n", encoding="utf-8")
             provenance = ProvenanceDraft(
-                key=digest_of({"stage": "preference-batch", "rows": digests, "sources": sources}),
-                stage="preference-batch",
+                key=digest_of({"stage": BATCH, "rows": digests, "sources": sources}),
+                stage=BATCH,
                 label=f"{self.tag.removesuffix('/nights')}/rows",
                 config={"sources": read},
                 started_at=started,
@@ -342,7 +343,7 @@ class Ledger(History):
                 metrics={"rows": len(rows)},
                 run_ids={"prefect": draft.run} if draft.run else {},
             )
-            return self.store.publish(scratch, "preference-batch", provenance)
+            return self.store.publish(scratch, BATCH, provenance)
 
     def _digests(self, batches: Set[Reference]) -> set[str]:
         """The digests of all rows that were claimed before."""

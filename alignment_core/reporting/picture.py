@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.sources import sources_of
+from alignment_core.lineage.tree import Gap, Tree
 from alignment_core.reporting.drawing import as_svg, new_figure
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ OUTSIDE, STAGE, WANTED = "#eef1f4", "#ffffff", "#dceefb"
 
 @as_svg
 def picture(graph: Graph, references: Iterable[Reference]) -> Figure:
-    """A figure of everything upstream of ``references``: a box for each stage, with its used outputs, and for each source.
+    """A figure of what is upstream of ``references``: a box for each stage, with its used outputs, and for each source; the
+    middle of long chains is left out.
 
     An arrow from a stage with several outputs names the used one.
     """
@@ -53,10 +55,9 @@ def _upstream(
     boxes: dict[str, tuple[str, str]] = {}
     arrows: dict[tuple[str, str], list[str]] = {}
     used_of: dict[str, list[str]] = {}
-    waiting = list(wanted)
-    seen = set(wanted)
-    while waiting:
-        reference = waiting.pop(0)
+    trees = [Tree(graph, reference, upward=True) for reference in wanted]
+    visible = {reference for tree in trees for reference in tree.visible()}
+    for reference in dict.fromkeys(reference for tree in trees for reference in tree.nodes if reference in visible):
         records = graph.made_by(reference)
         for record in records:
             used_of.setdefault(record.key, [_short(record.label)]).append(_output(record, reference))
@@ -66,16 +67,23 @@ def _upstream(
                 boxes[source.path] = (_short(source.path), OUTSIDE)
                 arrows[source.path, record.key] = []
             for used in dict.fromkeys(record.inputs.values()):
+                if used not in visible:
+                    continue
                 for maker in graph.made_by(used):
                     names = maker.names_of(used) if len(maker.outputs) > 1 else []
                     arrows.setdefault((maker.key, record.key), []).extend(names)
                 if not graph.made_by(used):
                     arrows[str(used), record.key] = []
-                if used not in seen:
-                    seen.add(used)
-                    waiting.append(used)
         if not records:
             boxes[str(reference)] = (f"{reference.kind}\n{reference.digest[:12]}", OUTSIDE)
+    for tree in trees:
+        for reference in tree.visible():
+            for gap in tree.shown(reference):
+                if isinstance(gap, Gap) and gap.then is not None:
+                    name = f"behind {reference}"
+                    boxes[name] = (f"… {gap.count}\n{gap.what}", OUTSIDE)
+                    arrows |= {(name, record.key): [] for record in graph.made_by(reference)}
+                    arrows |= {(record.key, name): [] for record in graph.made_by(gap.then.reference)}
     return boxes, arrows
 
 

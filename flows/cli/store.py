@@ -196,22 +196,25 @@ def lineage(
     reference: str,
     up: Annotated[bool, typer.Option("--up", help="Show its inputs (the default).")] = False,
     down: Annotated[bool, typer.Option("--down", help="Show the artifacts made from it.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all of a long chain of rounds or nights, not only its ends.")
+    ] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the inputs of an artifact, or the artifacts made from it, as a tree."""
-    from alignment_core.lineage import Graph, text_tree, to_json
+    from alignment_core.lineage import Graph, Tree, text_tree, to_json
 
     opened = open_store(store, writes=False)
     start, trees = opened.resolve(reference), {}
     with Graph.of(opened) as graph:
         if up or not down:
-            trees["up"] = graph.up(start)
+            trees["up"] = Tree(graph, start, upward=True)
         if down:
-            trees["down"] = graph.down(start)
+            trees["down"] = Tree(graph, start, upward=False)
     if as_json:
         return print_json({name: to_json(tree) for name, tree in trees.items()})
-    return out.print("\n\n".join(text_tree(tree) for tree in trees.values()), markup=False)
+    return out.print("\n\n".join(text_tree(tree, out.width, everything) for tree in trees.values()), markup=False)
 
 
 TagOption = Annotated[str, typer.Option("--tag", help="The tag to move.")]

@@ -13,7 +13,7 @@ from alignment_core.artifacts.gc import collect
 from alignment_core.artifacts.paths import blob_path, stage_path
 from alignment_core.artifacts.retention import prune
 from alignment_core.errors import UserError
-from alignment_core.lineage import Graph, text_tree, to_json
+from alignment_core.lineage import Graph, Tree, text_tree, to_json
 from tests.artifacts.conftest import age, is_whole
 from tests.processes import kill_at
 
@@ -174,11 +174,11 @@ def test_lineage_names_the_output_that_was_used(store, outputs, draft, write):
 
     with Graph.of(store) as graph:
         assert graph.descends(scores, start)
-        assert "by rl (rl), output best, seed" in text_tree(graph.up(scores))
-        (child,) = to_json(graph.up(scores))["children"]
-        assert (child["reference"], child["made_by"][0]["as"]) == (str(published["best"]), ["best"])
+        assert "by rl (rl), output best, seed" in text_tree(Tree(graph, scores, upward=True))
+        _, policy, _ = to_json(Tree(graph, scores, upward=True))["artifacts"]
+        assert (policy["reference"], policy["made_by"][0]["as"]) == (str(published["best"]), ["best"])
 
-        down = text_tree(graph.down(start))
+        down = text_tree(Tree(graph, start, upward=False))
         assert [f"output {name}, seed" in down for name in published] == [True] * 3
         assert down.count("code unknown") == 2, "a stage is described once, not once for each output"
 
@@ -198,7 +198,7 @@ def test_a_record_of_an_earlier_version_has_one_output_by_the_name_of_its_kind(s
     assert store.records.find(OTHER_KEY).outputs == {"model": policy}
     assert collect(store, delete=True, older_than=-1).garbage == ()
     with Graph.of(store) as graph:
-        tree = text_tree(graph.up(policy))
+        tree = text_tree(Tree(graph, policy, upward=True))
     assert "by part (part), seed" in tree
     assert f"whole: {run.short}" in tree
     assert "by rl (rl), seed" in tree

@@ -55,7 +55,7 @@ def answers_of_index(store: Store) -> Any:
     answers = (list(store.records.all()), manifests, store.summaries(), store.tags.all(), moves)
     references = {manifest.reference for manifest in manifests}
     with Graph.of(store) as graph:
-        return (*answers, {reference: (graph.made_by(reference), graph.used_by(reference)) for reference in references})
+        return (*answers, {reference: _around(graph, reference) for reference in references})
 
 
 def read(store: Store) -> Any:
@@ -73,8 +73,13 @@ def read(store: Store) -> Any:
         [Summary.of(manifest, graph.made_by(manifest.reference), manifest.digest in marks) for manifest in manifests],
         names,
         {name: [move for move in store.tags.moves() if move.name == name] for name in names},
-        {reference: (graph.made_by(reference), graph.used_by(reference)) for reference in references},
+        {reference: _around(graph, reference) for reference in references},
     )
+
+
+def _around(graph: Graph, reference: Reference) -> tuple[object, ...]:
+    around = (graph.made_by(reference), graph.used_by(reference))
+    return (*around, set(graph.behind(reference)), set(graph.made_from(reference)))
 
 
 def replace(store: Store, path: str, data: bytes) -> None:
@@ -103,7 +108,7 @@ def test_indexed_documents_are_not_read_again(store: Store, make: Callable[..., 
     assert answers_of_index(store) == read(store)
     reads.clear()
     with Graph.of(open_store(store.uri, writes=False)) as graph:
-        assert [node.reference for node in graph.up(model).children] == [data]
+        assert [used for _, used in graph.parents(model)] == [data]
     assert (len(store.summaries()), store.tags.all()["policy"]) == (2, model)
     assert set(reads) <= {"format.json"}
     make(store, "other", model)
@@ -217,7 +222,7 @@ def test_an_index_file_damaged_while_open_is_replaced(folder: Store, make: Calla
     answers_of_index(folder)
     with Graph.of(folder) as graph:
         damaged(folder.index.path, "garbage")
-        assert [node.reference for node in graph.up(second).children] == [first]
+        assert [used for _, used in graph.parents(second)] == [first]
         assert answers_of_index(folder) == read(folder)
 
 

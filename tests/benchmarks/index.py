@@ -21,7 +21,7 @@ from alignment_core.artifacts.paths import blob_path, manifest_path, stage_path
 from alignment_core.canonical import canonical_json, digest_of
 from alignment_core.home import align_home
 from alignment_core.journal import Journal, new_record
-from alignment_core.lineage import Graph
+from alignment_core.lineage import Graph, Tree
 from tests.servers.s3 import S3Server
 
 RUNS, ROUNDS = 200, 5
@@ -127,7 +127,7 @@ def measured(uri: str) -> dict[str, Any]:
 
 def _up(store: Store, reference: Reference) -> None:
     with Graph.of(store) as graph:
-        graph.up(reference)
+        Tree(graph, reference, upward=True)
 
 
 def ancestors(graph: Graph, reference: Reference) -> set[Reference]:

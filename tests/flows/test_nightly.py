@@ -18,7 +18,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterType
 from alignment.flows.access import TOKEN, URL
 from alignment.flows.nightly import _ended
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.lineage import Graph
+from alignment_core.lineage import Graph, Tree
 from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.ledger import Ledger, Night
 from alignment_core.recipes import load_recipe
@@ -151,15 +151,12 @@ def test_every_promoted_model_descends_from_its_predecessor_and_the_rows_of_its_
             candidate = week.reference(name, "candidate")
             assert graph.descends(candidate, week.reference(name, "batch"))
             assert parent is None or graph.descends(candidate, week.reference(parent, "candidate"))
-            waiting, seen = [graph.up(candidate)], 0
-            while waiting:
-                node = waiting.pop()
-                waiting += node.children
-                seen += 1
+            nodes = Tree(graph, candidate, upward=True).nodes.values()
+            for node in nodes:
                 assert node.made_by, f"{node.reference} in the lineage of {name} comes from nowhere"
                 origin = node.made_by[0].stage in ("base_model", "preference-batch", "dataset")
-                assert node.children or node.sources or node.repeated or origin
-            assert seen > 4
+                assert node.branches or node.sources or origin
+            assert len(nodes) > 4
 
 
 def test_the_drift_of_all_nights_is_measured_beside_that_of_one(week: Week) -> None:

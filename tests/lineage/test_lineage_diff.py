@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -136,7 +136,7 @@ def test_upstream_changes_are_shown(store, publish):
 class Rounds:
     """Runs of SFT and rounds of DPO, each trained on pairs of its start's own completions."""
 
-    def __init__(self, publish: Publish, beta: dict[int, float] = {}, prefix: str = "", rows: int = 1) -> None:
+    def __init__(self, publish: Publish, beta: Mapping[int, float] = {}, prefix: str = "", rows: int = 1) -> None:
         self.publish, self.prefix = publish, prefix
         self.models = [self.stage("sft", "train_sft", config={"rows": rows})]
         for number in (1, 2, 3):
@@ -147,7 +147,9 @@ class Rounds:
             config = {"beta": beta.get(number, 0.1)}
             self.models.append(self.stage(f"round-{number}/dpo", "train_dpo", config=config, model=start, data=pairs))
 
-    def stage(self, label: str, stage: str, kind: str = "model", config: dict[str, object] = {}, **inputs: Reference):
+    def stage(
+        self, label: str, stage: str, kind: str = "model", config: Mapping[str, object] = {}, **inputs: Reference
+    ):
         label = f"{self.prefix}{label}"
         parts = {"stage": stage, "config": config, "inputs": {role: str(used) for role, used in inputs.items()}}
         content = digest_of([label, parts])
@@ -175,7 +177,7 @@ def test_rounds_of_two_runs_are_compared_at_the_same_places(store, publish):
     assert difference.relation == "b is 2 rounds further"
     assert [(pair.role, pair.a.label, pair.b.label, pair.key) for pair in difference.upstream] == [
         ("model", "sft", "branch/sft", ["config.rows: 1 → 2"]),
-        ("data.rollouts", "round-1/generate", "branch/round-3/generate", ["the first prompt: 8 → 24"]),
+        ("data.rollouts", "round-1/generate", "branch/round-3/generate", ["config.first_prompt: 8 → 24"]),
     ]
 
 

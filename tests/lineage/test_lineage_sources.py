@@ -15,7 +15,7 @@ from alignment_core.canonical import digest_of_file
 from alignment_core.data.addresses import RemoteFile
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.execution.base import StageCall, StageConfig
-from alignment_core.lineage import Graph, text_tree
+from alignment_core.lineage import Graph, Tree, text_tree
 from alignment_core.lineage.sources import settings_of, sources_of
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import DataConfig, DataSource, ModelConfig, TrainingConfig
@@ -51,16 +51,17 @@ def test_a_data_set_leads_back_to_its_files_tasks_and_model_with_their_digests(r
     dataset = stage("dataset", DatasetConfig(data=data, sources=pinned, kind="demonstrations"), tokenizer=model)
 
     with Graph.of(store) as graph:
-        tree = graph.up(dataset)
-    files, task = tree.sources
+        tree = Tree(graph, dataset, upward=True)
+    node = tree.nodes[dataset]
+    files, task = node.sources
     assert (files.path, files.sha256) == (str(rows), digest_of_file(rows))
     assert dict(files.settings) == {"columns.completion": "answer", "columns.prompt": "question"}
     assert (task.path, dict(task.settings)) == ("task:first/train", {"rows": 7})
-    (parent,) = tree.children
-    weights = {source.path: source.sha256 for source in parent.sources}
+    (parent,) = node.branches
+    weights = {source.path: source.sha256 for source in tree.nodes[parent.reference].sources}
     assert weights[f"{folder}/model.safetensors"] == digest_of_file(folder / "model.safetensors")
-    assert settings_of(tree.made_by[0]) == {"data.max_length": 99, "kind": "demonstrations"}
-    text = text_tree(tree)
+    assert settings_of(node.made_by[0]) == {"data.max_length": 99, "kind": "demonstrations"}
+    text = text_tree(tree, width=400)
     assert f"source: {rows}, sha256 {digest_of_file(rows)[:12]}, columns.completion answer" in text
     assert "data.max_length 99, kind demonstrations" in text
 

@@ -14,7 +14,7 @@ import pytest
 from alignment_core.artifacts import collect, open_store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
-from alignment_core.lineage import Graph
+from alignment_core.lineage import Graph, Tree
 from alignment_core.nights import ledger as ledger_module
 from alignment_core.nights.ledger import LISTED, MAX_FAILED_ATTEMPTS, AlreadyRuns, Claim, Ledger, Night, summary
 from alignment_core.stages.dataset import ROWS
@@ -151,8 +151,8 @@ def test_the_lineage_of_a_batch_names_its_files(ledger, drop, inbox):
     drop("a.jsonl", pair(4))  # the digest is of the file as the night read it
     assert night.batch is not None
     with Graph.of(ledger.store) as graph:
-        tree = graph.up(night.batch)
-    sources = [(source.path, source.rows, source.sha256) for source in tree.sources]
+        tree = Tree(graph, night.batch, upward=True)
+    sources = [(source.path, source.rows, source.sha256) for source in tree.nodes[night.batch].sources]
     assert sources == [("a.jsonl", 2, digests["a.jsonl"]), ("b.jsonl", 1, digests["b.jsonl"])]
 
 
