@@ -12,8 +12,7 @@ from alignment_core.execution import key
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import StageKey, key_of, packages_named
 from alignment_core.execution.runner import cached_result
-from alignment_core.lineage.graph import Graph
-from alignment_core.lineage.render import text_tree
+from alignment_core.lineage import Graph, Tree, text_tree
 from tests.stages.calls import run_alone
 
 
@@ -67,7 +66,9 @@ def test_a_result_of_another_version_is_reused_and_marked_where_the_recipe_accep
 def test_accepted_versions_are_in_the_lineage_of_later_results(store: Store, tmp_path: Path) -> None:
     result = run_alone(store, evaluation(store, tmp_path / "scores", scores={"vllm": "0.32.0"}))
     with Graph.of(store) as graph:
-        assert "accepted input scores, though it was made with vllm 0.32.0" in text_tree(graph.up(result.reference))
+        assert "accepted input scores, though it was made with vllm 0.32.0" in text_tree(
+            Tree(graph, result.reference, upward=True)
+        )
 
 
 def test_a_name_that_is_no_package_is_refused() -> None:
