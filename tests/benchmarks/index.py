@@ -110,7 +110,7 @@ def measured(uri: str) -> dict[str, Any]:
     opened = []
     for target in chosen[:OPENED]:
         with Graph.of(store) as graph:
-            opened.append(_cost(partial(graph.up, target)))
+            opened.append(_cost(partial(Tree, graph, target, upward=True)))
     took["ancestors in an open graph, ms"] = _spread(opened)
     run_id = _journal(store)
     where = ["--store", uri]
