@@ -48,7 +48,7 @@ def test_pruning_deletes_the_bytes_of_old_rollouts_and_keeps_the_manifest(store,
     with pytest.raises(NotFound, match=r"the bytes of rollouts@sha256:\w+ were pruned"):
         store.fetch(rollouts)
     with Graph.of(store) as graph:
-        assert [node.reference for node in graph.up(pairs).children] == [rollouts]
+        assert [used for _, used in graph.parents(pairs)] == [rollouts]
     assert store.records.find(OTHER_KEY).output == pairs
     assert prune(store, None, 1, delete=True) == []
 
