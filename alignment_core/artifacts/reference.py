@@ -17,6 +17,8 @@ MASTERS = "masters"
 """Kind of fp32 master weights of a policy in bf16; see :mod:`alignment_core.models.masters`."""
 POINTER = "masters.json"
 """File in a policy's folder that names its master weights."""
+BATCH = "preference-batch"
+"""Kind of artifact, and stage, of the rows that a night takes."""
 PRUNABLE = ("rollouts", "scores", "trajectories", MASTERS)
 """Large kinds that can be made again, and are needed only until the stages that use them are finished."""
 

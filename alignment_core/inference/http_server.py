@@ -151,25 +151,25 @@ def served(
     has beside stop tokens; a repetition penalty would change even greedy answers. In an ``own_session`` Ctrl-C does not reach
     it.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    token = secrets.token_urlsafe(32)
-    with running(
-        folder,
-        name,
-        "127.0.0.1",
-        port,
-        resources,
-        token,
-        options=(SAMPLED_AS_ASKED,),
-        own_session=own_session,
-        start_seconds=start_seconds,
-        on_loading=on_loading,
-        trust_remote_code=trust_remote_code,
-        reads_stop_ids=True,
-    ) as server:
-        yield server
+    with socket.socket() as held:
+        # It stays bound, without listening, so that no other process is given the port until the server binds it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        with running(
+            folder,
+            name,
+            "127.0.0.1",
+            held.getsockname()[1],
+            resources,
+            secrets.token_urlsafe(32),
+            options=(SAMPLED_AS_ASKED,),
+            own_session=own_session,
+            start_seconds=start_seconds,
+            on_loading=on_loading,
+            trust_remote_code=trust_remote_code,
+            reads_stop_ids=True,
+        ) as server:
+            yield server
 
 
 def stop_ids(folder: str, trust_remote_code: bool = False) -> tuple[int, ...]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from alignment_core.artifacts import Provenance, Reference
+from alignment_core.artifacts.reference import BATCH
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.place import Place, place_of
 from alignment_core.lineage.sources import Source, sources_of
-from alignment_core.nights import BATCH
 
 FIRST, LAST = 2, 1
 """Of generations, and of artifacts at one place: how many at each end are shown."""

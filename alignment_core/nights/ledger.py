@@ -19,13 +19,13 @@ from pydantic import BaseModel, ConfigDict
 from alignment_core import journal
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.paths import night_path
+from alignment_core.artifacts.reference import BATCH
 from alignment_core.canonical import digest_of
 from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import AlignmentError, Conflict, NotFound, UserError
 from alignment_core.journal import STOPPING_SECONDS
 from alignment_core.lineage import Graph
 from alignment_core.methods.nightly import NightlyRecipe
-from alignment_core.nights import BATCH
 from alignment_core.nights.inbox import Inbox, read_inbox
 
 OVER = ("promoted", "refused", "empty", "discarded")

@@ -20,9 +20,8 @@ IDS = torch.arange(40)[None]
 def merge(output: Path, *models: Path, base: Path | None = None, **config: Any) -> None:
     output.mkdir()
     inputs = {f"model-{number}": model for number, model in enumerate(models, start=1)}
-    context: Any = SimpleNamespace(
-        inputs=inputs | ({"base": base} if base else {}), output=output, report=lambda *_: None
-    )
+    read = inputs | ({"base": base} if base else {})
+    context: Any = SimpleNamespace(inputs=read, output=output, report=lambda *_: None, trust_remote_code=False)
     run(context, MergeStageConfig.model_validate({"weights": (1, 3), **config}))
 
 

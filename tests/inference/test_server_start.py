@@ -48,6 +48,25 @@ def port() -> int:
     return number
 
 
+def test_no_other_process_is_given_the_port_while_the_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge failed to start because its port, free a moment before, was another server's by then."""
+    given: list[tuple[str, int]] = []
+
+    def running(folder: str, name: str, host: str, port: int, *_: Any, **__: Any) -> Any:
+        given.append((host, port))
+        return nullcontext()
+
+    monkeypatch.setattr(http_server, "running", running)
+    with http_server.served("folder", "judge"), socket.socket() as other, socket.socket() as server:
+        (address,) = given
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(address)
+        http_server._check_free(*address)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM's does
+        server.bind(address)
+        server.listen()
+
+
 def test_a_server_that_is_still_loading_its_model_is_reported(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "LOADING_SECONDS", 0.3)
     monkeypatch.setattr(http_server, "server_of", lambda *_: ([sys.executable, "-c", SERVER, str(port)], {}))

@@ -284,13 +284,13 @@ def test_the_history_of_a_tag_has_reasons_word_for_word(align, references):
 def test_lineage_goes_up_by_default_and_down_on_request(align, references):
     up = parsed(align("lineage", "policy/production", "--json"))
     assert list(up) == ["up"]
-    assert {child["role"]: child["reference"] for child in up["up"]["children"]} == {
+    assert {used["role"]: used["reference"] for used in up["up"]["artifacts"][0]["inputs"]} == {
         "model": str(references["base"]),
         "data": str(references["data"]),
     }
     both = parsed(align("lineage", references["data"].short, "--up", "--down", "--json"))
-    assert both["up"]["children"] == []
-    assert [child["reference"] for child in both["down"]["children"]] == [str(references["sft"])]
+    assert both["up"]["artifacts"][0]["inputs"] == []
+    assert [user["reference"] for user in both["down"]["artifacts"][0]["used_by"]] == [str(references["sft"])]
     text = align("lineage", "policy/production").stdout
     assert "by run/sft (sft)" in text
     assert "made outside: no record" in text
