@@ -55,8 +55,9 @@ class SweepRecipe(BaseRecipe):
     """Fields of the recipe by their paths, such as `dpo.loss.beta`, with the values of each. Of several fields all
     combinations are tried."""
     rank_by: str = ""
-    """Metric by which variants are ranked: one of the evaluation or, without one, `test_accuracy` or `test_loss` of the
-    training. Default: `accuracy`, else `reward`, else `judged_win_rate`."""
+    """Metric by which variants are ranked: one of the evaluation, or `test_accuracy` or `test_loss` of the training's own
+    test on held-out rows. Default: `accuracy`, else `reward`, else `judged_win_rate` of the evaluation, else those of the
+    training."""
     _variants: dict[str, BaseRecipe] = PrivateAttr(default_factory=dict)
 
     @classmethod
@@ -91,6 +92,11 @@ class SweepRecipe(BaseRecipe):
         if self.rank_by or self.evaluation is None:
             return self.rank_by
         return next((name for name in RANKING if self._measured(name)), "")
+
+    @property
+    def by_training(self) -> bool:
+        """Whether the training's own test on held-out rows ranks the variants, and not their evaluation."""
+        return self.evaluation is None or self.ranks in ("", *OF_TRAINING)
 
     @model_validator(mode="before")
     @classmethod
@@ -135,29 +141,42 @@ class SweepRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _something_ranks(self, info: ValidationInfo) -> SweepRecipe:
-        if self.evaluation is None and not _holds_out(self.base):
+        if self.rank_by in OF_TRAINING and not self._is_tested:
             raise ValueError(
-                "nothing ranks the variants: add a section `evaluation`, or hold rows out for the training's own test "
-                "with `test_rows`"
+                f"`rank_by`: {self.rank_by!r} needs held-out rows of the training: hold some out with `test_rows`"
             )
-        if self.evaluation and not self.ranks:
+        if self.by_training and not self._is_tested:
+            other = "a section `evaluation`"
+            if self.evaluation:
+                other = "a `verifier`, or name a metric of the evaluation with `rank_by`"
             raise ValueError(
-                "nothing ranks the variants: add a `verifier`, or name a metric of the evaluation with `rank_by`"
+                f"nothing ranks the variants: add {other}, or hold rows out for the training's own test with `test_rows`"
             )
-        if self.evaluation and self.rank_by and refuses_unused(info.context):
+        if self.by_training:
+            return self._ranked_by_training()
+        if self.rank_by and refuses_unused(info.context):
             try:
                 check_metric(self.rank_by, info)
             except ValueError as error:
                 raise ValueError(f"`rank_by`: {error}") from None
-        if self.evaluation and not self._measured(self.ranks):
+        if not self._measured(self.ranks):
             if (metric := self.ranks.partition(".")[0]) in OF_SAMPLES:
                 raise ValueError(f"`rank_by`: {needs_samples(metric)}")
             raise ValueError(f"`rank_by`: the evaluation does not measure {self.ranks!r}")
-        if self.rank_by and not self.evaluation and self.rank_by not in OF_TRAINING:
+        return self
+
+    def _ranked_by_training(self) -> SweepRecipe:
+        if self.rank_by and self.rank_by not in OF_TRAINING:
             raise ValueError(
                 f"`rank_by`: {self.rank_by!r} needs an `evaluation`; training measures {' and '.join(OF_TRAINING)}"
             )
         return self
+
+    @property
+    def _is_tested(self) -> bool:
+        """Whether the training of every variant has held-out rows of its own."""
+        measured = {name.partition(".")[0] for name in self.measured_in_training}
+        return _holds_out(self.base) or not measured.isdisjoint(OF_TRAINING)
 
     def _measured(self, metric: str) -> bool:
         """Whether the evaluation of a variant has this metric; only the variants' recipes know whether they have rewards."""
@@ -224,7 +243,7 @@ def compose(recipe: SweepRecipe) -> Outputs:
         if len(failed) == len(compositions):
             raise next(iter(failed.values()))
         composed = {name: outputs for name, outputs in composed.items() if name not in failed}
-        measuring = {name: _measuring(outputs) for name, outputs in composed.items()}
+        measuring = {name: _measuring(outputs, recipe.by_training) for name, outputs in composed.items()}
         reasons = {name: str(failed[name]) for name in compositions if name in failed}
         table = steps.variants("variants", recipe.ranks, recipe.fields_of, measuring, reasons)
     best = (metrics(table) or {}).get("best") or next(iter(composed))
@@ -235,9 +254,9 @@ def _composing(variant: Any) -> Callable[[], Outputs]:
     return lambda: method_of(variant).compose(variant)
 
 
-def _measuring(outputs: Outputs) -> Step:
+def _measuring(outputs: Outputs, by_training: bool) -> Step:
     """The stage whose metrics rank a variant: its evaluation, or its training."""
-    if outputs.evaluations is not None and outputs.final in outputs.evaluations.steps:
+    if not by_training and outputs.evaluations is not None and outputs.final in outputs.evaluations.steps:
         return outputs.evaluations.steps[outputs.final]
     step: Step | None = outputs.policy if outputs.policy is not None else outputs.reward_model
     if step is None:

@@ -162,7 +162,7 @@ def test_the_sections_of_the_variants_decide_what_an_evaluation_and_gates_may_na
     [
         ("acuracy", "no metric 'acuracy'; did you mean 'accuracy'"),
         ("truncated.low", "'truncated' has no interval"),
-        ("test_loss", "no metric 'test_loss'"),
+        ("test_loss", "'test_loss' needs held-out rows of the training"),
     ],
 )
 def test_a_metric_that_no_evaluation_has_is_refused_before_anything_runs(file: Path, metric: str, why: str) -> None:
@@ -277,6 +277,37 @@ def test_without_an_evaluation_variants_are_ranked_on_held_out_rows(file: Path) 
     with pytest.raises(UserError, match="nothing ranks the variants: add a section `evaluation`, or hold rows out"):
         load_recipe(file, sweeps=["dpo.loss.beta=0.1,0.2"])
     assert sweep(file, "dpo.loss.beta=0.1,0.2", overrides=("dpo.data.test_rows=8",)).ranks == ""
+
+
+def test_an_evaluation_that_ranks_nothing_leaves_the_ranking_to_the_training(file: Path, tmp_path: Path) -> None:
+    """As in the recipe that `align init` writes for demonstrations: README's sweep of it was refused."""
+    rows = [{"prompt": f"p{number}", "completion": f"c{number}"} for number in range(8)]
+    for name in ("rows.jsonl", "held-out.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [{"path": str(tmp_path / "rows.jsonl")}, {"path": str(tmp_path / "held-out.jsonl"), "held_out": True}]
+    prompts = {"sources": [{"path": str(tmp_path / "held-out.jsonl")}]}
+    content = {
+        **{name: value for name, value in RECIPE.items() if name in ("model", "resources")},
+        "method": "sft",
+        "name": "rows",
+        "sft": {"data": {"sources": sources}},
+        "evaluation": {"prompts": prompts},
+    }
+    file.write_text(json.dumps(content))
+    recipe = sweep(file, "sft.training.learning_rate=1e-5,1e-4")
+    assert (recipe.ranks, recipe.by_training) == ("", True)
+    (table,) = [stage for stage in planned(recipe, tmp_path).stages if stage.label == "variants"]
+    assert table.label == "variants"
+    (tmp_path / "verifier.py").write_text("def exact(prompt, completion, label):\n    return 1.0\n")
+    verifier = f"evaluation.verifier={tmp_path / 'verifier.py'}:exact"
+    named = sweep(file, "sft.training.learning_rate=1e-5,1e-4", overrides=(verifier,))
+    assert (named.ranks, named.by_training) == ("accuracy", False)
+    content["sft"]["data"]["sources"] = sources[:1]  # type: ignore[index]
+    file.write_text(json.dumps(content))
+    with pytest.raises(
+        UserError, match="nothing ranks the variants: add a `verifier`, or name a metric of the evaluation"
+    ):
+        sweep(file, "sft.training.learning_rate=1e-5,1e-4")
 
 
 def test_the_best_variant_is_first_and_overlapping_intervals_are_noted(tmp_path: Path) -> None:
