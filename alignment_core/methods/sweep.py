@@ -141,7 +141,9 @@ class SweepRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _something_ranks(self, info: ValidationInfo) -> SweepRecipe:
-        if self.rank_by in OF_TRAINING and not self._is_tested:
+        if self.rank_by in OF_TRAINING and self.evaluation and not self._is_tested:
+            if not refuses_unused(info.context):  # recipes of earlier runs are read
+                return self
             raise ValueError(
                 f"`rank_by`: {self.rank_by!r} needs held-out rows of the training: hold some out with `test_rows`"
             )
