@@ -63,7 +63,7 @@ def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str) ->
 
 
 def any_round(label: str) -> str:
-    """A label that is the same in every round: its numbers are left out."""
+    """A label that is the same in every round: a sign stands for each number."""
     return re.sub(r"\d+", "#", label)
 
 

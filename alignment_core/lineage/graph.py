@@ -115,12 +115,12 @@ class _Listed:
 
 def _reached(start: Reference, onward: Callable[[Reference], Iterable[Reference]]) -> set[Reference]:
     """Everything that a step ``onward`` leads to, without the start."""
-    waiting, found = [start], {start}
+    waiting, reached = [start], {start}
     while waiting:
-        new = set(onward(waiting.pop())) - found
-        found |= new
+        new = set(onward(waiting.pop())) - reached
+        reached |= new
         waiting.extend(new)
-    return found - {start}
+    return reached - {start}
 
 
 def _age(record: Provenance) -> tuple[str, str]:
