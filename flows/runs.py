@@ -37,6 +37,7 @@ from alignment_core.composition.graph import BranchFailed, Input, composing
 from alignment_core.composition.results import Outputs
 from alignment_core.credentials import refuse_literals, remember_variables
 from alignment_core.errors import AlignmentError, Stopped
+from alignment_core.execution.description import recipe_files
 from alignment_core.execution.key import packages_named
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
@@ -278,6 +279,8 @@ def _running(
             early_host or Host(store.uri, recipe.resources, log, recipe=recipe.name, prewarm=prewarm) as host,
         ):
             host.run_ids = {"prefect": run_id}
+            host.recipe_files = recipe_files(recipe)
+            host.overrides = tuple(caller.overrides if caller else flow_run().parameters.get("overrides", ()))
             host.follow(in_run_log(get_run_logger()))
             run = Run(
                 store=store,

@@ -75,11 +75,11 @@ class GcReport(BaseModel):
 def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> GcReport:
     """Collect unreachable objects that were last put more than ``older_than`` seconds ago by the store's clock.
 
-    Roots are the stage records (their outputs and inputs), every move of every tag, snapshots of the progress of stages that
-    are not finished, and leases of publications, which protect objects of any age. Publishers may continue, but one that
-    begins during a deletion waits for its end. The next collection finishes an interrupted one. Raises Corrupt, and
-    deletes nothing, when a root or the manifest of a root cannot be read: the objects that it protects are then unknown.
-    A snapshot that cannot be read protects nothing, because no stage can resume from it.
+    Roots are the stage records (their outputs, inputs and descriptions), every move of every tag, snapshots of the progress of
+    stages that are not finished, and leases of publications, which protect objects of any age. Publishers may continue, but
+    one that begins during a deletion waits for its end. The next collection finishes an interrupted one. Raises Corrupt, and
+    deletes nothing, when a root or the manifest of a root cannot be read: the objects that it protects are then unknown. A
+    snapshot that cannot be read protects nothing, because no stage can resume from it.
     """
     if not delete or store.backend.stat(FORMAT) is None:  # a missing store is not created for a collection
         return _Collection(store, None, older_than).run(delete)
@@ -194,8 +194,7 @@ class _Collection:
     def _roots(self) -> set[str]:
         references = {move.to for move in self.store.tags.moves()}
         for stored in self.store.backend.list(STAGES):
-            record = self.store.records.read(stored.path)
-            references |= {*record.outputs.values(), *record.inputs.values()}
+            references |= self.store.records.read(stored.path).references
         return {reference.digest for reference in references}
 
     def _keep(self, digest: str, kept_blobs: set[str], must_read: bool) -> None:

@@ -43,6 +43,10 @@ class ProvenanceDraft(BaseModel):
     run_ids: dict[str, str] = Field(
         default_factory=dict, description="ids of this run in other systems, such as prefect or wandb"
     )
+    overrides: tuple[str, ...] = Field(
+        default=(),
+        description="what the run changed in its recipe, as path=value; the recipe has these changes already",
+    )
 
 
 class Provenance(ProvenanceDraft):
@@ -53,6 +57,10 @@ class Provenance(ProvenanceDraft):
     outputs: dict[str, Reference] = Field(
         min_length=1, description="the artifacts that were made, by name; the first one is the default output"
     )
+    described_by: dict[str, Reference] = Field(
+        default_factory=dict,
+        description="artifacts that say how the stage ran, by role: recipe, environment and user-code",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -62,6 +70,11 @@ class Provenance(ProvenanceDraft):
             return values
         other_fields = {name: value for name, value in values.items() if name != "output"}
         return {"outputs": {str(values["output"]).partition("@")[0]: values["output"]}} | other_fields
+
+    @property
+    def references(self) -> set[Reference]:
+        """Every artifact that the record names."""
+        return {*self.outputs.values(), *self.inputs.values(), *self.described_by.values()}
 
     @property
     def output(self) -> Reference:

@@ -99,20 +99,27 @@ class Store:
             return self._publish(files)
 
     def publish_outputs(
-        self, outputs: Mapping[str, tuple[Path, str]], provenance: ProvenanceDraft
+        self,
+        outputs: Mapping[str, tuple[Path, str]],
+        provenance: ProvenanceDraft,
+        described_by: Mapping[str, tuple[Path, str]] = {},
     ) -> dict[str, Reference]:
-        """Make each output of a stage, a directory and a kind by name, an artifact, and write the stage's one record.
+        """Make each output of a stage, a directory and a kind by name, an artifact, and write the stage's one record, which
+        also names the artifacts that it is ``described_by``.
 
         The record comes last: whatever kills the publisher, the stage is finished with all of its outputs, or its
         key is unknown and the collector deletes the leftovers. The first whole result of a key wins: its outputs are
         returned, so that all callers continue with one result. The first name is the default output. See :meth:`publish`.
         """
         files = {name: _Files.of(directory, kind) for name, (directory, kind) in outputs.items()}
-        digests = set[str]().union(*(output.digests for output in files.values()))
+        descriptions = {role: _Files.of(directory, kind) for role, (directory, kind) in described_by.items()}
+        digests = set[str]().union(*(each.digests for each in (*files.values(), *descriptions.values())))
         with self.leases.publication(digests, lasting=False):
             references = {name: self._publish(output) for name, output in files.items()}
+            with ThreadPoolExecutor(_THREADS) as pool:  # nearly all stages of a run have the same
+                named = dict(zip(descriptions, pool.map(self._publish_new, descriptions.values()), strict=True))
             fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
-            recorded = self.records.put(Provenance(**fields, outputs=references))
+            recorded = self.records.put(Provenance(**fields, outputs=references, described_by=named))
         for output in files.values():
             self.cache.keep(output.manifest.digest, output.directory)
         return recorded
@@ -229,6 +236,10 @@ class Store:
         if len(matches) > 1:
             raise UserError(f"{text!r} is ambiguous, add digits: " + ", ".join(map(str, sorted(matches))))
         return matches[0]
+
+    def _publish_new(self, files: _Files) -> Reference:
+        is_there = self.backend.stat(manifest_path(files.manifest.digest)) is not None
+        return files.manifest.reference if is_there else self._publish(files)
 
     def _publish(self, files: _Files) -> Reference:
         manifest = files.manifest

@@ -50,7 +50,8 @@ class Plan(BaseModel):
 
 
 def plan(source: Store, target: Store, reference: Reference, ancestors: bool) -> Plan:
-    """Plan the copy of an artifact, and with ``ancestors`` of all its ancestors, without the parts that the target has.
+    """Plan the copy of an artifact with its descriptions, and with ``ancestors`` of all its ancestors, without the parts that
+    the target has.
 
     The master weights of a policy come with it, unless their bytes were pruned, so that it can be trained further.
     Raises NotFound if the source does not have it, or its bytes were pruned, UserError if both are the same store.
@@ -65,6 +66,9 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
     while waiting:
         for record in source.records.makers(waiting.pop()):
             records[record.key] = record
+            for description in record.described_by.values():
+                with contextlib.suppress(NotFound):  # a collector of an earlier version does not know it
+                    manifests.setdefault(description, source.manifest(description))
             for ancestor in record.inputs.values() if ancestors else ():
                 if ancestor not in manifests:
                     with contextlib.suppress(NotFound):  # it was copied to the source without its ancestors

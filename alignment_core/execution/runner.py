@@ -24,6 +24,8 @@ from alignment_core.execution.base import Reporter, StageCall, StageContext, Sta
 from alignment_core.execution.cache_miss import why_it_runs
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.curve import CURVE, Line
+from alignment_core.execution.description import describe
+from alignment_core.execution.environment import code
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
 from alignment_core.execution.restarts import with_restarts
 from alignment_core.execution.save_schedule import LEAST_SECONDS
@@ -52,6 +54,10 @@ class StageRequest:
     """Called with the seconds that saving progress took: of the part ``save`` or ``push``, to the store."""
     run_ids: Mapping[str, str] = field(default_factory=dict)
     """Ids of the run, for provenance."""
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    """The texts of the run's recipe, by file name, for provenance."""
+    overrides: tuple[str, ...] = ()
+    """What the run changed in the recipe, as ``path=value``."""
     ticket: Ticket = FIRST
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the run is being stopped."""
@@ -208,6 +214,8 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
         metrics = plain_metrics(stage.run(context, config))
         check_unchanged(call, key)
         measured = meter.cost()
+        actors = request.machines.actors
+        hardware = actors.hardware(request.resources if measured["device_seconds"] else None)
         draft = ProvenanceDraft(
             key=key.value,
             stage=stage.name,
@@ -217,22 +225,25 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             accepted=call.accepted,
             config=call.config,
             seed=call.seed,
-            code_version=code_version(),
+            code_version=str(code()),
             packages=_packages(),
-            hardware=request.machines.actors.hardware(request.resources if measured["device_seconds"] else None),
+            hardware=hardware,
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
             seconds=measured["seconds"],
             cost={**measured, **{name: float(value) for name, value in context.cost.items()}},
             metrics=metrics,
             run_ids=dict(request.run_ids),
+            overrides=request.overrides,
         )
         folder_of = {
             name: (output, stage.kind_of(name))
             for number, (name, output) in enumerate(folders.items())
             if number == 0 or any(output.iterdir())
         }
-        outputs = store.publish_outputs(folder_of, draft)
+        with store.workspace.scratch() as descriptions:
+            described_by = describe(descriptions, request.recipe, key.files, actors.hardware())
+            outputs = store.publish_outputs(folder_of, draft, described_by)
     if context.curve.lines:
         with suppress(AlignmentError, OSError):  # the curve is only for people, and the stage is done
             attach(store, next(iter(outputs.values())), {CURVE: context.curve.to_bytes()})
@@ -250,18 +261,6 @@ def _packages() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def code_version() -> str:
-    """Version of this package, with the commit where it runs from a checkout."""
-    version = metadata.version("alignment")
-    head = Path(__file__).parents[2] / ".git" / "HEAD"
-    try:
-        text = head.read_text().strip()
-        commit = (head.parent / text.removeprefix("ref: ")).read_text().strip() if text.startswith("ref:") else text
-    except OSError:
-        return version
-    return f"{version}+{commit[:12]}"
 
 
 def plain_metrics(values: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,9 @@ class Host:
         self.prewarm = prewarm
         self.run_ids: dict[str, str] = {}
         """Set as soon as the run has its id."""
+        self.recipe_files: dict[str, str] = {}
+        self.overrides: tuple[str, ...] = ()
+        """What records keep of the run's recipe, see :class:`~alignment_core.execution.runner.StageRequest`."""
         self.recipe = recipe
         self._starting = threading.Lock()
         self._session: _Session | None = None
@@ -102,6 +105,8 @@ class Host:
             "key": key and key.model_dump(mode="json"),
             "run_ids": self.run_ids,
             "recipe": self.recipe,
+            "recipe_files": self.recipe_files,
+            "overrides": self.overrides,
             "order": order,
         }
         clock = _Clock(self.resources)

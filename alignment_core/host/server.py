@@ -140,6 +140,8 @@ class Server:
                 resumed=lambda lines: self._send({"id": number, "event": "resumed", "lines": lines}),
                 saved=partial(self._note_save, message["run_ids"].get("prefect", "")),
                 run_ids=message["run_ids"],
+                recipe=message["recipe_files"],
+                overrides=tuple(message["overrides"]),
                 ticket=ticket,
                 stopping=self.stopping,
                 key=StageKey.model_validate(message["key"]) if message["key"] else None,

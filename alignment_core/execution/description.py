@@ -1,0 +1,68 @@
+"""What a stage's record names beside its inputs and outputs: the recipe, the user's source and the environment of its run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from alignment_core.canonical import canonical_json
+from alignment_core.execution.environment import environment
+
+if TYPE_CHECKING:
+    from alignment_core.recipes import BaseRecipe
+
+RECIPE, ENVIRONMENT, USER_CODE = "recipe", "environment", "user-code"
+"""Kinds of these artifacts, and their roles in a record."""
+RECIPE_FILE, SETTINGS_FILE = "recipe.yaml", "settings.json"
+"""The recipe as it was written, with the overrides of the run; and all of its settings, with those that it left to the
+defaults of this version."""
+ENVIRONMENT_FILE = "environment.json"
+FILES = "files.json"
+"""By path, the name of each file of the user's in the artifact."""
+
+
+def recipe_files(recipe: BaseRecipe) -> dict[str, str]:
+    """The texts of a recipe's files, by name. They hold no secrets: a recipe with one is refused."""
+    written = recipe.model_dump(mode="json", exclude_unset=True)
+    settings = _readable(recipe.model_dump(mode="json")).decode()
+    return {RECIPE_FILE: yaml.safe_dump(written, sort_keys=False, allow_unicode=True), SETTINGS_FILE: settings}
+
+
+def describe(
+    folder: Path, recipe: Mapping[str, str], user_files: Mapping[str, str], hardware: dict[str, Any]
+) -> dict[str, tuple[Path, str]]:
+    """Write the descriptions of a run below ``folder``; returns folder and kind of each by role.
+
+    ``recipe`` has the texts of the recipe's files by name; none outside of runs. ``user_files`` are the paths of the files in
+    the stage's key, as :class:`~alignment_core.execution.key.StageKey` has them.
+    """
+    contents: dict[str, dict[str, bytes]] = {
+        RECIPE: {name: text.encode() for name, text in recipe.items()},
+        ENVIRONMENT: {ENVIRONMENT_FILE: _readable(environment(hardware))},
+        USER_CODE: _source_of(sorted(user_files)),
+    }
+    described = {}
+    for role, files in contents.items():
+        if files:
+            described[role] = (folder / role, role)
+            (folder / role).mkdir()
+            for name, data in files.items():
+                (folder / role / name).write_bytes(data)
+    return described
+
+
+def _source_of(paths: list[str]) -> dict[str, bytes]:
+    """The user's files under names that are unique, and the table of their paths."""
+    if not paths:
+        return {}
+    names = {path: f"{number:03}-{Path(path).name}" for number, path in enumerate(paths)}
+    return {FILES: _readable(names)} | {name: Path(path).read_bytes() for path, name in names.items()}
+
+
+def _readable(content: dict[str, Any]) -> bytes:
+    """Canonical content with line breaks, so that equal contents are one artifact."""
+    return (json.dumps(json.loads(canonical_json(content)), indent=1, ensure_ascii=False) + "\n").encode()
