@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from alignment_core.canonical import digest_of
 from alignment_core.errors import one_line
 
 SEAL = "checksum"
 M = TypeVar("M", bound=BaseModel)
+
+
+class Sealed(BaseModel):
+    """A model of such documents. Fields that a version added are left out where they are empty, so that documents stay the same
+    bytes, and readers of earlier versions know all of them."""
+
+    ADDED: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_empty_additions(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if name not in self.ADDED or value}
 
 
 def seal(model: BaseModel) -> bytes:

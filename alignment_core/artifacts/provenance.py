@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from alignment_core.artifacts.checksummed import unseal
+from alignment_core.artifacts.checksummed import Sealed, unseal
 from alignment_core.artifacts.paths import stage_path
 from alignment_core.artifacts.reference import DIGEST, Reference
 from alignment_core.errors import MAKE_IT_AGAIN, Corrupt
 
 
-class ProvenanceDraft(BaseModel):
+class ProvenanceDraft(Sealed):
     """All that a stage knows about its run before its outputs have digests. ``Store.publish_outputs`` adds them."""
+
+    ADDED = ("overrides", "described_by")
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 

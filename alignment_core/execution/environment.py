@@ -77,7 +77,7 @@ def environment(hardware: dict[str, Any]) -> dict[str, Any]:
 @functools.cache
 def distributions() -> dict[str, str]:
     """The version of every installed distribution, by its normalised name."""
-    found = {}
+    found: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]  # none in a broken installation
         if name:
