@@ -93,7 +93,8 @@ def _promotion(
     final = {**measured_in_training(run.store, outputs), **policies.get(compared.final, {})}
     baseline = policies.get(compared.baseline, {})
     beside = compared.beside(section.tag)
-    promotion = promote(section, policy, final, baseline, beside, compared.expected, compared.problem)
+    report = reference_of(compared.report) if compared.report else None
+    promotion = promote(section, policy, final, baseline, beside, compared.expected, compared.problem, report)
     promotion["compared_with"] = compared.baseline if any(gate.compares for gate in section.gates) else None
     if section.publish and promotion["state"] in ("promoted", "unchanged"):
         promotion["publication"] = publish(section, policy)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference
 from alignment_core.attestation.attest import attest_promotion
 from alignment_core.composition.graph import current
 from alignment_core.errors import AlignmentError, Conflict
-from alignment_core.evaluation.gates import refusals
+from alignment_core.evaluation.decision import Decision, record
+from alignment_core.evaluation.gates import JudgedGate, judged
+from alignment_core.journal import short_id
 from alignment_core.recipes import PromotionConfig
 
 
@@ -24,15 +28,29 @@ def promote(
     beside: str,
     expected: Reference | None,
     problem: str | None = None,
+    report: Reference | None = None,
 ) -> dict[str, Any]:
-    """Move the recipe's tag from ``expected`` to ``policy`` if every gate passes; returns the decision as plain data.
+    """Move the recipe's tag from ``expected`` to ``policy`` if every gate passes; returns the decision as plain data, and keeps
+    it in the store, see :class:`~alignment_core.evaluation.decision.Decision`.
 
-    ``beside`` names the policy of the ``baseline``. ``problem`` says why the two could not be compared. A policy that the tag
-    has pointed to before does not replace its successor: that would be a rollback, which is a command of its own.
+    ``beside`` names the policy of the ``baseline``, ``report`` are the evaluations of both. ``problem`` says why the two could
+    not be compared. A policy that the tag has pointed to before does not replace its successor: that would be a rollback, which
+    is a command of its own.
     """
-    store = current().store
+    run = cast(Run, current())
+    store, run_id = run.store, run.journal.record.run_id
     logger = get_run_logger()
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
+
+    def keep(passed: bool, reasons: Sequence[str], gates: tuple[JudgedGate, ...]) -> Reference:
+        compared = {"policy": policy, "previous": expected, "beside": beside, "report": report}
+        decided = {"tag": section.tag, "passed": passed, "reasons": tuple(reasons), "gates": gates, "run": run_id}
+        return record(store, Decision(**decided, **compared))
+
+    def refused(state: str, reasons: list[str], gates: tuple[JudgedGate, ...] = ()) -> dict[str, Any]:
+        logger.warning("not promoted: %s", "; ".join(reasons))
+        return {**outcome, "state": state, "reasons": reasons, "decision": str(keep(False, reasons, gates))}
+
     history = store.tags.history(section.tag)
     if expected == policy:
         attest_promotion(store, section, policy)  # the recipe may require more than when the tag moved
@@ -42,22 +60,22 @@ def promote(
         reason = (
             f"{section.tag} pointed to it before (move {earlier.number}) and was moved on; go back with align rollback"
         )
-        logger.warning("not promoted: %s", reason)
-        return {**outcome, "state": "refused", "reasons": [reason]}
-    failed = [problem] if problem else refusals(section.gates, metrics, baseline, beside)
+        return refused("refused", [reason])
+    gates = () if problem else tuple(judged(section.gates, metrics, baseline, beside))
+    failed = [problem] if problem else [sentence for gate in gates for sentence in gate.failures]
     if failed:
-        logger.warning("not promoted: %s", "; ".join(failed))
-        return {**outcome, "state": "refused", "reasons": failed}
+        return refused("refused", failed, gates)
     attest_promotion(store, section, policy)
+    decision = keep(True, (), gates)
     passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
     try:
-        store.tags.move(section.tag, policy, expected, reason=f"gates passed: {passed}")
+        reason = f"gates passed: {passed}"
+        store.tags.move(section.tag, policy, expected, reason, decision=decision, by=f"run {short_id(run_id)}")
     except Conflict as conflict:
         # A resumed run that was killed after its promotion meets its own move here.
         if not any(move.to == policy and move.previous == expected for move in store.tags.history(section.tag)):
-            logger.warning("not promoted: %s", conflict)
-            return {**outcome, "state": "conflict", "reasons": [str(conflict)]}
-    return {**outcome, "state": "promoted", "reasons": []}
+            return refused("conflict", [str(conflict)], gates)
+    return {**outcome, "state": "promoted", "reasons": [], "decision": str(decision)}
 
 
 @task(name="publish", task_run_name="publication", cache_policy=NO_CACHE, persist_result=False)

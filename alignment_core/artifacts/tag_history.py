@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from alignment_core.artifacts.checksummed import unseal
+from alignment_core.artifacts.checksummed import Sealed, unseal
 from alignment_core.artifacts.paths import parse_tag_path
 from alignment_core.artifacts.reference import Reference
 from alignment_core.errors import Corrupt
@@ -12,8 +12,10 @@ from alignment_core.errors import Corrupt
 _CURE = "restore the file from a copy of the store, or delete it, which undoes this move of the tag"
 
 
-class TagMove(BaseModel):
+class TagMove(Sealed):
     """One entry of a tag's history."""
+
+    ADDED = ("decision", "by")
 
     model_config = ConfigDict(frozen=True)
 
@@ -24,6 +26,8 @@ class TagMove(BaseModel):
     reason: str = Field(description="why the tag was moved")
     back_to: int | None = Field(default=None, ge=1, description="for a rollback: number of the move that it repeats")
     at: str = Field(description="when, ISO 8601 in UTC")
+    decision: Reference | None = Field(default=None, description="the decision that it follows; empty if moved by hand")
+    by: str = Field(default="", description="who moved it: a run, or a user and a machine")
 
 
 def origin(moves: list[TagMove], move: TagMove) -> TagMove:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -13,6 +16,13 @@ from alignment_core.artifacts.paths import TAGS, check_tag, parse_tag_path, tag_
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.tag_history import TagMove, parse_move
 from alignment_core.errors import Conflict
+
+
+def _user() -> str:
+    try:
+        return f"{getpass.getuser()} on {socket.gethostname()}"
+    except (KeyError, OSError):  # a user without a name, as in a container
+        return f"user {os.getuid()} on {socket.gethostname()}"
 
 
 class Tags:
@@ -52,11 +62,19 @@ class Tags:
                 yield parse_move(self.backend.uri, stored.path, self.backend.read(stored.path))
 
     def move(
-        self, name: str, to: Reference, expected: Reference | None, reason: str, back_to: int | None = None
+        self,
+        name: str,
+        to: Reference,
+        expected: Reference | None,
+        reason: str,
+        back_to: int | None = None,
+        decision: Reference | None = None,
+        by: str = "",
     ) -> TagMove:
         """Move a tag from ``expected`` (None: the tag is new) to ``to``; of several writers one wins (compare and set).
 
-        ``back_to`` is the number of the move that a rollback repeats. Raises Conflict when the tag does not point to
+        ``back_to`` is the number of the move that a rollback repeats, ``decision`` the artifact with the reasons, ``by`` who
+        moves it, by default the user of this process. Raises Conflict when the tag does not point to
         ``expected`` (any more), NotFound when ``to`` is not in the store.
         """
         read_manifest(self.backend, to)
@@ -71,6 +89,8 @@ class Tags:
                 reason=reason,
                 at=datetime.now(UTC).isoformat(timespec="milliseconds"),
                 back_to=back_to,
+                decision=decision,
+                by=by or _user(),
             )
             # Creating the object of the next number is the compare-and-set: of several writers one creates it.
             if self.backend.put(tag_path(name, entry.number), seal(entry)):

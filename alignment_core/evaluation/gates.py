@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pydantic import BaseModel, ConfigDict
+
 from alignment_core.errors import UserError
 from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.recipes import BaseRecipe, Gate
@@ -19,31 +21,67 @@ DECIMALS = 9
 """Decimals of a gain: those of metrics. In binary 0.7 - 0.6 is less than 0.1."""
 
 
-def refusals(
+class JudgedGate(BaseModel):
+    """A gate, what it compared, and why it failed."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    metric: str
+    min: float | None = None
+    max: float | None = None
+    min_gain: float | None = None
+    value: float | None = None
+    """The metric of the policy; None if it is not on record."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of its interval, if it has one."""
+    before: float | None = None
+    """What a gain is measured from: the same metric of the other policy, or at the start of the training."""
+    gain: float | None = None
+    """By how much the metric is better than ``before``, whichever direction is better."""
+    failures: tuple[str, ...] = ()
+    """A sentence for each condition that fails."""
+
+
+def judged(
     gates: tuple[Gate, ...], metrics: Mapping[str, float], baseline: Mapping[str, float], beside: str
-) -> list[str]:
-    """One sentence per condition that fails: the metric, its value, and the difference to the limit.
+) -> list[JudgedGate]:
+    """The gates with what they measured, and one sentence per condition that fails: the metric, its value, and the difference
+    to the limit.
 
     ``beside`` names the policy of ``baseline`` and of comparing metrics such as the win rate. A metric of training gains over
     ``<name>.first`` among ``metrics``; one that was not measured fails, too. Raises UserError if a gate names a metric of the
     evaluation that was not measured.
     """
+    return [_judged(gate, metrics, baseline, beside) for gate in gates]
+
+
+def refusals(
+    gates: tuple[Gate, ...], metrics: Mapping[str, float], baseline: Mapping[str, float], beside: str
+) -> list[str]:
+    """The sentences of all gates that fail, see :func:`judged`."""
+    return [sentence for gate in judged(gates, metrics, baseline, beside) for sentence in gate.failures]
+
+
+def _judged(gate: Gate, metrics: Mapping[str, float], baseline: Mapping[str, float], beside: str) -> JudgedGate:
+    limits = gate.model_dump(include={"metric", "min", "max", "min_gain"})
+    if gate.is_of_training and gate.metric not in metrics:
+        reason = f"{gate.metric} is not on record: the model was not trained here with held-out rows"
+        return JudgedGate(**limits, failures=(reason,))
     failed: list[str] = []
-    for gate in gates:
-        if gate.is_of_training and gate.metric not in metrics:
-            failed.append(f"{gate.metric} is not on record: the model was not trained here with held-out rows")
-            continue
-        value = _measured(gate.metric, metrics)
-        measured = f"{gate.metric} is {value:.4g}" + (f" against {beside}" if "win_rate" in gate.metric else "")
-        if gate.min is not None and not value >= gate.min:
-            failed.append(f"{measured}, {gate.min - value:.4g} below the minimum of {gate.min:g}")
-        if gate.max is not None and not value <= gate.max:
-            failed.append(f"{measured}, {value - gate.max:.4g} above the maximum of {gate.max:g}")
-        if gate.min_gain is not None:
-            first = f"{gate.metric}.first"
-            if gate.is_of_training and first not in metrics:
-                failed.append(f"{first} is not on record: the training did not measure its start (`eval_on_start`)")
-                continue
+    value = _measured(gate.metric, metrics)
+    interval = {name: metrics[end] for name in ("low", "high") if (end := f"{gate.metric}.{name}") in metrics}
+    measured = f"{gate.metric} is {value:.4g}" + (f" against {beside}" if "win_rate" in gate.metric else "")
+    if gate.min is not None and not value >= gate.min:
+        failed.append(f"{measured}, {gate.min - value:.4g} below the minimum of {gate.min:g}")
+    if gate.max is not None and not value <= gate.max:
+        failed.append(f"{measured}, {value - gate.max:.4g} above the maximum of {gate.max:g}")
+    before = gain = None
+    if gate.min_gain is not None:
+        first = f"{gate.metric}.first"
+        if gate.is_of_training and first not in metrics:
+            failed.append(f"{first} is not on record: the training did not measure its start (`eval_on_start`)")
+        else:
             before = metrics[first] if gate.is_of_training else _measured(gate.metric, baseline)
             start = "the start of training" if gate.is_of_training else beside
             higher = higher_is_better(gate.metric, metrics)
@@ -53,7 +91,7 @@ def refusals(
                     f"{gate.metric}{'' if higher else ', which should be low,'} gained {gain:.4g} over {start}, "
                     f"{gate.min_gain - gain:.4g} less than the required {gate.min_gain:g}"
                 )
-    return failed
+    return JudgedGate(**limits, **interval, value=value, before=before, gain=gain, failures=tuple(failed))
 
 
 def warnings(recipe: BaseRecipe) -> list[str]:

@@ -16,7 +16,7 @@ from alignment_core.artifacts.transfer import copy, plan
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.description import recipe_files
 from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.recipes import ResourcesConfig, parse_recipe
+from alignment_core.recipes import ResourcesConfig, TrainingConfig, parse_recipe
 from alignment_core.rollout.schemas import rollout_schema, write_table
 from tests.stages.calls import HostAlone
 
@@ -61,7 +61,7 @@ def test_a_record_names_the_recipe_as_it_was_written_and_all_of_its_settings(sto
     assert recipe_files(parse_recipe(yaml.safe_load((folder / "recipe.yaml").read_text()))) == files
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["sft"]["training"]["learning_rate"] == 3e-5
-    assert settings["sft"]["training"]["num_train_epochs"] == parse_recipe(RECIPE).sft.training.num_train_epochs
+    assert settings["sft"]["training"]["num_train_epochs"] == TrainingConfig().num_train_epochs
     assert record.overrides == ("sft.training.learning_rate=3e-5",)
 
 
