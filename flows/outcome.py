@@ -94,7 +94,8 @@ def _promotion(
     baseline = policies.get(compared.baseline, {})
     beside = compared.beside(section.tag)
     report = reference_of(compared.report) if compared.report else None
-    promotion = promote(section, policy, final, baseline, beside, compared.expected, compared.problem, report)
+    run_id = run.journal.record.run_id
+    promotion = promote(section, policy, final, baseline, beside, compared.expected, compared.problem, report, run_id)
     promotion["compared_with"] = compared.baseline if any(gate.compares for gate in section.gates) else None
     if section.publish and promotion["state"] in ("promoted", "unchanged"):
         promotion["publication"] = publish(section, policy)

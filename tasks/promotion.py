@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference
 from alignment_core.attestation.attest import attest_promotion
 from alignment_core.composition.graph import current
@@ -29,6 +28,7 @@ def promote(
     expected: Reference | None,
     problem: str | None = None,
     report: Reference | None = None,
+    run_id: str = "",
 ) -> dict[str, Any]:
     """Move the recipe's tag from ``expected`` to ``policy`` if every gate passes; returns the decision as plain data, and keeps
     it in the store, see :class:`~alignment_core.evaluation.decision.Decision`.
@@ -37,8 +37,7 @@ def promote(
     not be compared. A policy that the tag has pointed to before does not replace its successor: that would be a rollback, which
     is a command of its own.
     """
-    run = cast(Run, current())
-    store, run_id = run.store, run.journal.record.run_id
+    store = current().store
     logger = get_run_logger()
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
 
@@ -70,7 +69,9 @@ def promote(
     passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
     try:
         reason = f"gates passed: {passed}"
-        store.tags.move(section.tag, policy, expected, reason, decision=decision, by=f"run {short_id(run_id)}")
+        store.tags.move(
+            section.tag, policy, expected, reason, decision=decision, by=f"run {short_id(run_id)}" if run_id else ""
+        )
     except Conflict as conflict:
         # A resumed run that was killed after its promotion meets its own move here.
         if not any(move.to == policy and move.previous == expected for move in store.tags.history(section.tag)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from alignment_core.artifacts import Reference, prune
@@ -50,6 +52,13 @@ def test_rollback_after_a_later_promotion_skips_the_move_that_was_rolled_back(st
     rollback(store, TAG)
     moved("D")
     assert [rollback(store, TAG).to for _ in range(2)] == [models["B"], models["A"]]  # C was left on purpose
+
+
+def test_the_history_says_who_moved_the_tag(store, models, moved, monkeypatch):
+    monkeypatch.setenv("LOGNAME", "ada")
+    moved("AB")
+    assert rollback(store, TAG).by == f"ada on {socket.gethostname()}"
+    assert {move.by for move in store.tags.history(TAG)} == {f"ada on {socket.gethostname()}"}
 
 
 def test_an_older_model_that_is_promoted_again_is_no_rollback(store, models, moved):

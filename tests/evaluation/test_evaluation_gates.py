@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from alignment_core.errors import UserError
-from alignment_core.evaluation.gates import refusals
+from alignment_core.evaluation.gates import judged, refusals
 from alignment_core.recipes import Gate
 from alignment_core.recipes.base import REFUSE_UNUSED
 
@@ -53,6 +53,25 @@ def test_a_refusal_has_the_measured_value_and_the_difference(gate, sentence):
 def test_every_failed_condition_has_its_sentence():
     gates = (Gate(metric="accuracy", min=0.6, min_gain=0.5), Gate(metric="kl", max=20), Gate(metric="kl", max=1))
     assert [line.split()[0] for line in refusals(gates, METRICS, BASELINE, "sft")] == ["accuracy", "accuracy", "kl"]
+
+
+def test_a_judged_gate_has_the_arithmetic_of_its_conditions():
+    gates = (Gate(metric="accuracy", min_gain=0.05), Gate(metric="kl", max=10), Gate(metric="win_rate", min=0.4))
+    metrics = METRICS | {"win_rate": 0.5, "win_rate.high": 0.55}
+    gain, kl, wins = judged(gates, metrics, BASELINE, "policy/production")
+    assert (gain.value, gain.before, gain.gain, gain.failures) == (0.5, 0.4, 0.1, ())
+    assert (kl.value, kl.max, kl.before, len(kl.failures)) == (12.0, 10.0, None, 1)
+    assert (wins.low, wins.value, wins.high) == (0.45, 0.5, 0.55)
+
+
+def test_the_gain_of_a_metric_that_should_be_low_is_its_decrease():
+    (loss,) = judged((Gate(metric="test_loss", min_gain=0.5),), {"test_loss": 4.0, "test_loss.first": 4.4}, {}, "")
+    assert (loss.before, loss.value, loss.gain) == (4.4, 4.0, 0.4)
+    (unknown,) = judged((Gate(metric="test_loss", min=0.5),), {}, {}, "")
+    assert (unknown.value, unknown.failures) == (
+        None,
+        ("test_loss is not on record: the model was not trained here with held-out rows",),
+    )
 
 
 def test_a_policy_without_gates_passes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +18,12 @@ from alignment.flows.costs import promotion_line
 from alignment.flows.preflight import check_recipe
 from alignment.flows.runs import _check_from_stage, planned
 from alignment.tasks.promotion import promote, publish
-from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.artifacts import Reference, Store, collect, open_store
 from alignment_core.artifacts.attachments import attachments
 from alignment_core.composition.graph import composing
 from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.evaluation.decision import STAGE, read
+from alignment_core.lineage import Graph
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
 
 SECTION = PromotionConfig(gates=(Gate(metric="accuracy", min_gain=0.0),))
@@ -90,6 +93,45 @@ def test_a_policy_that_the_tag_pointed_to_before_does_not_replace_its_successor(
     assert outcome["reasons"] == [
         "policy/production pointed to it before (move 1) and was moved on; go back with align rollback"
     ]
+
+
+def test_a_promotion_leaves_a_decision_that_its_move_of_the_tag_names(store, model):
+    first, report = model("first"), model("report")
+    outcome = promote.fn(SECTION, first, *BETTER, expected=None, report=report, run_id="0eb1c584-1111")
+    (move,) = store.tags.history(SECTION.tag)
+    assert (str(move.decision), move.by) == (outcome["decision"], "run 0eb1c584")
+    decision = read(store, move.decision)
+    assert (decision.tag, decision.policy, decision.previous, decision.passed) == (SECTION.tag, first, None, True)
+    assert (decision.report, decision.run, decision.reasons) == (report, "0eb1c584-1111", ())
+    (gate,) = decision.gates
+    assert (gate.value, gate.before, gate.gain, gate.min_gain) == (0.9, 0.5, 0.4, 0.0)
+    (record,) = store.records.makers(move.decision)
+    assert (record.inputs, record.run_ids) == ({"policy": first, "report": report}, {"prefect": "0eb1c584-1111"})
+    assert collect(store, delete=True, older_than=-1).garbage == ()
+
+
+def test_refusals_and_conflicts_leave_decisions_too_and_an_attempt_finds_its_own_again(store, model):
+    first, second = model("first"), model("second")
+    promote.fn(SECTION, first, *BETTER, expected=None, run_id="one")
+    conflict = promote.fn(SECTION, second, *BETTER, expected=None, run_id="two")
+    refused = promote.fn(SECTION, second, {"accuracy": 0.25}, {"accuracy": 0.5}, "x", expected=first, run_id="two")
+    problem = promote.fn(SECTION, second, *BETTER, expected=first, problem="another tokenizer", run_id="two")
+    decisions = [read(store, Reference.parse(outcome["decision"])) for outcome in (conflict, refused, problem)]
+    assert [decision.passed for decision in decisions] == [False] * 3
+    assert [decision.reasons for decision in decisions] == [tuple(o["reasons"]) for o in (conflict, refused, problem)]
+    assert [len(decision.gates) for decision in decisions] == [1, 1, 0]
+    with Graph.of(store) as graph:
+        found = {record.output for _, record in graph.used_by(second) if record.stage == STAGE}
+    assert found >= {Reference.parse(outcome["decision"]) for outcome in (conflict, refused, problem)}
+    again = promote.fn(SECTION, second, {"accuracy": 0.25}, {"accuracy": 0.5}, "x", expected=first, run_id="two")
+    assert again["decision"] == refused["decision"]
+
+
+def test_a_metric_that_is_not_finite_leaves_a_readable_decision(store, model):
+    outcome = promote.fn(SECTION, model("first"), {"accuracy": math.nan}, {"accuracy": 0.5}, "x", expected=None)
+    (gate,) = read(store, Reference.parse(outcome["decision"])).gates
+    assert gate.value is not None
+    assert math.isnan(gate.value)
 
 
 def test_stages_that_only_a_promotion_adds_may_be_run_again_by_name(store, model):
