@@ -15,6 +15,7 @@ from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.rollout.best import lowest_kept, select_best
+from alignment_core.rollout.origins import earlier_origins, write_origins_of_best
 from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 
 Key = tuple[bytes, bytes]
@@ -59,6 +60,8 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
     rows = [*earlier, *(_demonstration(row) for row, _ in kept)] if kept else []
     pass_chat_template_on(context.inputs["rollouts"], context.output)
     write_table(rows, schema(KIND.columns), context.output / "train.parquet")
+    if kept:
+        write_origins_of_best(kept, earlier_origins(context.inputs.get("earlier"), len(earlier)), context.output)
     metrics = {
         "prompts": len({row["prompt"] for row in rollouts}),
         "completions": len(judged),

@@ -12,6 +12,7 @@ from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import SelectionConfig
+from alignment_core.rollout.origins import write_origins_of_pairs
 from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 from alignment_core.rollout.selection import select_pairs
 
@@ -31,7 +32,8 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
     scores = read_scores(context.inputs["scores"])
     if all(score[selection.score] is None for score in scores):
         raise DataError(f"these scores have no {selection.score!r}; selection.score needs it")
-    pairs: list[dict[str, Any]] = []
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    scores_of_pairs: list[tuple[float, float]] = []
     dropped: Counter[str] = Counter()
     joined = list(zip(rollouts, scores, strict=True))
     truncated = [row["finish_reason"] == "length" for row in rollouts]
@@ -51,11 +53,13 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
         chosen_pairs, reason = select_pairs(values, tokens, selection, random.Random(context.derive("pair", prompt)))
         if reason:
             dropped[reason] += 1
-        pairs += [_pair(rows[chosen], rows[rejected]) for chosen, rejected in chosen_pairs]
+        pairs += [(rows[chosen], rows[rejected]) for chosen, rejected in chosen_pairs]
+        scores_of_pairs += [(values[chosen], values[rejected]) for chosen, rejected in chosen_pairs]
     if not pairs:
         raise DataError(_no_pairs(dropped))
     pass_chat_template_on(context.inputs["rollouts"], context.output)
-    write_table(pairs, schema(KIND.columns), context.output / "train.parquet")
+    write_table([_pair(*pair) for pair in pairs], schema(KIND.columns), context.output / "train.parquet")
+    write_origins_of_pairs(pairs, scores_of_pairs, context.output)
     statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}
     (context.output / "statistics.json").write_text(json.dumps(statistics, indent=2, sort_keys=True) + "\n")
     return {

@@ -13,6 +13,7 @@ import pytest
 
 from alignment_core.errors import DataError
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
+from alignment_core.rollout.origins import ORIGINS
 from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from alignment_core.stages import gain, select_best
 from alignment_core.training.methods.sft import Sft
@@ -52,6 +53,11 @@ def select(tmp_path: Path) -> Select:
 
 def tokens(folder: Path) -> list[list[int]]:
     return pq.read_table(folder / "train.parquet").column("input_ids").to_pylist()
+
+
+def origins(folder: Path) -> list[tuple[Any, ...]]:
+    rows = [tuple(row.values()) for row in pq.read_table(folder / ORIGINS).to_pylist()]
+    return [(*row[:3], row[3] and pytest.approx(row[3])) for row in rows]
 
 
 SAMPLED: Sampled = {
@@ -103,6 +109,17 @@ def test_rows_of_earlier_rounds_go_first_and_are_not_repeated(select: Select) ->
     metrics, folder = select({0: [([3], 1.0), ([2], 0.5)], 20: [([3], 1.0)]}, earlier=earlier)
     assert tokens(folder) == [[10, 3], [11, 6, 7], [12, 3]]
     assert (metrics["rows"], metrics["new"], metrics["dropped_duplicate"]) == (3, 1, 1)
+    assert origins(folder) == [(1, 0, 1, 0.9), (1, 10, 1, 0.6), (0, 20, 0, 1.0)], "rounds back, prompt, sample, score"
+    _, third = select({30: [([9], 0.5)]}, earlier=folder)
+    assert origins(third) == [(2, 0, 1, 0.9), (2, 10, 1, 0.6), (1, 20, 0, 1.0), (0, 30, 0, 0.5)]
+
+
+def test_rows_of_a_data_set_without_origins_have_none(select: Select) -> None:
+    _, earlier = select(SAMPLED)
+    (earlier / ORIGINS).unlink()
+    _, folder = select({20: [([3], 1.0)]}, earlier=earlier)
+    _, third = select({30: [([9], 0.5)]}, earlier=folder)
+    assert origins(third) == [(None,) * 4, (None,) * 4, (1, 20, 0, 1.0), (0, 30, 0, 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from alignment_core.errors import DataError
 from alignment_core.recipes import SelectionConfig
+from alignment_core.rollout.origins import ORIGINS
 from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from alignment_core.stages import select_pairs
 
@@ -62,6 +63,19 @@ def test_truncated_completions_can_be_kept(select: Select) -> None:
     metrics, pairs = select(SAMPLED, truncated="keep")
     assert pairs == [("cut, best", "cut, worst"), ("cut", "whole")]
     assert metrics == {"pairs": 2, "truncated": 5 / 10, "dropped_identical": 1, "dropped_tie": 1}
+
+
+def test_every_pair_keeps_which_samples_of_which_prompt_it_is_even_among_equal_texts(
+    select: Select, tmp_path: Path
+) -> None:
+    same = [("same", 0.5, "stop"), ("same", 0.5, "stop"), ("bad", 0.25, "stop"), ("good", 0.75, "stop")]
+    _, pairs = select({3: same, 7: [("b", 0.0, "stop"), ("a", 1.0, "stop")]}, strategy="all_pairs", max_pairs_per_prompt=3)
+    origins = pq.read_table(tmp_path / "output" / ORIGINS).to_pylist()
+    texts = {(3, number): text for number, (text, *_) in enumerate(same)} | {(7, 0): "b", (7, 1): "a"}
+    assert [(texts[row["prompt"], row["chosen"]], texts[row["prompt"], row["rejected"]]) for row in origins] == pairs
+    assert (3, 3, 2, 0.75, 0.25) in [tuple(row.values()) for row in origins]
+    assert (7, 1, 0, 1.0, 0.0) in [tuple(row.values()) for row in origins]
+    assert all(row["chosen_score"] > row["rejected_score"] for row in origins)
 
 
 def test_a_round_of_truncated_completions_is_refused_with_its_cure(select: Select) -> None:
