@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sqlite3
 import zlib
 from collections import defaultdict
@@ -19,6 +20,7 @@ from alignment_core.artifacts.index_file import Connection, connect, in_memory, 
 from alignment_core.artifacts.manifest import Manifest, parse_manifest
 from alignment_core.artifacts.paths import MANIFESTS, STAGES, parse_tag_path
 from alignment_core.artifacts.provenance import Provenance, parse_record
+from alignment_core.artifacts.read_sources import read_sources
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.tag_history import TagMove, parse_move
 from alignment_core.artifacts.workspace import local_name
@@ -60,6 +62,15 @@ class Summary:
         labels = tuple(label for record in records for label in record.labels_of(manifest.reference))
         made_at = max((record.finished_at for record in records), default="")
         return cls(manifest.reference, len(manifest.files), manifest.size, labels, made_at, pruned)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What a run made: the number of its stages, and their seconds."""
+
+    stages: int
+    seconds: float
+    device_seconds: float
 
 
 class Index:
@@ -120,6 +131,42 @@ class View:
     def users(self, reference: Reference) -> list[Provenance]:
         """The records that have an artifact among their inputs, in order of the keys."""
         return list(self._parsed(parse_record, STAGES, "input", str(reference)))
+
+    def of_run(self, run_id: str) -> list[Provenance]:
+        """The records that a run made, in order of the keys."""
+        return list(self._parsed(parse_record, STAGES, "run", run_id))
+
+    def runs(self) -> dict[str, RunCost]:
+        """What each run made, by id; records of no run are under an empty one."""
+        costs: dict[str, RunCost] = defaultdict(lambda: RunCost(0, 0.0, 0.0))
+        for run_id, note in self._rows("SELECT value, note FROM facts WHERE fact = 'run'"):
+            seconds, device_seconds = json.loads(note)
+            sums = costs[run_id]
+            costs[run_id] = RunCost(sums.stages + 1, sums.seconds + seconds, sums.device_seconds + device_seconds)
+        return dict(costs)
+
+    def described(self, reference: Reference) -> list[Provenance]:
+        """The records that an artifact describes: all that a recipe, an environment or the user's code made."""
+        return list(self._parsed(parse_record, STAGES, "description", str(reference)))
+
+    def sources(self, text: str = "") -> dict[str, list[tuple[str, str]]]:
+        """Digests and versions of the sources outside the store that stages read, by path; those whose paths contain a text, or
+        whose digest or version begins with it."""
+        escaped = re.sub(r"([%_^])", r"^\1", text)
+        found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        rows = self._rows(
+            "SELECT DISTINCT value, note FROM facts WHERE fact = 'source'"
+            " AND (value LIKE ? ESCAPE '^' OR note LIKE ? ESCAPE '^') ORDER BY value, note",
+            *(f"%{escaped}%", f'%"{escaped}%'),
+        )
+        for path, note in rows:
+            digest, version = json.loads(note)
+            found[path].append((digest, version))
+        return dict(found)
+
+    def readers(self, *paths: str) -> list[Provenance]:
+        """The records of stages that read one of these sources, in order of the keys."""
+        return list(self._parsed(parse_record, STAGES, "source", *paths)) if paths else []
 
     def ancestors(self, reference: Reference) -> frozenset[Reference]:
         """Everything that an artifact was made from, directly or not."""
@@ -274,6 +321,11 @@ def _facts(uri: str, path: str, data: bytes) -> Facts:
             return {
                 ("key", record.key): "",
                 ("stage", str(record.key_parts.get("stage"))): "",
+                ("label", record.label): "",
+                ("run", record.run_ids.get("prefect", "")): json.dumps(_cost(record)),
+                **{("source", read.path): json.dumps(read[1:]) for read in read_sources(record.config)},
+                **{("content", read.sha256): "" for read in read_sources(record.config) if read.sha256},
+                **{("description", str(reference)): "" for reference in record.described_by.values()},
                 **{("input", str(reference)): "" for reference in record.inputs.values()},
                 **{
                     ("output", str(reference)): json.dumps([*run, record.labels_of(reference)])
@@ -282,10 +334,16 @@ def _facts(uri: str, path: str, data: bytes) -> Facts:
             }
         if path.startswith(MANIFESTS):
             manifest = parse_manifest(uri, path, data)
-            return {("artifact", str(manifest.reference)): json.dumps([len(manifest.files), manifest.size])}
+            size = json.dumps([len(manifest.files), manifest.size])
+            return {("artifact", str(manifest.reference)): size, ("kind", manifest.kind): ""}
         return {("tag", parse_move(uri, path, data).name): ""} if parse_tag_path(path) else {}
     except Corrupt as error:
         return {("problem", str(error)): ""}
+
+
+def _cost(record: Provenance) -> tuple[float, float]:
+    """Seconds of a stage, and of its devices."""
+    return record.seconds, record.cost.get("device_seconds", 0.0)
 
 
 def _versions(db: Connection, prefix: str) -> dict[str, str]:

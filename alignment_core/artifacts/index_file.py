@@ -14,7 +14,7 @@ from alignment_core.artifacts.workspace import open_lock
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Version of the tables; a file with another one is rebuilt."""
 _BUSY_SECONDS = 10.0
 _TABLES = f"""

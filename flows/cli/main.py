@@ -37,6 +37,7 @@ from alignment.flows.cli import serve as cli_serve
 from alignment.flows.cli import services as cli_services
 from alignment.flows.cli import storage as cli_storage
 from alignment.flows.cli import store as cli_store
+from alignment.flows.cli import touched as cli_touched
 from alignment.flows.cli import transfer as cli_transfer
 from alignment.flows.cli import trust as cli_trust
 from alignment.flows.console import Unbroken, err, print_json
@@ -77,6 +78,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         cli_report.report,
         cli_explain.explain,
         cli_store.lineage,
+        cli_touched.touched,
         cli_store.diff,
         cli_store.artifacts_app,
     ),

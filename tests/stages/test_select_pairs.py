@@ -69,7 +69,9 @@ def test_every_pair_keeps_which_samples_of_which_prompt_it_is_even_among_equal_t
     select: Select, tmp_path: Path
 ) -> None:
     same = [("same", 0.5, "stop"), ("same", 0.5, "stop"), ("bad", 0.25, "stop"), ("good", 0.75, "stop")]
-    _, pairs = select({3: same, 7: [("b", 0.0, "stop"), ("a", 1.0, "stop")]}, strategy="all_pairs", max_pairs_per_prompt=3)
+    _, pairs = select(
+        {3: same, 7: [("b", 0.0, "stop"), ("a", 1.0, "stop")]}, strategy="all_pairs", max_pairs_per_prompt=3
+    )
     origins = pq.read_table(tmp_path / "output" / ORIGINS).to_pylist()
     texts = {(3, number): text for number, (text, *_) in enumerate(same)} | {(7, 0): "b", (7, 1): "a"}
     assert [(texts[row["prompt"], row["chosen"]], texts[row["prompt"], row["rejected"]]) for row in origins] == pairs
