@@ -180,6 +180,12 @@ def tags_ls(store: StoreOption = None, as_json: JsonOption = False) -> None:
     return out.print("\n".join(f"{name}  {reference}" for name, reference in tags.items()) or "no tags yet")
 
 
+def _move_line(move: TagMove) -> str:
+    by = f"  by {move.by}" if move.by else ""
+    decision = f"  {move.decision.short}" if move.decision else ""
+    return f"{move.number}  {move.at}  {move.to}  {move.reason}{by}{decision}"
+
+
 @tags_app.command("history")
 def tags_history(name: str, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List every move of a tag, the first one first."""
@@ -187,7 +193,7 @@ def tags_history(name: str, store: StoreOption = None, as_json: JsonOption = Fal
     if as_json:
         return print_json({"tag": name, "history": [move.model_dump(mode="json") for move in moves]})
     return out.print(
-        "\n".join(f"{move.number}  {move.at}  {move.to}  {move.reason}" for move in moves) or "no moves yet",
+        "\n".join(map(_move_line, moves)) or "no moves yet",
         markup=False,
     )
 
