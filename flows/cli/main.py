@@ -30,6 +30,7 @@ from alignment.flows.cli import labels as cli_labels
 from alignment.flows.cli import migrate as cli_migrate
 from alignment.flows.cli import nights as cli_nights
 from alignment.flows.cli import report as cli_report
+from alignment.flows.cli import reproduce as cli_reproduce
 from alignment.flows.cli import resume as cli_resume
 from alignment.flows.cli import run as cli_run
 from alignment.flows.cli import samples as cli_samples
@@ -70,7 +71,7 @@ def options(
 
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (cli_doctor.doctor, cli_init.init, cli_migrate.migrate, cli_fields.fields, cli_check.check),
-    "Run": (cli_run.run, cli_resume.resume),
+    "Run": (cli_run.run, cli_resume.resume, cli_reproduce.reproduce),
     "Look": (
         cli_services.status,
         cli_deploy.watch,

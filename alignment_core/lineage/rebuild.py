@@ -1,0 +1,232 @@
+"""Rebuilding an artifact from its records alone: the calls of the stages behind it, and how they differ from those of now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from alignment_core.artifacts import Provenance, Reference, Store
+from alignment_core.artifacts.read_sources import read_sources
+from alignment_core.canonical import digest_of_file
+from alignment_core.cluster.device import cpu_model
+from alignment_core.composition.graph import is_part
+from alignment_core.errors import AlignmentError, NotFound, UserError
+from alignment_core.execution.base import StageCall
+from alignment_core.execution.cache_miss import changes, in_words
+from alignment_core.execution.description import ENVIRONMENT, ENVIRONMENT_FILE, RECIPE, SETTINGS_FILE, USER_CODE
+from alignment_core.execution.environment import environment
+from alignment_core.execution.key import key_of
+from alignment_core.lineage.graph import Graph
+from alignment_core.nights import BATCH
+from alignment_core.recipes import ResourcesConfig
+
+SOURCES, DATA = "sources", "data"
+"""What to begin from, beside the label of a stage: the files that were read, or the data sets that were made of them."""
+_OF_DATA = ("dataset", BATCH)
+_ROUNDING = ("trainers", "engines", "tensor_parallel_size", "threads", "attention", "zero_stage", "offload_optimizer")
+
+
+class Step(BaseModel):
+    """A stage behind an artifact."""
+
+    model_config = ConfigDict(frozen=True)
+
+    record: Provenance
+    runs: bool
+    """Whether it runs again; otherwise its outputs are taken from the store."""
+    differs: tuple[str, ...] = ()
+    """How its key differs here and now."""
+    problems: tuple[str, ...] = ()
+    """Why it cannot run here, in sentences."""
+
+
+class Rebuild(BaseModel):
+    """What rebuilding an artifact would run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    reference: Reference
+    steps: tuple[Step, ...]
+    """Every stage comes after those whose outputs it uses."""
+    taken: tuple[Reference, ...]
+    """Artifacts that are taken from the store."""
+    missing: tuple[str, ...] = ()
+    """Artifacts that are needed and not in the store, in sentences."""
+    environment: tuple[str, ...] = ()
+    """Packages and processors that differ, and are in no key. Some of them change rounding."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every stage would run, with the key that it had."""
+        return not self.missing and not any(step.differs or step.problems for step in self.steps if step.runs)
+
+
+def plan(store: Store, reference: Reference, begin: str = SOURCES, moved: Mapping[str, str] | None = None) -> Rebuild:
+    """Plan a rebuild that begins from ``sources``, from ``data``, or with the stage of a label (or all of a round's).
+
+    ``moved`` are new paths of sources and of the user's files by their old ones, or of folders that contain them. Raises
+    NotFound for an unknown artifact, UserError if no stage made it, or none has that label.
+    """
+    store.manifest(reference)
+    with Graph.of(store) as graph:
+        records = list(_history(graph, reference))
+    if not records:
+        raise UserError(
+            f"no stage of {store.uri} made {reference.short}: it was imported, so there is nothing to rebuild"
+        )
+    chosen = _that_run(records, begin)
+    steps = tuple(_step(record, record.key in chosen, moved or {}) for record in records)
+    made = {output for step in steps if step.runs for output in step.record.outputs.values()}
+    used = {used for step in steps if step.runs for used in step.record.inputs.values()}
+    taken = sorted(used - made)
+    return Rebuild(
+        reference=reference,
+        steps=steps,
+        taken=tuple(taken),
+        missing=tuple(problem for artifact in taken if (problem := _absence(store, artifact))),
+        environment=tuple(_environment(store, [step.record for step in steps if step.runs])),
+    )
+
+
+def call_of(record: Provenance, moved: Mapping[str, str], inputs: Mapping[Reference, Reference]) -> StageCall:
+    """The call that a record is of. ``inputs`` replaces artifacts by those that were made again."""
+    parts = record.key_parts
+    return StageCall(
+        stage=record.stage,
+        label=record.label,
+        config=_with_new_paths(record.config, moved),
+        inputs={role: inputs.get(used, used) for role, used in record.inputs.items()},
+        seed=record.seed,
+        stream=parts.get("stream", ""),
+        trust_remote_code=parts.get("trust_remote_code", False),
+        passed=parts.get("passed", {}),
+        rerun=parts.get("rerun", ""),
+    )
+
+
+def resources_of(store: Store, record: Provenance) -> ResourcesConfig:
+    """The resources with which a stage ran: its recipe's, if that is known, with what it recorded of its hardware."""
+    settings: dict[str, Any] = {}
+    if recipe := record.described_by.get(RECIPE):
+        try:
+            settings = json.loads((store.fetch(recipe) / SETTINGS_FILE).read_bytes())["resources"]
+        except (NotFound, OSError, ValueError, KeyError):
+            settings = {}
+    names = (*_ROUNDING, "max_tokens_per_microbatch")
+    recorded = {name: record.hardware[name] for name in names if record.hardware.get(name) is not None}
+    device = {"device": record.hardware["device"]} if "device" in record.hardware else {}
+    known = {name: value for name, value in settings.items() if name in ResourcesConfig.model_fields}
+    return ResourcesConfig.model_validate({**known, **device, **recorded})
+
+
+def _history(graph: Graph, reference: Reference) -> Iterator[Provenance]:
+    """The records behind an artifact, each after those that it needs. Of several makers of one artifact, the first."""
+    done: set[str] = set()
+    waiting: list[tuple[Reference, bool]] = [(reference, False)]
+    while waiting:
+        artifact, ready = waiting.pop()
+        makers = graph.made_by(artifact)
+        if not makers or makers[0].key in done:
+            continue
+        if ready:
+            done.add(makers[0].key)
+            yield makers[0]
+            continue
+        waiting.append((artifact, True))
+        waiting += [(used, False) for used in reversed(list(makers[0].inputs.values())) if used != artifact]
+
+
+def _that_run(records: list[Provenance], begin: str) -> set[str]:
+    """Keys of the stages that run."""
+    stages = [record for record in records if _is_stage(record)]
+    if begin == SOURCES:
+        return {record.key for record in stages}
+    if begin == DATA:
+        return {record.key for record in stages if record.stage not in _OF_DATA}
+    chosen = {record.key for record in stages if is_part(record.label, begin)}
+    if not chosen:
+        labels = ", ".join(record.label for record in stages)
+        raise UserError(
+            f"--from {begin}: no stage behind the artifact has this label; give {SOURCES}, {DATA} or one of {labels}"
+        )
+    made: set[Reference] = set()
+    for record in records:
+        if record.key in chosen or (_is_stage(record) and made & set(record.inputs.values())):
+            chosen.add(record.key)
+            made |= set(record.outputs.values())
+    return chosen
+
+
+def _is_stage(record: Provenance) -> bool:
+    """Whether the record has a stage's key; those of a night's rows and of decisions have none."""
+    return "config" in record.key_parts
+
+
+def _step(record: Provenance, runs: bool, moved: Mapping[str, str]) -> Step:
+    if not runs:
+        return Step(record=record, runs=False)
+    call = call_of(record, moved, {})
+    problems = list(_absent_sources(call.config))
+    differs: list[str] = []
+    try:
+        key = key_of(call)
+    except AlignmentError as error:
+        kept = record.described_by.get(USER_CODE)
+        where = f"; the user's source as it was is in {kept.short} (`align artifacts show`)" if kept else ""
+        problems.append(f"{record.label}: {error}{where}")
+    else:
+        if key.value != record.key:
+            differs = in_words(changes(record.key_parts, key.parts), record.label)
+    return Step(record=record, runs=True, differs=tuple(differs), problems=tuple(problems))
+
+
+def _absent_sources(config: Any) -> Iterator[str]:
+    """A sentence for each file that is gone, or has other bytes."""
+    for source in read_sources(config):
+        path = Path(source.path)
+        if not source.sha256 or not path.is_absolute():
+            continue
+        if not path.is_file():
+            yield f"{path} is gone: put it back, or name its new place with --source {path}=NEW"
+        elif digest_of_file(path) != source.sha256:
+            yield f"{path} has other bytes than those that were read (sha256 {source.sha256[:12]})"
+
+
+def _absence(store: Store, artifact: Reference) -> str | None:
+    try:
+        store.manifest(artifact)
+    except NotFound:
+        return f"{artifact.short} is not in {store.uri}, nor the record of its stage: copy it there with --ancestors"
+    return f"the bytes of {artifact.short} were pruned" if store.is_pruned(artifact) else None
+
+
+def _with_new_paths(value: Any, moved: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        for old, new in moved.items():
+            rest = value.removeprefix(old)
+            if rest != value and (not rest or rest[0] in "/:"):
+                return f"{new}{rest}"
+        return value
+    if isinstance(value, dict):
+        return {name: _with_new_paths(inner, moved) for name, inner in value.items()}
+    return [_with_new_paths(inner, moved) for inner in value] if isinstance(value, list) else value
+
+
+def _environment(store: Store, records: list[Provenance]) -> Iterator[str]:
+    """The distributions and processors that differ from those of the records, each once."""
+    here = environment({})
+    for reference in dict.fromkeys(record.described_by.get(ENVIRONMENT) for record in records):
+        if reference is None:
+            continue
+        try:
+            then = json.loads((store.fetch(reference) / ENVIRONMENT_FILE).read_bytes())
+        except (NotFound, OSError, ValueError):
+            continue
+        for part in ("python", "code", "distributions"):
+            yield from changes(then.get(part, {}), here[part], "" if part == "distributions" else part)
+    processors = dict.fromkeys(str(record.hardware["cpu"]) for record in records if record.hardware.get("cpu"))
+    yield from (f"cpu: {then} → {cpu_model()}" for then in processors if then != cpu_model())
