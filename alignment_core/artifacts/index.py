@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.index_facts import Brief, Facts, facts_of
 from alignment_core.artifacts.index_file import Connection, connect, in_memory, remove_unusable
 from alignment_core.artifacts.manifest import Manifest, parse_manifest
-from alignment_core.artifacts.paths import MANIFESTS, STAGES, parse_tag_path
+from alignment_core.artifacts.paths import MANIFESTS, STAGES
 from alignment_core.artifacts.provenance import Provenance, parse_record
-from alignment_core.artifacts.read_sources import read_sources
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.tag_history import TagMove, parse_move
 from alignment_core.artifacts.workspace import local_name
@@ -36,9 +36,6 @@ _ATTEMPTS = 5  # other processes fill the same file from their own listings
 
 Listing = dict[str, dict[str, str]]
 """Versions of objects by path, by prefix."""
-Facts = dict[tuple[str, str], str]
-"""Searchable facts of an object: a note as JSON by kind of fact and value. An object that cannot be read has one fact,
-``problem``, whose value is the reason."""
 T = TypeVar("T")
 
 
@@ -135,6 +132,17 @@ class View:
     def of_run(self, run_id: str) -> list[Provenance]:
         """The records that a run made, in order of the keys."""
         return list(self._parsed(parse_record, STAGES, "run", run_id))
+
+    def history(self, reference: Reference) -> list[Brief]:
+        """The records behind an artifact, in short, the oldest first."""
+        rows = self._rows(
+            "WITH RECURSIVE behind(id) AS (SELECT id FROM facts WHERE fact = 'output' AND value = ? UNION"
+            " SELECT made.id FROM behind JOIN facts AS used ON used.id = behind.id AND +used.fact = 'input'"
+            " JOIN facts AS made ON made.fact = 'output' AND made.value = used.value)"
+            " SELECT value, note FROM behind JOIN facts USING (id) WHERE +fact = 'key'",
+            str(reference),
+        )
+        return sorted((Brief.of(*row) for row in rows), key=lambda brief: (brief.started_at, brief.key))
 
     def runs(self) -> dict[str, RunCost]:
         """What each run made, by id; records of no run are under an empty one."""
@@ -304,46 +312,13 @@ class View:
                         if data is None:
                             del versions[path]
                         else:
-                            _insert(db, path, versions[path], data, _facts(self._backend.uri, path, data))
+                            _insert(db, path, versions[path], data, facts_of(self._backend.uri, path, data))
 
     def _read(self, path: str) -> bytes | None:
         """Bytes of an object; None if it was deleted since the listing."""
         with suppress(NotFound):
             return self._backend.read(path)
         return None
-
-
-def _facts(uri: str, path: str, data: bytes) -> Facts:
-    try:
-        if path.startswith(STAGES):
-            record = parse_record(uri, path, data)
-            run = record.started_at, record.key, record.finished_at
-            return {
-                ("key", record.key): "",
-                ("stage", str(record.key_parts.get("stage"))): "",
-                ("label", record.label): "",
-                ("run", record.run_ids.get("prefect", "")): json.dumps(_cost(record)),
-                **{("source", read.path): json.dumps(read[1:]) for read in read_sources(record.config)},
-                **{("content", read.sha256): "" for read in read_sources(record.config) if read.sha256},
-                **{("description", str(reference)): "" for reference in record.described_by.values()},
-                **{("input", str(reference)): "" for reference in record.inputs.values()},
-                **{
-                    ("output", str(reference)): json.dumps([*run, record.labels_of(reference)])
-                    for reference in record.outputs.values()
-                },
-            }
-        if path.startswith(MANIFESTS):
-            manifest = parse_manifest(uri, path, data)
-            size = json.dumps([len(manifest.files), manifest.size])
-            return {("artifact", str(manifest.reference)): size, ("kind", manifest.kind): ""}
-        return {("tag", parse_move(uri, path, data).name): ""} if parse_tag_path(path) else {}
-    except Corrupt as error:
-        return {("problem", str(error)): ""}
-
-
-def _cost(record: Provenance) -> tuple[float, float]:
-    """Seconds of a stage, and of its devices."""
-    return record.seconds, record.cost.get("device_seconds", 0.0)
 
 
 def _versions(db: Connection, prefix: str) -> dict[str, str]:

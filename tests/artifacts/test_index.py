@@ -82,6 +82,23 @@ def _around(graph: Graph, reference: Reference) -> tuple[object, ...]:
     return (*around, set(graph.behind(reference)), set(graph.made_from(reference)))
 
 
+def test_the_history_of_an_artifact_is_in_short_what_its_records_say(
+    store: Store, make: Callable[..., Reference]
+) -> None:
+    data = make(store, "data", kind="dataset")
+    first = make(store, "first", data)
+    second = make(store, "second", first, data)
+    make(store, "other", data)
+    with store.index.view(STAGES) as view:
+        history = view.history(second)
+        records = {record.key: record for record in view.records()}
+    assert {brief.label for brief in history} == {"data", "first", "second"}
+    for brief in history:
+        made = records[brief.key]
+        assert (brief.stage, brief.inputs, brief.outputs) == (made.stage, made.inputs, made.outputs)
+        assert (brief.started_at, brief.finished_at, brief.seconds) == (made.started_at, made.finished_at, made.seconds)
+
+
 def replace(store: Store, path: str, data: bytes) -> None:
     entry = store.backend.stat(path)
     assert entry is not None

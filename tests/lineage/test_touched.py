@@ -183,5 +183,9 @@ def test_the_index_knows_the_cost_of_runs_and_what_a_description_describes(store
         costs = {run: (cost.stages, cost.seconds, cost.device_seconds) for run, cost in view.runs().items()}
         assert costs == {"one": (2, 3.0, 6.0), "two": (1, 4.0, 8.0)}
         assert {made.label for made in view.of_run("one")} == {"a", "b"}
+        (made,) = view.of_run("two")
+        (brief,) = view.history(made.output)
+        assert (brief.key, brief.stage, brief.label, brief.run) == (made.key, "sft", "c", "two")
+        assert (brief.seconds, brief.device_seconds, brief.outputs) == (4.0, 8.0, made.outputs)
         (recipe,) = {made.described_by["recipe"] for made in view.of_run("one")}
         assert {made.label for made in view.described(recipe)} == {"a", "b"}
