@@ -144,6 +144,15 @@ class View:
         )
         return sorted((Brief.of(*row) for row in rows), key=lambda brief: (brief.started_at, brief.key))
 
+    def using(self, reference: Reference) -> list[Brief]:
+        """The records that have an artifact among their inputs, in short, the oldest first."""
+        rows = self._rows(
+            "SELECT known.value, known.note FROM facts AS used JOIN facts AS known ON known.id = used.id"
+            " AND +known.fact = 'key' WHERE used.fact = 'input' AND used.value = ?",
+            str(reference),
+        )
+        return sorted((Brief.of(*row) for row in rows), key=lambda brief: (brief.started_at, brief.key))
+
     def runs(self) -> dict[str, RunCost]:
         """What each run made, by id; records of no run are under an empty one."""
         costs: dict[str, RunCost] = defaultdict(lambda: RunCost(0, 0.0, 0.0))

@@ -1,0 +1,94 @@
+"""A store's index as it was a moment ago, for readers that answer often, such as pages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from alignment_core.artifacts.index import View
+from alignment_core.artifacts.paths import MANIFESTS, STAGES, TAGS
+from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.store import Store
+from alignment_core.artifacts.tag_history import TagMove
+from alignment_core.errors import AlignmentError
+
+log = logging.getLogger(__name__)
+
+SECONDS = 5.0
+"""Age from which a snapshot is replaced, in the background: listing a store of 10,000 artifacts takes a tenth of a second, in
+S3 seconds."""
+
+
+class IndexSnapshot:
+    """The store in its index, wherever that is: in a file of the home, or in memory where no file can be written.
+
+    Readers of several threads take turns. Nobody but the first reader waits for a listing of the store.
+    """
+
+    def __init__(self, store: Store, seconds: float = SECONDS) -> None:
+        self.store = store
+        self._seconds = seconds
+        self._guard = threading.Lock()
+        self._refreshing = threading.Lock()
+        self._view: View | None = None
+        self._taken = 0.0
+        self.problem = ""
+        """Why the store cannot be listed now; empty if it can."""
+        self.tags: dict[str, Reference] = {}
+        """The artifacts that tags point to."""
+        self.moves: dict[Reference, list[TagMove]] = {}
+        """The moves of tags to each artifact, oldest first."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since the store was listed."""
+        return time.monotonic() - self._taken
+
+    @contextmanager
+    def reading(self) -> Iterator[View]:
+        """The store as it was at the latest listing, within the ``with``. Raises if it cannot be listed the first time."""
+        if self._view is not None and self.age > self._seconds and not self._refreshing.locked():
+            threading.Thread(target=self._refresh_quietly, daemon=True).start()
+        while True:
+            if self._view is None:
+                self.refresh()
+            with self._guard:
+                if self._view is not None:  # it may have been released meanwhile
+                    yield self._view
+                    return
+
+    def refresh(self) -> None:
+        """List the store now."""
+        with self._refreshing:
+            taken = time.monotonic()
+            moves: dict[Reference, list[TagMove]] = defaultdict(list)
+            tags: dict[str, Reference] = {}
+            with self.store.index.view(TAGS) as of_tags:
+                for move in of_tags.moves():
+                    moves[move.to].append(move)
+                    tags[move.name] = move.to
+            view = self.store.index.view(STAGES, MANIFESTS)
+            with self._guard:
+                before, self._view = self._view, view
+                self.tags, self.moves, self._taken, self.problem = tags, dict(moves), taken, ""
+                if before is not None:
+                    before.__exit__()
+
+    def release(self) -> None:
+        """Let go of the listing, which keeps the index's log from being shortened; the next reader lists the store again."""
+        with self._guard:
+            if self._view is not None:
+                self._view.__exit__()
+                self._view = None
+
+    def _refresh_quietly(self) -> None:
+        try:
+            self.refresh()
+        except (AlignmentError, OSError) as error:
+            self.problem = str(error)
+            self._taken = time.monotonic()  # the next attempt is as far away as after a listing
+            log.warning("the pages show the store as it was: %s", error)

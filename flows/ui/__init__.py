@@ -1,0 +1,1 @@
+"""`align ui`: pages over a store's index and the runs of this machine."""
