@@ -70,6 +70,17 @@ class RunCost:
     device_seconds: float
 
 
+@dataclass(frozen=True)
+class Found:
+    """An artifact of a search, with its latest record in short; none for an import."""
+
+    reference: Reference
+    files: int
+    size: int
+    """Bytes of all files together."""
+    brief: Brief | None
+
+
 class Index:
     """The content of a store's records, manifests and tag moves, by the paths and versions that the back end lists.
 
@@ -153,6 +164,50 @@ class View:
         )
         return sorted((Brief.of(*row) for row in rows), key=lambda brief: (brief.started_at, brief.key))
 
+    def outputs(self, references: Collection[Reference]) -> dict[Reference, Brief]:
+        """The latest record, in short, of each of these artifacts that a stage made."""
+        rows = self._rows(
+            "SELECT made.value, known.value, known.note FROM json_each(?) AS wanted"
+            " JOIN facts AS made ON made.fact = 'output' AND made.value = wanted.value"
+            " JOIN facts AS known ON known.id = made.id AND +known.fact = 'key'",
+            json.dumps([str(reference) for reference in references]),
+        )
+        briefs = sorted(
+            ((Reference.parse(made), Brief.of(*row)) for made, *row in rows), key=lambda pair: pair[1].finished_at
+        )
+        return dict(briefs)
+
+    def kinds(self) -> dict[str, int]:
+        """The number of artifacts of each kind, the most frequent one first."""
+        return dict(
+            self._rows(
+                "SELECT value, count(*) FROM facts WHERE fact = 'kind' GROUP BY value ORDER BY count(*) DESC, value"
+            )
+        )
+
+    def search(self, text: str, kind: str, among: Collection[Reference], start: int, count: int) -> list[Found]:
+        """Artifacts, the latest first and imports last: those of a ``kind``, if it is not empty, whose label, reference or run
+        contains a text, that a source with it was read for, or that are ``among`` others that fit."""
+        pattern = _containing(text)
+        rows = self._rows(
+            "SELECT artifact.value, artifact.note, (SELECT json_array(known.value, known.note) FROM facts AS made"
+            " JOIN facts AS known ON known.id = made.id AND +known.fact = 'key' WHERE made.fact = 'output'"
+            " AND made.value = artifact.value ORDER BY made.note DESC LIMIT 1) AS brief"
+            " FROM facts AS artifact WHERE artifact.fact = 'artifact' AND (? = '' OR artifact.value LIKE ? ESCAPE '^')"
+            " AND (? = '' OR artifact.value LIKE ? ESCAPE '^' OR brief LIKE ? ESCAPE '^'"
+            " OR artifact.value IN (SELECT value FROM json_each(?)) OR artifact.value IN (SELECT made.value FROM facts AS read"
+            " JOIN facts AS made ON made.id = read.id AND +made.fact = 'output' WHERE read.fact = 'source'"
+            " AND (read.value LIKE ? ESCAPE '^' OR read.note LIKE ? ESCAPE '^')))"
+            " ORDER BY json_extract(json_extract(brief, '$[1]'), '$[4]') DESC, artifact.value LIMIT ? OFFSET ?",
+            *(kind, f"{_escaped(kind)}@%", text, pattern, pattern),
+            *(json.dumps([str(reference) for reference in among]), pattern, pattern, count, start),
+        )
+        found = []
+        for value, size, brief in rows:
+            files, total = json.loads(size)
+            found.append(Found(Reference.parse(value), files, total, Brief.of(*json.loads(brief)) if brief else None))
+        return found
+
     def runs(self) -> dict[str, RunCost]:
         """What each run made, by id; records of no run are under an empty one."""
         costs: dict[str, RunCost] = defaultdict(lambda: RunCost(0, 0.0, 0.0))
@@ -169,12 +224,11 @@ class View:
     def sources(self, text: str = "") -> dict[str, list[tuple[str, str]]]:
         """Digests and versions of the sources outside the store that stages read, by path; those whose paths contain a text, or
         whose digest or version begins with it."""
-        escaped = re.sub(r"([%_^])", r"^\1", text)
         found: dict[str, list[tuple[str, str]]] = defaultdict(list)
         rows = self._rows(
             "SELECT DISTINCT value, note FROM facts WHERE fact = 'source'"
             " AND (value LIKE ? ESCAPE '^' OR note LIKE ? ESCAPE '^') ORDER BY value, note",
-            *(f"%{escaped}%", f'%"{escaped}%'),
+            *(_containing(text), f'%"{_escaped(text)}%'),
         )
         for path, note in rows:
             digest, version = json.loads(note)
@@ -328,6 +382,15 @@ class View:
         with suppress(NotFound):
             return self._backend.read(path)
         return None
+
+
+def _escaped(text: str) -> str:
+    """A text of a LIKE pattern with the escape character ^."""
+    return re.sub(r"([%_^])", r"^\1", text)
+
+
+def _containing(text: str) -> str:
+    return f"%{_escaped(text)}%"
 
 
 def _versions(db: Connection, prefix: str) -> dict[str, str]:

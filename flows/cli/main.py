@@ -41,6 +41,7 @@ from alignment.flows.cli import store as cli_store
 from alignment.flows.cli import touched as cli_touched
 from alignment.flows.cli import transfer as cli_transfer
 from alignment.flows.cli import trust as cli_trust
+from alignment.flows.cli import ui as cli_ui
 from alignment.flows.console import Unbroken, err, print_json
 from alignment_core import network
 from alignment_core.credentials import cut
@@ -78,6 +79,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         cli_samples.samples,
         cli_report.report,
         cli_explain.explain,
+        cli_ui.ui,
         cli_store.lineage,
         cli_touched.touched,
         cli_store.diff,

@@ -1,0 +1,85 @@
+"""The web application of `align ui`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from alignment.flows.ui.artifact_pages import ArtifactPages, of_reference
+from alignment.flows.ui.rendering import FOLDER, HEADERS, page
+from alignment_core.artifacts import Store
+from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.errors import AlignmentError, NotFound, UnknownName, UserError
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Timed:
+    """Notes when a request began, and adds the headers to files, too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["began"] = time.perf_counter()
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                there = {name.lower() for name, _ in message["headers"]}
+                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] += [entry for entry in more if entry[0] not in there]
+            await send(message)
+
+        await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+def application(store: Store, hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
+    """The pages over a store, for requests that name one of the ``hosts``."""
+    snapshot = IndexSnapshot(store)
+    pages = ArtifactPages(snapshot)
+
+    def route(path: str, endpoint: Callable[[Request], Response]) -> Route:
+        return Route(path, endpoint, methods=["GET"])
+
+    tabs = {
+        "/touched": pages.touched,
+        "/changed": pages.changed,
+        "/promoted": pages.promoted,
+        "/rebuild": pages.rebuild,
+        "/files": pages.files,
+        "": pages.made,
+    }
+    return Starlette(
+        routes=[
+            route("/", lambda _: RedirectResponse("/artifacts")),
+            route("/artifacts", pages.list),
+            *(
+                route(f"/artifacts/{{reference:path}}{tab}", of_reference(render, snapshot))
+                for tab, render in tabs.items()
+            ),
+            Mount("/static", StaticFiles(directory=FOLDER / "static")),
+        ],
+        middleware=[
+            Middleware(Timed),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(GZipMiddleware, minimum_size=1000),
+        ],
+        exception_handlers={AlignmentError: refused},
+    )
+
+
+def refused(request: Request, error: Exception) -> Response:
+    """The page of an error: its sentence."""
+    status = 404 if isinstance(error, (NotFound, UnknownName)) else 400 if isinstance(error, UserError) else 500
+    return page(request, "error.html", status, sentence=str(error), code=status)

@@ -1,0 +1,307 @@
+"""The pages about artifacts: the list, and of each one what made it, what it touched, what changed, why it was promoted, how it
+is rebuilt, and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from alignment.flows.ui.curves import curve
+from alignment.flows.ui.lanes import Ancestry, Lane, ancestry
+from alignment.flows.ui.rendering import page
+from alignment_core import journal
+from alignment_core.artifacts import Provenance, Reference
+from alignment_core.artifacts.index import View
+from alignment_core.artifacts.index_facts import Brief
+from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.errors import AlignmentError, NotFound
+from alignment_core.evaluation import decision as decisions
+from alignment_core.evaluation.decision import Decision
+from alignment_core.evaluation.metric_names import METRICS
+from alignment_core.execution.base import shows_of
+from alignment_core.host.progress_log import headline
+from alignment_core.lineage.diff import compare
+from alignment_core.lineage.rebuild import plan
+from alignment_core.lineage.samples import of_data, spaced
+from alignment_core.lineage.sources import settings_of, sources_of
+from alignment_core.tracking.metrics_file import read_points
+
+TABS = {
+    "": "What made it",
+    "touched": "What it touched",
+    "changed": "What changed",
+    "promoted": "Why promoted",
+    "rebuild": "Rebuild",
+    "files": "Files and samples",
+}
+A_PAGE = 50
+EVIDENCE = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "baseline_perplexity")
+"""Metrics of an evaluation that its card shows."""
+FIRST_KINDS = ("model", "reward-model", "critic", "dataset")
+SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric of an evaluation beside that of the baseline."""
+
+    title: str
+    value: float
+    low: float | None
+    high: float | None
+    gain: float | None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """An evaluation of a lane's model."""
+
+    record: Provenance
+    count: int | None
+    """Number of prompts."""
+    measures: list[Measure]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The records of the lanes that a page shows, and what is known beside them."""
+
+    records: dict[str, Provenance]
+    evidence: dict[int, Evidence]
+    """By the identity of a lane."""
+
+    def evidence_of(self, lane: Lane) -> Evidence | None:
+        return self.evidence.get(id(lane))
+
+    def figure(self, brief: Brief) -> str:
+        """The line that stands for a stage."""
+        record = self.records.get(brief.key)
+        return figure(record) if record else ""
+
+
+class ArtifactPages:
+    """Pages over a snapshot of a store's index."""
+
+    def __init__(self, snapshot: IndexSnapshot) -> None:
+        self.snapshot = snapshot
+        self.store = snapshot.store
+
+    def list(self, request: Request) -> Response:
+        """All artifacts, the latest first, 50 a page; filters are in the address."""
+        query, kind = request.query_params.get("q", "").strip(), request.query_params.get("kind", "")
+        start = (
+            max(0, int(request.query_params.get("from", "0"))) if request.query_params.get("from", "0").isdigit() else 0
+        )
+        with self.snapshot.reading() as view:
+            kinds = view.kinds()
+            found = view.search(query, kind, set(self._tagged(query)), start, A_PAGE + 1)
+        return self._page(
+            request,
+            "artifacts.html",
+            kinds=kinds,
+            kind=kind,
+            query=query,
+            rows=found[:A_PAGE],
+            start=start,
+            more=len(found) > A_PAGE,
+        )
+
+    def _tagged(self, query: str) -> set[Reference]:
+        """Artifacts that a tag with this text points to, or pointed to."""
+        if not query:
+            return set()
+        return {
+            reference
+            for reference, moves in self.snapshot.moves.items()
+            if any(query.lower() in move.name.lower() for move in moves)
+        }
+
+    def made(self, request: Request, reference: Reference) -> Response:
+        """What made it: lanes, with sources at the left, and evaluations and tags at the right."""
+        with self.snapshot.reading() as view:
+            found = ancestry(view, reference, "all" in request.query_params)
+            shown = _shown(view, found)
+        return self._artifact(
+            request, reference, "", ancestry=found, shown=shown, sources_of=sources_of, settings_of=settings_of
+        )
+
+    def touched(self, request: Request, reference: Reference) -> Response:
+        """What it touched: the tags and artifacts that descend from it."""
+        with self.snapshot.reading() as view:
+            descendants = view.descendants(reference)
+            makers = view.outputs(descendants)
+        kinds: dict[str, list[tuple[Reference, Brief]]] = {}
+        for descendant, brief in sorted(makers.items(), key=lambda made: made[1].finished_at, reverse=True):
+            kinds.setdefault(descendant.kind, []).append((descendant, brief))
+        order = sorted(kinds, key=lambda kind: (FIRST_KINDS.index(kind) if kind in FIRST_KINDS else 9, kind))
+        tagged = [
+            (move, self.snapshot.tags.get(move.name) == found)
+            for found in (reference, *descendants)
+            for move in self.snapshot.moves.get(found, ())
+        ]
+        tagged.sort(key=lambda entry: (not entry[1], entry[0].name, -entry[0].number))
+        ordered = {kind: kinds[kind] for kind in order}
+        return self._artifact(request, reference, "touched", kinds=ordered, tagged=tagged, total=len(descendants))
+
+    def changed(self, request: Request, reference: Reference) -> Response:
+        """What changed against its predecessor, the artifact of a tag, or any other."""
+        with self.snapshot.reading() as view:
+            before = self._predecessor(view, reference)
+        asked = request.query_params.get("against", "").strip()
+        problem, other, difference = "", before, None
+        try:
+            other = self.store.resolve(asked) if asked else before
+            difference = compare(self.store, other, reference) if other else None
+        except AlignmentError as error:
+            problem = str(error)
+        return self._artifact(
+            request,
+            reference,
+            "changed",
+            other=other,
+            difference=difference,
+            asked=asked,
+            refused=problem,
+            before=before,
+        )
+
+    def promoted(self, request: Request, reference: Reference) -> Response:
+        """Why it was promoted, or was not: the decisions about it, and the moves of tags to it."""
+        with self.snapshot.reading() as view:
+            about = [brief for brief in view.using(reference) if brief.stage == decisions.STAGE]
+        made: list[tuple[Reference, Decision]] = []
+        for brief in about:
+            if brief.inputs.get("policy") == reference:
+                with suppress(AlignmentError, OSError, ValueError):
+                    made += [(output, decisions.read(self.store, output)) for output in brief.outputs.values()]
+        made.sort(key=lambda entry: entry[1].at, reverse=True)
+        moves = list(reversed(self.snapshot.moves.get(reference, [])))
+        return self._artifact(request, reference, "promoted", decisions=made, moves=moves)
+
+    def rebuild(self, request: Request, reference: Reference) -> Response:
+        """What a rebuild would run, and what would differ."""
+        planned, problem = None, ""
+        try:
+            planned = plan(self.store, reference)
+        except AlignmentError as error:
+            problem = str(error)
+        return self._artifact(request, reference, "rebuild", plan=planned, refused=problem)
+
+    def files(self, request: Request, reference: Reference) -> Response:
+        """Its files, metrics, curves and settings, and rows of it."""
+        record = self._record(reference)
+        manifest = self.store.manifest(reference)
+        curves = []
+        if record is not None:
+            points = read_points(journal.folder_of(record.run_ids.get("prefect", "-"))).get(record.label, [])
+            names = dict.fromkeys(
+                name for _, metrics in points for name in metrics if name in METRICS and METRICS[name].curve
+            )
+            drawn = (curve(METRICS[name].title, [(step, m[name]) for step, m in points if name in m]) for name in names)
+            curves = [line for line in drawn if line is not None]
+        return self._artifact(
+            request,
+            reference,
+            "files",
+            manifest=manifest,
+            curves=curves,
+            rows=self._rows(reference),
+            settings=settings_of(record) if record else {},
+        )
+
+    def _rows(self, reference: Reference) -> list[dict[str, Any]]:
+        """A few rows of a data set, evenly spaced."""
+        if self.store.is_pruned(reference):
+            return []
+        names = {entry.path for entry in self.store.manifest(reference).files}
+        if "train.parquet" not in names:
+            return []
+        try:
+            return spaced(of_data(self.store.fetch(reference) / "train.parquet"), SAMPLES)
+        except (AlignmentError, OSError):
+            return []
+
+    def _predecessor(self, view: View, reference: Reference) -> Reference | None:
+        """The artifact of the same kind that it was made from at the shortest distance; the one before it under a tag."""
+        for brief in view.history(reference):
+            if reference in brief.outputs.values():
+                for used in brief.inputs.values():
+                    if used.kind == reference.kind:
+                        return used
+        moves = self.snapshot.moves.get(reference, [])
+        return moves[-1].previous if moves else None
+
+    def _record(self, reference: Reference) -> Provenance | None:
+        with self.snapshot.reading() as view:
+            return next(iter(view.makers(reference)), None)
+
+    def _artifact(self, request: Request, reference: Reference, tab: str, **values: Any) -> Response:
+        record = self._record(reference)
+        run_name = ""
+        if record is not None:
+            with suppress(NotFound):
+                run_name = journal.read(record.run_ids.get("prefect", "-")).name
+        known = {
+            "reference": reference,
+            "record": record,
+            "run_name": run_name,
+            "pruned": self.store.is_pruned(reference),
+        }
+        return self._page(request, f"artifact_{tab or 'made'}.html", tab=tab, tabs=TABS, **known, **values)
+
+    def _page(self, request: Request, name: str, **values: Any) -> Response:
+        return page(
+            request, name, snapshot=self.snapshot, problem=self.snapshot.problem, age=self.snapshot.age, **values
+        )
+
+
+def of_reference(
+    render: Callable[[Request, Reference], Response], snapshot: IndexSnapshot
+) -> Callable[[Request], Response]:
+    """An endpoint for the artifact that the address names: a reference, the first digits of one, or a tag."""
+
+    @wraps(render)
+    def endpoint(request: Request) -> Response:
+        return render(request, snapshot.store.resolve(request.path_params["reference"]))
+
+    return endpoint
+
+
+def figure(record: Provenance) -> str:
+    """The line that stands for a stage: its key metrics, at its start and at its end."""
+    shows = shows_of(record.stage)
+    return headline(
+        shows, {name: value for name, value in record.metrics.items() if isinstance(value, (int, float, str))}
+    )
+
+
+def _shown(view: View, found: Ancestry) -> Shown:
+    """The whole records of the lanes that are shown, and their evaluations beside the first one."""
+    lanes = [lane for lane in found.lanes if not lane.left_out]
+    briefs = [brief for lane in lanes for brief in (*lane.steps, *lane.data, *lane.again, *lane.evaluations[:1])]
+    records = view.by_key([brief.key for brief in briefs])
+    evaluated = [(lane, records[lane.evaluations[0].key]) for lane in lanes if lane.evaluations]
+    baseline = evaluated[0][1].metrics if evaluated else {}
+    evidence = {id(lane): _evidence(lane, record, baseline) for lane, record in evaluated}
+    return Shown(records, evidence)
+
+
+def _evidence(lane: Lane, record: Provenance, baseline: dict[str, Any]) -> Evidence:
+    metrics = record.metrics
+    measures = []
+    for name in EVIDENCE:
+        value, before = metrics.get(name), baseline.get(name)
+        if isinstance(value, (int, float)):
+            is_baseline = metrics is baseline
+            gain = value - before if isinstance(before, (int, float)) and not is_baseline else None
+            measures.append(
+                Measure(METRICS[name].label, value, metrics.get(f"{name}.low"), metrics.get(f"{name}.high"), gain)
+            )
+    counts = [metrics[f"{name}.n"] for name in EVIDENCE if f"{name}.n" in metrics]
+    return Evidence(record, int(counts[0]) if counts else None, measures)

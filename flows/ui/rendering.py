@@ -1,0 +1,97 @@
+"""Templates of the pages: text of models, data and other users is only ever shown, never run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from alignment_core.artifacts import Reference
+from alignment_core.host.progress_log import duration, number
+from alignment_core.printable import printable
+
+FOLDER = Path(__file__).parent
+POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        *(f"{what}-src 'self'" for what in ("script", "style", "img", "connect")),
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+"""The pages load nothing but their own files, run no script in them, and lie in no other page's frame."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+LONGEST_TEXT = 4000
+"""Characters of a text that a page shows; a completion may be a megabyte on one line."""
+
+
+def page(request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page from a template."""
+    began: float = request.scope.get("began", time.perf_counter())
+    text = TEMPLATES.get_template(name).render(request=request, **values)
+    took = {"Server-Timing": f"page;dur={1000 * (time.perf_counter() - began):.1f}"}
+    return HTMLResponse(text, status, {**HEADERS, **took})
+
+
+def moment(text: str) -> str:
+    """Minute of a time in ISO 8601: ``2026-11-25 13:15``."""
+    return text[:16].replace("T", " ")
+
+
+def count(value: float) -> str:
+    """A number of things with thin spaces between thousands; others as metrics."""
+    return f"{value:,}".replace(",", "\u2009") if isinstance(value, int) else number(value)
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text that is too long to be shown."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]} … ({count(len(text) - LONGEST_TEXT)} characters more)"
+
+
+def size(value: int) -> str:
+    """Bytes in a unit of three digits."""
+    amount, units = float(value), iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while amount >= 1000 and unit != "TB":
+        amount, unit = amount / 1000, next(units)
+    return f"{value} B" if unit == "B" else f"{amount:.3g} {unit}"
+
+
+def _safe(value: Any) -> Any:
+    """Text without control characters and marks of writing direction; templates escape it afterwards."""
+    if isinstance(value, Markup):
+        return value
+    if isinstance(value, Reference):
+        return str(value)
+    return printable(value) if isinstance(value, str) else value
+
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(FOLDER / "templates"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+    finalize=_safe,
+)
+TEMPLATES.filters |= {
+    "moment": moment,
+    "count": count,
+    "number": number,
+    "duration": duration,
+    "shortened": shortened,
+    "size": size,
+}
