@@ -62,7 +62,12 @@ class Rebuild(BaseModel):
     @property
     def is_same(self) -> bool:
         """Whether every stage would run, with the key that it had."""
-        return not self.missing and not any(step.differs or step.problems for step in self.steps if step.runs)
+        return not self.missing and not self.differing
+
+    @property
+    def differing(self) -> list[Step]:
+        """The stages that would run with another key, or cannot run."""
+        return [step for step in self.steps if step.runs and (step.differs or step.problems)]
 
 
 def plan(store: Store, reference: Reference, begin: str = SOURCES, moved: Mapping[str, str] | None = None) -> Rebuild:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -137,14 +136,14 @@ def test_an_artifact_that_is_no_model_ends_in_a_lane_of_its_own(quickstart):
 
 
 @pytest.fixture
-def nights() -> Iterator[tuple[Any, Reference]]:
+def nights() -> tuple[Any, Reference]:
     graph = Graph()
     policy = graph.stage("model", "base_model", "model", run="night-0")
     for number in range(1, 301):
         run = f"night-{number}"
         rows = graph.stage("rows", "preference-batch", "dataset", run=run)
         policy = graph.stage("dpo", "dpo", "model", run=run, model=policy, data=rows)
-    yield graph, policy
+    return graph, policy
 
 
 def test_of_many_nights_the_first_lane_and_the_last_six_are_shown(nights):
