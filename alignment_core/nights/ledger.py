@@ -117,7 +117,7 @@ class History:
 
     def nights(self) -> list[Night]:
         """Every entry, oldest first."""
-        return [self._read(move.to) for move in self.store.tags.history(self.tag)]
+        return [self.read(move.to) for move in self.store.tags.history(self.tag)]
 
     def batches(self) -> list[Night]:
         """The latest entry of every batch of rows, in the order in which they were first taken."""
@@ -172,7 +172,8 @@ class History:
         self.store.tags.move(self.tag, entry, expected=head, reason=summary(night))
         return night
 
-    def _read(self, reference: Reference) -> Night:
+    def read(self, reference: Reference) -> Night:
+        """The entry of an artifact that the tag pointed to."""
         return Night.model_validate_json((self.store.fetch(reference) / _NIGHT).read_text())
 
 

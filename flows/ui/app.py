@@ -16,7 +16,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from alignment.flows.ui import run_pages
 from alignment.flows.ui.artifact_pages import ArtifactPages, of_reference
+from alignment.flows.ui.night_pages import NightPages
 from alignment.flows.ui.rendering import FOLDER, HEADERS, page
 from alignment_core.artifacts import Store
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
@@ -68,6 +70,11 @@ def application(store: Store, hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
                 route(f"/artifacts/{{reference:path}}{tab}", of_reference(render, snapshot))
                 for tab, render in tabs.items()
             ),
+            route("/nights", NightPages(snapshot).listed),
+            route("/runs", run_pages.listed),
+            route("/runs/{run}", run_pages.one),
+            route("/runs/{run}/report", run_pages.report),
+            Route("/runs/{run}/events", run_pages.events, methods=["GET"]),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
         ],
         middleware=[

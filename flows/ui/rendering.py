@@ -36,12 +36,12 @@ LONGEST_TEXT = 4000
 """Characters of a text that a page shows; a completion may be a megabyte on one line."""
 
 
-def page(request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
+def page(request: Request, name: str, http_status: int = 200, **values: Any) -> HTMLResponse:
     """A page from a template."""
     began: float = request.scope.get("began", time.perf_counter())
     text = TEMPLATES.get_template(name).render(request=request, **values)
     took = {"Server-Timing": f"page;dur={1000 * (time.perf_counter() - began):.1f}"}
-    return HTMLResponse(text, status, {**HEADERS, **took})
+    return HTMLResponse(text, http_status, {**HEADERS, **took})
 
 
 def moment(text: str) -> str:

@@ -10,3 +10,9 @@ document.addEventListener("keydown", (event) => {
     return;
   }
 });
+// A part of a page that the server sends again whenever it changes. The browser reconnects by itself.
+for (const part of document.querySelectorAll("[data-events]")) {
+  const source = new EventSource(part.dataset.events);
+  source.addEventListener("stages", (event) => { part.innerHTML = event.data; });
+  source.addEventListener("over", () => { source.close(); location.reload(); });
+}
