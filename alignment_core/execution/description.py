@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +57,16 @@ def describe(
 
 
 def _source_of(paths: list[str]) -> dict[str, bytes]:
-    """The user's files under names that are unique, and the table of their paths."""
-    if not paths:
+    """The user's files under names that are unique, and the table of their paths. A file that is gone by now is left out: the
+    stage is done, and its key has the file's digest."""
+    contents: dict[str, bytes] = {}
+    for path in paths:
+        with suppress(OSError):
+            contents[path] = Path(path).read_bytes()
+    if not contents:
         return {}
-    names = {path: f"{number:03}-{Path(path).name}" for number, path in enumerate(paths)}
-    return {FILES: _readable(names)} | {name: Path(path).read_bytes() for path, name in names.items()}
+    names = {path: f"{number:03}-{Path(path).name}" for number, path in enumerate(contents)}
+    return {FILES: _readable(names)} | {names[path]: data for path, data in contents.items()}
 
 
 def _readable(content: dict[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -79,7 +80,8 @@ def distributions() -> dict[str, str]:
     """The version of every installed distribution, by its normalised name."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]  # none in a broken installation
-        if name:
-            found.setdefault(name.lower().replace("_", "-").replace(".", "-"), distribution.version)
+        with suppress(AttributeError, KeyError, OSError, TypeError, ValueError):  # a broken installation of any package
+            name, version = distribution.metadata["Name"], distribution.version
+            if name and version:
+                found.setdefault(name.lower().replace("_", "-").replace(".", "-"), version)
     return dict(sorted(found.items()))

@@ -185,6 +185,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
     reason = why_it_runs(key.parts, store.records.all(key.parts["stage"]), call.label)
     config = stage.config.model_validate(call.config)
     started = datetime.now(UTC)
+    version = str(code())
 
     def fetch(reference: Reference) -> Path:
         note_use(store.backend, reference)
@@ -225,7 +226,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             accepted=call.accepted,
             config=call.config,
             seed=call.seed,
-            code_version=str(code()),
+            code_version=version,
             packages=_packages(),
             hardware=hardware,
             started_at=started.isoformat(),

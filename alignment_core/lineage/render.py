@@ -211,6 +211,8 @@ def _record_lines(record: Provenance, made: Reference) -> Iterator[str]:
     output = f", output{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
     yield f"by {record.label} ({record.stage}){output}, seed {record.seed}, {record.seconds:.1f} s"
     yield f"config {digest_of(record.config)[:12]}, code {record.code_version or 'unknown'}"
+    if record.described_by:
+        yield ", ".join(f"{role} {reference.digest[:12]}" for role, reference in record.described_by.items())
     for role, packages in record.accepted.items():
         versions = ", ".join(f"{name} {version}" for name, version in packages.items())
         yield f"accepted input {role}, though it was made with {versions} (reuse_across_versions)"

@@ -188,7 +188,7 @@ class ArtifactPages:
         """What a rebuild would run, and what would differ."""
         planned, problem = None, ""
         try:
-            planned = plan(self.store, reference)
+            planned = plan(self.store, reference, reads_sources=False)
         except AlignmentError as error:
             problem = str(error)
         return self._artifact(request, reference, "rebuild", plan=planned, refused=problem)
