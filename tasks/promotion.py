@@ -12,9 +12,9 @@ from alignment_core.artifacts import Reference
 from alignment_core.attestation.attest import attest_promotion
 from alignment_core.composition.graph import current
 from alignment_core.errors import AlignmentError, Conflict
-from alignment_core.evaluation.decision import Decision, record
 from alignment_core.evaluation.gates import JudgedGate, judged
 from alignment_core.journal import short_id
+from alignment_core.lineage.decision import Decision, record
 from alignment_core.recipes import PromotionConfig
 
 
@@ -31,7 +31,7 @@ def promote(
     run_id: str = "",
 ) -> dict[str, Any]:
     """Move the recipe's tag from ``expected`` to ``policy`` if every gate passes; returns the decision as plain data, and keeps
-    it in the store, see :class:`~alignment_core.evaluation.decision.Decision`.
+    it in the store, see :class:`~alignment_core.lineage.decision.Decision`.
 
     ``beside`` names the policy of the ``baseline``, ``report`` are the evaluations of both. ``problem`` says why the two could
     not be compared. A policy that the tag has pointed to before does not replace its successor: that would be a rollback, which

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.artifacts.read_sources import read_sources
+from alignment_core.artifacts.reference import BATCH
 from alignment_core.canonical import digest_of_file
 from alignment_core.cluster.device import cpu_model
 from alignment_core.composition.graph import is_part
@@ -21,7 +22,6 @@ from alignment_core.execution.description import ENVIRONMENT, ENVIRONMENT_FILE, 
 from alignment_core.execution.environment import environment
 from alignment_core.execution.key import key_of
 from alignment_core.lineage.graph import Graph
-from alignment_core.nights import BATCH
 from alignment_core.recipes import ResourcesConfig
 
 SOURCES, DATA = "sources", "data"

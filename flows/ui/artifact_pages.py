@@ -21,11 +21,11 @@ from alignment_core.artifacts.index import View
 from alignment_core.artifacts.index_facts import Brief
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.errors import AlignmentError, NotFound
-from alignment_core.evaluation import decision as decisions
-from alignment_core.evaluation.decision import Decision
 from alignment_core.evaluation.metric_names import METRICS
 from alignment_core.execution.base import shows_of
 from alignment_core.host.progress_log import headline
+from alignment_core.lineage import decision as decisions
+from alignment_core.lineage.decision import Decision
 from alignment_core.lineage.diff import compare
 from alignment_core.lineage.rebuild import plan
 from alignment_core.lineage.samples import of_data, spaced

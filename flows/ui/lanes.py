@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from alignment_core.artifacts import Reference
 from alignment_core.artifacts.index import View
 from alignment_core.artifacts.index_facts import Brief
-from alignment_core.nights import BATCH
+from alignment_core.artifacts.reference import BATCH
 
 MODELS = ("model", "reward-model", "critic")
 DATA = ("dataset", BATCH)

@@ -22,8 +22,8 @@ from alignment_core.artifacts import Reference, Store, collect, open_store
 from alignment_core.artifacts.attachments import attachments
 from alignment_core.composition.graph import composing
 from alignment_core.errors import EnvironmentFault, UserError
-from alignment_core.evaluation.decision import STAGE, read
 from alignment_core.lineage import Graph
+from alignment_core.lineage.decision import STAGE, read
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
 
 SECTION = PromotionConfig(gates=(Gate(metric="accuracy", min_gain=0.0),))

@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 from alignment.flows.ui.app import application
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
 from alignment_core.canonical import digest_of
-from alignment_core.evaluation.decision import Decision, record
 from alignment_core.evaluation.gates import judged
 from alignment_core.journal import Journal, new_record
+from alignment_core.lineage.decision import Decision, record
 from alignment_core.recipes import Gate
 
 Make = Callable[..., Reference]
