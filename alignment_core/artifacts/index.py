@@ -24,7 +24,7 @@ from alignment_core.artifacts.provenance import Provenance, parse_record
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.tag_history import TagMove, parse_move
 from alignment_core.artifacts.workspace import local_name
-from alignment_core.errors import Corrupt, NotFound
+from alignment_core.errors import Corrupt, NotFound, UserError
 from alignment_core.home import align_home
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _THREADS = 16
 _READ_AT_ONCE = 512  # objects; so many are written in one transaction
 _ROWS_AT_ONCE = 512
+LONGEST_PATTERN = 500
 _ATTEMPTS = 5  # other processes fill the same file from their own listings
 
 Listing = dict[str, dict[str, str]]
@@ -168,7 +169,7 @@ class View:
         """The latest record, in short, of each of these artifacts that a stage made."""
         rows = self._rows(
             "SELECT made.value, known.value, known.note FROM json_each(?) AS wanted"
-            " JOIN facts AS made ON made.fact = 'output' AND made.value = wanted.value"
+            " CROSS JOIN facts AS made ON made.fact = 'output' AND made.value = wanted.value"
             " JOIN facts AS known ON known.id = made.id AND +known.fact = 'key'",
             json.dumps([str(reference) for reference in references]),
         )
@@ -194,12 +195,15 @@ class View:
             " JOIN facts AS known ON known.id = made.id AND +known.fact = 'key' WHERE made.fact = 'output'"
             " AND made.value = artifact.value ORDER BY made.note DESC LIMIT 1) AS brief"
             " FROM facts AS artifact WHERE artifact.fact = 'artifact' AND (? = '' OR artifact.value LIKE ? ESCAPE '^')"
-            " AND (? = '' OR artifact.value LIKE ? ESCAPE '^' OR brief LIKE ? ESCAPE '^'"
+            " AND (? = '' OR artifact.value LIKE ? ESCAPE '^'"
+            " OR json_extract(json_extract(brief, '$[1]'), '$[0]') LIKE ? ESCAPE '^'"
+            " OR json_extract(json_extract(brief, '$[1]'), '$[1]') LIKE ? ESCAPE '^'"
+            " OR json_extract(json_extract(brief, '$[1]'), '$[2]') LIKE ? ESCAPE '^'"
             " OR artifact.value IN (SELECT value FROM json_each(?)) OR artifact.value IN (SELECT made.value FROM facts AS read"
             " JOIN facts AS made ON made.id = read.id AND +made.fact = 'output' WHERE read.fact = 'source'"
             " AND (read.value LIKE ? ESCAPE '^' OR read.note LIKE ? ESCAPE '^')))"
             " ORDER BY json_extract(json_extract(brief, '$[1]'), '$[4]') DESC, artifact.value LIMIT ? OFFSET ?",
-            *(kind, f"{_escaped(kind)}@%", text, pattern, pattern),
+            *(kind, f"{_escaped(kind)}@%", text, pattern, pattern, pattern, pattern),
             *(json.dumps([str(reference) for reference in among]), pattern, pattern, count, start),
         )
         found = []
@@ -385,7 +389,9 @@ class View:
 
 
 def _escaped(text: str) -> str:
-    """A text of a LIKE pattern with the escape character ^."""
+    """A text of a LIKE pattern with the escape character ^. Raises UserError for one that SQLite refuses as a pattern."""
+    if len(text) > LONGEST_PATTERN:
+        raise UserError(f"a search has {len(text)} characters: give at most {LONGEST_PATTERN}")
     return re.sub(r"([%_^])", r"^\1", text)
 
 

@@ -14,7 +14,7 @@ from alignment_core.artifacts.paths import MANIFESTS, STAGES, TAGS
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.tag_history import TagMove
-from alignment_core.errors import AlignmentError
+from alignment_core.errors import Corrupt
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ class IndexSnapshot:
         self._refreshing = threading.Lock()
         self._view: View | None = None
         self._taken = 0.0
+        self._tried = 0.0
+        """When the store was listed last, whether or not that was possible."""
+        self._read_at = 0.0
         self.problem = ""
         """Why the store cannot be listed now; empty if it can."""
         self.tags: dict[str, Reference] = {}
@@ -51,32 +54,53 @@ class IndexSnapshot:
     @contextmanager
     def reading(self) -> Iterator[View]:
         """The store as it was at the latest listing, within the ``with``. Raises if it cannot be listed the first time."""
-        if self._view is not None and self.age > self._seconds and not self._refreshing.locked():
+        self._read_at = time.monotonic()
+        old = time.monotonic() - self._tried > self._seconds
+        if self._view is not None and old and not self._refreshing.locked():
             threading.Thread(target=self._refresh_quietly, daemon=True).start()
         while True:
             if self._view is None:
-                self.refresh()
+                self._list_first()
             with self._guard:
                 if self._view is not None:  # it may have been released meanwhile
                     yield self._view
                     return
 
+    def _list_first(self) -> None:
+        """List the store, unless another reader has done so meanwhile."""
+        with self._refreshing:
+            if self._view is None:
+                self._list()
+
     def refresh(self) -> None:
         """List the store now."""
         with self._refreshing:
-            taken = time.monotonic()
-            moves: dict[Reference, list[TagMove]] = defaultdict(list)
-            tags: dict[str, Reference] = {}
+            self._list()
+
+    def _list(self) -> None:
+        taken = time.monotonic()
+        moves: dict[Reference, list[TagMove]] = defaultdict(list)
+        tags: dict[str, Reference] = {}
+        problem = ""
+        try:
             with self.store.index.view(TAGS) as of_tags:
                 for move in of_tags.moves():
                     moves[move.to].append(move)
                     tags[move.name] = move.to
-            view = self.store.index.view(STAGES, MANIFESTS)
-            with self._guard:
-                before, self._view = self._view, view
-                self.tags, self.moves, self._taken, self.problem = tags, dict(moves), taken, ""
-                if before is not None:
-                    before.__exit__()
+        except Corrupt as error:  # of one move of a tag; all else is there
+            problem = str(error)
+            moves, tags = defaultdict(list, self.moves), self.tags
+        view = self.store.index.view(STAGES, MANIFESTS)
+        with self._guard:
+            before, self._view = self._view, view
+            self.tags, self.moves, self._taken, self._tried, self.problem = tags, dict(moves), taken, taken, problem
+            if before is not None:
+                before.__exit__()
+
+    def release_if_idle(self, seconds: float) -> None:
+        """Release it if nobody has read for some seconds."""
+        if self._view is not None and time.monotonic() - self._read_at > seconds:
+            self.release()
 
     def release(self) -> None:
         """Let go of the listing, which keeps the index's log from being shortened; the next reader lists the store again."""
@@ -88,7 +112,7 @@ class IndexSnapshot:
     def _refresh_quietly(self) -> None:
         try:
             self.refresh()
-        except (AlignmentError, OSError) as error:
+        except Exception as error:  # of any type: readers go on with what there is
             self.problem = str(error)
-            self._taken = time.monotonic()  # the next attempt is as far away as after a listing
+            self._tried = time.monotonic()
             log.warning("the pages show the store as it was: %s", error)

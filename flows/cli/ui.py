@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import webbrowser
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Annotated
 
 import typer
@@ -39,7 +39,8 @@ def ui(
         config = uvicorn.Config(application(opened), log_level="warning", access_log=False, timeout_graceful_shutdown=1)
         if not no_open and not as_json and _has_browser():
             threading.Timer(0.5, webbrowser.open, [address]).start()
-        uvicorn.Server(config).run(sockets=[listener])
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listening(port: int) -> socket.socket:
@@ -48,6 +49,7 @@ def _listening(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
+        listener.listen(128)  # before the address is printed, so that whoever reads it is answered
     except OSError as error:
         listener.close()
         raise EnvironmentFault(f"--port {port}: {error.strerror}; without it, a free port is taken") from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -24,6 +26,8 @@ from alignment_core.artifacts import Store
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.errors import AlignmentError, NotFound, UnknownName, UserError
 
+IDLE_SECONDS = 60.0
+"""Time without readers after which the snapshot of the index is released."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -82,8 +86,25 @@ def application(store: Store, hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(GZipMiddleware, minimum_size=1000),
         ],
-        exception_handlers={AlignmentError: refused},
+        exception_handlers={AlignmentError: refused, Exception: refused},
+        lifespan=lambda _: _releasing(snapshot),
     )
+
+
+@asynccontextmanager
+async def _releasing(snapshot: IndexSnapshot) -> AsyncIterator[None]:
+    """Release the snapshot while nobody reads."""
+
+    async def release() -> None:
+        while True:
+            await anyio.sleep(IDLE_SECONDS)
+            await anyio.to_thread.run_sync(snapshot.release_if_idle, IDLE_SECONDS)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(release)
+        yield
+        tasks.cancel_scope.cancel()
+    snapshot.release()
 
 
 def refused(request: Request, error: Exception) -> Response:

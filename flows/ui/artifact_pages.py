@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from alignment.flows.ui.curves import curve
 from alignment.flows.ui.lanes import Ancestry, Lane, ancestry
-from alignment.flows.ui.rendering import page
+from alignment.flows.ui.rendering import page, start_of
 from alignment_core import journal
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.artifacts.index import View
@@ -30,7 +30,7 @@ from alignment_core.lineage.diff import compare
 from alignment_core.lineage.rebuild import plan
 from alignment_core.lineage.samples import of_data, spaced
 from alignment_core.lineage.sources import settings_of, sources_of
-from alignment_core.tracking.metrics_file import read_points
+from alignment_core.tracking.metrics_file import Points, read_points
 
 TABS = {
     "": "What made it",
@@ -45,6 +45,10 @@ EVIDENCE = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "baseline
 """Metrics of an evaluation that its card shows."""
 FIRST_KINDS = ("model", "reward-model", "critic", "dataset")
 SAMPLES = 4
+DESCRIBED = 5
+"""Stages that are named on the page of a recipe or an environment that describes them."""
+LARGEST_READ = 64 << 20
+"""Bytes of a data set that a page fetches to show some of its rows."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,7 @@ class ArtifactPages:
     def list(self, request: Request) -> Response:
         """All artifacts, the latest first, 50 a page; filters are in the address."""
         query, kind = request.query_params.get("q", "").strip(), request.query_params.get("kind", "")
-        start = (
-            max(0, int(request.query_params.get("from", "0"))) if request.query_params.get("from", "0").isdigit() else 0
-        )
+        start = start_of(request)
         with self.snapshot.reading() as view:
             kinds = view.kinds()
             found = view.search(query, kind, set(self._tagged(query)), start, A_PAGE + 1)
@@ -135,7 +137,10 @@ class ArtifactPages:
         """What it touched: the tags and artifacts that descend from it."""
         with self.snapshot.reading() as view:
             descendants = view.descendants(reference)
-            makers = view.outputs(descendants)
+            by_kind: dict[str, list[Reference]] = {}
+            for descendant in sorted(descendants):
+                by_kind.setdefault(descendant.kind, []).append(descendant)
+            makers = view.outputs([each for several in by_kind.values() for each in several[:A_PAGE]])
         kinds: dict[str, list[tuple[Reference, Brief]]] = {}
         for descendant, brief in sorted(makers.items(), key=lambda made: made[1].finished_at, reverse=True):
             kinds.setdefault(descendant.kind, []).append((descendant, brief))
@@ -147,7 +152,10 @@ class ArtifactPages:
         ]
         tagged.sort(key=lambda entry: (not entry[1], entry[0].name, -entry[0].number))
         ordered = {kind: kinds[kind] for kind in order}
-        return self._artifact(request, reference, "touched", kinds=ordered, tagged=tagged, total=len(descendants))
+        totals = {kind: len(several) for kind, several in by_kind.items()}
+        return self._artifact(
+            request, reference, "touched", kinds=ordered, totals=totals, tagged=tagged, total=len(descendants)
+        )
 
     def changed(self, request: Request, reference: Reference) -> Response:
         """What changed against its predecessor, the artifact of a tag, or any other."""
@@ -176,13 +184,17 @@ class ArtifactPages:
         with self.snapshot.reading() as view:
             about = [brief for brief in view.using(reference) if brief.stage == decisions.STAGE]
         made: list[tuple[Reference, Decision]] = []
+        unreadable: list[str] = []
         for brief in about:
             if brief.inputs.get("policy") == reference:
-                with suppress(AlignmentError, OSError, ValueError):
-                    made += [(output, decisions.read(self.store, output)) for output in brief.outputs.values()]
+                for output in brief.outputs.values():
+                    try:
+                        made.append((output, decisions.read(self.store, output)))
+                    except (AlignmentError, OSError, ValueError) as error:
+                        unreadable.append(f"the decision {output.short} cannot be read: {error}")
         made.sort(key=lambda entry: entry[1].at, reverse=True)
         moves = list(reversed(self.snapshot.moves.get(reference, [])))
-        return self._artifact(request, reference, "promoted", decisions=made, moves=moves)
+        return self._artifact(request, reference, "promoted", decisions=made, moves=moves, unreadable=unreadable)
 
     def rebuild(self, request: Request, reference: Reference) -> Response:
         """What a rebuild would run, and what would differ."""
@@ -199,7 +211,7 @@ class ArtifactPages:
         manifest = self.store.manifest(reference)
         curves = []
         if record is not None:
-            points = read_points(journal.folder_of(record.run_ids.get("prefect", "-"))).get(record.label, [])
+            points = _points(record)
             names = dict.fromkeys(
                 name for _, metrics in points for name in metrics if name in METRICS and METRICS[name].curve
             )
@@ -219,12 +231,12 @@ class ArtifactPages:
         """A few rows of a data set, evenly spaced."""
         if self.store.is_pruned(reference):
             return []
-        names = {entry.path for entry in self.store.manifest(reference).files}
-        if "train.parquet" not in names:
+        sizes = {entry.path: entry.size for entry in self.store.manifest(reference).files}
+        if not 0 < sizes.get("train.parquet", 0) <= LARGEST_READ:
             return []
         try:
             return spaced(of_data(self.store.fetch(reference) / "train.parquet"), SAMPLES)
-        except (AlignmentError, OSError):
+        except (AlignmentError, OSError, ValueError):
             return []
 
     def _predecessor(self, view: View, reference: Reference) -> Reference | None:
@@ -242,18 +254,18 @@ class ArtifactPages:
             return next(iter(view.makers(reference)), None)
 
     def _artifact(self, request: Request, reference: Reference, tab: str, **values: Any) -> Response:
-        record = self._record(reference)
-        run_name = ""
+        with self.snapshot.reading() as view:
+            record = next(iter(view.makers(reference)), None)
+            described = [made.label for made in view.described(reference)[:DESCRIBED]] if record is None else []
+        run = None
         if record is not None:
-            with suppress(NotFound):
-                run_name = journal.read(record.run_ids.get("prefect", "-")).name
-        known = {
-            "reference": reference,
-            "record": record,
-            "run_name": run_name,
-            "pruned": self.store.is_pruned(reference),
-        }
-        return self._page(request, f"artifact_{tab or 'made'}.html", tab=tab, tabs=TABS, **known, **values)
+            with suppress(NotFound, OSError, ValueError):
+                run = journal.read(record.run_ids["prefect"]) if "prefect" in record.run_ids else None
+        known = {"reference": reference, "record": record, "run": run, "described": described}
+        pruned = self.store.is_pruned(reference)
+        return self._page(
+            request, f"artifact_{tab or 'made'}.html", tab=tab, tabs=TABS, pruned=pruned, **known, **values
+        )
 
     def _page(self, request: Request, name: str, **values: Any) -> Response:
         return page(
@@ -271,6 +283,15 @@ def of_reference(
         return render(request, snapshot.store.resolve(request.path_params["reference"]))
 
     return endpoint
+
+
+def _points(record: Provenance) -> Points:
+    """The curve of a stage, if its run is one of this home."""
+    try:
+        run = journal.read(record.run_ids.get("prefect", ""))
+        return read_points(journal.folder_of(run.run_id)).get(record.label, [])
+    except (NotFound, OSError, ValueError):
+        return []
 
 
 def figure(record: Provenance) -> str:

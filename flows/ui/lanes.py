@@ -14,8 +14,13 @@ from alignment_core.artifacts.reference import BATCH
 MODELS = ("model", "reward-model", "critic")
 DATA = ("dataset", BATCH)
 """Stages whose results are shown beside the lanes."""
-STARTS = ("model", "policy", "adapter", "start")
-"""Roles of the model that a training goes on from."""
+STARTS = ("model", "policy", "adapter", "start", "model-1", "base")
+"""Roles of the model that a training or a merge goes on from."""
+EVALUATED = ("scores", "rollouts")
+"""Roles that lead from an evaluation to the policy that it is of."""
+EVALUATION = (("generate", "policy"), ("score", "rollouts"), ("evaluate", "scores"))
+"""The stages from a policy to its evaluation, with the roles in which each uses the result before. In the role
+``baseline_scores`` an evaluation uses those of another policy."""
 MOST, LAST = 9, 6
 """Of more lanes than ``MOST``, the first one and the ``LAST`` ones are shown."""
 RAILS = 5
@@ -101,17 +106,13 @@ def ancestry(view: View, reference: Reference, everything: bool = False) -> Ance
 
 def evaluations_of(view: View, model: Reference) -> list[Brief]:
     """The evaluations of a model: of scores of completions that it sampled, the latest first."""
-    found: dict[str, Brief] = {}
-    waiting = [(model, "generate")]
-    onward = {"generate": "score", "score": "evaluate"}
-    while waiting:
-        reference, stage = waiting.pop()
-        for brief in view.using(reference):
-            if stage == "evaluate" and brief.stage == stage:
-                found[brief.key] = brief
-            elif brief.stage == stage:
-                waiting += [(output, onward[stage]) for output in brief.outputs.values()]
-    return sorted(found.values(), key=lambda brief: brief.finished_at, reverse=True)
+    reached = {model}
+    users: list[Brief] = []
+    for stage, role in EVALUATION:
+        users = [brief for reference in reached for brief in view.using(reference)]
+        users = [brief for brief in users if brief.stage == stage and brief.inputs.get(role) in reached]
+        reached = {output for brief in users for output in brief.outputs.values()}
+    return sorted({brief.key: brief for brief in users}.values(), key=lambda brief: brief.finished_at, reverse=True)
 
 
 def main_line(history: Sequence[Brief], reference: Reference) -> set[Reference]:
@@ -122,8 +123,9 @@ def main_line(history: Sequence[Brief], reference: Reference) -> set[Reference]:
     while here is not None and here not in line:
         line.add(here)
         maker = makers.get(here)
-        starts = [maker.inputs[role] for role in STARTS if role in maker.inputs] if maker else []
-        here = next((start for start in starts if start.kind == reference.kind or start.kind == "model"), None)
+        inputs = maker.inputs if maker else {}
+        starts = [inputs[role] for role in STARTS if role in inputs and inputs[role].kind in MODELS]
+        here = next(iter([*starts, *(inputs[role] for role in EVALUATED if role in inputs)]), None)
     return line
 
 
@@ -180,10 +182,15 @@ def _name(labels: Sequence[str], trained: str) -> str:
 def _ends(lanes: list[Lane]) -> list[Lane]:
     if len(lanes) <= MOST:
         return lanes
-    hidden = lanes[1:-LAST]
+    last = lanes[-LAST:]
+    # The lane of a judge stays where a lane that is shown uses it.
+    judges = [
+        lane for lane in lanes[1:-LAST] if lane.is_side and lane.makes and any(later.uses(lane.makes) for later in last)
+    ]
+    hidden = [lane for lane in lanes[1:-LAST] if lane not in judges]
     steps = [step for lane in hidden for step in lane.steps]
     gap = Lane(f"{len(hidden)} lanes between", "", steps, None, left_out=len(hidden))
-    return [lanes[0], gap, *lanes[-LAST:]]
+    return [lanes[0], *judges, gap, *last]
 
 
 def _mark(lanes: Sequence[Lane]) -> None:

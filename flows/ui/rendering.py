@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ def page(request: Request, name: str, http_status: int = 200, **values: Any) -> 
     return HTMLResponse(text, http_status, {**HEADERS, **took})
 
 
+def start_of(request: Request) -> int:
+    """The number of the first entry of a list that the address asks for; the first one, if it asks for nothing sensible."""
+    text = request.query_params.get("from", "")
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
+
+
 def moment(text: str) -> str:
     """Minute of a time in ISO 8601: ``2026-11-25 13:15``."""
     return text[:16].replace("T", " ")
@@ -76,7 +83,7 @@ def _safe(value: Any) -> Any:
         return value
     if isinstance(value, Reference):
         return str(value)
-    return printable(value) if isinstance(value, str) else value
+    return shortened(printable(value)) if isinstance(value, str) else value
 
 
 TEMPLATES = Environment(

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from alignment.flows.ui.curves import Curve, curve
-from alignment.flows.ui.rendering import HEADERS, TEMPLATES, page
+from alignment.flows.ui.rendering import HEADERS, TEMPLATES, page, start_of
 from alignment_core import journal
 from alignment_core.artifacts import open_store
-from alignment_core.errors import AlignmentError, NotFound
+from alignment_core.errors import AlignmentError, NotFound, UnknownName, UserError
 from alignment_core.evaluation.metric_names import METRICS
 from alignment_core.execution.base import shows_of
 from alignment_core.host.progress_log import headline
@@ -52,7 +51,7 @@ class Stage:
 
 def listed(request: Request) -> Response:
     """All runs, the latest first."""
-    start = int(text) if (text := request.query_params.get("from", "0")).isdigit() else 0
+    start = start_of(request)
     runs = list(reversed(journal.runs()))
     shown = runs[start : start + A_PAGE]
     rows = [(record, journal.status_of(record)) for record in shown]
@@ -61,7 +60,7 @@ def listed(request: Request) -> Response:
 
 def one(request: Request) -> Response:
     """A run: its stages, live while it goes on, and why each of them ran or was cached."""
-    record = journal.find(request.path_params["run"])
+    record = _found(request)
     return page(
         request,
         "run.html",
@@ -76,16 +75,24 @@ def one(request: Request) -> Response:
 
 def report(request: Request) -> Response:
     """The report of a run, as it lies in its folder."""
-    record = journal.find(request.path_params["run"])
+    record = _found(request)
     path = journal.folder_of(record.run_id) / REPORT
     if not path.is_file():
         raise NotFound(f"the run {record.run_id} has no report yet")
     return HTMLResponse(path.read_bytes(), headers={**HEADERS, "Content-Security-Policy": REPORT_POLICY})
 
 
+def _found(request: Request) -> RunRecord:
+    """The run that the address names. Raises UnknownName."""
+    try:
+        return journal.find(request.path_params["run"])
+    except UserError as error:
+        raise UnknownName(str(error)) from None
+
+
 async def events(request: Request) -> Response:
     """The table of a run's stages, again whenever it changes, as server-sent events."""
-    record = await anyio.to_thread.run_sync(journal.find, request.path_params["run"])
+    record = await anyio.to_thread.run_sync(_found, request)
     return StreamingResponse(_changes(request, record), media_type="text/event-stream", headers=HEADERS)
 
 
@@ -93,7 +100,7 @@ async def _changes(request: Request, record: RunRecord) -> AsyncIterator[str]:
     before = None
     yield "retry: 1000\n\n"
     while not await request.is_disconnected():
-        files = await anyio.to_thread.run_sync(_state, journal.folder_of(record.run_id))
+        files = await anyio.to_thread.run_sync(_state, record)
         if files != before:
             before = files
             record, status, table = await anyio.to_thread.run_sync(_table, record.run_id)
@@ -105,17 +112,17 @@ async def _changes(request: Request, record: RunRecord) -> AsyncIterator[str]:
         await anyio.sleep(POLL_SECONDS)
 
 
-def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, times and sizes of the files of a run."""
+def _state(record: RunRecord) -> tuple[bool, tuple[tuple[str, int, int], ...]]:
+    """Whether a run's process is alive, and names, times and sizes of its files."""
     entries = []
-    for path in folder.iterdir():
+    for path in journal.folder_of(record.run_id).iterdir():
         try:
             stat = path.stat()
         except FileNotFoundError:
             continue
         if path.suffix in (".json", ".jsonl"):
             entries.append((path.name, stat.st_mtime_ns, stat.st_size))
-    return tuple(sorted(entries))
+    return journal.is_alive(record), tuple(sorted(entries))
 
 
 def _table(run_id: str) -> tuple[RunRecord, str, str]:

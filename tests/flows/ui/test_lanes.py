@@ -54,7 +54,7 @@ def quickstart() -> tuple[Any, dict[str, Reference]]:
         "reward-model", "reward_model", "reward-model", model=made["sft"], data=made["judge/data"]
     )
     made["prompts"] = graph.stage("rounds/prompts", "dataset", "dataset", tokenizer=made["model"])
-    policy = made["sft"]
+    policy, baseline = made["sft"], dict[str, Reference]()
     for number in (1, 2):
         name = f"round-{number}"
         rollouts = graph.stage(f"{name}/generate", "generate", "rollouts", policy=policy, prompts=made["prompts"])
@@ -65,7 +65,10 @@ def quickstart() -> tuple[Any, dict[str, Reference]]:
             f"{name}/evaluation/generate", "generate", "rollouts", policy=policy, prompts=made["prompts"]
         )
         judged = graph.stage(f"{name}/evaluation/score", "score", "scores", rollouts=sampled)
-        made[f"{name}/evaluation"] = graph.stage(f"{name}/evaluation", "evaluate", "evaluation", scores=judged)
+        made[f"{name}/evaluation"] = graph.stage(
+            f"{name}/evaluation", "evaluate", "evaluation", scores=judged, **baseline
+        )
+        baseline = baseline or {"baseline_scores": judged}
     return graph, made
 
 

@@ -85,7 +85,7 @@ def test_what_made_it_shows_lanes_evidence_and_the_flag_of_the_tag(make: Make, g
     make("sft/evaluation", "evaluation", stage="evaluate", inputs={"scores": scores}, metrics=metrics)
     store.tags.move("policy/production", sft, None, "gates passed: accuracy 0.75")
     page = get(f"/artifacts/{sft}").text
-    assert re.findall(r'<section class="lane" aria-label="([^"]*)"', page) == ["model", "sft"]
+    assert re.findall(r'<section class="lane" aria-label="([^"]*)"', page) == ["model, 1", "sft, 2"]
     for text in ("sft/data", "[0.700, 0.800]", "n 384", "gates passed: accuracy 0.75", 'class="flag"'):
         assert text in page
 
@@ -161,7 +161,9 @@ def test_a_list_is_shown_fifty_at_a_time_with_the_filters_in_the_address(make: M
     assert 'href="/artifacts?q=model-&amp;kind=&amp;from=50"' in first
     assert "model-50" in first, "the latest first"
     assert get("/artifacts?from=-7").text.count("<tr><td>") == 50
-    assert get("/artifacts?from=x").text.count("<tr><td>") == 50
+    for text in ("x", "²", "1" * 5000):
+        assert get(f"/artifacts?from={text}").text.count("<tr><td>") == 50
+    assert "give at most 500" in get("/artifacts?q=" + "_" * 25_000, 400).text
 
 
 def test_text_of_others_stays_text(make: Make, get: Any, store: Store) -> None:
@@ -213,7 +215,7 @@ def test_an_unknown_artifact_and_an_empty_store_are_said(
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
     assert "There is no artifact yet" in get("/artifacts").text
     assert "has no artifact" in get("/artifacts/abcdef", 404).text
-    assert "no run yet" in get("/runs/abcdef", 400).text
+    assert "no run yet" in get("/runs/abcdef", 404).text
     assert "No run yet" in get("/runs").text
     assert "No night yet" in get("/nights").text
 
