@@ -280,7 +280,7 @@ def _running(
         ):
             host.run_ids = {"prefect": run_id}
             host.recipe_files = recipe_files(recipe)
-            host.overrides = tuple(caller.overrides if caller else flow_run().parameters.get("overrides", ()))
+            host.overrides = _overrides(caller, called)
             host.follow(in_run_log(get_run_logger()))
             run = Run(
                 store=store,
@@ -295,6 +295,15 @@ def _running(
             # From here on the steps of compositions submit Prefect tasks: `submit` of composition/graph.py calls `run.submit`.
             with composing(run), resolving(journal.record.resolved, journal.resolved):
                 yield run
+
+
+def _overrides(caller: CommandLine | None, called: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the run changes in its recipe: by ``align run --set``, or in the form of a deployment. A user's own flow may have a
+    parameter of that name, which is another thing."""
+    if caller is not None:
+        return caller.overrides
+    given = () if called else flow_run().parameters.get("overrides") or ()
+    return tuple(text for text in given if isinstance(text, str))
 
 
 @contextmanager

@@ -239,7 +239,8 @@ class Store:
 
     def _publish_new(self, files: _Files) -> Reference:
         is_there = self.backend.stat(manifest_path(files.manifest.digest)) is not None
-        return files.manifest.reference if is_there else self._publish(files)
+        whole = is_there and all(map(self.blobs.is_intact, files.manifest.files))
+        return files.manifest.reference if whole else self._publish(files)
 
     def _publish(self, files: _Files) -> Reference:
         manifest = files.manifest

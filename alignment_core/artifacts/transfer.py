@@ -13,7 +13,7 @@ from alignment_core.artifacts.manifest import FileEntry, Manifest
 from alignment_core.artifacts.provenance import Provenance
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.store import Store
-from alignment_core.errors import MAKE_IT_AGAIN, NotFound, UserError
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, NotFound, UserError
 
 _THREADS = 4  # files in transfer, each of which has a copy on this machine meanwhile
 
@@ -67,8 +67,11 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
         for record in source.records.makers(waiting.pop()):
             records[record.key] = record
             for description in record.described_by.values():
-                with contextlib.suppress(NotFound):  # a collector of an earlier version does not know it
-                    manifests.setdefault(description, source.manifest(description))
+                # A collector of an earlier version does not know it, and nothing depends on it.
+                with contextlib.suppress(NotFound, Corrupt):
+                    manifest = source.manifest(description)
+                    if all(map(source.blobs.is_intact, manifest.files)):
+                        manifests.setdefault(description, manifest)
             for ancestor in record.inputs.values() if ancestors else ():
                 if ancestor not in manifests:
                     with contextlib.suppress(NotFound):  # it was copied to the source without its ancestors
@@ -90,6 +93,13 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
         present = list(pool.map(lambda file: target.blobs.is_intact(file[1]), files.values()))
     missing = tuple(file for file, intact in zip(files.values(), present, strict=True) if not intact)
     return Plan(manifests=tuple(manifests.values()), pruned=gone, records=tuple(records.values()), missing=missing)
+
+
+def plan_bytes(source: Store, target: Store, reference: Reference) -> Plan:
+    """Plan the copy of an artifact alone, without the records of the stages that made it. Raises NotFound."""
+    manifest = source.manifest(reference)
+    missing = tuple((reference, entry) for entry in manifest.files if not target.blobs.is_intact(entry))
+    return Plan(manifests=(manifest,), pruned=frozenset(), records=(), missing=missing)
 
 
 def copy(source: Store, target: Store, plan: Plan, on_arrival: Callable[[FileEntry], None] = lambda _: None) -> Copied:

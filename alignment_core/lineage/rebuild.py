@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.artifacts.read_sources import read_sources
@@ -15,7 +16,7 @@ from alignment_core.artifacts.reference import BATCH
 from alignment_core.canonical import digest_of_file
 from alignment_core.cluster.device import cpu_model
 from alignment_core.composition.graph import is_part
-from alignment_core.errors import AlignmentError, NotFound, UserError
+from alignment_core.errors import AlignmentError, NotFound, UserError, one_line
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.cache_miss import changes, in_words
 from alignment_core.execution.description import ENVIRONMENT, ENVIRONMENT_FILE, RECIPE, SETTINGS_FILE, USER_CODE
@@ -27,7 +28,9 @@ from alignment_core.recipes import ResourcesConfig
 SOURCES, DATA = "sources", "data"
 """What to begin from, beside the label of a stage: the files that were read, or the data sets that were made of them."""
 _OF_DATA = ("dataset", BATCH)
-_ROUNDING = ("trainers", "engines", "tensor_parallel_size", "threads", "attention", "zero_stage", "offload_optimizer")
+_ROUNDING = ("trainers", "engines", "tensor_parallel_size", "attention", "zero_stage", "offload_optimizer")
+_PASSED = {"deepspeed": "deepspeed", "engine_options": "vllm"}
+"""Options of packages that are in keys, by the field of ``resources``: the package."""
 
 
 class Step(BaseModel):
@@ -76,12 +79,13 @@ def plan(
     begin: str = SOURCES,
     moved: Mapping[str, str] | None = None,
     reads_sources: bool = True,
+    trusted: bool = False,
 ) -> Rebuild:
     """Plan a rebuild that begins from ``sources``, from ``data``, or with the stage of a label (or all of a round's).
 
     ``moved`` are new paths of sources and of the user's files by their old ones, or of folders that contain them. Without
-    ``reads_sources``, sources are only looked for; their bytes are not compared. Raises NotFound for an unknown artifact,
-    UserError if no stage made it, or none has that label.
+    ``reads_sources``, sources are only looked for; their bytes are not compared. Stages that run code that their models bring
+    need ``trusted``. Raises NotFound for an unknown artifact, UserError if no stage made it, or none that would run.
     """
     store.manifest(reference)
     with Graph.of(store) as graph:
@@ -91,7 +95,11 @@ def plan(
             f"no stage of {store.uri} made {reference.short}: it was imported, so there is nothing to rebuild"
         )
     chosen = _that_run(records, begin)
-    steps = tuple(_step(record, record.key in chosen, moved or {}, reads_sources) for record in records)
+    steps = tuple(_step(store, record, record.key in chosen, moved or {}, reads_sources, trusted) for record in records)
+    if not any(step.runs and reference in step.record.outputs.values() for step in steps):
+        raise UserError(
+            f"--from {begin}: the stage that made {reference.short} would not run, so nothing would be rebuilt"
+        )
     made = {output for step in steps if step.runs for output in step.record.outputs.values()}
     used = {used for step in steps if step.runs for used in step.record.inputs.values()}
     taken = sorted(used - made)
@@ -126,30 +134,32 @@ def resources_of(store: Store, record: Provenance) -> ResourcesConfig:
     if recipe := record.described_by.get(RECIPE):
         try:
             settings = json.loads((store.fetch(recipe) / SETTINGS_FILE).read_bytes())["resources"]
-        except (NotFound, OSError, ValueError, KeyError):
+        except (AlignmentError, OSError, ValueError, KeyError):
             settings = {}
-    names = (*_ROUNDING, "max_tokens_per_microbatch")
+    names = (*_ROUNDING, "max_tokens_per_microbatch", *(() if settings else ("threads",)))
     recorded = {name: record.hardware[name] for name in names if record.hardware.get(name) is not None}
     device = {"device": record.hardware["device"]} if "device" in record.hardware else {}
     known = {name: value for name, value in settings.items() if name in ResourcesConfig.model_fields}
-    return ResourcesConfig.model_validate({**known, **device, **recorded})
+    passed = record.key_parts.get("passed", {})
+    options = {name: passed[package] for name, package in _PASSED.items() if package in passed}
+    return ResourcesConfig.model_validate({**known, **device, **recorded, **options})
 
 
 def _history(graph: Graph, reference: Reference) -> Iterator[Provenance]:
-    """The records behind an artifact, each after those that it needs. Of several makers of one artifact, the first."""
-    done: set[str] = set()
-    waiting: list[tuple[Reference, bool]] = [(reference, False)]
+    """The records behind an artifact, each after those that it needs. Of several makers of one artifact, the latest that does
+    not return an input unchanged."""
+    begun: set[str] = set()
+    waiting: list[tuple[Reference, Provenance | None]] = [(reference, None)]
     while waiting:
         artifact, ready = waiting.pop()
-        makers = graph.made_by(artifact)
-        if not makers or makers[0].key in done:
+        if ready is not None:
+            yield ready
             continue
-        if ready:
-            done.add(makers[0].key)
-            yield makers[0]
-            continue
-        waiting.append((artifact, True))
-        waiting += [(used, False) for used in reversed(list(makers[0].inputs.values())) if used != artifact]
+        makers = [maker for maker in graph.made_by(artifact) if artifact not in maker.inputs.values()]
+        if makers and makers[-1].key not in begun:
+            begun.add(makers[-1].key)
+            waiting.append((artifact, makers[-1]))
+            waiting += [(used, None) for used in reversed(list(makers[-1].inputs.values()))]
 
 
 def _that_run(records: list[Provenance], begin: str) -> set[str]:
@@ -178,18 +188,24 @@ def _is_stage(record: Provenance) -> bool:
     return "config" in record.key_parts
 
 
-def _step(record: Provenance, runs: bool, moved: Mapping[str, str], reads_sources: bool) -> Step:
+def _step(
+    store: Store, record: Provenance, runs: bool, moved: Mapping[str, str], reads_sources: bool, trusted: bool
+) -> Step:
     if not runs:
         return Step(record=record, runs=False)
     call = call_of(record, moved, {})
     problems = list(_absent_sources(call.config, reads_sources))
     differs: list[str] = []
+    if call.trust_remote_code and not trusted:
+        problems.append(f"{record.label} runs code that its model brings: --trust-remote-code allows it")
     try:
+        resources_of(store, record)
         key = key_of(call)
-    except AlignmentError as error:
+    except (AlignmentError, ValidationError, OSError) as error:
         kept = record.described_by.get(USER_CODE)
         where = f"; the user's source as it was is in {kept.short} (`align artifacts show`)" if kept else ""
-        problems.append(f"{record.label}: {error}{where}")
+        sentence = one_line(error) if isinstance(error, ValidationError) else str(error)
+        problems.append(f"{record.label}: {sentence}{where}")
     else:
         if key.value != record.key:
             differs = in_words(changes(record.key_parts, key.parts), record.label)
@@ -202,7 +218,7 @@ def _absent_sources(config: Any, reads: bool) -> Iterator[str]:
         path = Path(source.path)
         if not source.sha256 or not path.is_absolute():
             continue
-        if not path.is_file():
+        if not os.access(path, os.R_OK) or not path.is_file():
             yield f"{path} is gone: put it back, or name its new place with --source {path}=NEW"
         elif reads and digest_of_file(path) != source.sha256:
             yield f"{path} has other bytes than those that were read (sha256 {source.sha256[:12]})"
@@ -236,7 +252,7 @@ def _environment(store: Store, records: list[Provenance]) -> Iterator[str]:
             continue
         try:
             then = json.loads((store.fetch(reference) / ENVIRONMENT_FILE).read_bytes())
-        except (NotFound, OSError, ValueError):
+        except (AlignmentError, OSError, ValueError):
             continue
         for part in ("python", "code", "distributions"):
             yield from changes(then.get(part, {}), here[part], "" if part == "distributions" else part)

@@ -9,9 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import Provenance, Reference, Store
-from alignment_core.artifacts.transfer import copy
-from alignment_core.artifacts.transfer import plan as plan_copy
-from alignment_core.errors import NotFound
+from alignment_core.artifacts.transfer import copy, plan_bytes
+from alignment_core.errors import AlignmentError
 from alignment_core.execution.description import RECIPE
 from alignment_core.host.client import Host
 from alignment_core.lineage.rebuild import Rebuild, Step, call_of, resources_of
@@ -49,8 +48,8 @@ def rebuild(
 
     Stages that an earlier attempt finished in the ``target`` are not run again. Raises what the stages raise.
     """
-    for artifact in planned.taken:
-        copy(store, target, plan_copy(store, target, artifact, ancestors=False))
+    for artifact in planned.taken:  # without the records of their stages, which would count as run
+        copy(store, target, plan_bytes(store, target, artifact))
     running = [step for step in planned.steps if step.runs]
     used = {reference for step in running for reference in step.record.inputs.values()}
     made: dict[Reference, Reference] = {}
@@ -101,6 +100,6 @@ def _recipe_files(store: Store, record: Provenance) -> dict[str, str]:
     """The recipe's files, so that the new record names the same recipe."""
     try:
         folder = store.fetch(record.described_by[RECIPE])
-    except (KeyError, NotFound):
+    except (KeyError, AlignmentError):
         return {}
     return {path.name: path.read_text() for path in folder.iterdir()}

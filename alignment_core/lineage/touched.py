@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.artifacts.index import View
-from alignment_core.artifacts.paths import STAGES
+from alignment_core.artifacts.paths import STAGES, TAGS
 from alignment_core.artifacts.tag_history import TagMove
 from alignment_core.data.rows_file import ROWS
-from alignment_core.errors import UnknownName
+from alignment_core.errors import StoreError, UnknownName
 
 FIRST_KINDS = ("model", "reward-model", "critic", "dataset")
 """Kinds in the order in which they are listed; all others follow by name."""
@@ -49,7 +51,7 @@ class Touch(BaseModel):
     without_row: list[Reference] = []
     """Data sets that read a source, but do not have the row."""
     unknown: list[Reference] = []
-    """Data sets whose bytes were pruned or lost, so that they count as if they had the row."""
+    """Artifacts that were pruned, cannot be read, or hold no rows, so that they count as if they had the row."""
     artifacts: list[Touched]
     """Those that a tag names now come first, then those that one named, then models, and so on."""
 
@@ -61,10 +63,11 @@ def touched(store: Store, source: str, row: str | None = None) -> Touch:
     source.
     """
     moves: defaultdict[Reference, list[TagMove]] = defaultdict(list)
-    for name in store.tags.all():
-        for move in store.tags.history(name):
+    present: dict[str, Reference] = {}
+    with store.index.view(TAGS) as of_tags:
+        for move in of_tags.moves():
             moves[move.to].append(move)
-    present = store.tags.all()
+            present[move.name] = move.to
     with store.index.view(STAGES) as view:
         found = view.sources(source)
         if not found:
@@ -95,14 +98,22 @@ def _having(
     without: list[Reference] = []
     unknown: list[Reference] = []
     for reference in references:
-        if store.is_pruned(reference):
-            having.append(reference)
+        found = _has(store, reference, row)
+        (without if found is False else having).append(reference)
+        if found is None:
             unknown.append(reference)
-        elif any(row in text for text in _texts(store.fetch(reference))):
-            having.append(reference)
-        else:
-            without.append(reference)
     return having, without, unknown
+
+
+def _has(store: Store, reference: Reference, row: str) -> bool | None:
+    """Whether a data set has a text; None if it is pruned or cannot be read, or is none of rows."""
+    try:
+        names = {entry.path for entry in store.manifest(reference).files}
+        if store.is_pruned(reference) or not names & {*_TABLES, ROWS}:
+            return None
+        return any(row in text for text in _texts(store.fetch(reference)))
+    except (StoreError, OSError, ValueError):
+        return None
 
 
 def _texts(folder: Path) -> Iterator[str]:
@@ -119,7 +130,16 @@ def _texts(folder: Path) -> Iterator[str]:
                     yield from filter(None, column.to_pylist())
     if (folder / ROWS).is_file():
         with (folder / ROWS).open(encoding="utf-8") as lines:
-            yield from lines
+            for line in lines:
+                yield from _strings(json.loads(line))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
 
 
 def _touched(view: View, reference: Reference, moves: list[TagMove], present: dict[str, Reference]) -> Touched:

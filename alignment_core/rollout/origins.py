@@ -1,4 +1,7 @@
-"""Which completions the rows of a selection are: a table beside the rows, in their order."""
+"""Which completions the rows of a selection are: a table in their order.
+
+It is an output of its own, so that a data set with the same rows is the same artifact, whatever the scores that chose them.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +36,11 @@ def write_origins_of_pairs(
     write_table(rows, layout, folder / ORIGINS)
 
 
-def write_origins_of_best(
-    kept: Sequence[tuple[dict[str, Any], float]], earlier: Sequence[dict[str, Any]], folder: Path
-) -> None:
-    """Of each row, first the ``earlier`` ones: how many rounds before this one it was sampled (``back``), the number of the
-    prompt and of the sample in that round's rollouts, and its score."""
+def write_origins_of_best(kept: Sequence[tuple[dict[str, Any], float]], folder: Path) -> None:
+    """Of each row that a round added, after those of earlier rounds: the numbers of the prompt and of the sample in the round's
+    rollouts, and its score."""
     import pyarrow as pa
 
-    layout = pa.schema({"back": pa.int32(), "prompt": pa.int32(), "sample": pa.int32(), "score": pa.float32()})
-    new = [{"back": 0, "prompt": row["prompt"], "sample": row["sample"], "score": score} for row, score in kept]
-    write_table([*earlier, *new], layout, folder / ORIGINS)
-
-
-def earlier_origins(folder: Path | None, rows: int) -> list[dict[str, Any]]:
-    """The origins of the ``rows`` of an earlier round's selection, as this round has them; unknown ones, of data sets without
-    such a table, are null."""
-    import pyarrow.parquet as pq
-
-    if folder is None or not (folder / ORIGINS).is_file():
-        return [{}] * rows
-    origins: list[dict[str, Any]] = pq.read_table(folder / ORIGINS).to_pylist()
-    return [{**origin, "back": None if origin["back"] is None else origin["back"] + 1} for origin in origins]
+    layout = pa.schema({"prompt": pa.int32(), "sample": pa.int32(), "score": pa.float32()})
+    rows = [{"prompt": row["prompt"], "sample": row["sample"], "score": score} for row, score in kept]
+    write_table(rows, layout, folder / ORIGINS)

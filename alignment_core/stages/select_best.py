@@ -15,7 +15,7 @@ from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.rollout.best import lowest_kept, select_best
-from alignment_core.rollout.origins import earlier_origins, write_origins_of_best
+from alignment_core.rollout.origins import write_origins_of_best
 from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 
 Key = tuple[bytes, bytes]
@@ -61,7 +61,7 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
     pass_chat_template_on(context.inputs["rollouts"], context.output)
     write_table(rows, schema(KIND.columns), context.output / "train.parquet")
     if kept:
-        write_origins_of_best(kept, earlier_origins(context.inputs.get("earlier"), len(earlier)), context.output)
+        write_origins_of_best(kept, context.outputs["origins"])
     metrics = {
         "prompts": len({row["prompt"] for row in rollouts}),
         "completions": len(judged),
@@ -138,4 +138,6 @@ def _nothing_kept(selection: BestConfig, completions: int, dropped: Counter[str]
 
 
 SHOWS = {"new": "kept", "kept": "share kept", "score": "score", "score_kept": "score of kept"}
-STAGE = Stage("select_best", 1, {"dataset": "dataset"}, SelectBestConfig, run, SHOWS, packages=("numpy",))
+STAGE = Stage(
+    "select_best", 1, {"dataset": "dataset", "origins": "origins"}, SelectBestConfig, run, SHOWS, packages=("numpy",)
+)

@@ -59,7 +59,7 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
         raise DataError(_no_pairs(dropped))
     pass_chat_template_on(context.inputs["rollouts"], context.output)
     write_table([_pair(*pair) for pair in pairs], schema(KIND.columns), context.output / "train.parquet")
-    write_origins_of_pairs(pairs, scores_of_pairs, context.output)
+    write_origins_of_pairs(pairs, scores_of_pairs, context.outputs["origins"])
     statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}
     (context.output / "statistics.json").write_text(json.dumps(statistics, indent=2, sort_keys=True) + "\n")
     return {
@@ -99,4 +99,4 @@ def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:
 
 
 SHOWS = {"pairs": "pairs"}
-STAGE = Stage("select_pairs", 1, {"dataset": "dataset"}, SelectPairsConfig, run, SHOWS)
+STAGE = Stage("select_pairs", 1, {"dataset": "dataset", "origins": "origins"}, SelectPairsConfig, run, SHOWS)

@@ -149,6 +149,8 @@ def _output_written() -> Iterator[None]:
 
 def _after_interruption(arguments: list[str]) -> str:
     """The sentence after Ctrl-C or SIGTERM."""
+    if arguments[:1] == ["reproduce"]:
+        return "finished stages are kept: the same command with the same --home continues where it stopped"
     if arguments[:1] not in (["run"], ["resume"], ["generate"]):
         return "nothing was changed in part"
     return "finished stages are kept; `align resume last`, or the same command again, continues where it stopped"

@@ -10,7 +10,7 @@ import typer
 
 from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.artifacts import open_store
-from alignment_core.errors import AlignmentError, UserError
+from alignment_core.errors import UserError
 from alignment_core.home import align_home
 
 DIFFERENT = 1
@@ -32,6 +32,9 @@ def reproduce(
     home: Annotated[
         Path, typer.Option("--home", help="Folder for the rebuilt artifacts, empty or from an earlier attempt.")
     ] = Path("reproduced"),
+    trusted: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Allow stages to run code that their models bring.")
+    ] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,7 +46,7 @@ def reproduce(
 
     opened = open_store(store, writes=False)
     paths = dict(map(_moved, moved))
-    planned = plan(opened, opened.resolve(reference), begin, paths)
+    planned = plan(opened, opened.resolve(reference), begin, paths, trusted=trusted)
     if not as_json:
         out.print(_plan_text(planned), markup=False)
     if check or not planned.is_same:
@@ -64,8 +67,11 @@ def _run(opened: Any, planned: Any, paths: dict[str, str], home: Path, as_json: 
 
     if home.resolve() == align_home().resolve():
         raise UserError(f"--home {home}: the artifacts of this home would count as rebuilt; name another folder")
+    place = str(home.absolute() / "store")
+    if opened.uri == place:
+        raise UserError(f"--home {home}: its store is the one that is rebuilt from; name another folder")
     os.environ["ALIGN_HOME"] = str(home.absolute())
-    target = open_store(str(home.absolute() / "store"))
+    target = open_store(place)
     shown: dict[str, float] = {}
 
     def on_progress(label: str, done: float, total: float | None, unit: str) -> None:
@@ -91,9 +97,9 @@ def _run(opened: Any, planned: Any, paths: dict[str, str], home: Path, as_json: 
         data = {"same": differing is None, "plan": planned.model_dump(mode="json")}
         print_json({**data, "stages": [stage.model_dump(mode="json") for stage in stages], "store": target.uri})
     if differing is not None:
-        raise AlignmentError(
-            f"{differing.label} is the first stage with other results; the rebuilt ones are in {target.uri}"
-        )
+        if not as_json:
+            err.print(f"{differing.label} is the first stage with other results; the rebuilt ones are in {target.uri}")
+        raise SystemExit(DIFFERENT)
     if not as_json:
         count = sum(len(stage.outputs) for stage in stages)
         out.print(

@@ -37,7 +37,7 @@ def touched(
     for reference in found.without_row:
         lines.append(f"{reference.short} read it, without this row")
     for reference in found.unknown:
-        lines.append(f"{reference.short} is pruned: it may have had the row")
+        lines.append(f"{reference.short} cannot be read for the row, so it counts as if it had it")
 
     def line(artifact: Touched) -> str:
         labels = ", ".join(artifact.made_by)

@@ -72,7 +72,8 @@ def test_a_record_names_the_environment_and_the_users_source_to_the_byte(store, 
     assert environment["code"]["version"] in record.code_version
     folder = store.fetch(record.described_by["user-code"])
     kept = json.loads((folder / "files.json").read_text())
-    assert {path: (folder / name).read_text() for path, name in kept.items()} == {
+    assert kept["without_secrets"] == []
+    assert {path: (folder / name).read_text() for path, name in kept["files"].items()} == {
         str(tmp_path / name): (tmp_path / name).read_text() for name in ("helper.py", "reward.py")
     }
     assert "recipe" not in record.described_by, "it did not run in a recipe's run"

@@ -68,8 +68,8 @@ def test_every_stage_has_the_key_that_its_record_has_after_those_that_it_needs(s
 
 def test_a_rebuild_can_begin_from_data_or_with_a_stage(store, dataset):
     model = plan(store, dataset).steps[0].record.output
-    from_data = plan(store, dataset, "data")
-    assert (labels(from_data), from_data.taken) == (["sft/base_model"], ())
+    with pytest.raises(UserError, match=r"--from data: the stage that made dataset@.* would not run"):
+        plan(store, dataset, "data")
     from_stage = plan(store, dataset, "sft/dataset")
     assert (labels(from_stage), from_stage.taken) == (["sft/dataset"], (model,))
     assert labels(plan(store, dataset, "sft")) == ["sft/base_model", "sft/dataset"]
@@ -163,7 +163,14 @@ def test_a_stage_gets_the_resources_of_its_recipe_and_of_its_hardware(store, dat
     hardware = {"device": "cpu", "trainers": 2, "engines": 1, "threads": 1, "zero_stage": 2, "engine_threads": None}
     made = record.model_copy(update={"described_by": described, "hardware": hardware})
     resources = resources_of(store, made)
-    assert (resources.kv_cache_mib, resources.trainers, resources.threads, resources.zero_stage) == (64, 2, 1, 2)
+    assert (resources.kv_cache_mib, resources.trainers, resources.threads, resources.zero_stage) == (64, 2, None, 2)
+    without_recipe = record.model_copy(
+        update={"hardware": hardware, "key_parts": {"passed": {"deepspeed": {"steps": 1}}}}
+    )
+    assert (resources_of(store, without_recipe).threads, resources_of(store, without_recipe).deepspeed) == (
+        1,
+        {"steps": 1},
+    )
     assert resources.device == "cpu"
 
 

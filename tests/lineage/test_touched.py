@@ -97,6 +97,18 @@ def test_a_pruned_data_set_counts_as_if_it_had_the_row(store, make):
     assert (found.unknown, [artifact.reference for artifact in found.artifacts]) == ([rows], [rows])
 
 
+def test_a_row_of_a_night_is_found_whatever_its_json_escapes(store, tmp_path):
+    (tmp_path / "batch").mkdir()
+    row = {"prompt": [{"role": "user", "content": 'say "hi"\nand ü'}], "chosen": "a", "rejected": "b"}
+    (tmp_path / "batch" / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    config = {"sources": [{"path": "day.jsonl", "rows": 1, "sha256": "e" * 64}]}
+    made = {"key": digest_of("night"), "stage": "preference-batch", "label": "rows", "config": config}
+    batch = store.publish(tmp_path / "batch", "preference-batch", ProvenanceDraft.model_validate(made))
+    for text in ('say "hi"', 'hi"\nand', "ü"):
+        assert [artifact.reference for artifact in touched(store, "day.jsonl", row=text).artifacts] == [batch]
+    assert touched(store, "day.jsonl", row="hi there").without_row == [batch]
+
+
 def test_a_source_is_found_by_the_beginning_of_its_digest_and_an_unknown_one_names_those_near(store, graph):
     assert set(touched(store, "c" * 12).sources) == {"/d/bob.jsonl"}
     with pytest.raises(UnknownName, match=r"no stage of .* read '/d/adda.jsonl'; sources are /d/ada.jsonl"):

@@ -37,13 +37,13 @@ def select(tmp_path: Path) -> Select:
                 scores.append({**shared, "tokens": len(ids), "reward": score, "policy_logp": -1.0})
                 rollouts.append({**shared, "prompt_ids": [10 + prompt // 10], "completion_ids": ids})
                 rollouts[-1] |= {"prompt_text": "p", "completion_text": f"{ids}", "source": f"rows:{prompt}"}
-        folders = {name: folder / name for name in ("scores", "rollouts", "output")}
+        folders = {name: folder / name for name in ("scores", "rollouts", "output", "origins")}
         for directory in folders.values():
             directory.mkdir(parents=True)
         write_table(scores, score_schema(), folders["scores"] / SCORES)
         write_table(rollouts, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
         context: Any = SimpleNamespace(
-            inputs=folders | ({"earlier": earlier} if earlier else {}), output=folders["output"]
+            inputs=folders | ({"earlier": earlier} if earlier else {}), output=folders["output"], outputs=folders
         )
         config = select_best.SelectBestConfig(selection=BestConfig(**fields), may_be_empty=empty)
         return select_best.run(context, config), folders["output"]
@@ -56,8 +56,8 @@ def tokens(folder: Path) -> list[list[int]]:
 
 
 def origins(folder: Path) -> list[tuple[Any, ...]]:
-    rows = [tuple(row.values()) for row in pq.read_table(folder / ORIGINS).to_pylist()]
-    return [(*row[:3], row[3] and pytest.approx(row[3])) for row in rows]
+    rows = pq.read_table(folder.parent / "origins" / ORIGINS).to_pylist()
+    return [(row["prompt"], row["sample"], pytest.approx(row["score"])) for row in rows]
 
 
 SAMPLED: Sampled = {
@@ -109,17 +109,8 @@ def test_rows_of_earlier_rounds_go_first_and_are_not_repeated(select: Select) ->
     metrics, folder = select({0: [([3], 1.0), ([2], 0.5)], 20: [([3], 1.0)]}, earlier=earlier)
     assert tokens(folder) == [[10, 3], [11, 6, 7], [12, 3]]
     assert (metrics["rows"], metrics["new"], metrics["dropped_duplicate"]) == (3, 1, 1)
-    assert origins(folder) == [(1, 0, 1, 0.9), (1, 10, 1, 0.6), (0, 20, 0, 1.0)], "rounds back, prompt, sample, score"
-    _, third = select({30: [([9], 0.5)]}, earlier=folder)
-    assert origins(third) == [(2, 0, 1, 0.9), (2, 10, 1, 0.6), (1, 20, 0, 1.0), (0, 30, 0, 0.5)]
-
-
-def test_rows_of_a_data_set_without_origins_have_none(select: Select) -> None:
-    _, earlier = select(SAMPLED)
-    (earlier / ORIGINS).unlink()
-    _, folder = select({20: [([3], 1.0)]}, earlier=earlier)
-    _, third = select({30: [([9], 0.5)]}, earlier=folder)
-    assert origins(third) == [(None,) * 4, (None,) * 4, (1, 20, 0, 1.0), (0, 30, 0, 0.5)]
+    assert origins(earlier) == [(0, 1, 0.9), (10, 1, 0.6)], "prompt, sample, score"
+    assert origins(folder) == [(20, 0, 1.0)], "of the rows that the round added"
 
 
 @pytest.mark.parametrize(

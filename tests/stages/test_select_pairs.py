@@ -31,12 +31,12 @@ def select(tmp_path: Path) -> Select:
                 scores.append({**shared, "tokens": len(text), "reward": reward, "policy_logp": -1.0})
                 rollouts.append({**shared, "prompt_ids": [1], "completion_ids": [*text.encode()]})
                 rollouts[-1] |= {"prompt_text": "p", "completion_text": text, "source": "rows:1"}
-        folders = {name: tmp_path / name for name in ("scores", "rollouts", "output")}
+        folders = {name: tmp_path / name for name in ("scores", "rollouts", "output", "origins")}
         for folder in folders.values():
             folder.mkdir()
         write_table(scores, score_schema(), folders["scores"] / SCORES)
         write_table(rollouts, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
-        context: Any = SimpleNamespace(inputs=folders, output=folders["output"], derive=lambda *_: 0)
+        context: Any = SimpleNamespace(inputs=folders, output=folders["output"], outputs=folders, derive=lambda *_: 0)
         metrics = select_pairs.run(context, select_pairs.SelectPairsConfig(selection=SelectionConfig(**fields)))
         rows = pq.read_table(folders["output"] / "train.parquet").to_pylist()
         return metrics, [(row["chosen"], row["rejected"]) for row in rows]
@@ -72,7 +72,7 @@ def test_every_pair_keeps_which_samples_of_which_prompt_it_is_even_among_equal_t
     _, pairs = select(
         {3: same, 7: [("b", 0.0, "stop"), ("a", 1.0, "stop")]}, strategy="all_pairs", max_pairs_per_prompt=3
     )
-    origins = pq.read_table(tmp_path / "output" / ORIGINS).to_pylist()
+    origins = pq.read_table(tmp_path / "origins" / ORIGINS).to_pylist()
     texts = {(3, number): text for number, (text, *_) in enumerate(same)} | {(7, 0): "b", (7, 1): "a"}
     assert [(texts[row["prompt"], row["chosen"]], texts[row["prompt"], row["rejected"]]) for row in origins] == pairs
     assert (3, 3, 2, 0.75, 0.25) in [tuple(row.values()) for row in origins]
