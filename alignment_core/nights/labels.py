@@ -22,7 +22,9 @@ from alignment_core.errors import DataError, UserError
 Format = Literal["jsonl", "argilla"]
 QUESTION = "preferred"
 """The field that annotators fill in, and Argilla's question of this name."""
-ANSWERS = ("a", "b", "tie")
+ANSWERS = ("a", "b", "tie", "both_bad", "skip", "undo")
+"""``both_bad`` is no preference, as a tie is; ``skip`` is no answer; ``undo`` takes the annotator's last answer back."""
+NO_PREFERENCE = ("tie", "both_bad")
 DIGITS = 20
 """Of an id."""
 
@@ -126,6 +128,17 @@ def _shown(row: Row) -> str:
     return in_words(prompt, tools)
 
 
+@dataclass(frozen=True)
+class Vote:
+    """An answer about a pair."""
+
+    where: str
+    who: str
+    """The annotator; empty if that is unknown."""
+    meant: str
+    """The better completion itself, since ``a`` may be either of a pair; or the answer, if it names none."""
+
+
 @dataclass
 class Labels:
     """Imported labels."""
@@ -133,7 +146,8 @@ class Labels:
     rows: list[Row] = field(default_factory=list)
     """Preference rows, in the order of the pairs."""
     counts: Counter[str] = field(default_factory=Counter)
-    """``pairs``, ``labelled``, ``ties``, ``unlabelled``, ``duplicates``, ``conflicts``, ``unknown``, ``malformed``."""
+    """``pairs``, ``labelled``, ``ties`` (with those of which both are bad), ``skipped``, ``unlabelled``, ``changed`` and
+    ``undone`` answers, ``duplicates``, ``conflicts``, ``unknown``, ``malformed``."""
     problems: list[str] = field(default_factory=list)
     """One sentence, with its place, for each row that was left out or counted once."""
 
@@ -141,14 +155,13 @@ class Labels:
 def imported(path: Path, known: Path | None = None) -> Labels:
     """Read labels. ``known`` is the file of pairs that was exported, without which each row has to hold its own pair.
 
-    Several labels of a pair count by majority. Raises UserError for a file that cannot be read, and for a row of ``known``
-    that is no pair.
+    Several annotators' labels of a pair count by majority; of an annotator's, the last one counts. Raises UserError for a file
+    that cannot be read, and for a row of ``known`` that is no pair.
     """
     labels = Labels()
     pairs_of = _pairs_by_id(known) if known else None
-    votes: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    votes: dict[str, list[Vote]] = defaultdict(list)
     content: dict[str, Row] = {}
-    seen: set[tuple[str, str, str]] = set()
     for where, row in _read(path):
         problem = row if isinstance(row, str) else _problem(row, pairs_of)
         if problem is not None:
@@ -160,17 +173,30 @@ def imported(path: Path, known: Path | None = None) -> Labels:
         if not row["answers"]:
             votes[row["id"]] += []
         for who, answer in row["answers"]:
-            meant = answer if answer == "tie" else row.get(answer, pair[answer])
-            if who and (row["id"], who, meant) in seen:
-                labels.counts["duplicates"] += 1
-                labels.problems.append(f"{where}: {who} has labelled {row['id']} before, alike; counted once")
-                continue
-            seen.add((row["id"], who, meant))
-            votes[row["id"]].append((where, meant))
+            meant = row.get(answer, pair[answer]) if answer in ("a", "b") else answer
+            _vote(labels, votes[row["id"]], Vote(where, who, meant), row["id"])
     for identity, given in votes.items():
         _settle(labels, content[identity], given)
     labels.counts["pairs"] = len(votes)
     return labels
+
+
+def _vote(labels: Labels, votes: list[Vote], vote: Vote, identity: str) -> None:
+    """Add an answer to those about a pair, in place of the annotator's earlier one."""
+    earlier = next((each for each in reversed(votes) if each.who == vote.who), None)
+    if vote.meant == "undo":
+        if earlier is not None:
+            votes.remove(earlier)
+            labels.counts["undone"] += 1
+        return
+    if vote.who and earlier is not None:
+        votes.remove(earlier)
+        if earlier.meant == vote.meant:
+            labels.counts["duplicates"] += 1
+            labels.problems.append(f"{vote.where}: {vote.who} has labelled {identity} before, alike; counted once")
+        else:
+            labels.counts["changed"] += 1
+    votes.append(vote)
 
 
 def _pairs_by_id(path: Path) -> dict[str, Row]:
@@ -184,19 +210,20 @@ def _pairs_by_id(path: Path) -> dict[str, Row]:
     return pairs_of
 
 
-def _settle(labels: Labels, pair: Row, given: list[tuple[str, str]]) -> None:
+def _settle(labels: Labels, pair: Row, votes: list[Vote]) -> None:
+    given = [vote for vote in votes if vote.meant != "skip"]
     if not given:
-        labels.counts["unlabelled"] += 1
+        labels.counts["skipped" if votes else "unlabelled"] += 1
         return
-    counted = Counter(answer for _, answer in given).most_common()
+    counted = Counter("tie" if vote.meant in NO_PREFERENCE else vote.meant for vote in given).most_common()
     if len(counted) > 1 and counted[0][1] == counted[1][1]:
         labels.counts["conflicts"] += 1
-        where = ", ".join(place for place, _ in given)
+        where = ", ".join(vote.where for vote in given)
         labels.problems.append(f"{where}: {pair['id']} has labels that contradict each other; left out")
         return
-    if len(given) > 1 and len(counted) == 1 and len({place for place, _ in given}) > 1:
+    if len(given) > 1 and len(counted) == 1 and len({vote.where for vote in given}) > 1:
         labels.counts["duplicates"] += len(given) - 1
-        places = ", ".join(place for place, _ in given)
+        places = ", ".join(vote.where for vote in given)
         labels.problems.append(f"{places}: {pair['id']} is labelled several times, alike; counted once")
     winner = counted[0][0]
     if winner == "tie":
@@ -211,7 +238,7 @@ def _settle(labels: Labels, pair: Row, given: list[tuple[str, str]]) -> None:
 def _problem(row: Row, known: Mapping[str, Row] | None) -> str | None:
     """The problem of a row, in a sentence that begins with ``unknown`` if it is none of the pairs."""
     if wrong := next((answer for _, answer in row["answers"] if answer not in ANSWERS), None):
-        return f"`{QUESTION}` is {wrong!r}; a, b or tie is needed"
+        return f"`{QUESTION}` is {wrong!r}; one of {', '.join(ANSWERS)} is needed"
     if known is not None:
         if row["id"] not in known:
             return f"unknown id {row['id']!r}: it is none of the exported pairs"

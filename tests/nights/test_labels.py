@@ -82,6 +82,36 @@ def labelled(path: Path, rows: list[Any]) -> Path:
     return path
 
 
+def test_of_an_annotator_the_last_answer_counts_and_skips_and_undone_ones_do_not(tmp_path: Path) -> None:
+    drawn = [{**row, "preferred": None} for row in pairs(*rollouts(6), seed=0)]
+
+    def answer(number: int, preferred: str, annotator: str = "ada") -> dict[str, Any]:
+        return {**drawn[number], "preferred": preferred, "annotator": annotator}
+
+    rows = [
+        *(answer(0, "a"), answer(0, "b")),
+        *(answer(1, "a"), answer(1, "undo")),
+        *(answer(2, "a"), answer(2, "skip")),
+        *(answer(3, "both_bad"), answer(3, "tie", "bob")),
+        *(answer(4, "a"), answer(4, "b", "bob"), answer(4, "undo", "bob"), answer(4, "undo", "bob")),
+        *(answer(5, "a"), answer(5, "b", "bob"), answer(5, "a", "carol")),
+    ]
+    labels = imported(labelled(tmp_path / "l.jsonl", rows))
+    chosen = {row["prompt"]: row["chosen"] for row in labels.rows}
+    assert chosen == {"question 0": drawn[0]["b"], "question 4": drawn[4]["a"], "question 5": drawn[5]["a"]}
+    counts = {
+        "pairs": 6,
+        "labelled": 3,
+        "changed": 2,
+        "undone": 2,
+        "unlabelled": 1,
+        "skipped": 1,
+        "ties": 1,
+        "duplicates": 1,
+    }
+    assert labels.counts == counts
+
+
 def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
     drawn = [{**row, "preferred": None} for row in pairs(*rollouts(6), seed=0)]
     rows = [
@@ -116,7 +146,7 @@ def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
     }
     problems = "\n".join(labels.problems)
     for piece in (
-        "l.jsonl:8: `preferred` is 'better'; a, b or tie is needed",
+        "l.jsonl:8: `preferred` is 'better'; one of a, b, tie, both_bad, skip, undo is needed",
         f"l.jsonl:9: unknown id '{drawn[5]['id']}': it is not that of this pair",
         "l.jsonl:10: there is no `prompt`",
         "l.jsonl:11: there is no `id`",
