@@ -69,7 +69,7 @@ def application(store: Store, hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
     return Starlette(
         routes=[
             route("/", lambda _: RedirectResponse("/artifacts")),
-            route("/artifacts", pages.list),
+            route("/artifacts", pages.listed),
             *(
                 route(f"/artifacts/{{reference:path}}{tab}", of_reference(render, snapshot))
                 for tab, render in tabs.items()

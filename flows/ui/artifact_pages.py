@@ -96,7 +96,7 @@ class ArtifactPages:
         self.snapshot = snapshot
         self.store = snapshot.store
 
-    def list(self, request: Request) -> Response:
+    def listed(self, request: Request) -> Response:
         """All artifacts, the latest first, 50 a page; filters are in the address."""
         query, kind = request.query_params.get("q", "").strip(), request.query_params.get("kind", "")
         start = start_of(request)

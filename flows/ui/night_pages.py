@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,7 +49,7 @@ class NightPages:
             names = [name for name in self.snapshot.tags if name.startswith(BEGINS) and name.endswith(ENDS)]
         most = None if "all" in request.query_params else A_PAGE
         inboxes = [self._inbox(name.removeprefix(BEGINS).removesuffix(ENDS), most) for name in sorted(names)]
-        known = {"problem": self.snapshot.problem, "age": self.snapshot.age, "snapshot": self.snapshot}
+        known: dict[str, Any] = {"problem": self.snapshot.problem, "age": self.snapshot.age, "snapshot": self.snapshot}
         return page(request, "nights.html", inboxes=inboxes, **known)
 
     def _inbox(self, name: str, most: int | None) -> Inbox:

@@ -90,7 +90,7 @@ def test_an_edited_reward_is_named_and_nothing_runs(
         assert not (home / "third").exists()
         text = align_here(home, "reproduce", policy, "--check", "--store", str(home / "store"))
         assert text.returncode == 1
-        assert "its source" in text.stdout
+        assert "rl: " in text.stdout
         anyway = align(home, "reproduce", policy, "--anyway", "--from", "rl", "--home", str(home / "third"), expect=1)
         assert not anyway["same"]
         assert anyway["stages"][-1]["outputs"]["policy"][0] != anyway["stages"][-1]["outputs"]["policy"][1]

@@ -54,7 +54,7 @@ def quickstart() -> tuple[Any, dict[str, Reference]]:
         "reward-model", "reward_model", "reward-model", model=made["sft"], data=made["judge/data"]
     )
     made["prompts"] = graph.stage("rounds/prompts", "dataset", "dataset", tokenizer=made["model"])
-    policy, baseline = made["sft"], dict[str, Reference]()
+    policy, baseline = made["sft"], dict[str, Any]()
     for number in (1, 2):
         name = f"round-{number}"
         rollouts = graph.stage(f"{name}/generate", "generate", "rollouts", policy=policy, prompts=made["prompts"])
