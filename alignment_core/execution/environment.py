@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from alignment_core.processes import inherited
 from alignment_core.source_code import PACKAGE, ROOT
 
 _GIT = ("git", "--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false")
@@ -57,7 +58,12 @@ def _git(root: Path, *arguments: str) -> str | None:
     """The output of a git command; None if it fails, or there is no git."""
     try:
         done = subprocess.run(
-            [*_GIT, "-C", str(root), *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+            [*_GIT, "-C", str(root), *arguments],
+            env=inherited(),
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

@@ -12,7 +12,7 @@ from tests.align import Align, align_here
 from tests.conftest import TinyModel
 
 RECIPE = """
-method: grpo
+method: rl
 name: small
 model: {{name: {model}}}
 rl:

@@ -146,12 +146,13 @@ def test_later_stages_leave_out_and_count_completions_without_a_reward(tmp_path:
             scores.append({"prompt": prompt, "sample": sample, "tokens": 1, "verifier": value, "policy_logp": -1.0})
             rollouts.append({"prompt": prompt, "sample": sample, "prompt_ids": [1], "completion_ids": [prompt, sample]})
             rollouts[-1] |= {"prompt_text": "p", "completion_text": f"{sample}", "source": "prompts.jsonl:1"}
-    folders = {name: tmp_path / name for name in ("scores", "rollouts", "output")}
+    folders = {name: tmp_path / name for name in ("scores", "rollouts", "output", "origins")}
     for folder in folders.values():
         folder.mkdir()
     write_table(scores, score_schema(), folders["scores"] / SCORES)
     write_table(rollouts, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
-    context: Any = SimpleNamespace(inputs=folders, output=folders["output"], derive=lambda *_: 0)
+    given = {"inputs": folders, "output": folders["output"], "outputs": folders}
+    context: Any = SimpleNamespace(**given, derive=lambda *_: 0)
 
     config = select_pairs.SelectPairsConfig(selection=SelectionConfig(score="verifier"))
     assert select_pairs.run(context, config) == {

@@ -278,7 +278,7 @@ def test_the_history_of_a_tag_has_reasons_word_for_word(align, references):
         (2, str(references["sft"])),
     ]
     lines = align("tags", "history", "policy/production").stdout.splitlines()
-    assert lines[1].endswith(f"{references['sft']}  accuracy rose [see report]")
+    assert f"{references['sft']}  accuracy rose [see report]  by " in lines[1]
 
 
 def test_lineage_goes_up_by_default_and_down_on_request(align, references):
