@@ -279,6 +279,10 @@ class View:
         for prefix in self._listed:
             yield from self._parsed(lambda _, path, data: (path, data), prefix)
 
+    def manifest(self, reference: Reference) -> Manifest | None:
+        """The manifest of an artifact; None if there is none in the listing."""
+        return next(self._parsed(parse_manifest, MANIFESTS, "artifact", str(reference)), None)
+
     def summaries(self, pruned: Collection[str]) -> list[Summary]:
         """Every artifact, in order of the digests; ``pruned`` are the digests of those whose bytes were deleted."""
         for prefix in (STAGES, MANIFESTS):

@@ -7,14 +7,15 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from alignment_core.artifacts.index import View
+from alignment_core.artifacts.manifest import Manifest
 from alignment_core.artifacts.paths import MANIFESTS, STAGES, TAGS
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.tag_history import TagMove
-from alignment_core.errors import Corrupt
+from alignment_core.errors import Corrupt, UserError
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class IndexSnapshot:
         """Why the store cannot be listed now; empty if it can."""
         self.tags: dict[str, Reference] = {}
         """The artifacts that tags point to."""
+        self._pruned: frozenset[str] = frozenset()
+        """Digests of the artifacts whose bytes retention deleted."""
         self.moves: dict[Reference, list[TagMove]] = {}
         """The moves of tags to each artifact, oldest first."""
 
@@ -65,6 +68,32 @@ class IndexSnapshot:
                 if self._view is not None:  # it may have been released meanwhile
                     yield self._view
                     return
+
+    def tag(self, name: str) -> Reference | None:
+        """The artifact that a tag points to."""
+        with self.reading():
+            return self.tags.get(name)
+
+    def manifest(self, reference: Reference) -> Manifest:
+        """The manifest of an artifact. Raises NotFound."""
+        with self.reading() as view:
+            known = view.manifest(reference)
+        return known or self.store.manifest(reference)  # published since
+
+    def is_pruned(self, reference: Reference) -> bool:
+        """Whether retention deleted the bytes of an artifact."""
+        with self.reading():
+            return reference.digest in self._pruned
+
+    def resolve(self, text: str) -> Reference:
+        """The artifact that a text means, as :meth:`Store.resolve` has it."""
+        if tagged := self.tag(text):
+            return tagged
+        with suppress(UserError), self.reading() as view:
+            reference = Reference.parse(text)
+            if view.manifest(reference) is not None:
+                return reference
+        return self.store.resolve(text)  # a part of a digest, published since, or unknown
 
     def _list_first(self) -> None:
         """List the store, unless another reader has done so meanwhile."""
@@ -90,10 +119,12 @@ class IndexSnapshot:
         except Corrupt as error:  # of one move of a tag; all else is there
             problem = str(error)
             moves, tags = defaultdict(list, self.moves), self.tags
+        pruned = self.store.pruned()
         view = self.store.index.view(STAGES, MANIFESTS)
         with self._guard:
             before, self._view = self._view, view
-            self.tags, self.moves, self._taken, self._tried, self.problem = tags, dict(moves), taken, taken, problem
+            self.tags, self.moves, self._pruned = tags, dict(moves), pruned
+            self._taken, self._tried, self.problem = taken, taken, problem
             if before is not None:
                 before.__exit__()
 

@@ -179,7 +179,7 @@ class Store:
     def summaries(self) -> list[Summary]:
         """Every artifact in short, with the stages that made it."""
         with self.index.view(MANIFESTS, STAGES) as view:
-            return view.summaries({Path(mark.path).name for mark in self.backend.list(PRUNED)})
+            return view.summaries(self.pruned())
 
     def verify(self, reference: Reference) -> list[str]:
         """Read every byte of an artifact in the store (not the cache) and list what is wrong; empty means intact.
@@ -199,6 +199,10 @@ class Store:
             except (Corrupt, NotFound) as error:
                 problems.append(str(error))
         return problems
+
+    def pruned(self) -> frozenset[str]:
+        """Digests of the artifacts whose bytes retention deleted."""
+        return frozenset(Path(mark.path).name for mark in self.backend.list(PRUNED))
 
     def is_pruned(self, reference: Reference) -> bool:
         """Whether retention deleted the bytes of an artifact, and they were not published again since."""

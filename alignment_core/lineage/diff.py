@@ -86,9 +86,15 @@ def compare(store: Store, a: Reference, b: Reference) -> Difference:
     """Compare two artifacts of a store, pruned ones too, by their manifests and records. Raises NotFound."""
     first, second = store.manifest(a), store.manifest(b)
     with store.index.view(STAGES) as view:
-        made_a, made_b = _nearest(view.makers(a), view.makers(b))
-        histories = _Histories(view, a, b)
-        upstream = list(histories.upstream(made_a, made_b)) if made_a and made_b else []
+        return compare_in(view, first, second)
+
+
+def compare_in(view: View, first: Manifest, second: Manifest) -> Difference:
+    """Compare two artifacts by the records of a view."""
+    a, b = first.reference, second.reference
+    made_a, made_b = _nearest(view.makers(a), view.makers(b))
+    histories = _Histories(view, a, b)
+    upstream = list(histories.upstream(made_a, made_b)) if made_a and made_b else []
     return Difference(
         a=_side(a, made_a),
         b=_side(b, made_b),

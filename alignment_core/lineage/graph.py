@@ -34,9 +34,15 @@ class Graph:
     @contextmanager
     def of(cls, store: Store) -> Iterator[Graph]:
         """The graph of a store as it is now, within the ``with``; records are read only when they are needed."""
+        with store.index.view(STAGES) as view:
+            yield cls.over(view)
+
+    @classmethod
+    def over(cls, edges: Edges) -> Graph:
+        """The graph of an open view of a store."""
         graph = cls(())
-        with store.index.view(STAGES) as graph._edges:
-            yield graph
+        graph._edges = edges
+        return graph
 
     def made_by(self, reference: Reference) -> tuple[Provenance, ...]:
         """The records that name ``reference`` among their outputs, oldest first; empty for an imported artifact."""

@@ -80,16 +80,19 @@ def plan(
     moved: Mapping[str, str] | None = None,
     reads_sources: bool = True,
     trusted: bool = False,
+    records: list[Provenance] | None = None,
 ) -> Rebuild:
     """Plan a rebuild that begins from ``sources``, from ``data``, or with the stage of a label (or all of a round's).
 
     ``moved`` are new paths of sources and of the user's files by their old ones, or of folders that contain them. Without
     ``reads_sources``, sources are only looked for; their bytes are not compared. Stages that run code that their models bring
-    need ``trusted``. Raises NotFound for an unknown artifact, UserError if no stage made it, or none that would run.
+    need ``trusted``. ``records`` are those of :func:`behind`, if they are known. Raises NotFound for an unknown artifact,
+    UserError if no stage made it, or none that would run.
     """
     store.manifest(reference)
-    with Graph.of(store) as graph:
-        records = list(_history(graph, reference))
+    if records is None:
+        with Graph.of(store) as graph:
+            records = behind(graph, reference)
     if not records:
         raise UserError(
             f"no stage of {store.uri} made {reference.short}: it was imported, so there is nothing to rebuild"
@@ -145,9 +148,13 @@ def resources_of(store: Store, record: Provenance) -> ResourcesConfig:
     return ResourcesConfig.model_validate({**known, **device, **recorded, **options})
 
 
-def _history(graph: Graph, reference: Reference) -> Iterator[Provenance]:
+def behind(graph: Graph, reference: Reference) -> list[Provenance]:
     """The records behind an artifact, each after those that it needs. Of several makers of one artifact, the latest that does
     not return an input unchanged."""
+    return list(_behind(graph, reference))
+
+
+def _behind(graph: Graph, reference: Reference) -> Iterator[Provenance]:
     begun: set[str] = set()
     waiting: list[tuple[Reference, Provenance | None]] = [(reference, None)]
     while waiting:

@@ -7,7 +7,7 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -17,7 +17,9 @@ from typing import Any, Literal
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import derive_seed, digest_of
 from alignment_core.data.messages import as_given, in_words, tools_of
-from alignment_core.errors import DataError, UserError
+from alignment_core.errors import DataError, EnvironmentFault, UserError
+from alignment_core.files import write_whole
+from alignment_core.nights.agreement import krippendorff_alpha
 
 Format = Literal["jsonl", "argilla"]
 QUESTION = "preferred"
@@ -93,6 +95,38 @@ def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most
     return chosen_pairs
 
 
+def pairs_of(
+    store: Store,
+    rollouts: Reference,
+    scores: Reference | None,
+    seed: int = 0,
+    most: int | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[list[Row], int]:
+    """The :func:`pairs` of rollouts and their scores in a store, and the number of prompts that were cut. Raises DataError if
+    there is nothing to label, and NotFound."""
+    from alignment_core.rollout.schemas import read_scores
+
+    rewards = read_scores(store.fetch(scores)) if scores else None
+    completions = completions_of(store, rollouts, trust_remote_code)
+    chosen = pairs(completions, rewards, seed, most)
+    if not chosen:
+        raise DataError(
+            "no whole prompt has two different completions to compare that are not truncated: sample more of each, at a higher "
+            "temperature, or with a higher generation.max_completion_length; or raise prompts.max_prompt_length"
+        )
+    return chosen, len({row["prompt"] for row in completions if row["prompt_cut"]})
+
+
+def scored_of(store: Store, reference: Reference) -> tuple[Reference, Reference | None]:
+    """The rollouts and scores that a reference of either kind means. Raises UserError for another kind."""
+    if reference.kind == "rollouts":
+        return reference, None
+    if reference.kind == "scores":
+        return store.records.makers(reference)[0].inputs["rollouts"], reference
+    raise UserError(f"{reference} is a {reference.kind}; rollouts or scores are needed")
+
+
 def id_of(row: Mapping[str, Any]) -> str:
     """Of a pair's content, whichever comes first: the same pair has the same id in every export."""
     tools = [row["tools"]] if row.get("tools") else []
@@ -137,6 +171,8 @@ class Vote:
     """The annotator; empty if that is unknown."""
     meant: str
     """The better completion itself, since ``a`` may be either of a pair; or the answer, if it names none."""
+    at: str = ""
+    """Time of the answer, ISO 8601; empty if that is unknown."""
 
 
 @dataclass
@@ -150,6 +186,8 @@ class Labels:
     ``undone`` answers, ``duplicates``, ``conflicts``, ``unknown``, ``malformed``."""
     problems: list[str] = field(default_factory=list)
     """One sentence, with its place, for each row that was left out or counted once."""
+    agreement: float | None = None
+    """Krippendorff's alpha of the annotators; None if no two of them labelled the same pair."""
 
 
 def imported(path: Path, known: Path | None = None) -> Labels:
@@ -174,10 +212,15 @@ def imported(path: Path, known: Path | None = None) -> Labels:
             votes[row["id"]] += []
         for who, answer in row["answers"]:
             meant = row.get(answer, pair[answer]) if answer in ("a", "b") else answer
-            _vote(labels, votes[row["id"]], Vote(where, who, meant), row["id"])
+            at = row["at"] if isinstance(row.get("at"), str) else ""
+            _vote(labels, votes[row["id"]], Vote(where, who, meant, at), row["id"])
     for identity, given in votes.items():
         _settle(labels, content[identity], given)
     labels.counts["pairs"] = len(votes)
+    labels.agreement = krippendorff_alpha(
+        {vote.who: _category(vote.meant) for vote in given if vote.meant != "skip" and vote.who}.values()
+        for given in votes.values()
+    )
     return labels
 
 
@@ -215,7 +258,7 @@ def _settle(labels: Labels, pair: Row, votes: list[Vote]) -> None:
     if not given:
         labels.counts["skipped" if votes else "unlabelled"] += 1
         return
-    counted = Counter("tie" if vote.meant in NO_PREFERENCE else vote.meant for vote in given).most_common()
+    counted = Counter(_category(vote.meant) for vote in given).most_common()
     if len(counted) > 1 and counted[0][1] == counted[1][1]:
         labels.counts["conflicts"] += 1
         where = ", ".join(vote.where for vote in given)
@@ -232,7 +275,15 @@ def _settle(labels: Labels, pair: Row, votes: list[Vote]) -> None:
     labels.counts["labelled"] += 1
     other = pair["b"] if winner == pair["a"] else pair["a"]
     tools = {"tools": pair["tools"]} if pair.get("tools") else {}
-    labels.rows.append({"prompt": pair["prompt"], **tools, "chosen": winner, "rejected": other})
+    winning = [vote for vote in given if vote.meant == winner]
+    by = {"annotators": who} if (who := sorted({vote.who for vote in winning if vote.who})) else {}
+    at = {"labelled_at": latest} if (latest := max(vote.at for vote in winning)) else {}
+    row = {"prompt": pair["prompt"], **tools, "chosen": winner, "rejected": other}
+    labels.rows.append({**row, "pair": pair["id"], **by, **at})
+
+
+def _category(meant: str) -> str:
+    return "tie" if meant in NO_PREFERENCE else meant
 
 
 def _problem(row: Row, known: Mapping[str, Row] | None) -> str | None:
@@ -335,16 +386,33 @@ def _answer(value: Any) -> str:
     return value.strip().lower() if isinstance(value, str) else repr(value)
 
 
-def file_name(rows: Sequence[Row]) -> str:
-    """Of the file of these rows in an inbox: the same rows have the same file."""
-    text = json.dumps(list(rows), sort_keys=True, ensure_ascii=False)
-    return f"labels-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+def add_to_inbox(labels: Labels, inbox: Path) -> Path | None:
+    """Write the preference rows as one file of an inbox, or None if each of them is there already.
+
+    A row of a pair that earlier labels in the inbox prefer otherwise is left out and named: nights would train on both. Raises
+    EnvironmentFault if it cannot be written.
+    """
+    there = {row["pair"]: row["chosen"] for path in sorted(inbox.glob("labels-*.jsonl")) for row in _rows_of(path)}
+    new = [row for row in labels.rows if row["pair"] not in there]
+    for row in labels.rows:
+        if there.get(row["pair"], row["chosen"]) != row["chosen"]:
+            labels.counts["conflicts"] += 1
+            labels.problems.append(f"{row['pair']} is in the inbox with the other answer; left out")
+    if not new:
+        return None
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in new)
+    path = inbox / f"labels-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+    try:
+        write_whole(path, lambda file: file.write(text.encode()))
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from None
+    return path
 
 
-def check_pairs(rows: Sequence[Row]) -> None:
-    """Raise DataError if there is nothing to label."""
-    if not rows:
-        raise DataError(
-            "no whole prompt has two different completions to compare that are not truncated: sample more of each, at a higher "
-            "temperature, or with a higher generation.max_completion_length; or raise prompts.max_prompt_length"
-        )
+def _rows_of(path: Path) -> Iterator[Row]:
+    """The rows of a file of the inbox that name their pair; others were written by hand, or by earlier versions."""
+    for line in path.read_bytes().split(b"\n"):
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if isinstance(row, dict) and "pair" in row and "chosen" in row:
+                yield row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,18 +39,13 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write pairs of completions of one prompt, the best and the worst by reward, in random order."""
-    from alignment_core.nights.labels import check_pairs, completions_of, exported, pairs
-    from alignment_core.rollout.schemas import read_scores
+    from alignment_core.nights.labels import exported, pairs_of
 
     if output.exists():
         raise UserError(f"{output} is there already, perhaps with labels: give another --output")
     opened, rollouts, scores = _completions(round_, stage, store)
-    rewards = read_scores(opened.fetch(scores)) if scores else None
-    completions = completions_of(opened, rollouts, trust_remote_code)
-    chosen = pairs(completions, rewards, seed, most)
-    check_pairs(chosen)
+    chosen, cut = pairs_of(opened, rollouts, scores, seed, most, trust_remote_code)
     write_file(output, exported(chosen, as_format))
-    cut = len({row["prompt"] for row in completions if row["prompt_cut"]})
     result = {"file": str(output), "pairs": len(chosen), "rollouts": str(rollouts), "scores": scores and str(scores)}
     if as_json:
         return print_json({**result, "prompts_cut": cut})
@@ -69,17 +63,19 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Read labels and add them to an inbox as preference rows. Labels that are there already are not added again."""
-    from alignment_core.nights.labels import file_name, imported
+    from alignment_core.nights.labels import add_to_inbox, imported
 
     if not inbox.is_dir():
         raise UserError(f"--inbox {inbox}: no such folder")
     labels = imported(file, pairs)
-    written = inbox / file_name(labels.rows) if labels.rows else None
-    again = written is not None and written.exists()
-    if written is not None and not again:
-        write_file(written, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in labels.rows))
+    written = add_to_inbox(labels, inbox)
     counts = {name: labels.counts[name] for name in sorted(labels.counts) if labels.counts[name]}
-    content = {"file": written and str(written), "new": bool(written) and not again, "counts": counts}
+    content = {
+        "file": written and str(written),
+        "new": written is not None,
+        "counts": counts,
+        "agreement": labels.agreement,
+    }
     if as_json:
         print_json({**content, "problems": labels.problems})
     else:
@@ -88,8 +84,11 @@ def import_(
         if len(labels.problems) > SHOWN:
             out.print(f"… and {len(labels.problems) - SHOWN} more (--json shows all)")
         shown = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
-        where = f"in {written}{' already' if again else ''}" if written else "no preference among them"
-        out.print(f"{shown}; {where}", markup=False)
+        where = (
+            f"in {written}" if written else "all in the inbox already" if labels.rows else "no preference among them"
+        )
+        alpha = "" if labels.agreement is None else f"; Krippendorff's alpha {labels.agreement:.3f}"
+        out.print(f"{shown}; {where}{alpha}", markup=False)
     if counts and not labels.counts["pairs"]:
         raise DataError(f"{file}: no row could be read as a label")
 
@@ -97,14 +96,11 @@ def import_(
 def _completions(text: str, stage: str | None, store: str | None) -> tuple[Store, Reference, Reference | None]:
     """The store, the rollouts of a reference or run, and their scores if there are some. Raises UserError if there are no
     rollouts."""
+    from alignment_core.nights.labels import scored_of
+
     opened = open_store(store, writes=False)
     if "@" in text:
-        reference = opened.resolve(text)
-        if reference.kind == "rollouts":
-            return opened, reference, None
-        if reference.kind == "scores":
-            return opened, opened.records.makers(reference)[0].inputs["rollouts"], reference
-        raise UserError(f"{text} is a {reference.kind}; rollouts or scores are needed")
+        return opened, *scored_of(opened, opened.resolve(text))
     record = journal.find(text)
     opened = open_store(store or record.store, writes=False)
     lines = journal.stages(record.run_id)

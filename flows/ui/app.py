@@ -11,24 +11,25 @@ import anyio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from alignment.flows.ui import run_pages
-from alignment.flows.ui.artifact_pages import ArtifactPages, of_reference
+from alignment.flows.ui.artifact_pages import ArtifactPages
+from alignment.flows.ui.compare_pages import ComparePages
+from alignment.flows.ui.guard import LOOPBACK, SIGN_IN, Guard, sign_in_page
+from alignment.flows.ui.label_pages import LabelPages
 from alignment.flows.ui.night_pages import NightPages
 from alignment.flows.ui.rendering import FOLDER, HEADERS, page
+from alignment.flows.ui.run_pages import RunPages
 from alignment_core.artifacts import Store
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.errors import AlignmentError, NotFound, UnknownName, UserError
 
 IDLE_SECONDS = 60.0
 """Time without readers after which the snapshot of the index is released."""
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Timed:
@@ -50,40 +51,41 @@ class Timed:
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
-def application(store: Store, hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
-    """The pages over a store, for requests that name one of the ``hosts``."""
+def application(
+    store: Store, token: str, hosts: tuple[str, ...] = LOOPBACK, reads_need_token: bool = False
+) -> Starlette:
+    """The pages over a store, for requests that name one of the ``hosts``; see :class:`alignment.flows.ui.guard.Guard`."""
     snapshot = IndexSnapshot(store)
-    pages = ArtifactPages(snapshot)
+    pages, runs, labels = ArtifactPages(snapshot), RunPages(snapshot), LabelPages(snapshot)
 
-    def route(path: str, endpoint: Callable[[Request], Response]) -> Route:
-        return Route(path, endpoint, methods=["GET"])
+    def route(path: str, endpoint: Callable[[Request], Any], method: str = "GET") -> Route:
+        return Route(path, endpoint, methods=[method])
 
-    tabs = {
-        "/touched": pages.touched,
-        "/changed": pages.changed,
-        "/promoted": pages.promoted,
-        "/rebuild": pages.rebuild,
-        "/files": pages.files,
-        "": pages.made,
-    }
     return Starlette(
         routes=[
             route("/", lambda _: RedirectResponse("/artifacts")),
             route("/artifacts", pages.listed),
-            *(
-                route(f"/artifacts/{{reference:path}}{tab}", of_reference(render, snapshot))
-                for tab, render in tabs.items()
-            ),
+            route("/artifacts/{reference:path}/tag", pages.move_tag, "POST"),
+            route("/artifacts/{path:path}", pages.one),
             route("/nights", NightPages(snapshot).listed),
-            route("/runs", run_pages.listed),
-            route("/runs/{run}", run_pages.one),
-            route("/runs/{run}/report", run_pages.report),
-            Route("/runs/{run}/events", run_pages.events, methods=["GET"]),
+            route("/labels", labels.listed),
+            route("/labels/{reference}", labels.one),
+            route("/labels/{reference}/results", labels.results),
+            route("/labels/{reference}/begin", labels.begin, "POST"),
+            route("/labels/{reference}/annotator", labels.name, "POST"),
+            route("/labels/{reference}/answer", labels.answer, "POST"),
+            route("/labels/{reference}/inbox", labels.to_inbox, "POST"),
+            route(SIGN_IN, sign_in_page),
+            route("/compare", ComparePages(snapshot).one),
+            route("/runs", runs.listed),
+            route("/runs/{run}", runs.one),
+            route("/runs/{run}/report", runs.report),
+            route("/runs/{run}/events", runs.events),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
         ],
         middleware=[
             Middleware(Timed),
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(Guard, token=token, hosts=hosts, reads_need_token=reads_need_token),
             Middleware(GZipMiddleware, minimum_size=1000),
         ],
         exception_handlers={AlignmentError: refused, Exception: refused},

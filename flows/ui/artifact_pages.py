@@ -3,32 +3,35 @@ is rebuilt, and its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
+from anyio import to_thread
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from alignment.flows.ui.curves import curve
+from alignment.flows.ui.guard import form_of
 from alignment.flows.ui.lanes import Ancestry, Lane, ancestry
 from alignment.flows.ui.rendering import page, start_of
+from alignment.flows.ui.sample_rows import SampleRows
 from alignment_core import journal
-from alignment_core.artifacts import Provenance, Reference
+from alignment_core.artifacts import Provenance, Reference, open_store
 from alignment_core.artifacts.index import View
 from alignment_core.artifacts.index_facts import Brief
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.artifacts.promotion import promote
 from alignment_core.errors import AlignmentError, NotFound
 from alignment_core.evaluation.metric_names import METRICS
 from alignment_core.execution.base import shows_of
 from alignment_core.host.progress_log import headline
 from alignment_core.lineage import decision as decisions
 from alignment_core.lineage.decision import Decision
-from alignment_core.lineage.diff import compare
-from alignment_core.lineage.rebuild import plan
-from alignment_core.lineage.samples import of_data, spaced
+from alignment_core.lineage.diff import compare_in
+from alignment_core.lineage.graph import Graph
+from alignment_core.lineage.rebuild import behind, plan
 from alignment_core.lineage.sources import settings_of, sources_of
 from alignment_core.tracking.metrics_file import Points, read_points
 
@@ -41,14 +44,11 @@ TABS = {
     "files": "Files and samples",
 }
 A_PAGE = 50
-EVIDENCE = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "baseline_perplexity")
+EVIDENCE = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl")
 """Metrics of an evaluation that its card shows."""
 FIRST_KINDS = ("model", "reward-model", "critic", "dataset")
-SAMPLES = 4
 DESCRIBED = 5
 """Stages that are named on the page of a recipe or an environment that describes them."""
-LARGEST_READ = 64 << 20
-"""Bytes of a data set that a page fetches to show some of its rows."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Shown:
     records: dict[str, Provenance]
     evidence: dict[int, Evidence]
     """By the identity of a lane."""
+    decisions: dict[Reference, Decision]
+    """Those that the moves of tags to its models followed."""
 
     def evidence_of(self, lane: Lane) -> Evidence | None:
         return self.evidence.get(id(lane))
@@ -95,6 +97,8 @@ class ArtifactPages:
     def __init__(self, snapshot: IndexSnapshot) -> None:
         self.snapshot = snapshot
         self.store = snapshot.store
+        self._known_decisions: dict[Reference, Decision] = {}
+        self._samples = SampleRows(snapshot)
 
     def listed(self, request: Request) -> Response:
         """All artifacts, the latest first, 50 a page; filters are in the address."""
@@ -124,11 +128,28 @@ class ArtifactPages:
             if any(query.lower() in move.name.lower() for move in moves)
         }
 
+    def one(self, request: Request) -> Response:
+        """A page of the artifact that the address names: a reference, the first digits of one, or a tag."""
+        path = request.path_params["path"]
+        text, _, tab = path.rpartition("/")
+        if tab not in TABS or not text or self.snapshot.tag(path):
+            text, tab = path, ""
+        pages = {
+            "": self.made,
+            "touched": self.touched,
+            "changed": self.changed,
+            "promoted": self.promoted,
+            "rebuild": self.rebuild,
+            "files": self.files,
+        }
+        return pages[tab](request, self.snapshot.resolve(text))
+
     def made(self, request: Request, reference: Reference) -> Response:
         """What made it: lanes, with sources at the left, and evaluations and tags at the right."""
         with self.snapshot.reading() as view:
             found = ancestry(view, reference, "all" in request.query_params)
-            shown = _shown(view, found)
+            records, evidence = _records_of(view, found)
+        shown = Shown(records, evidence, self._decisions_of(found))
         return self._artifact(
             request, reference, "", ancestry=found, shown=shown, sources_of=sources_of, settings_of=settings_of
         )
@@ -164,8 +185,11 @@ class ArtifactPages:
         asked = request.query_params.get("against", "").strip()
         problem, other, difference = "", before, None
         try:
-            other = self.store.resolve(asked) if asked else before
-            difference = compare(self.store, other, reference) if other else None
+            other = self.snapshot.resolve(asked) if asked else before
+            if other:
+                manifests = self.snapshot.manifest(other), self.snapshot.manifest(reference)
+                with self.snapshot.reading() as view:
+                    difference = compare_in(view, *manifests)
         except AlignmentError as error:
             problem = str(error)
         return self._artifact(
@@ -189,18 +213,37 @@ class ArtifactPages:
             if brief.inputs.get("policy") == reference:
                 for output in brief.outputs.values():
                     try:
-                        made.append((output, decisions.read(self.store, output)))
+                        made.append((output, self._decision(output)))
                     except (AlignmentError, OSError, ValueError) as error:
                         unreadable.append(f"the decision {output.short} cannot be read: {error}")
         made.sort(key=lambda entry: entry[1].at, reverse=True)
         moves = list(reversed(self.snapshot.moves.get(reference, [])))
-        return self._artifact(request, reference, "promoted", decisions=made, moves=moves, unreadable=unreadable)
+        tags = self.snapshot.tags
+        return self._artifact(
+            request, reference, "promoted", decisions=made, moves=moves, unreadable=unreadable, tags=tags
+        )
+
+    async def move_tag(self, request: Request) -> Response:
+        """Point a tag to the artifact, if the tag still points to what the page showed."""
+        form = await form_of(request)
+        return await to_thread.run_sync(
+            lambda: self._move_tag(self.snapshot.resolve(request.path_params["reference"]), form)
+        )
+
+    def _move_tag(self, reference: Reference, form: Mapping[str, str]) -> Response:
+        name, reason = form.get("tag", "").strip(), form.get("reason", "").strip()
+        shown = form.get(f"now:{name}")
+        promote(open_store(self.store.uri), name, reference, Reference.parse(shown) if shown else None, reason)
+        self.snapshot.refresh()
+        return RedirectResponse(f"/artifacts/{reference}/promoted", 303)
 
     def rebuild(self, request: Request, reference: Reference) -> Response:
         """What a rebuild would run, and what would differ."""
         planned, problem = None, ""
         try:
-            planned = plan(self.store, reference, reads_sources=False)
+            with self.snapshot.reading() as view:
+                records = behind(Graph.over(view), reference)
+            planned = plan(self.store, reference, reads_sources=False, records=records)
         except AlignmentError as error:
             problem = str(error)
         return self._artifact(request, reference, "rebuild", plan=planned, refused=problem)
@@ -208,7 +251,7 @@ class ArtifactPages:
     def files(self, request: Request, reference: Reference) -> Response:
         """Its files, metrics, curves and settings, and rows of it."""
         record = self._record(reference)
-        manifest = self.store.manifest(reference)
+        manifest = self.snapshot.manifest(reference)
         curves = []
         if record is not None:
             points = _points(record)
@@ -223,21 +266,25 @@ class ArtifactPages:
             "files",
             manifest=manifest,
             curves=curves,
-            rows=self._rows(reference),
+            rows=self._samples.of(reference, record, start_of(request)),
             settings=settings_of(record) if record else {},
         )
 
-    def _rows(self, reference: Reference) -> list[dict[str, Any]]:
-        """A few rows of a data set, evenly spaced."""
-        if self.store.is_pruned(reference):
-            return []
-        sizes = {entry.path: entry.size for entry in self.store.manifest(reference).files}
-        if not 0 < sizes.get("train.parquet", 0) <= LARGEST_READ:
-            return []
-        try:
-            return spaced(of_data(self.store.fetch(reference) / "train.parquet"), SAMPLES)
-        except (AlignmentError, OSError, ValueError):
-            return []
+    def _decisions_of(self, found: Ancestry) -> dict[Reference, Decision]:
+        """The decisions behind the moves of tags to the models of the lanes that are shown; those that can be read."""
+        models = [lane.makes for lane in found.lanes if lane.makes and not lane.left_out]
+        named = [move.decision for model in models for move in self.snapshot.moves.get(model, ()) if move.decision]
+        known: dict[Reference, Decision] = {}
+        for reference in named:
+            with suppress(AlignmentError, OSError, ValueError):
+                known[reference] = self._decision(reference)
+        return known
+
+    def _decision(self, reference: Reference) -> Decision:
+        """A decision, which never changes. Raises NotFound, Corrupt, OSError or ValueError."""
+        if reference not in self._known_decisions:
+            self._known_decisions[reference] = decisions.read(self.store, reference)
+        return self._known_decisions[reference]
 
     def _predecessor(self, view: View, reference: Reference) -> Reference | None:
         """The artifact of the same kind that it was made from at the shortest distance; the one before it under a tag."""
@@ -262,7 +309,7 @@ class ArtifactPages:
             with suppress(NotFound, OSError, ValueError):
                 run = journal.read(record.run_ids["prefect"]) if "prefect" in record.run_ids else None
         known = {"reference": reference, "record": record, "run": run, "described": described}
-        pruned = self.store.is_pruned(reference)
+        pruned = self.snapshot.is_pruned(reference)
         return self._page(
             request, f"artifact_{tab or 'made'}.html", tab=tab, tabs=TABS, pruned=pruned, **known, **values
         )
@@ -271,18 +318,6 @@ class ArtifactPages:
         return page(
             request, name, snapshot=self.snapshot, problem=self.snapshot.problem, age=self.snapshot.age, **values
         )
-
-
-def of_reference(
-    render: Callable[[Request, Reference], Response], snapshot: IndexSnapshot
-) -> Callable[[Request], Response]:
-    """An endpoint for the artifact that the address names: a reference, the first digits of one, or a tag."""
-
-    @wraps(render)
-    def endpoint(request: Request) -> Response:
-        return render(request, snapshot.store.resolve(request.path_params["reference"]))
-
-    return endpoint
 
 
 def _points(record: Provenance) -> Points:
@@ -302,7 +337,7 @@ def figure(record: Provenance) -> str:
     )
 
 
-def _shown(view: View, found: Ancestry) -> Shown:
+def _records_of(view: View, found: Ancestry) -> tuple[dict[str, Provenance], dict[int, Evidence]]:
     """The whole records of the lanes that are shown, and their evaluations beside the first one."""
     lanes = [lane for lane in found.lanes if not lane.left_out]
     briefs = [brief for lane in lanes for brief in (*lane.steps, *lane.data, *lane.again, *lane.evaluations[:1])]
@@ -310,7 +345,7 @@ def _shown(view: View, found: Ancestry) -> Shown:
     evaluated = [(lane, records[lane.evaluations[0].key]) for lane in lanes if lane.evaluations]
     baseline = evaluated[0][1].metrics if evaluated else {}
     evidence = {id(lane): _evidence(lane, record, baseline) for lane, record in evaluated}
-    return Shown(records, evidence)
+    return records, evidence
 
 
 def _evidence(lane: Lane, record: Provenance, baseline: dict[str, Any]) -> Evidence:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from alignment_core.artifacts import Reference
+from alignment_core.data.messages import in_words
 from alignment_core.host.progress_log import duration, number
 from alignment_core.printable import printable
 
@@ -30,11 +32,13 @@ POLICY = "; ".join(
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 LONGEST_TEXT = 4000
 """Characters of a text that a page shows; a completion may be a megabyte on one line."""
+LONGEST_WHOLE = 40_000
+"""Characters of a completion that is judged as a whole."""
 
 
 def page(request: Request, name: str, http_status: int = 200, **values: Any) -> HTMLResponse:
@@ -61,11 +65,21 @@ def count(value: float) -> str:
     return f"{value:,}".replace(",", "\u2009") if isinstance(value, int) else number(value)
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
     """The beginning of a text that is too long to be shown."""
-    if len(text) <= LONGEST_TEXT:
+    if len(text) <= longest:
         return text
-    return f"{text[:LONGEST_TEXT]} … ({count(len(text) - LONGEST_TEXT)} characters more)"
+    return f"{text[:longest]} … ({count(len(text) - longest)} characters more)"
+
+
+def whole_text(text: str) -> Markup:
+    """A completion that somebody judges: as long as a page can be."""
+    return escape(shortened(printable(text), LONGEST_WHOLE))
+
+
+def prompt_text(row: Mapping[str, Any]) -> Markup:
+    """The prompt of a pair: its messages in words, with the tools."""
+    return whole_text(in_words(row["prompt"], row.get("tools")))
 
 
 def size(value: int) -> str:
@@ -101,4 +115,6 @@ TEMPLATES.filters |= {
     "duration": duration,
     "shortened": shortened,
     "size": size,
+    "whole_text": whole_text,
+    "prompt_text": prompt_text,
 }

@@ -14,7 +14,7 @@ from alignment_core.artifacts.paths import blob_path
 from alignment_core.errors import NotFound, UserError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.nights.inbox import read_inbox
-from alignment_core.nights.labels import completions_of, exported, id_of, imported, pairs
+from alignment_core.nights.labels import add_to_inbox, completions_of, exported, id_of, imported, pairs
 from alignment_core.recipes import DataSource
 from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 from tests.align import align_here
@@ -112,6 +112,31 @@ def test_of_an_annotator_the_last_answer_counts_and_skips_and_undone_ones_do_not
     assert labels.counts == counts
 
 
+def test_rows_keep_their_pair_annotators_and_time_and_are_added_to_an_inbox_once(tmp_path: Path) -> None:
+    drawn = pairs(*rollouts(3), seed=0)
+    answers = [
+        {**drawn[0], "preferred": "a", "annotator": "bob", "at": "2026-11-25T10:00:00+00:00"},
+        {**drawn[0], "preferred": "a", "annotator": "ada", "at": "2026-11-25T11:00:00+00:00"},
+        {**drawn[0], "preferred": "b", "annotator": "eve", "at": "2026-11-25T12:00:00+00:00"},
+        {**drawn[1], "preferred": "b", "annotator": "ada", "at": "2026-11-25T11:01:00+00:00"},
+    ]
+    first = imported(labelled(tmp_path / "first.jsonl", answers[:3]))
+    kept = {"pair": drawn[0]["id"], "annotators": ["ada", "bob"], "labelled_at": "2026-11-25T11:00:00+00:00"}
+    assert [{name: row[name] for name in kept} for row in first.rows] == [kept]
+    (tmp_path / "labels-of-an-earlier-version.jsonl").write_text('{"chosen": "x"}\n[1]\n{')
+    added = add_to_inbox(first, tmp_path)
+    assert added is not None
+    assert [json.loads(line) for line in added.read_text().splitlines()] == first.rows
+    more = imported(labelled(tmp_path / "more.jsonl", [*answers, {**answers[0], "annotator": "dan"}]))
+    added = add_to_inbox(more, tmp_path)
+    assert added is not None
+    assert [json.loads(line)["pair"] for line in added.read_text().splitlines()] == [drawn[1]["id"]]
+    assert add_to_inbox(more, tmp_path) is None
+    changed = imported(labelled(tmp_path / "changed.jsonl", [{**answers[3], "preferred": "a"}]))
+    assert add_to_inbox(changed, tmp_path) is None
+    assert changed.problems == [f"{drawn[1]['id']} is in the inbox with the other answer; left out"]
+
+
 def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
     drawn = [{**row, "preferred": None} for row in pairs(*rollouts(6), seed=0)]
     rows = [
@@ -131,8 +156,8 @@ def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
     ]
     labels = imported(labelled(tmp_path / "l.jsonl", rows))
     assert labels.rows == [
-        {"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"]},
-        {"prompt": "question 1", "chosen": drawn[1]["b"], "rejected": drawn[1]["a"]},
+        {"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"], "pair": drawn[0]["id"]},
+        {"prompt": "question 1", "chosen": drawn[1]["b"], "rejected": drawn[1]["a"], "pair": drawn[1]["id"]},
     ]
     assert labels.counts == {
         "pairs": 5,
@@ -197,7 +222,8 @@ def test_a_line_ends_at_no_other_character_than_a_newline(tmp_path: Path, separa
     for known in (None, file):
         labels = imported(file, known)
         assert labels.problems == []
-        assert labels.rows == [{"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"]}]
+        row = {"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"], "pair": drawn[0]["id"]}
+        assert labels.rows == [row]
 
 
 @pytest.mark.parametrize("part", ["fields", "metadata", "responses"])
@@ -217,7 +243,8 @@ def test_records_of_argilla_count_the_majority_of_their_responses(tmp_path: Path
         record["responses"] = {"preferred": given} if given else {}
     (tmp_path / "records.json").write_text(json.dumps(records))
     labels = imported(tmp_path / "records.json")
-    assert labels.rows == [{"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"]}]
+    row = {"prompt": "question 0", "chosen": drawn[0]["a"], "rejected": drawn[0]["b"]}
+    assert labels.rows == [{**row, "pair": drawn[0]["id"], "annotators": ["0", "1"]}]
     assert {name: labels.counts[name] for name in ("labelled", "conflicts", "unlabelled")} == dict.fromkeys(
         ("labelled", "conflicts", "unlabelled"), 1
     )

@@ -1,7 +1,8 @@
 "use strict";
 // The pages work without this. `data-key` is the key that focuses a field or presses a button.
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  if (event.target.closest("input, select, textarea")) return;
   for (const element of document.querySelectorAll("[data-key]")) {
     if (!element.dataset.key.split(" ").includes(event.key)) continue;
     event.preventDefault();
@@ -10,9 +11,53 @@ document.addEventListener("keydown", (event) => {
     return;
   }
 });
-// A part of a page that the server sends again whenever it changes. The browser reconnects by itself.
+
+// New content of a part of the page; whoever was at a link or a button in it stays at the same one.
+const replace = (part, html) => {
+  const here = part.contains(document.activeElement) ? document.activeElement : null;
+  const same = (element) => element.tagName === here.tagName && element.value === here.value
+    && element.getAttribute("href") === here.getAttribute("href");
+  part.innerHTML = html;
+  if (here) ([...part.querySelectorAll("a, button")].find(same) || part.querySelector("button, a"))?.focus({ preventScroll: true });
+};
+
+// A form whose answer replaces a part of the page. What cannot be sent is sent again until the server has it.
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+const sending = new Set();
+document.addEventListener("submit", async (event) => {
+  const form = event.target.closest("form[data-replaces]");
+  if (!form) return;
+  event.preventDefault();
+  const part = document.getElementById(form.dataset.replaces);
+  if (sending.has(part)) return;  // a second key before the next pair is there is about a pair that nobody has seen
+  sending.add(part);
+  const pressed = event.submitter;
+  const body = new URLSearchParams(new FormData(form, pressed));
+  for (;;) {
+    try {
+      const answer = await fetch(form.action, { method: "POST", body, headers: { "X-Fragment": "1" } });
+      if (answer.status >= 500) throw new Error(`the server answers ${answer.status}`);
+      if (!answer.ok) {  // refused: the whole page says why
+        sending.delete(part);
+        document.documentElement.innerHTML = await answer.text();
+        return;
+      }
+      replace(part, await answer.text());
+      break;
+    } catch (error) {
+      form.querySelector(".notice").textContent = "not saved yet: the server does not answer; trying again";
+      await pause(500);
+    }
+  }
+  sending.delete(part);
+});
+window.addEventListener("beforeunload", (event) => { if (sending.size) event.preventDefault(); });
+
+// Parts of a page that the server sends again whenever they change. The browser reconnects by itself.
 for (const part of document.querySelectorAll("[data-events]")) {
   const source = new EventSource(part.dataset.events);
-  source.addEventListener("stages", (event) => { part.innerHTML = event.data; });
+  for (const name of ["stages", "samples"]) {
+    source.addEventListener(name, (event) => replace(document.getElementById(name), event.data));
+  }
   source.addEventListener("over", () => { source.close(); location.reload(); });
 }

@@ -54,7 +54,7 @@ def get(store: Store) -> Callable[..., Any]:
     """A page, looked up in the store as it is now."""
 
     def fetch(path: str, status: int = 200, **headers: str) -> Any:
-        client = TestClient(application(store), base_url="http://127.0.0.1", follow_redirects=False)
+        client = TestClient(application(store, "a-token-of-tests"), base_url="http://127.0.0.1", follow_redirects=False)
         response = client.get(path, headers=headers)
         assert response.status_code == status, response.text
         return response
@@ -123,7 +123,7 @@ def test_why_promoted_shows_the_arithmetic_of_decisions_and_refusals(make: Make,
     record(store, Decision(**compared, passed=False, gates=found, reasons=reasons, run="0eb1c584"))
     page = " ".join(get(f"/artifacts/{policy}/promoted").text.split())
     assert "Not promoted to policy/production" in page
-    assert "0.750 against 0.500: gained 0.250, required 0.100" in page
+    assert "0.750 − 0.500 = 0.250 ≥ 0.100" in page
     assert "0.500 [0.450, 0.550] · at least 0.600" in page
     assert "win_rate is 0.5 against sft, 0.1 below the minimum of 0.6" in page
     assert "No run decided about it" in get(f"/artifacts/{start}/promoted").text
@@ -193,7 +193,7 @@ def test_an_answer_carries_a_policy_that_lets_only_its_own_files_load(make: Make
     for path in ("/artifacts", "/static/ui.js", "/static/style.css", "/runs", "/nights"):
         headers = get(path).headers
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
-        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "same-origin")
     text = get("/artifacts").text
     assert not re.search(r'<script(?! src="/static/)', text)
     assert "style=" not in text
@@ -204,8 +204,8 @@ def test_another_host_name_and_changes_are_refused(make: Make, get: Any, store: 
     assert get("/artifacts", 400, host="evil.example").headers["content-security-policy"]
     for host in ("127.0.0.1:8000", "localhost:8000"):
         get("/artifacts", host=host)
-    client = TestClient(application(store), base_url="http://127.0.0.1")
-    assert {client.request(method, "/artifacts").status_code for method in ("POST", "PUT", "DELETE")} == {405}
+    client = TestClient(application(store, "a-token-of-tests"), base_url="http://127.0.0.1")
+    assert {client.request(method, "/artifacts").status_code for method in ("POST", "PUT", "DELETE")} == {403}
     assert client.get("/static/..%2fapp.py").status_code == 404
 
 

@@ -1,0 +1,278 @@
+"""The page that compares policies of runs: what differs, one plot, and the prompts where two of them disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from alignment.flows.ui.curves import MARGIN, WIDTH
+from alignment.flows.ui.rendering import page, start_of
+from alignment.flows.ui.sample_rows import LARGEST_READ
+from alignment_core import journal
+from alignment_core.artifacts import Provenance
+from alignment_core.artifacts.index import View
+from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.errors import AlignmentError, UnknownName, UserError
+from alignment_core.evaluation.metric_names import EVALUATION, METRICS, metric_of
+from alignment_core.host.progress_log import number
+from alignment_core.journal import RunRecord
+
+MOST = 12
+"""Policies that one page compares."""
+A_PAGE = 10
+FILTERS = {
+    "differ": "where A and B disagree",
+    "b": "where B is better",
+    "a": "where A is better",
+    "": "all prompts",
+}
+VERIFIED = ("verifier", "reward")
+"""Numbers of a completion that say which of two is better, the first that both have."""
+SUFFIXES = (".low", ".high", ".n", ".first")
+NO_SETTINGS = ("name", "store", "tracking")
+
+
+@dataclass(frozen=True)
+class Side:
+    """A policy of a run, by its evaluation."""
+
+    name: str
+    run: RunRecord
+    record: Provenance
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the run's recipe, or those in which a variant of a sweep differs from the others."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {name: value for name, value in self.record.metrics.items() if isinstance(value, (int, float))}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A name with a cell for each side."""
+
+    name: str
+    cells: list[str]
+
+
+@dataclass(frozen=True)
+class Whisker:
+    """A side's value with its interval, in a box of the plot."""
+
+    name: str
+    value: float
+    x: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt with a completion of two sides, and their numbers."""
+
+    prompt: str
+    label: str | None
+    texts: tuple[str, str]
+    values: tuple[float | None, float | None]
+
+
+class ComparePages:
+    """Comparisons over a snapshot of a store's index, and the journals of this home."""
+
+    def __init__(self, snapshot: IndexSnapshot) -> None:
+        self.snapshot = snapshot
+
+    def one(self, request: Request) -> Response:
+        """The policies of one run or sweep, or the last ones of several runs. Raises UserError."""
+        texts = list(dict.fromkeys(request.query_params.getlist("run")))
+        runs = [_run(text) for text in texts]
+        with self.snapshot.reading() as view:
+            sides = [side for run in runs for side in _sides(view, run, only_last=len(runs) > 1)][:MOST]
+        names = [side.name for side in sides]
+        a, b = (_number(request, key, len(sides), default) for key, default in (("a", 0), ("b", len(sides) - 1)))
+        where = request.query_params.get("where", "differ")
+        metrics = _shared(sides)
+        metric = request.query_params.get("metric", "")
+        metric = metric if metric in metrics else next(iter(metrics), "")
+        examples, problem = self._examples(sides[a], sides[b]) if len(sides) > 1 else ([], "")
+        shown = [example for example in examples if _fits(example, where)]
+        start = start_of(request)
+        return page(
+            request,
+            "compare.html",
+            snapshot=self.snapshot,
+            runs=runs,
+            sides=sides,
+            settings=_differing(sides),
+            metrics=[Row(metric_of(name).title, [_cell(side, name) for side in sides]) for name in metrics],
+            names=names,
+            metric=metric,
+            choices={name: metric_of(name).title for name in metrics},
+            plot=_plot(sides, metric),
+            a=a,
+            b=b,
+            where=where if where in FILTERS else "differ",
+            filters=FILTERS,
+            examples=shown[start : start + A_PAGE],
+            total=len(shown),
+            prompts=len(examples),
+            start=start,
+            problem_of_examples=problem,
+        )
+
+    def _examples(self, a: Side, b: Side) -> tuple[list[Example], str]:
+        """The prompts that both sides answered, with the first completion of each; or why there are none."""
+        try:
+            left, right = self._answers(a.record), self._answers(b.record)
+        except (AlignmentError, OSError, ValueError, KeyError) as error:
+            return [], f"The completions cannot be read: {error}"
+        both = [prompt for prompt in left if prompt in right]
+        if not both:
+            return [], "The two policies answered no prompt in common."
+        name = next(
+            (name for name in VERIFIED if all(side[both[0]].get(name) is not None for side in (left, right))), ""
+        )
+        return [
+            Example(
+                prompt,
+                left[prompt]["label"],
+                (left[prompt]["completion_text"], right[prompt]["completion_text"]),
+                (left[prompt].get(name), right[prompt].get(name)),
+            )
+            for prompt in both
+        ], ""
+
+    def _answers(self, record: Provenance) -> dict[str, dict[str, Any]]:
+        """The first completion of each prompt of an evaluation, with its scores, by the prompt's text."""
+        import pyarrow.parquet as pq
+
+        from alignment_core.rollout.schemas import SCORES
+
+        scores = record.inputs["scores"]
+        with self.snapshot.reading() as view:
+            maker = next(iter(view.makers(scores)))
+        rollouts = maker.inputs["rollouts"]
+        if (size := self.snapshot.manifest(rollouts).size) > LARGEST_READ:
+            raise UserError(f"{rollouts.short} has {size >> 20} MiB, more than a page reads ({LARGEST_READ >> 20} MiB)")
+        fetch = self.snapshot.store.fetch
+        columns = ["prompt", "sample", "prompt_text", "completion_text", "label"]
+        tables = [pq.read_table(path, columns=columns) for path in sorted(fetch(rollouts).glob("shard-*.parquet"))]
+        rows = [row for table in tables for row in table.to_pylist() if row["sample"] == 0]
+        known = {
+            row["prompt"]: row
+            for row in pq.read_table(fetch(scores) / SCORES, columns=["prompt", "sample", *VERIFIED]).to_pylist()
+            if row["sample"] == 0
+        }
+        return {row["prompt_text"]: {**known.get(row["prompt"], {}), **row} for row in rows}
+
+
+def _run(text: str) -> RunRecord:
+    try:
+        return journal.find(text)
+    except UserError as error:
+        raise UnknownName(str(error)) from None
+
+
+def _number(request: Request, key: str, count: int, default: int) -> int:
+    """The side that a key of the address names, from 0."""
+    text = request.query_params.get(key, "")
+    return int(text) if text.isdecimal() and len(text) < 4 and int(text) < count else max(default, 0)
+
+
+def _sides(view: View, run: RunRecord, only_last: bool) -> list[Side]:
+    """The policies of a run that were evaluated, in the order of the run; or the one that was evaluated last."""
+    lines = journal.stages(run.run_id)
+    evaluated = [line for line in lines.values() if line.stage == "evaluate" and line.reference]
+    ranked = [line for line in lines.values() if line.stage == "variants" and line.reference]
+    records = view.by_key([line.made_by for line in (*evaluated, *ranked)])
+    variants = [
+        variant for line in ranked if line.made_by in records for variant in records[line.made_by].config["variants"]
+    ]
+    fields = {variant["name"]: variant["fields"] for variant in variants}
+    sides = []
+    for line in evaluated[-1:] if only_last else evaluated:
+        record = records.get(line.made_by)
+        if record is None:  # of another store
+            continue
+        policy = line.label.removesuffix("/evaluation")
+        name = f"{run.name} {journal.short_id(run.run_id)} {policy}" if only_last else policy
+        variant = next(
+            (given for name, given in fields.items() if policy == name or policy.startswith(f"{name}/")), None
+        )
+        sides.append(Side(name, run, record, variant if variant is not None else _flat(run.recipe)))
+    return sides
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their paths, without those that change nothing."""
+    flat: dict[str, Any] = {}
+    for name, inner in value.items():
+        if not prefix and name in NO_SETTINGS:
+            continue
+        flat |= _flat(inner, f"{prefix}{name}.") if isinstance(inner, Mapping) else {f"{prefix}{name}": inner}
+    return flat
+
+
+def _differing(sides: Sequence[Side]) -> list[Row]:
+    """The settings in which sides differ."""
+    names = dict.fromkeys(name for side in sides for name in side.settings)
+    rows = []
+    for name in names:
+        cells = [str(side.settings[name]) if name in side.settings else "" for side in sides]
+        if len(set(cells)) > 1:
+            rows.append(Row(name, cells))
+    return rows
+
+
+def _shared(sides: Sequence[Side]) -> list[str]:
+    """Metrics of the evaluations, the most telling first."""
+    names = dict.fromkeys(name for side in sides for name in side.metrics if not name.endswith(SUFFIXES))
+    known = [name for name in METRICS if name in names]
+    known.sort(key=lambda name: METRICS[name].group != EVALUATION)
+    return known
+
+
+def _cell(side: Side, name: str) -> str:
+    if name not in side.metrics:
+        return ""
+    low, high = side.metrics.get(f"{name}.low"), side.metrics.get(f"{name}.high")
+    interval = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+    return f"{number(side.metrics[name])}{interval}"
+
+
+def _plot(sides: Sequence[Side], metric: str) -> list[Whisker]:
+    """A line for each side: its value with its interval, on one scale."""
+    values = [
+        (side, side.metrics[metric], side.metrics.get(f"{metric}.low"), side.metrics.get(f"{metric}.high"))
+        for side in sides
+        if metric in side.metrics
+    ]
+    ends = [end for _, *several in values for end in several if end is not None]
+    if not ends:
+        return []
+    low, high = min(ends), max(ends)
+
+    def x(value: float) -> float:
+        return MARGIN + (WIDTH - 2 * MARGIN) * ((value - low) / ((high - low) or 1))
+
+    return [
+        Whisker(
+            side.name,
+            value,
+            x(value),
+            x(value if start is None else start),
+            x(value if end is None else end),
+        )
+        for side, value, start, end in values
+    ]
+
+
+def _fits(example: Example, where: str) -> bool:
+    a, b = example.values
+    if a is None or b is None:
+        return where not in ("a", "b") and (not where or example.texts[0] != example.texts[1])
+    return {"a": a > b, "b": b > a, "": True}.get(where, a != b)

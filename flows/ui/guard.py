@@ -1,0 +1,151 @@
+"""Who may use the pages: requests that name this server, and, for changes and beyond loopback, those with the token."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from base64 import b64decode
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import URL
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from alignment.flows import access
+from alignment.flows.ui.rendering import page
+from alignment_core.errors import UserError
+from alignment_core.home import align_home
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SIGN_IN = "/sign-in"
+OPEN = (SIGN_IN, "/static/")
+"""Paths that need no token anywhere."""
+LONGEST_FORM = 1 << 16
+"""Bytes."""
+DAYS = 30
+"""Time for which a browser stays signed in."""
+
+
+def token() -> str:
+    """The token of the pages of this home, which stays the same. Raises UserError for a file with too short a one."""
+    token_file().parent.mkdir(mode=0o700, exist_ok=True)
+    return access.password(token_file())
+
+
+def token_file() -> Path:
+    """The file with the token, for this user only."""
+    return align_home() / "ui" / "token"
+
+
+class Guard:
+    """ASGI middleware. Names in ``hosts`` are those of this server; with ``reads_need_token``, nothing is shown without it.
+
+    A browser has the token in a cookie, after the sign-in page or an address with ``?token=``; its changes come from a page of
+    this server. Other programs send it in an ``Authorization`` header, as bearer or in basic form.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, hosts: Collection[str], reads_need_token: bool) -> None:
+        self.app = app
+        self._token = token
+        self._hosts = hosts
+        self._reads_need_token = reads_need_token
+        self._cookie = (
+            f"align-{hashlib.sha256(token.encode()).hexdigest()[:8]}"  # cookies are shared by all ports of a host
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        request = Request(scope, receive)
+        response = await self._refusal(request)
+        return await (response or self.app)(scope, receive, send)
+
+    async def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that goes no further."""
+        host = URL(f"http://{request.headers.get('host', '')}").hostname or ""
+        if not self._is_here(host):
+            return PlainTextResponse("this server has another name", 400)
+        if request.method == "GET" and "token" in request.query_params:
+            return self._signed_in(request, request.query_params["token"], request.url.remove_query_params("token"))
+        if request.url.path == SIGN_IN and request.method == "POST":
+            form = await form_of(request)
+            target = form.get("next", "/")
+            local = target if target.startswith("/") and not target.startswith(("//", "/\\")) else "/"
+            return self._signed_in(request, form.get("token", ""), URL(local))
+        changes = request.method not in ("GET", "HEAD")
+        request.scope["signed_in"] = signed_in = self._has_token(request, changes)
+        needs_token = changes or self._reads_need_token
+        if needs_token and not signed_in and not request.url.path.startswith(OPEN):
+            return sign_in_page(request, 403)
+        return None
+
+    def _is_here(self, host: str) -> bool:
+        if host in self._hosts:
+            return True
+        if not self._reads_need_token:
+            return False
+        with suppress(ValueError):  # no other site can have an address as its name
+            return bool(ipaddress.ip_address(host))
+        return False
+
+    def _signed_in(self, request: Request, given: str, target: URL) -> Response:
+        if not self._equals(given.strip()):
+            return sign_in_page(request, 403, "That is not the token.")
+        response = RedirectResponse(f"{target.path}?{target.query}" if target.query else target.path or "/", 303)
+        response.set_cookie(
+            self._cookie,
+            self._token,
+            max_age=DAYS * 86400,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    def _has_token(self, request: Request, changes: bool) -> bool:
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return self._equals(secret)
+        if scheme.lower() == "basic":
+            with suppress(ValueError):
+                return self._equals(b64decode(secret, validate=True).decode())
+            return False
+        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+        from_own_page = request.headers.get("origin") == own  # cookies also come along from pages of other ports
+        return self._equals(request.cookies.get(self._cookie, "")) and (from_own_page or not changes)
+
+    def _equals(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form that was sent. Raises UserError if they are too long."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LONGEST_FORM:
+            raise UserError(f"a form may have {LONGEST_FORM:,} bytes")
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+
+
+def sign_in_page(request: Request, status: int = 200, problem: str = "") -> Response:
+    """The page that asks for the token, and leads back to the page that was asked for."""
+    path = request.query_params.get("next") or request.url.path
+    target = path if request.method == "GET" and path != SIGN_IN else request.query_params.get("next", "/")
+    return page(request, "sign_in.html", status, target=target, refusal=problem, file=token_file())
+
+
+def sign_in_address(path: str) -> str:
+    """The address of the sign-in page that leads back to a page."""
+    return f"{SIGN_IN}?{urlencode({'next': path})}"
+
+
+def names_of_this_machine(host: str) -> tuple[str, ...]:
+    """The names under which a server that listens at ``host`` is called: of loopback, of the machine, and the one given."""
+    return tuple(dict.fromkeys((*LOOPBACK, host, socket.gethostname(), socket.getfqdn())))

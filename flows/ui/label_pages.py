@@ -1,0 +1,230 @@
+"""The pages where people say which of two completions is better."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from alignment.flows.ui.guard import form_of
+from alignment.flows.ui.rendering import page
+from alignment_core import journal
+from alignment_core.artifacts import Reference
+from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.errors import NotFound, UserError
+from alignment_core.nights.labelling import PAIRS, Labelling, begun, check_name, folder_of
+from alignment_core.nights.labels import Labels, add_to_inbox, imported
+from alignment_core.processes import inherited
+from alignment_core.recipes.paths import fixed_part
+
+A_PAGE = 50
+ANNOTATOR = "annotator"
+"""Cookie with the name of the one who labels."""
+CHOICES = ("left", "right", "tie", "both_bad", "skip", "undo")
+PAIRS_SECONDS = 300.0
+LAST_WORDS = 200
+"""Of the error of a process, which may follow warnings."""
+Form = Mapping[str, str]
+Change = Callable[["LabelPages", Request, Reference, Form], Response]
+
+
+def edits(change: Change) -> Callable[[LabelPages, Request], Any]:
+    """An endpoint that changes the labelling of the round that the address names, with the fields of a form."""
+
+    @wraps(change)
+    async def endpoint(self: LabelPages, request: Request) -> Response:
+        form = await form_of(request)
+        return await to_thread.run_sync(lambda: change(self, request, self.resolve(request), form))
+
+    return endpoint
+
+
+class LabelPages:
+    """Pages over the pairs of a store's rounds; pairs and answers lie in the home."""
+
+    def __init__(self, snapshot: IndexSnapshot) -> None:
+        self.snapshot = snapshot
+        self._guard = threading.Lock()
+        self._open: dict[Reference, Labelling] = {}
+
+    def resolve(self, request: Request) -> Reference:
+        """The round that the address names. Raises UnknownName, and UserError for another kind of artifact."""
+        reference = self.snapshot.store.resolve(request.path_params["reference"])
+        if reference.kind not in ("scores", "rollouts"):
+            raise UserError(f"{reference.short} is a {reference.kind}: pairs are made of scores or rollouts")
+        return reference
+
+    def listed(self, request: Request) -> Response:
+        """Rounds that are labelled, and scored completions that can be."""
+        with self.snapshot.reading() as view:
+            scored = view.search("", "scores", (), 0, A_PAGE)
+        labelled = [(reference, self._labelling(reference)) for reference in begun()]
+        known = {reference for reference, _ in labelled}
+        return self._page(
+            request,
+            "labels.html",
+            labelled=[(reference, labelling) for reference, labelling in labelled if labelling],
+            rounds=[
+                entry
+                for entry in scored
+                if entry.reference not in known and entry.brief and "/evaluation/" not in entry.brief.label
+            ],
+        )
+
+    def one(self, request: Request) -> Response:
+        """The next pair; before the first one, the form that makes the pairs, and the one for the annotator's name."""
+        reference = self.resolve(request)
+        labelling, annotator = self._labelling(reference), self._annotator(request)
+        shown = self._shown(labelling, annotator) if labelling and annotator else {}
+        known = {"reference": reference, "labelling": labelling, "annotator": annotator, "problem": ""}
+        return self._page(request, "label.html", **known, **shown)
+
+    @edits
+    def begin(self, request: Request, reference: Reference, form: Form) -> Response:
+        """Make the pairs, in a process of its own: it needs the policy's tokenizer."""
+        most = form.get("most", "").strip()
+        if most and (not most.isdecimal() or not int(most)):
+            raise UserError(f"Maximum number of pairs: {most!r} is no whole number above 0")
+        done = subprocess.run(
+            [sys.executable, "-m", Labelling.__module__, self.snapshot.store.uri, str(reference), most],
+            env=inherited(),
+            capture_output=True,
+            text=True,
+            timeout=PAIRS_SECONDS,
+            check=False,
+        )
+        if done.returncode and self._labelling(reference) is None:
+            raise UserError(" ".join(done.stderr.split()[-LAST_WORDS:]))
+        return self._back(reference)
+
+    @edits
+    def name(self, request: Request, reference: Reference, form: Form) -> Response:
+        """Keep the annotator's name in a cookie."""
+        annotator = " ".join(form.get("annotator", "").split())
+        check_name(annotator)
+        response = self._back(reference)
+        encoded = annotator.encode().hex()
+        response.set_cookie(ANNOTATOR, encoded, max_age=365 * 86400, httponly=True, samesite="strict")
+        return response
+
+    @edits
+    def answer(self, request: Request, reference: Reference, form: Form) -> Response:
+        """Keep an answer, and show the next pair."""
+        labelling, annotator = self._begun(reference), self._annotator(request)
+        choice, identity = form.get("answer", ""), form.get("pair", "")
+        check_name(annotator)
+        if choice not in CHOICES:
+            raise UserError(f"answer {choice!r}: one of {', '.join(CHOICES)} is needed")
+        if choice == "undo":
+            labelling.undo(annotator)
+        else:
+            task = labelling.task_of(identity, annotator)
+            labelling.answer(annotator, identity, {"left": task.left, "right": task.right}.get(choice, choice))
+        if "x-fragment" not in request.headers:
+            return self._back(reference)
+        shown = self._shown(labelling, annotator)
+        return page(request, "label_pair.html", reference=reference, labelling=labelling, **shown)
+
+    def results(self, request: Request) -> Response:
+        """How many answers there are of whom; with the annotator's own ones complete, also what they are."""
+        reference = self.resolve(request)
+        return self._results(request, reference)
+
+    @edits
+    def to_inbox(self, request: Request, reference: Reference, form: Form) -> Response:
+        """Add the labels to an inbox as preference rows."""
+        labelling = self._begun(reference)
+        inbox = Path(form.get("inbox", "").strip()).expanduser()
+        if not inbox.is_absolute() or not inbox.is_dir():
+            raise UserError(f"Inbox {inbox}: no such folder; an absolute path is needed")
+        labels = _imported(labelling)
+        written = add_to_inbox(labels, inbox)
+        rows = len(labels.rows)
+        outcome = (
+            f"The rows are in {written}." if written else f"No new row: of {rows} preferences all are there already."
+        )
+        return self._results(request, reference, outcome, labels)
+
+    def _results(
+        self, request: Request, reference: Reference, outcome: str = "", labels: Labels | None = None
+    ) -> Response:
+        labelling, annotator = self._begun(reference), self._annotator(request)
+        answers = labelling.answers()
+        done = len(answers.get(annotator, ())) == len(labelling.pairs)
+        return self._page(
+            request,
+            "label_results.html",
+            reference=reference,
+            labelling=labelling,
+            answers=answers,
+            done=done,
+            agreement=labelling.agreement() if done else None,
+            disputed=_disputed(labelling, answers)[:A_PAGE] if done else [],
+            labels=labels or (_imported(labelling) if labelling.file.exists() else Labels()),
+            inboxes=_inboxes(),
+            outcome=outcome,
+        )
+
+    def _shown(self, labelling: Labelling, annotator: str) -> dict[str, Any]:
+        given = labelling.answers().get(annotator, {})
+        return {"task": labelling.task(annotator), "given": len(given), "total": len(labelling.pairs)}
+
+    def _labelling(self, reference: Reference) -> Labelling | None:
+        """The pairs of a round and their answers; None if nobody has made the pairs."""
+        with self._guard:
+            if reference not in self._open and (folder_of(reference) / PAIRS).exists():
+                self._open[reference] = Labelling(folder_of(reference))
+            return self._open.get(reference)
+
+    def _begun(self, reference: Reference) -> Labelling:
+        labelling = self._labelling(reference)
+        if labelling is None:
+            raise NotFound(f"{reference.short}: its pairs are not made yet")
+        return labelling
+
+    def _annotator(self, request: Request) -> str:
+        try:
+            return bytes.fromhex(request.cookies.get(ANNOTATOR, "")).decode()
+        except ValueError:
+            return ""
+
+    def _back(self, reference: Reference) -> Response:
+        return RedirectResponse(f"/labels/{reference}", 303)
+
+    def _page(self, request: Request, name: str, **values: Any) -> Response:
+        return page(request, name, **{"snapshot": self.snapshot, **values})
+
+
+def _imported(labelling: Labelling) -> Labels:
+    return imported(labelling.file, labelling.folder / PAIRS)
+
+
+def _disputed(
+    labelling: Labelling, answers: Mapping[str, Mapping[str, str]]
+) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """Pairs with different answers, with those by annotator."""
+    given = {
+        identity: {who: each[identity] for who, each in answers.items() if each.get(identity, "skip") != "skip"}
+        for identity in labelling.pairs
+    }
+    return [(labelling.pairs[identity], by) for identity, by in given.items() if len(set(by.values())) > 1]
+
+
+def _inboxes() -> list[str]:
+    """The folders that nightly runs of this home take rows from, the latest first."""
+    folders: dict[str, None] = {}
+    for record in reversed(journal.runs()):
+        data = (record.recipe.get("dpo") or {}).get("data") if record.recipe.get("method") == "nightly" else None
+        for source in data if isinstance(data, list) else [data]:
+            path = source.get("path") if isinstance(source, dict) else None
+            if isinstance(path, str) and ":" not in path:
+                folders[str(fixed_part(Path(path).expanduser())[0])] = None
+    return list(folders)[:10]

@@ -1,0 +1,255 @@
+"""Rows of artifacts for people: prompts with their completions, pairs side by side, tokens shaded by probability or loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.artifacts import Provenance, Reference
+from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.errors import AlignmentError
+from alignment_core.lineage.samples import DATA, HIDDEN, SHARDS, STEPS, text_of
+from alignment_core.rollout.schemas import SCORES
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+A_PAGE = 4
+"""Rows, or prompts with all of their completions."""
+MOST_COMPLETIONS, MOST_TOKENS = 4, 300
+LARGEST_READ = 64 << 20
+"""Bytes of an artifact that a page fetches to show some of its rows."""
+SHADES = ((-2.3026, "p3"), (-0.6931, "p2"), (-0.1054, "p1"))
+"""Highest log-probability of a shade: of probabilities below 0.1, 0.5 and 0.9."""
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring tokens that look alike."""
+
+    text: str
+    look: str = ""
+    """Class of the style sheet: a shade, or ``masked`` for tokens without a loss."""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A completion, one half of a pair, or a text."""
+
+    pieces: list[Piece]
+    look: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row, or a prompt with its completions."""
+
+    prompt: str
+    sides: list[Side]
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some rows of an artifact, from the one with the number ``start``."""
+
+    samples: list[Sample]
+    start: int
+    total: int
+    is_shaded: bool = False
+    is_masked: bool = False
+    problem: str = ""
+
+    @property
+    def more(self) -> bool:
+        return self.start + len(self.samples) < self.total
+
+
+class SampleRows:
+    """Rows of the artifacts of a store, whose tokens are shown by the tokenizers of its models."""
+
+    def __init__(self, snapshot: IndexSnapshot) -> None:
+        self.snapshot = snapshot
+        self._tokenizers: dict[Reference, Tokenizer | None] = {}
+
+    def of(self, reference: Reference, record: Provenance | None, start: int) -> Samples | None:
+        """Rows of an artifact; None if it has no rows."""
+        manifest = self.snapshot.manifest(reference)
+        readers: dict[str, Callable[[Path, Provenance | None, int], Samples]] = {
+            SHARDS: self._completions,
+            SCORES: self._scored,
+            STEPS: self._trajectories,
+            DATA: self._data,
+        }
+        reader = next(
+            (readers[form] for form in readers for entry in manifest.files if fnmatchcase(entry.path, form)), None
+        )
+        if reader is None or self.snapshot.is_pruned(reference):
+            return None
+        if manifest.size > LARGEST_READ:
+            return Samples([], 0, 0, problem=f"Rows of artifacts above {LARGEST_READ >> 20} MiB are not shown here.")
+        try:
+            return reader(self.snapshot.store.fetch(reference), record, start)
+        except (AlignmentError, OSError, ValueError, KeyError) as error:  # damaged, or written by another version
+            return Samples([], 0, 0, problem=f"Its rows cannot be read: {error}")
+
+    def _completions(self, folder: Path, record: Provenance | None, start: int) -> Samples:
+        return self._groups(sorted(folder.glob(SHARDS)), "logps", start)
+
+    def _scored(self, folder: Path, record: Provenance | None, start: int) -> Samples:
+        import pyarrow.parquet as pq
+
+        if record is None or "rollouts" not in record.inputs:
+            return Samples([], 0, 0)
+        scores = {(row["prompt"], row["sample"]): row for row in pq.read_table(folder / SCORES).to_pylist()}
+        rollouts = self.snapshot.store.fetch(record.inputs["rollouts"])
+        return self._groups(sorted(rollouts.glob(SHARDS)), "logps", start, scores)
+
+    def _trajectories(self, folder: Path, record: Provenance | None, start: int) -> Samples:
+        """Of the last step that was kept."""
+        return self._groups(sorted(folder.glob(STEPS))[-1:], "rollout_logps", start)
+
+    def _groups(
+        self,
+        paths: Sequence[Path],
+        logps: str,
+        start: int,
+        scores: Mapping[tuple[int, int], dict[str, Any]] | None = None,
+    ) -> Samples:
+        """Prompts with their completions."""
+        import pyarrow.parquet as pq
+
+        names = pq.read_schema(paths[0]).names
+        group = "group" if "group" in names else "prompt"
+        numbers = [number for path in paths for number in pq.read_table(path, columns=[group])[group].to_pylist()]
+        prompts = list(dict.fromkeys(numbers))
+        shown = prompts[start : start + A_PAGE]
+        rows = [row for path in paths for row in pq.read_table(path, filters=[(group, "in", shown)]).to_pylist()]
+        tokenizer = self._tokenizer(Reference.parse(rows[0]["policy"])) if rows else None
+        samples = []
+        for number in shown:
+            several = [row for row in rows if row[group] == number]
+            sides = [
+                Side(
+                    _shaded(tokenizer, row["completion_ids"], row[logps], row.get("mask"), row["completion_text"]),
+                    notes=_notes({**row, **((scores or {}).get((row["prompt"], row["sample"])) or {})}),
+                )
+                for row in several[:MOST_COMPLETIONS]
+            ]
+            label = {"label": several[0]["label"]} if several[0]["label"] is not None else {}
+            hidden = len(several) - MOST_COMPLETIONS
+            more = {"not shown": f"{hidden} more completions"} if hidden > 0 else {}
+            samples.append(Sample(several[0]["prompt_text"], sides, {**label, **more}))
+        masked = any(piece.look == "masked" for sample in samples for side in sample.sides for piece in side.pieces)
+        return Samples(samples, start, len(prompts), is_shaded=tokenizer is not None, is_masked=masked)
+
+    def _data(self, folder: Path, record: Provenance | None, start: int) -> Samples:
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(folder / DATA)
+        rows = table.slice(start, A_PAGE).to_pylist()
+        masked = {"input_ids", "loss_mask"} <= set(table.column_names)
+        tokenizer = self._tokenizer(record.inputs.get("tokenizer")) if record and masked else None
+        samples = [_of_row(row, tokenizer) for row in rows]
+        return Samples(samples, start, table.num_rows, is_masked=tokenizer is not None)
+
+    def _tokenizer(self, model: Reference | None) -> Tokenizer | None:
+        """The tokenizer of a model; None if it has none that can be read without its own code."""
+        if model is not None and model not in self._tokenizers:
+            self._tokenizers[model] = self._read_tokenizer(model)
+        return self._tokenizers[model] if model else None
+
+    def _read_tokenizer(self, model: Reference) -> Tokenizer | None:
+        from tokenizers import Tokenizer
+
+        store = self.snapshot.store
+        try:
+            entry = next(entry for entry in self.snapshot.manifest(model).files if entry.path == TOKENIZER)
+            with store.workspace.scratch() as scratch:
+                store.blobs.get(model.short, entry, scratch / TOKENIZER)
+                return Tokenizer.from_file(str(scratch / TOKENIZER))
+        except Exception:  # of any type, from the Rust library, too: texts are shown as they are
+            return None
+
+
+def _of_row(row: dict[str, Any], tokenizer: Tokenizer | None) -> Sample:
+    """A row of a data set, of whatever kind."""
+    if "chosen" in row:
+        sides = [Side([Piece(str(row[name]))], look=name) for name in ("chosen", "rejected")]
+        return Sample(str(row["prompt"]), sides, _fields(row, "prompt", "chosen", "rejected"))
+    if tokenizer is not None:
+        looks = ["" if counts else "masked" for counts in row["loss_mask"]]
+        return Sample("", [Side(_merged(tokenizer, row["input_ids"], looks))], _fields(row, "text"))
+    return Sample("", [], _fields(row))
+
+
+def _fields(row: Mapping[str, Any], *left_out: str) -> dict[str, str]:
+    """The texts and numbers of a row, without its token ids."""
+    return {
+        name: text_of(value)
+        for name, value in row.items()
+        if name not in (*left_out, *HIDDEN) and value is not None and not isinstance(value, list)
+    }
+
+
+def _notes(row: Mapping[str, Any]) -> str:
+    names = ("reward", "verifier", "finish_reason")
+    return " · ".join(f"{name.replace('_', ' ')} {text_of(row[name])}" for name in names if row.get(name) is not None)
+
+
+def _shaded(
+    tokenizer: Tokenizer | None,
+    ids: Sequence[int],
+    logps: Sequence[float | None] | None,
+    mask: Sequence[bool] | None,
+    text: str,
+) -> list[Piece]:
+    """A completion whose tokens are shaded by their probability; as it is, without a tokenizer."""
+    if tokenizer is None or not logps:
+        return [Piece(text)]
+    looks = []
+    for place, logp in enumerate(logps):
+        trained = mask is None or place >= len(mask) or mask[place]
+        shade = next((look for highest, look in SHADES if logp is not None and logp < highest), "")
+        looks.append(shade if trained else "masked")
+    return _merged(tokenizer, ids, looks, [None if logp is None else f"{logp:.2f}" for logp in logps])
+
+
+def _merged(
+    tokenizer: Tokenizer, ids: Sequence[int], looks: Sequence[str], titles: Sequence[str | None] | None = None
+) -> list[Piece]:
+    """Tokens in the order of the text, without a border between neighbours that look alike; shaded ones have a title."""
+    pieces: list[Piece] = []
+    for text, place in _texts(tokenizer, ids[:MOST_TOKENS]):
+        look = looks[place]
+        title = (titles[place] or "") if titles and look.startswith("p") else ""
+        if pieces and pieces[-1].look == look and not title:
+            pieces[-1] = Piece(pieces[-1].text + text, look)
+        else:
+            pieces.append(Piece(text, look, title))
+    if len(ids) > MOST_TOKENS:
+        pieces.append(Piece(f" … ({len(ids) - MOST_TOKENS} tokens more)", "masked"))
+    return pieces
+
+
+def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, int]]:
+    """The text of each token with its place. Tokens that are parts of one character are together, at the place of the last.
+
+    A token's text depends on the one before it: tokenizers drop the space in front of a first word.
+    """
+    texts = []
+    before, start = 0, 0
+    for end in range(1, len(ids) + 1):
+        known = tokenizer.decode(list(ids[before:start]), skip_special_tokens=False)
+        text = tokenizer.decode(list(ids[before:end]), skip_special_tokens=False)
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
+            continue
+        texts.append((text[len(known) :], end - 1))
+        before, start = start, end
+    return texts
