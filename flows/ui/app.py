@@ -26,10 +26,13 @@ from alignment.flows.ui.rendering import FOLDER, HEADERS, page
 from alignment.flows.ui.run_pages import RunPages
 from alignment_core.artifacts import Store
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
-from alignment_core.errors import AlignmentError, NotFound, UnknownName, UserError
+from alignment_core.errors import AlignmentError, Conflict, NotFound, UnknownName, UserError
 
 IDLE_SECONDS = 60.0
 """Time without readers after which the snapshot of the index is released."""
+
+
+STATUS: dict[type[Exception], int] = {NotFound: 404, UnknownName: 404, Conflict: 409, UserError: 400}
 
 
 class Timed:
@@ -111,5 +114,5 @@ async def _releasing(snapshot: IndexSnapshot) -> AsyncIterator[None]:
 
 def refused(request: Request, error: Exception) -> Response:
     """The page of an error: its sentence."""
-    status = 404 if isinstance(error, (NotFound, UnknownName)) else 400 if isinstance(error, UserError) else 500
+    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
     return page(request, "error.html", status, sentence=str(error), code=status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 from base64 import b64decode
 from collections.abc import Collection
@@ -43,6 +44,9 @@ def token_file() -> Path:
     return align_home() / "ui" / "token"
 
 
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(:[0-9]+)?")
+
+
 class Guard:
     """ASGI middleware. Names in ``hosts`` are those of this server; with ``reads_need_token``, nothing is shown without it.
 
@@ -68,13 +72,16 @@ class Guard:
 
     async def _refusal(self, request: Request) -> Response | None:
         """The answer to a request that goes no further."""
-        host = URL(f"http://{request.headers.get('host', '')}").hostname or ""
-        if not self._is_here(host):
+        named = _HOST.fullmatch(request.headers.get("host", ""))
+        if named is None or not self._is_here(named["name"].strip("[]")):
             return PlainTextResponse("this server has another name", 400)
         if request.method == "GET" and "token" in request.query_params:
             return self._signed_in(request, request.query_params["token"], request.url.remove_query_params("token"))
         if request.url.path == SIGN_IN and request.method == "POST":
-            form = await form_of(request)
+            try:
+                form = await form_of(request)
+            except UserError as error:
+                return sign_in_page(request, 400, str(error))
             target = form.get("next", "/")
             local = target if target.startswith("/") and not target.startswith(("//", "/\\")) else "/"
             return self._signed_in(request, form.get("token", ""), URL(local))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from pathlib import Path
@@ -10,55 +9,19 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Reference, Store
-from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.artifacts import Reference, Store
 from alignment_core.nights.labelling import GIVEN, PAIRS
 from alignment_core.nights.labels import imported
-from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
+from tests.answered import publish_round
 from tests.browser.conftest import Ui, Watch, start
 
 KEYS = ("ArrowLeft", "ArrowRight", "ArrowDown", "b", "s")
 PROMPTS = 64
 
 
-def publish_round(store: Store, folder: Path, texts: tuple[str, str] = ("a good answer", "a bad answer")) -> Reference:
-    """Scores of two completions of each of 64 prompts, by a policy that has a tokenizer and no weights."""
-    tokenizer = byte_tokenizer()
-    tokenizer.save_pretrained(folder / "policy")
-    policy = store.publish(folder / "policy", "model")
-    rows: list[dict[str, Any]] = []
-    for prompt in range(PROMPTS):
-        for sample, text in enumerate(texts):
-            completion = f"{text} to {prompt}"
-            rows.append(
-                {
-                    "policy": str(policy),
-                    "prompt": prompt,
-                    "sample": sample,
-                    "prompt_ids": [1],
-                    "completion_ids": tokenizer(f"{completion}<eos>")["input_ids"],
-                    "logps": [-1.0],
-                    "prompt_text": f"<user>{prompt}",
-                    "messages": json.dumps(f"question {prompt} {texts[1]}"),
-                    "completion_text": completion,
-                    "finish_reason": "stop",
-                    "source": f"p:{prompt}",
-                }
-            )
-    (folder / "rollouts").mkdir()
-    write_table(rows, rollout_schema(), folder / "rollouts" / "shard-00000.parquet")
-    made = {"started_at": "2026-11-25T10:00:00+00:00", "finished_at": "2026-11-25T10:00:01+00:00"}
-    rollouts = store.publish(folder / "rollouts", "rollouts")
-    (folder / "scores").mkdir()
-    scored = [{"prompt": row["prompt"], "sample": row["sample"], "reward": -row["sample"]} for row in rows]
-    write_table(scored, score_schema(), folder / "scores" / SCORES)
-    draft = ProvenanceDraft(key="1" * 64, stage="score", label="round-1/score", inputs={"rollouts": rollouts}, **made)
-    return store.publish(folder / "scores", "scores", draft)
-
-
 @pytest.fixture
 def round_(empty_store: Store, tmp_path: Path) -> Reference:
-    return publish_round(empty_store, tmp_path)
+    return publish_round(empty_store, tmp_path / "made", PROMPTS)[1]
 
 
 @pytest.fixture

@@ -5,61 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
 from alignment.flows.ui.app import application
-from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
-from alignment_core.canonical import digest_of
+from alignment_core.artifacts import Reference, Store
 from alignment_core.evaluation.gates import judged
 from alignment_core.journal import Journal, new_record
 from alignment_core.lineage.decision import Decision, record
 from alignment_core.recipes import Gate
+from tests.flows.ui.conftest import TOKEN, Make
 
-Make = Callable[..., Reference]
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202eabc{{ 7 * 7 }}"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
-
-
-@pytest.fixture
-def make(store: Store, tmp_path: Path) -> Make:
-    """Publish the output of a stage, with a row of text if it is a data set."""
-
-    def publish(label: str, kind: str = "model", row: Mapping[str, str] = {}, **fields: Any) -> Reference:
-        folder = tmp_path / digest_of([label, kind])[:10]
-        folder.mkdir()
-        (folder / "content").write_text(label)
-        if row:
-            pq.write_table(pa.table({name: pa.array([text]) for name, text in row.items()}), folder / "train.parquet")
-        number = len(list(tmp_path.iterdir()))
-        at = f"2026-11-25T10:{number // 60:02}:{number % 60:02}.000+00:00"
-        made = {"key": digest_of([label, kind]), "stage": "sft", "label": label, "started_at": at, "finished_at": at}
-        return store.publish(folder, kind, ProvenanceDraft.model_validate(made | fields))
-
-    return publish
-
-
-@pytest.fixture
-def get(store: Store) -> Callable[..., Any]:
-    """A page, looked up in the store as it is now."""
-
-    def fetch(path: str, status: int = 200, **headers: str) -> Any:
-        client = TestClient(application(store, "a-token-of-tests"), base_url="http://127.0.0.1", follow_redirects=False)
-        response = client.get(path, headers=headers)
-        assert response.status_code == status, response.text
-        return response
-
-    return fetch
 
 
 TABS = ("", "/touched", "/changed", "/promoted", "/rebuild", "/files")
@@ -204,15 +163,12 @@ def test_another_host_name_and_changes_are_refused(make: Make, get: Any, store: 
     assert get("/artifacts", 400, host="evil.example").headers["content-security-policy"]
     for host in ("127.0.0.1:8000", "localhost:8000"):
         get("/artifacts", host=host)
-    client = TestClient(application(store, "a-token-of-tests"), base_url="http://127.0.0.1")
+    client = TestClient(application(store, TOKEN), base_url="http://127.0.0.1")
     assert {client.request(method, "/artifacts").status_code for method in ("POST", "PUT", "DELETE")} == {403}
     assert client.get("/static/..%2fapp.py").status_code == 404
 
 
-def test_an_unknown_artifact_and_an_empty_store_are_said(
-    get: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
+def test_an_unknown_artifact_and_an_empty_store_are_said(get: Any) -> None:
     assert "There is no artifact yet" in get("/artifacts").text
     assert "has no artifact" in get("/artifacts/abcdef", 404).text
     assert "no run yet" in get("/runs/abcdef", 404).text
@@ -221,8 +177,7 @@ def test_an_unknown_artifact_and_an_empty_store_are_said(
 
 
 @pytest.fixture
-def journal_of_a_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
-    monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
+def journal_of_a_run(store: Store) -> Journal:
     return Journal(new_record("0eb1c584-1111", "quickstart", {"name": "quickstart"}, store.uri))
 
 

@@ -1,0 +1,79 @@
+"""The page that compares runs: one table, one plot, and the prompts where two policies disagree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.canonical import digest_of
+from alignment_core.journal import Journal, new_record
+from tests.answered import AT, publish_round
+from tests.flows.ui.test_pages import HOSTILE
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(store: Store, tmp_path: Path) -> Run:
+    """A run with an evaluation of completions with a text for each prompt."""
+
+    def finished(number: int, text: str, accuracy: float, label: str = "dpo", **recipe: Any) -> str:
+        folder = tmp_path / f"run-{number}"
+        _, scores = publish_round(store, folder, texts=(text,), label=label)
+        metrics = {"accuracy": accuracy, "accuracy.low": accuracy - 0.1, "accuracy.high": accuracy + 0.1}
+        (folder / "evaluation").mkdir()
+        (folder / "evaluation" / "e.json").write_text(str(number))
+        key = digest_of(["evaluate", number])
+        made = ProvenanceDraft(
+            key=key, stage="evaluate", label=f"{label}/evaluation", inputs={"scores": scores}, metrics=metrics, **AT
+        )
+        evaluation: Reference = store.publish(folder / "evaluation", "evaluation", made)
+        run_id = f"{number}eb1c584-1111"
+        with Journal(new_record(run_id, f"run-{number}", {"name": f"run-{number}", **recipe}, store.uri)).open() as journal:
+            line = {"stage": "evaluate", "key": key, "key_parts": {"stage": "evaluate", "inputs": {}}}
+            journal.stage(f"{label}/evaluation", "run", **line, outputs={"evaluation": str(evaluation)}, made_by=key)
+        return run_id
+
+    return finished
+
+
+def test_runs_differ_in_settings_metrics_and_completions(run: Run, get: Any) -> None:
+    first = run(1, "same", 0.5, dpo={"loss": {"beta": 0.1}, "steps": 3})
+    second = run(2, "other", 0.75, dpo={"loss": {"beta": 0.5}, "steps": 3})
+    page = get(f"/compare?run={first}&run={second}&where=").text
+    for text in ("0.500 [0.400, 0.600]", "0.750 [0.650, 0.850]", "dpo.loss.beta", "same to 0", "other to 0"):
+        assert text in page
+    assert "dpo.steps" not in page
+    # On a scale from 0.4 to 0.85 the points are at (0.5-0.4)/0.45 and (0.75-0.4)/0.45 of 308 pixels from 6.
+    assert re.findall(r'circle class="made track-0" cx="([\d.]+)"', page) == ["74.4", "245.6"]
+    assert f'value="{first}"' in get("/runs").text
+
+
+def test_a_filter_shows_the_prompts_where_a_side_is_better(run: Run, get: Any) -> None:
+    page = get(f"/compare?run={run(1, 'same', 0.5)}&run={run(2, 'same', 0.5)}&where=b").text
+    assert "0 of 3" in page
+    assert "3 of 3" in get("/compare?run=1eb1c584-1111&run=2eb1c584-1111&where=").text
+
+
+def test_what_cannot_be_compared_is_said(run: Run, get: Any) -> None:
+    assert "Choose the runs" in get("/compare").text
+    assert "no run" in get("/compare?run=nothing", 404).text
+    only = run(1, "same", 0.5)
+    page = get(f"/compare?run={only}&a=x&b=99&metric=none&from=-1").text
+    assert "0.500 [0.400, 0.600]" in page
+    assert "Prompts" not in page
+    with Journal(new_record("3eb1c584-1111", "no-evaluation", {}, "/elsewhere")).open():
+        pass
+    assert "has no evaluated policy" in get("/compare?run=3eb1c584-1111").text
+
+
+def test_text_of_others_stays_text(run: Run, get: Any) -> None:
+    runs = [run(1, HOSTILE, 0.5, dpo={"x": HOSTILE}), run(2, "b", 0.5, label="x<script>alert(1)")]
+    text = get(f"/compare?run={runs[0]}&run={runs[1]}&where=").text
+    assert "<script>alert" not in text
+    assert "<img" not in text

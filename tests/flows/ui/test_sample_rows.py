@@ -1,0 +1,101 @@
+"""Rows on the page of an artifact: completions with shaded tokens, loss masks, pairs side by side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from alignment.flows.ui.sample_rows import _texts
+from alignment_core.artifacts import ProvenanceDraft, Store
+from alignment_core.models.tokenizer import byte_tokenizer
+from tests.answered import AT, publish_round
+from tests.flows.ui.conftest import Make
+from tests.flows.ui.test_pages import HOSTILE
+
+
+def test_completions_are_shaded_by_the_probability_of_their_tokens(store: Store, tmp_path: Path, get: Any) -> None:
+    rollouts, scores = publish_round(store, tmp_path / "made", prompts=6)
+    page = get(f"/artifacts/{rollouts}/files").text
+    # "a good answer": log-probabilities -0.01, -0.5, -1, -3, -0.01 …; probabilities 0.99, 0.61, 0.37, 0.05.
+    assert 'a<span class="p1" title="-0.50"> </span><span class="p2" title="-1.00">g</span>' in page
+    assert '<span class="p3" title="-3.00">o</span>od answer to 0&lt;eos&gt;' in page
+    assert page.count('<section class="sample"') == 4
+    assert "1 to 4 of 6" in page
+    rest = get(f"/artifacts/{rollouts}/files?from=4").text
+    assert rest.count('<section class="sample"') == 2
+    assert "reward" not in re.sub(r"(?s)<h2>Metrics.*", "", page)
+    scored = get(f"/artifacts/{scores}/files").text
+    assert "reward 0 · finish reason stop" in scored
+    assert "reward -1 · finish reason stop" in scored
+
+
+def test_tokens_without_a_loss_are_marked(store: Store, make: Make, tmp_path: Path, get: Any) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "policy")
+    model = store.publish(tmp_path / "policy", "model")
+    ids = tokenizer("why? yes")["input_ids"]
+    mask = [0] * 5 + [1] * (len(ids) - 5)
+    (tmp_path / "data").mkdir()
+    table = {"input_ids": [ids], "loss_mask": [mask], "text": ["why? yes"], "source": ["s"]}
+    pq.write_table(pa.table(table), tmp_path / "data" / "train.parquet")
+    made = ProvenanceDraft(key="3" * 64, stage="dataset", label="sft/data", inputs={"tokenizer": model}, **AT)
+    data = store.publish(tmp_path / "data", "dataset", made)
+    page = get(f"/artifacts/{data}/files").text
+    assert '<span class="masked">why? </span>yes' in page
+    assert "without a loss" in page
+
+
+def test_texts_are_shown_as_they_are_without_a_tokenizer(store: Store, tmp_path: Path, get: Any, make: Make) -> None:
+    data = make("data", "dataset", {"prompt": HOSTILE, "chosen": HOSTILE, "rejected": "no"}, stage="dataset")
+    page = get(f"/artifacts/{data}/files").text
+    assert page.count("&lt;script&gt;alert(1)") >= 2
+    assert '<div class="chosen">' in page
+    assert '<div class="rejected">' in page
+
+
+def test_damaged_and_large_artifacts_are_named(store: Store, tmp_path: Path, get: Any) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.parquet").write_text("nothing")
+    data = store.publish(tmp_path / "data", "dataset")
+    assert "Its rows cannot be read" in get(f"/artifacts/{data}/files").text
+    with (tmp_path / "data" / "train.parquet").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    large = store.publish(tmp_path / "data", "dataset")
+    assert "above 64 MiB are not shown" in get(f"/artifacts/{large}/files").text
+
+
+def of_words() -> Tokenizer:
+    """A tokenizer whose tokens are words with the space in front of them, as those of SentencePiece."""
+    from tokenizers import decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "\u2581Hello": 1, "\u2581world": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def of_bytes() -> Tokenizer:
+    from tokenizers import decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def test_texts_of_tokens_make_the_text_that_transformers_decodes() -> None:
+    for tokenizer, text in ((of_words(), "Hello world Hello"), (of_bytes(), "naïve 日本語 🙂!")):
+        ids = tokenizer.encode(text).ids
+        texts = _texts(tokenizer, ids)
+        assert "".join(piece for piece, _ in texts) == PreTrainedTokenizerFast(tokenizer_object=tokenizer).decode(ids)
+        assert [place for _, place in texts][-1] == len(ids) - 1
+    assert [piece for piece, _ in _texts(of_bytes(), of_bytes().encode("é🙂").ids)] == ["é", "🙂"]
+    assert _texts(of_bytes(), of_bytes().encode("🙂").ids[:2]) == [("\N{REPLACEMENT CHARACTER}", 1)]
+    assert _texts(of_words(), []) == []
