@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.canonical import digest_of
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.rollout.schemas import SCORES, rollout_schema, score_schema, write_table
 
@@ -15,7 +16,11 @@ AT = {"started_at": "2026-11-25T10:00:00+00:00", "finished_at": "2026-11-25T10:0
 
 
 def publish_round(
-    store: Store, folder: Path, prompts: int = 3, texts: Sequence[str] = ("a good answer", "a bad answer"), label: str = "round-1"
+    store: Store,
+    folder: Path,
+    prompts: int = 3,
+    texts: Sequence[str] = ("a good answer", "a bad answer"),
+    label: str = "round-1",
 ) -> tuple[Reference, Reference]:
     """The rollouts and scores: of the completions of a prompt, the first one has the highest reward."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,12 +49,14 @@ def publish_round(
             )
     (folder / "rollouts").mkdir()
     write_table(rows, rollout_schema(), folder / "rollouts" / "shard-00000.parquet")
-    made = ProvenanceDraft(key="1" * 64, stage="generate", label=f"{label}/generate", inputs={"policy": policy}, **AT)
+    keys = [digest_of([stage, label, *texts, str(folder)]) for stage in ("generate", "score")]
+    made = ProvenanceDraft(key=keys[0], stage="generate", label=f"{label}/generate", inputs={"policy": policy}, **AT)
     rollouts = store.publish(folder / "rollouts", "rollouts", made)
     (folder / "scores").mkdir()
     scored = [
-        {"prompt": row["prompt"], "sample": row["sample"], "reward": -row["sample"], "finish_reason": "stop"} for row in rows
+        {"prompt": row["prompt"], "sample": row["sample"], "reward": -row["sample"], "finish_reason": "stop"}
+        for row in rows
     ]
     write_table(scored, score_schema(), folder / "scores" / SCORES)
-    made = ProvenanceDraft(key="2" * 64, stage="score", label=f"{label}/score", inputs={"rollouts": rollouts}, **AT)
+    made = ProvenanceDraft(key=keys[1], stage="score", label=f"{label}/score", inputs={"rollouts": rollouts}, **AT)
     return rollouts, store.publish(folder / "scores", "scores", made)

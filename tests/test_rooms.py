@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = (
     ("alignment",),
     ("alignment.flows.cli",),
-    ("alignment.flows.service",),
+    ("alignment.flows.service", "alignment.flows.ui"),
     ("alignment.flows",),
     ("alignment.tasks",),
     ("nights",),

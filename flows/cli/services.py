@@ -12,6 +12,7 @@ import typer
 from alignment.flows import access, run_queue
 from alignment.flows.console import JsonOption, out, print_json
 from alignment.flows.service import services
+from alignment.flows.ui.token import token_file
 from alignment_core import journal, network
 from alignment_core.errors import EnvironmentFault, UserError
 
@@ -70,7 +71,8 @@ def up(
         '  eval "$(align env)"\n'
         "  prefect deployment run alignment/quickstart --watch\n\n"
         f"{run_queue.limit_in_words(max_runs or state.max_runs).capitalize()}; later ones wait in line.\n"
-        f"The UI at {page} asks for a password, which is in {services.password_file()}.",
+        f"The UI at {page} asks for a password, which is in {services.password_file()}.\n"
+        f"Artifacts, runs and nights: {state.pages} (changes ask for the token in {token_file()}).",
         markup=False,
     )
 
@@ -120,6 +122,8 @@ def _print_status(state: services.State | None, queue: run_queue.Queue | None, l
         out.print("no services are running; `align up` starts them")
     else:
         out.print(f"{state.phase}: {state.url}, database {state.database}", markup=False)
+        if state.pages:
+            out.print(f"  artifacts, runs and nights: {state.pages}", markup=False)
         _print_problems(state)
         for service in state.services:
             again = (

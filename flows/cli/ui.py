@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from alignment.flows.console import JsonOption, StoreOption, out, print_json, write_file
+from alignment.flows.ui.token import token, token_file
 from alignment_core.artifacts import open_store
 
 
@@ -25,7 +26,6 @@ def ui(
     as_json: JsonOption = False,
 ) -> None:
     """Browse artifacts, runs and nights in a web browser, and label pairs of completions. Ctrl-C ends it."""
-    from alignment.flows.ui.guard import token, token_file
     from alignment.flows.ui.server import listening, serve
 
     opened = open_store(store, writes=False)
@@ -47,8 +47,6 @@ def ui(
 
 def _open(address: str, secret: str) -> None:
     """Open a browser that is signed in. Its command line names a file, since others can read command lines."""
-    from alignment.flows.ui.guard import token_file
-
     page = token_file().with_name("open.html")
     target = escape(f"{address}?token={secret}")
     write_file(page, f'<!doctype html><title>align</title><meta http-equiv="refresh" content="0; url={target}">')

@@ -45,6 +45,8 @@ class State(ProcessId):
     """The state file of the background process."""
 
     url: str
+    pages: str = ""
+    """Address of the pages of `align ui`; empty before their port is known."""
     database: str
     """Without its password."""
     phase: str

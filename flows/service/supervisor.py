@@ -141,7 +141,7 @@ class _Service:
 
 
 class Services:
-    """The server, the worker and the reconciler."""
+    """The server, the worker, the reconciler and the pages of `align ui`."""
 
     def __init__(self, port: int, database: Mapping[str, str]) -> None:
         self.port = port
@@ -153,6 +153,7 @@ class Services:
         self.max_runs: int | None = None
         self.stopping = threading.Event()
         self._listener: socket.socket | None = None
+        self._pages_listener: socket.socket | None = None
         self._written: State | None = None
 
     def run(self) -> None:
@@ -176,7 +177,11 @@ class Services:
         worker_command = [sys.executable, "-m", "alignment.flows.service.prefect_worker", "--pool", POOL]
         worker = _Service("worker", worker_command, RUN_SECONDS, RUN_SECONDS)
         reconciler = _Service("reconciler", [sys.executable, "-m", "alignment.flows.service.reconcile"])
-        self.services = (server, worker, reconciler)
+        self._pages_listener = _listen_near(self.port + 1)
+        pages_fd = self._pages_listener.fileno()
+        pages_command = [sys.executable, "-m", "alignment.flows.ui.server", str(pages_fd)]
+        pages = _Service("pages", pages_command, inherited=[pages_fd])
+        self.services = (server, worker, reconciler, pages)
         self._write("starting")
         server.begin()
         self._write("starting")
@@ -188,6 +193,7 @@ class Services:
             return
         worker.begin()
         reconciler.begin()
+        pages.begin()
         database_file().write_text(self.database)
         self._write("ready")
         say(f"ready: {self.url}")
@@ -201,7 +207,8 @@ class Services:
         progress and report to the server, before the worker, whose end kills its runs, and the server."""
         self._write("stopping", error)
         if self.services:
-            server, worker, reconciler = self.services
+            server, worker, reconciler, pages = self.services
+            pages.close()
             reconciler.close()
             _end_runs(self.url)
             worker.close()
@@ -232,6 +239,7 @@ class Services:
         state = State(
             **ProcessId.mine().model_dump(),
             url=self.url,
+            pages=_address_of(self._pages_listener),
             database=self.database,
             phase=phase,
             services=tuple(service.state for service in self.services),
@@ -288,6 +296,17 @@ def _listen(port: int, patience: float) -> socket.socket:
                 reason = f"port {port} is not free ({os.strerror(error.errno or 0)})"
                 raise EnvironmentFault(f"{reason}; choose another one with --port") from None
             time.sleep(0.5)
+
+
+def _listen_near(port: int) -> socket.socket:
+    """A port for the pages: this one, so that addresses stay the same, or a free one where it is taken."""
+    with suppress(OSError, OverflowError):
+        return socket.create_server(("127.0.0.1", port))
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def _address_of(listener: socket.socket | None) -> str:
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/" if listener else ""
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from alignment.flows.ui.curves import MARGIN, WIDTH
 from alignment.flows.ui.rendering import page, start_of
 from alignment.flows.ui.sample_rows import LARGEST_READ
 from alignment_core import journal
-from alignment_core.artifacts import Provenance
+from alignment_core.artifacts import Provenance, Reference
 from alignment_core.artifacts.index import View
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.errors import AlignmentError, UnknownName, UserError
@@ -43,6 +43,8 @@ class Side:
     name: str
     run: RunRecord
     record: Provenance
+    rollouts: Reference | None
+    """The completions of the evaluation; None if this run did not sample any."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the run's recipe, or those in which a variant of a sweep differs from the others."""
 
@@ -127,7 +129,7 @@ class ComparePages:
     def _examples(self, a: Side, b: Side) -> tuple[list[Example], str]:
         """The prompts that both sides answered, with the first completion of each; or why there are none."""
         try:
-            left, right = self._answers(a.record), self._answers(b.record)
+            left, right = self._answers(a), self._answers(b)
         except (AlignmentError, OSError, ValueError, KeyError) as error:
             return [], f"The completions cannot be read: {error}"
         both = [prompt for prompt in left if prompt in right]
@@ -146,16 +148,15 @@ class ComparePages:
             for prompt in both
         ], ""
 
-    def _answers(self, record: Provenance) -> dict[str, dict[str, Any]]:
+    def _answers(self, side: Side) -> dict[str, dict[str, Any]]:
         """The first completion of each prompt of an evaluation, with its scores, by the prompt's text."""
         import pyarrow.parquet as pq
 
         from alignment_core.rollout.schemas import SCORES
 
-        scores = record.inputs["scores"]
-        with self.snapshot.reading() as view:
-            maker = next(iter(view.makers(scores)))
-        rollouts = maker.inputs["rollouts"]
+        if side.rollouts is None:
+            raise UserError(f"{side.name} has no completions")
+        scores, rollouts = side.record.inputs["scores"], side.rollouts
         if (size := self.snapshot.manifest(rollouts).size) > LARGEST_READ:
             raise UserError(f"{rollouts.short} has {size >> 20} MiB, more than a page reads ({LARGEST_READ >> 20} MiB)")
         fetch = self.snapshot.store.fetch
@@ -193,6 +194,10 @@ def _sides(view: View, run: RunRecord, only_last: bool) -> list[Side]:
         variant for line in ranked if line.made_by in records for variant in records[line.made_by].config["variants"]
     ]
     fields = {variant["name"]: variant["fields"] for variant in variants}
+    # Of the run itself: different completions may have equal scores, which are one artifact.
+    sampled = {
+        text: line.key_parts["inputs"].get("rollouts") for line in lines.values() for text in line.outputs.values()
+    }
     sides = []
     for line in evaluated[-1:] if only_last else evaluated:
         record = records.get(line.made_by)
@@ -203,7 +208,9 @@ def _sides(view: View, run: RunRecord, only_last: bool) -> list[Side]:
         variant = next(
             (given for name, given in fields.items() if policy == name or policy.startswith(f"{name}/")), None
         )
-        sides.append(Side(name, run, record, variant if variant is not None else _flat(run.recipe)))
+        rollouts = sampled.get(str(record.inputs.get("scores")))
+        of = Reference.parse(rollouts) if rollouts else None
+        sides.append(Side(name, run, record, of, variant if variant is not None else _flat(run.recipe)))
     return sides
 
 

@@ -10,7 +10,6 @@ import socket
 from base64 import b64decode
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import URL
@@ -18,10 +17,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from alignment.flows import access
 from alignment.flows.ui.rendering import page
+from alignment.flows.ui.token import token_file
 from alignment_core.errors import UserError
-from alignment_core.home import align_home
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SIGN_IN = "/sign-in"
@@ -31,17 +29,6 @@ LONGEST_FORM = 1 << 16
 """Bytes."""
 DAYS = 30
 """Time for which a browser stays signed in."""
-
-
-def token() -> str:
-    """The token of the pages of this home, which stays the same. Raises UserError for a file with too short a one."""
-    token_file().parent.mkdir(mode=0o700, exist_ok=True)
-    return access.password(token_file())
-
-
-def token_file() -> Path:
-    """The file with the token, for this user only."""
-    return align_home() / "ui" / "token"
 
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(:[0-9]+)?")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
+import time
 from contextlib import suppress
 
-from alignment.flows.ui.guard import LOOPBACK, names_of_this_machine, token
+from alignment.flows.console import say
+from alignment.flows.ui.guard import LOOPBACK, names_of_this_machine
+from alignment.flows.ui.token import token
 from alignment_core.artifacts import Store, open_store
-from alignment_core.errors import EnvironmentFault
+from alignment_core.errors import AlignmentError, EnvironmentFault
 
 HOST = "127.0.0.1"
+RETRY_SECONDS = 5.0
 CLOSING_SECONDS = 1
 """Time for open requests, such as the events of a live run, when the server ends."""
 
@@ -46,5 +50,18 @@ def serve(listener: socket.socket, store: Store, host: str = HOST) -> None:
         uvicorn.Server(config).run(sockets=[listener])
 
 
+def _opened() -> Store:
+    """The default store, as soon as it can be opened."""
+    last = ""
+    while True:
+        try:
+            return open_store(None, writes=False)
+        except AlignmentError as error:
+            if str(error) != last:
+                say(f"the store cannot be opened; trying again every {RETRY_SECONDS:g} s: {error}")
+            last = str(error)
+            time.sleep(RETRY_SECONDS)
+
+
 if __name__ == "__main__":  # with a socket of the supervisor, which keeps the port while this process is started again
-    serve(socket.socket(fileno=int(sys.argv[1])), open_store(None, writes=False))
+    serve(socket.socket(fileno=int(sys.argv[1])), _opened())

@@ -6,9 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
@@ -31,7 +33,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_status_lists_the_running_services(services: Services) -> None:
     status = services.align("status")["services"]
     assert status["phase"] == "ready"
-    assert [service["name"] for service in status["services"]] == ["server", "worker", "reconciler"]
+    assert [service["name"] for service in status["services"]] == ["server", "worker", "reconciler", "pages"]
+
+
+def test_the_pages_of_artifacts_answer_and_come_back_at_the_same_address(services: Services) -> None:
+    address = services.align("status")["services"]["pages"]
+    assert "Artifacts" in httpx.get(f"{address}artifacts").text
+    assert httpx.post(f"{address}labels/x/begin").status_code == 403
+    os.kill(services.pid("pages"), signal.SIGKILL)
+
+    def answers() -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{address}runs").is_success
+        return False
+
+    assert wait_until(lambda: services.align("status")["services"]["services"][3]["restarts"] >= 1, 60)
+    assert wait_until(answers, 60)
 
 
 def test_the_worker_keeps_temporary_files_in_its_own_folder(services: Services) -> None:

@@ -24,7 +24,7 @@ def run(store: Store, tmp_path: Path) -> Run:
 
     def finished(number: int, text: str, accuracy: float, label: str = "dpo", **recipe: Any) -> str:
         folder = tmp_path / f"run-{number}"
-        _, scores = publish_round(store, folder, texts=(text,), label=label)
+        rollouts, scores = publish_round(store, folder, texts=(text,), label=label)
         metrics = {"accuracy": accuracy, "accuracy.low": accuracy - 0.1, "accuracy.high": accuracy + 0.1}
         (folder / "evaluation").mkdir()
         (folder / "evaluation" / "e.json").write_text(str(number))
@@ -34,7 +34,14 @@ def run(store: Store, tmp_path: Path) -> Run:
         )
         evaluation: Reference = store.publish(folder / "evaluation", "evaluation", made)
         run_id = f"{number}eb1c584-1111"
-        with Journal(new_record(run_id, f"run-{number}", {"name": f"run-{number}", **recipe}, store.uri)).open() as journal:
+        with Journal(
+            new_record(run_id, f"run-{number}", {"name": f"run-{number}", **recipe}, store.uri)
+        ).open() as journal:
+            scored = {"stage": "score", "inputs": {"rollouts": str(rollouts)}}
+            outputs = {"scores": str(scores)}
+            journal.stage(
+                f"{label}/score", "run", stage="score", key=key, key_parts=scored, outputs=outputs, made_by=key
+            )
             line = {"stage": "evaluate", "key": key, "key_parts": {"stage": "evaluate", "inputs": {}}}
             journal.stage(f"{label}/evaluation", "run", **line, outputs={"evaluation": str(evaluation)}, made_by=key)
         return run_id

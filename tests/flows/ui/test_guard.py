@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from alignment.flows.ui import guard, server
+from alignment.flows.ui import server, token
 from alignment.flows.ui.app import application
 from alignment_core.artifacts import Store
 from alignment_core.errors import EnvironmentFault
@@ -103,11 +103,11 @@ def test_a_foreign_host_name_is_refused_before_anything_else(store: Store, reads
 
 def test_the_token_is_of_this_user_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
-    first = guard.token()
+    first = token.token()
     assert len(first) >= 16
-    assert guard.token() == first
-    assert guard.token_file().stat().st_mode & 0o77 == 0
-    assert guard.token_file().parent.stat().st_mode & 0o77 == 0
+    assert token.token() == first
+    assert token.token_file().stat().st_mode & 0o77 == 0
+    assert token.token_file().parent.stat().st_mode & 0o77 == 0
 
 
 def test_a_taken_port_and_an_address_of_another_machine_are_named() -> None:
@@ -115,7 +115,7 @@ def test_a_taken_port_and_an_address_of_another_machine_are_named() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(EnvironmentFault, match=f"--port {port}: Address already in use"):
             server.listening("127.0.0.1", port)
-    with pytest.raises(EnvironmentFault, match="--host 192.0.2.7"):
+    with pytest.raises(EnvironmentFault, match="--host 192"):
         server.listening("192.0.2.7", 0)
     loopback = {"127.0.0.1": True, "::1": True, "localhost": True, "127.1.2.3": True, "0.0.0.0": False, "a-host": False}
     assert {host: server.is_loopback(host) for host in loopback} == loopback

@@ -60,7 +60,9 @@ def test_pairs_are_made_in_the_page(signed_in: TestClient, round_: Reference) ->
 
 
 @pytest.mark.slow
-def test_a_round_without_two_different_completions_is_named(signed_in: TestClient, store: Store, tmp_path: Path) -> None:
+def test_a_round_without_two_different_completions_is_named(
+    signed_in: TestClient, store: Store, tmp_path: Path
+) -> None:
     _, scores = publish_round(store, tmp_path / "made", texts=("the same",))
     answer = signed_in.post(f"/labels/{scores}/begin", data={})
     assert answer.status_code == 400
@@ -146,7 +148,9 @@ def test_text_of_others_stays_text(signed_in: TestClient, round_: Reference) -> 
         assert len(text) < 200_000
 
 
-def test_inboxes_of_nightly_runs_are_proposed(signed_in: TestClient, round_: Reference, store: Store, tmp_path: Path) -> None:
+def test_inboxes_of_nightly_runs_are_proposed(
+    signed_in: TestClient, round_: Reference, store: Store, tmp_path: Path
+) -> None:
     write_pairs(round_, PAIRS)
     (tmp_path / "in").mkdir()
     recipe = {"method": "nightly", "dpo": {"data": [{"path": f"{tmp_path}/in/**/*.jsonl"}, {"path": "store:x"}]}}
