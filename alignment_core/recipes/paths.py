@@ -240,9 +240,9 @@ def _events_target(value: Any) -> Any:
         )
     if not urlsplit(value).hostname:
         raise ValueError("the address names no host; write it as http://host:port")
-    if "@" in urlsplit(value).netloc:
+    if "@" in urlsplit(value).netloc or urlsplit(value).query:
         raise ValueError(
-            "an address must not contain a user or password (http://…@): set OPENLINEAGE_API_KEY in the environment"
+            "the address must not contain a user, a password or a query: set OPENLINEAGE_API_KEY in the environment"
         )
     return str(value)
 

@@ -6,6 +6,7 @@ package `openlineage-python` is imported with this module: see :func:`alignment_
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class StageJob:
     @property
     def run_id(self) -> str:
         """A UUID that follows from the attempt, the label and the key."""
-        return str(uuid5(NAMESPACE_URL, "\n".join((PRODUCER, self.attempt, self.label, self.key))))
+        return str(uuid5(NAMESPACE_URL, f"urn:alignment:stage:{json.dumps([self.attempt, self.label, self.key])}"))
 
     def event(
         self,
@@ -106,11 +107,6 @@ class StageJob:
     @property
     def _namespace(self) -> str:
         return self.recipe or NO_RECIPE
-
-
-def attempt_id(run: str, number: int) -> str:
-    """The id of an attempt of a run. A resumed run is another attempt: OpenLineage knows no way back from a failure."""
-    return str(uuid5(NAMESPACE_URL, "\n".join((PRODUCER, run, str(number)))))
 
 
 def of_record(store: str, recipe: str, record: Provenance) -> RunEvent:
