@@ -331,7 +331,7 @@ def _listeners(
         trackers["console"] = lambda: caller.display
     with (
         suppress(_Incomplete),
-        file_trackers(recipe, warn) as files,
+        file_trackers(recipe, warn, journal.record.store) as files,
         listening({**trackers, **files}, warn) as listeners,
     ):
         yield listeners

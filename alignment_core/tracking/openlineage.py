@@ -135,7 +135,7 @@ class Outbox:
         self._target = target
         self._warn = warn
         self._waiting: deque[tuple[RunEvent, Callable[[], None]]] = deque()
-        self._send: Callable[[RunEvent], None] | None = None
+        self._send: Callable[[RunEvent], object] | None = None
         self._retry_at = 0.0
         self._warned = False
 
@@ -151,7 +151,8 @@ class Outbox:
         while self._waiting:
             event, sent = self._waiting[0]
             try:
-                self._send = self._send or _sender(self._target)
+                if self._send is None:
+                    self._send = _sender(self._target)
                 self._send(event)
             except Exception as error:
                 self._retry_at = time.monotonic() + RETRY_SECONDS

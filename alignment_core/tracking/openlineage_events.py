@@ -74,7 +74,7 @@ class StageJob:
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
                 version=self.version or "unknown", name="alignment", producer=PRODUCER
             ),
-            FACET: RunFacet(producer=PRODUCER).with_additional_properties(  # type: ignore[dict-item]
+            FACET: RunFacet(producer=PRODUCER).with_additional_properties(
                 **cut({"stage": self.stage, "key": self.key, **facet})
             ),
         }

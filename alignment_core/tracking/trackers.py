@@ -43,8 +43,9 @@ def require_package(what: str, package: str, instead: str) -> None:
 
 
 @contextmanager
-def file_trackers(recipe: BaseRecipe, warn: Warn) -> Iterator[Trackers]:
-    """The trackers of the recipe, which write into the run's folder. ``warn`` gets the warnings of W&B."""
+def file_trackers(recipe: BaseRecipe, warn: Warn, store: str = "") -> Iterator[Trackers]:
+    """The trackers of the recipe, which write into the run's folder. ``warn`` gets the warnings of W&B, to which ``store``, an
+    address, is where artifacts are."""
     tracking = recipe.tracking
     trackers: dict[str, Callable[[], Listener]] = {}
     with ExitStack() as stack:
@@ -54,15 +55,15 @@ def file_trackers(recipe: BaseRecipe, warn: Warn) -> Iterator[Trackers]:
             except OSError as error:
                 warn(f"W&B and TensorBoard are off: {error}")
             else:
-                trackers = _trackers(recipe, folder, warn)
+                trackers = _trackers(recipe, folder, warn, store)
         yield trackers
 
 
-def _trackers(recipe: BaseRecipe, folder: Path, warn: Warn) -> dict[str, Callable[[], Listener]]:
+def _trackers(recipe: BaseRecipe, folder: Path, warn: Warn, store: str) -> dict[str, Callable[[], Listener]]:
     wandb, tensorboard = recipe.tracking.wandb, recipe.tracking.tensorboard
     trackers: dict[str, Callable[[], Listener]] = {}
     if wandb is not None:
-        trackers["W&B"] = lambda: WandbRun(wandb, recipe, folder, warn)
+        trackers["W&B"] = lambda: WandbRun(wandb, recipe, folder, warn, store)
     if tensorboard:
         logs = folder / "tensorboard" if tensorboard is True else Path(tensorboard).expanduser() / folder.name
         trackers["TensorBoard"] = lambda: TensorBoard(logs)

@@ -99,7 +99,7 @@ def one_stage(listener: Any, label: str = "sft", **metrics: Any) -> None:
 
 
 def test_a_stage_that_runs_has_a_start_and_a_completion_with_datasets_and_metrics(tmp_path: Path) -> None:
-    metrics = {"loss": 0.5, "gap": float("nan"), "flag": True, "warnings": ["x"]}
+    metrics: dict[str, Any] = {"loss": 0.5, "gap": float("nan"), "flag": True, "warnings": ["x"]}
     assert send(tmp_path / "new" / "events.ndjson", tmp_path, lambda listener: one_stage(listener, **metrics)) == []
     start, complete = read(tmp_path / "new" / "events.ndjson")
     assert states([start, complete]) == [("sft", "START"), ("sft", "COMPLETE")]
