@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,22 @@ def test_each_stage_begins_and_ends_once_in_every_attempt(align: Align, home: Pa
     assert record == exported["sft/data"]["run"]["facets"]["alignment_stage"]["key"]
 
 
-def test_a_server_that_is_gone_delays_and_fails_no_run(align: Align, home: Path) -> None:
-    outcome = align(home, "run", str(home / "small.yaml"), "--set", "tracking.openlineage=http://127.0.0.1:9")
+def test_a_server_that_is_gone_fails_no_run_and_wandb_has_what_the_run_made(align: Align, home: Path) -> None:
+    changes = ("seed=5", "tracking.openlineage=http://127.0.0.1:9", "tracking.wandb={project: p, mode: offline}")
+    outcome = align(home, "run", str(home / "small.yaml"), *(part for change in changes for part in ("--set", change)))
     assert outcome["status"] == "completed"
+    ran = [label for label, state in states(outcome).items() if state == "run"]
+    assert "sft" in ran
+    (log,) = home.glob("tracking/*/wandb/offline-run-*/run-*.wandb")
+    inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(log)]
+    lines = subprocess.run(inspect, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    logged = [
+        json.loads(record["artifact"].get("metadata", "{}"))
+        for record in map(json.loads, lines)
+        if "artifact" in record
+    ]
+    made = {artifact["label"]: artifact for artifact in logged if "label" in artifact}
+    assert sorted(made) == sorted(ran)
+    assert made["sft"]["store"] == str(home / "store")
+    assert made["sft"]["reference"] == references(outcome)["sft"]
+    assert set(made["sft"]["inputs"].values()) == {references(outcome)[label] for label in ("model", "sft/data")}
