@@ -48,6 +48,7 @@ from alignment_core.recipes import BaseRecipe
 from alignment_core.resolved_names import known_names, resolving
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
+from alignment_core.tracking.openlineage import OpenLineageEvents, attempt_id
 
 SETTLE_SECONDS = 5.0
 """Time for the tasks of a run that ends to reach their final states; their host is gone by then."""
@@ -279,6 +280,8 @@ def _running(
             early_host or Host(store.uri, recipe.resources, log, recipe=recipe.name, prewarm=prewarm) as host,
         ):
             host.run_ids = {"prefect": run_id}
+            if recipe.tracking.openlineage is not None:
+                host.run_ids["openlineage"] = attempt_id(run_id, journal.record.attempt)
             host.recipe_files = recipe_files(recipe)
             host.overrides = _overrides(caller, called)
             host.follow(in_run_log(get_run_logger()))
@@ -318,6 +321,9 @@ def _listeners(
         "progress artifacts": lambda: ProgressArtifacts(flow_run),
         "metrics.jsonl": lambda: MetricsFile(journal.folder),
     }
+    target = recipe.tracking.openlineage
+    if target is not None:
+        trackers["OpenLineage"] = lambda: OpenLineageEvents(target, journal.record, journal.folder, warn)
     if caller:
         caller.display.opened(journal.record.run_id, recipe.name, str(journal.folder), str(log))
         for sentence in caller.warnings:
@@ -325,7 +331,7 @@ def _listeners(
         trackers["console"] = lambda: caller.display
     with (
         suppress(_Incomplete),
-        file_trackers(recipe, warn) as files,
+        file_trackers(recipe, warn, journal.record.store) as files,
         listening({**trackers, **files}, warn) as listeners,
     ):
         yield listeners

@@ -12,24 +12,22 @@ from typing import Any, cast
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
+from alignment.tasks.calling import result_of
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.snapshot import StoreSnapshot
 from alignment_core.composition.graph import BranchFailed, StageSpec, Step, current, is_part
 from alignment_core.credentials import refuse_literals
 from alignment_core.errors import AlignmentError, Stopped
-from alignment_core.execution.base import StageCall, StageResult, load_stage
-from alignment_core.execution.curve import Line
+from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.key import key_of
-from alignment_core.execution.runner import cached_result
 from alignment_core.host.client import Host
 from alignment_core.journal import Journal
 from alignment_core.printable import printable
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.tracking import Listener, Progress
+from alignment_core.tracking import Listener
 
 FIRST_RETRY_SECONDS = 2.0
 LONGEST_RETRY_SECONDS = 120.0
@@ -214,47 +212,7 @@ def stage_task(stage: str) -> Task[..., Any]:
         label = call.label
         key = key_of(call)
         run.journal.stage(label, "running", stage=stage, key=key.value, key_parts=key.parts)
-        result = cached_result(run.snapshot(), call, key)
-        if result is None:
-            for listener in run.listeners:
-                listener.started(label)
-            logger.info("%s starts", label)
-            shows = load_stage(stage).shows
-
-            def on_progress(message: dict[str, Any]) -> None:
-                progress = Progress(message["done"], message["total"], message["unit"], message["metrics"], shows)
-                run.journal.progress(label, progress.done, progress.total, progress.unit)
-                for listener in run.listeners:
-                    listener.progress(label, progress)
-
-            def on_wait(reason: str | None) -> None:
-                run.journal.waits(label, reason)
-                for listener in run.listeners:
-                    listener.waits(label, reason)
-                logger.info("%s waits for %s", label, reason) if reason else logger.info("%s continues", label)
-
-            def on_resumed(lines: list[Line]) -> None:
-                for listener in run.listeners:
-                    listener.resumed(label, lines)
-
-            def on_warning(sentence: str) -> None:
-                run.journal.restart(label, sentence)
-                for listener in run.listeners:
-                    listener.warned(label, sentence)
-                logger.warning("%s: %s", label, sentence)
-
-            def on_start(what: str | None) -> None:
-                for listener in run.listeners:
-                    listener.starts(label, what)
-
-            try:
-                result = run.host.run(call, on_progress, order, on_wait, key, on_resumed, on_warning, on_start)
-            except AlignmentError as error:
-                run.journal.stage(label, "stopped" if isinstance(error, Stopped) else "failed", reason=str(error))
-                context, retries = TaskRunContext.get(), run.resources.stage_retries
-                if error.retryable and context and (number := context.task_run.run_count) <= retries:
-                    on_warning(f"{error}; retry {number} of {retries}, in a new run host")
-                raise
+        result = result_of(run, call, key, order)
         logger.info(
             "%s: %s (%s), %s, %s",
             label,

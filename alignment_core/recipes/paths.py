@@ -231,6 +231,22 @@ def _folder(value: Any) -> Any:
     return str(value) if is_uri else _located(value, lambda text, place: True)
 
 
+def _events_target(value: Any) -> Any:
+    if not isinstance(value, str) or not is_address(value):
+        return _located(value, lambda text, place: True)
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(
+            f"{value.partition('://')[0]}:// takes no events; use http://, https://, or the path of a file"
+        )
+    if not urlsplit(value).hostname:
+        raise ValueError("the address names no host; write it as http://host:port")
+    if "@" in urlsplit(value).netloc or urlsplit(value).query:
+        raise ValueError(
+            "the address must not contain a user, a password or a query: set OPENLINEAGE_API_KEY in the environment"
+        )
+    return str(value)
+
+
 RowsPath = Annotated[str, BeforeValidator(_rows)]
 """A file or folder of rows, a glob, an address, a name on the Hub, or ``store:`` and the beginning of tags."""
 ModelPath = Annotated[str, BeforeValidator(_model)]
@@ -239,6 +255,8 @@ CodePath = Annotated[str, BeforeValidator(code_path)]
 """``file.py:name``, or ``module:name``, or the name of something built in."""
 FolderPath = Annotated[str, BeforeValidator(_folder)]
 """A folder that may not exist yet, or a URI."""
+EventsTarget = Annotated[str, BeforeValidator(_events_target)]
+"""A file that may not exist yet, or an address of a server."""
 Anything = Annotated[Any, BeforeValidator(plain)]
 """Values for code outside this project."""
 Values = Annotated[Any, BeforeValidator(with_numbers)]

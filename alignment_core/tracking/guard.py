@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from alignment_core.execution.base import StageResult
+from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.curve import Line
 from alignment_core.tracking.listener import Listener, Progress
 
@@ -55,6 +55,9 @@ class Guarded(Listener):
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
+    def requested(self, call: StageCall, key: str) -> None:
+        self._send(lambda tracker: tracker.requested(call, key))
+
     def started(self, label: str) -> None:
         self._send(lambda tracker: tracker.started(label))
 
@@ -73,6 +76,12 @@ class Guarded(Listener):
 
     def warned(self, label: str, sentence: str) -> None:
         self._send(lambda tracker: tracker.warned(label, sentence))
+
+    def produced(self, result: StageResult) -> None:
+        self._send(lambda tracker: tracker.produced(result))
+
+    def raised(self, label: str, error: BaseException) -> None:
+        self._send(lambda tracker: tracker.raised(label, error))
 
     def failed(self, label: str, sentence: str) -> None:
         self._send(lambda tracker: tracker.failed(label, sentence))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from alignment_core.execution.base import StageResult
+from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.curve import Line
 from alignment_core.host.progress_log import Progress
 
@@ -16,6 +16,10 @@ class Listener:
     Its methods are called one at a time, in the order of events. A cached stage finishes without having started. Events that a
     listener does not define are ignored.
     """
+
+    def requested(self, call: StageCall, key: str) -> None:
+        """A stage's inputs are known, so that it is looked up in the store under ``key``, and runs if it is not there. A stage
+        that is retried is requested again."""
 
     def started(self, label: str) -> None:
         """A stage starts to run."""
@@ -34,6 +38,13 @@ class Listener:
 
     def warned(self, label: str, sentence: str) -> None:
         """A stage restarts after a crash: the process, the reason and the consequence."""
+
+    def produced(self, result: StageResult) -> None:
+        """The outputs of a requested stage are in the store, because it ran or because it was cached. Unlike ``finished`` this
+        also comes if the run ends meanwhile."""
+
+    def raised(self, label: str, error: BaseException) -> None:
+        """A requested stage ends with an error and is not retried; Stopped if the run is being stopped."""
 
     def failed(self, label: str, sentence: str) -> None:
         """A stage failed; stages that do not need it continue."""

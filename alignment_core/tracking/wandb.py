@@ -13,9 +13,10 @@ from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socketpair
 from typing import Any
 
+from alignment_core.artifacts import Reference
 from alignment_core.credentials import cut
 from alignment_core.errors import AlignmentError
-from alignment_core.execution.base import StageResult
+from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.curve import Line
 from alignment_core.host.protocol import Channel
 from alignment_core.host.subprocess_tree import Supervised, short_folder
@@ -32,8 +33,12 @@ GRACE_SECONDS = 5.0
 class WandbRun(Listener):
     """The W&B run with the name of ``folder`` as its id, which is resumed if it exists. Its files are in ``folder``."""
 
-    def __init__(self, settings: WandbConfig, recipe: BaseRecipe, folder: Path, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: WandbConfig, recipe: BaseRecipe, folder: Path, warn: Callable[[str], None], store: str = ""
+    ) -> None:
         self.log = folder / "wandb.log"
+        self._store = store
+        self._calls: dict[str, StageCall] = {}
         self._warn = warn
         own_socket, child_socket = socketpair(AF_UNIX, SOCK_STREAM)
         temporary = short_folder()
@@ -66,6 +71,30 @@ class WandbRun(Listener):
     def resumed(self, label: str, lines: Sequence[Line]) -> None:
         for line in lines:
             self._send({"label": label, "step": line["step"], "metrics": dict(numbers(line["metrics"]))})
+
+    def requested(self, call: StageCall, key: str) -> None:
+        self._calls[call.label] = call
+
+    def produced(self, result: StageResult) -> None:
+        """Artifacts of the run: it made the outputs of stages that ran, from their inputs, and used those of cached ones."""
+        call = self._calls.pop(result.label, None)
+        if call is None:
+            return
+        inputs = {role: str(reference) for role, reference in call.inputs.items()}
+        details = {"stage": result.stage, "label": result.label, "key": result.key, "inputs": inputs}
+        outputs = [self._artifact(reference, **details) for reference in dict.fromkeys(result.outputs.values())]
+        used = [self._artifact(reference) for reference in dict.fromkeys(call.inputs.values())]
+        ran = result.state == "run"
+        self._send({"made": outputs if ran else [], "used": used if ran else outputs})
+
+    def _artifact(self, reference: Reference, **details: Any) -> dict[str, Any]:
+        """An artifact as W&B has it: its name and its version follow from its content, which stays in the store."""
+        return {
+            "name": f"{reference.kind}-{reference.digest[:12]}",
+            "type": reference.kind,
+            "uri": f"align:{reference}",
+            "metadata": cut({"reference": str(reference), "store": self._store, **details}),
+        }
 
     def finished(self, result: StageResult) -> None:
         summary = {**dict(numbers(result.metrics)), "reference": str(result.reference), "state": result.state}

@@ -15,6 +15,7 @@ from typing import Any
 
 from alignment_core.files import write_whole
 from alignment_core.host.protocol import Channel
+from alignment_core.tracking.wandb_artifacts import Artifacts
 
 OPEN_SECONDS = 30.0
 """Timeout for its server, after which the run is recorded offline."""
@@ -46,7 +47,8 @@ def main() -> None:
         if mode == "offline" != opening["mode"]:
             complain(f"is offline (WANDB_MODE or `wandb offline`); {_cure(opening)}")
         run = _open({**opening, "mode": mode}, complain)
-        _record(run, messages, Logged(Path(opening["folder"])))
+        folder = Path(opening["folder"])
+        _record(run, messages, Logged(folder), Artifacts(run, folder, complain))
     except TimeoutError:
         complain(f"the upload did not finish within {FINISH_SECONDS:g} s after the run; {_cure(opening)}")
     except Exception as error:
@@ -96,7 +98,7 @@ def _read(messages: Iterable[dict[str, Any]]) -> None:
             return
 
 
-def _record(run: Any, messages: Iterable[dict[str, Any]], logged: Logged) -> None:
+def _record(run: Any, messages: Iterable[dict[str, Any]], logged: Logged, artifacts: Artifacts) -> None:
     """Log all messages. Raises TimeoutError if the upload does not finish in time."""
     import wandb
 
@@ -109,11 +111,14 @@ def _record(run: Any, messages: Iterable[dict[str, Any]], logged: Logged) -> Non
                 _log(run, known, label, step, metrics)
         elif "table" in message:
             run.log({message["table"]: wandb.Table(columns=message["columns"], data=message["rows"])})
+        elif "made" in message:
+            artifacts.record(message["made"], message["used"])
         elif "summary" in message:
             run.summary.update({f"{message['label']}/{name}": value for name, value in message["summary"].items()})
         else:
             completed = message["completed"]
             break
+    artifacts.close()
     run.finish(exit_code=0 if completed else 1)
 
 

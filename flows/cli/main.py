@@ -27,6 +27,7 @@ from alignment.flows.cli import fields as cli_fields
 from alignment.flows.cli import generate as cli_generate
 from alignment.flows.cli import init as cli_init
 from alignment.flows.cli import labels as cli_labels
+from alignment.flows.cli import lineage as cli_lineage
 from alignment.flows.cli import migrate as cli_migrate
 from alignment.flows.cli import nights as cli_nights
 from alignment.flows.cli import report as cli_report
@@ -80,9 +81,9 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         cli_report.report,
         cli_explain.explain,
         cli_ui.ui,
-        cli_store.lineage,
+        cli_lineage.lineage,
         cli_touched.touched,
-        cli_store.diff,
+        cli_lineage.diff,
         cli_store.artifacts_app,
     ),
     "Serve": (

@@ -1,4 +1,4 @@
-"""The commands about artifacts, tags and lineage."""
+"""The commands about artifacts and tags."""
 
 from __future__ import annotations
 
@@ -198,31 +198,6 @@ def tags_history(name: str, store: StoreOption = None, as_json: JsonOption = Fal
     )
 
 
-def lineage(
-    reference: str,
-    up: Annotated[bool, typer.Option("--up", help="Show its inputs (the default).")] = False,
-    down: Annotated[bool, typer.Option("--down", help="Show the artifacts made from it.")] = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Show all of a long chain of rounds or nights, not only its ends.")
-    ] = False,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the inputs of an artifact, or the artifacts made from it, as a tree."""
-    from alignment_core.lineage import Graph, Tree, text_tree, to_json
-
-    opened = open_store(store, writes=False)
-    start, trees = opened.resolve(reference), {}
-    with Graph.of(opened) as graph:
-        if up or not down:
-            trees["up"] = Tree(graph, start, upward=True)
-        if down:
-            trees["down"] = Tree(graph, start, upward=False)
-    if as_json:
-        return print_json({name: to_json(tree) for name, tree in trees.items()})
-    return out.print("\n\n".join(text_tree(tree, out.width, everything) for tree in trees.values()), markup=False)
-
-
 TagOption = Annotated[str, typer.Option("--tag", help="The tag to move.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, recorded in the tag's history.")]
 
@@ -277,12 +252,3 @@ def _print_move(move: TagMove, state: str, as_json: bool) -> None:
         return print_json({"state": state, **move.model_dump(mode="json")})
     previous = f" (before: {move.previous.short})" if move.previous and state != "unchanged" else ""
     return out.print(f"{move.name}: {state}, points to {move.to}{previous}", markup=False)
-
-
-def diff(a: str, b: str, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Compare two artifacts: keys, inputs, metrics, cost, packages and files."""
-    from alignment_core.lineage import compare, diff_text
-
-    opened = open_store(store, writes=False)
-    difference = compare(opened, opened.resolve(a), opened.resolve(b))
-    return print_json(difference.model_dump(mode="json")) if as_json else out.print(diff_text(difference), markup=False)

@@ -14,21 +14,29 @@ import pytest
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.tracking import require
+from alignment_core.tracking.wandb_artifacts import Artifacts
 from tests.processes import processes_of, wait_until
 from tests.tracking.watched import recipe_with
 
 ROOT = Path(__file__).parents[2]
 RUN = """
 import json, sys, time
+from alignment_core.artifacts import Reference
+from alignment_core.execution.base import StageCall
 from alignment_core.tracking import Progress, file_trackers, guard, listening
 from tests.tracking.watched import recipe_with, result
 how = json.loads(sys.argv[1])
 guard.CLOSE_SECONDS = how.get("close", 60.0)
 warn = lambda sentence: print(sentence, flush=True)
-with file_trackers(recipe_with({"wandb": {"project": "tests", **how["wandb"]}}), warn) as trackers:
+with file_trackers(recipe_with({"wandb": {"project": "tests", **how["wandb"]}}), warn, "/the/store") as trackers:
     with listening(trackers, warn) as (listener,):
         for step in how["steps"]:
             listener.progress("round-1/dpo", Progress(step, 10, "steps", {"loss": 1 / step, "grad_norm": None}))
+        for label, state, inputs, outputs in how.get("stages", []):
+            call = StageCall(stage="sft", label=label, config={}, inputs=inputs)
+            outputs = {name: Reference.parse(text) for name, text in outputs.items()}
+            listener.requested(call, "1" * 64)
+            listener.produced(result(label).model_copy(update={"state": state, "outputs": outputs}))
         if how.get("crash"):
             time.sleep(600)
         listener.finished(result("round-1/dpo", loss=0.125, policies={"sft": {}}))
@@ -160,15 +168,88 @@ def test_a_silent_server_delays_neither_the_run_nor_the_exit(place: Place) -> No
     assert SECRET.encode() not in written
 
 
+ROWS, MODEL, LATER = (
+    f"{kind}@sha256:{digit * 64}" for kind, digit in (("dataset", "1"), ("model", "2"), ("model", "3"))
+)
+
+
+def test_offline_the_outputs_of_stages_that_ran_are_artifacts_by_reference(place: Place) -> None:
+    stages = [
+        ("data", "cached", {}, {"dataset": ROWS}),
+        ("sft", "run", {"train": ROWS}, {"model": MODEL, "same": MODEL}),
+        ("dpo", "run", {"policy": MODEL, "train": ROWS}, {"model": LATER}),
+    ]
+    assert place.run([1], stages=stages) == ""
+    (log,) = place.logs()
+    artifacts = [record["artifact"] for record in place.records(log) if "artifact" in record]
+    logged = [made for made in artifacts if made["type"] != "run_table"]  # of the samples
+    assert [(made["name"], made["type"]) for made in logged] == [
+        ("model-222222222222", "model"),
+        ("model-333333333333", "model"),
+    ]
+    metadata = json.loads(logged[1]["metadata"])
+    assert (metadata["reference"], metadata["store"], metadata["label"]) == (LATER, "/the/store", "dpo")
+    assert metadata["inputs"] == {"policy": MODEL, "train": ROWS}
+    ((entry,), _) = (made["manifest"]["contents"] for made in logged)
+    assert entry["ref"] == f"align:{MODEL}"
+    assert points(place.records(log)) == [(1, 1.0)]
+
+
+class RecordingRun:
+    """In place of W&B's run: no server of W&B runs here, and offline it refuses inputs."""
+
+    offline = False
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def log_artifact(self, artifact: Any) -> None:
+        self.calls.append(("log", artifact.name))
+
+    def use_artifact(self, artifact: Any) -> None:
+        self.calls.append(("use", artifact.name))
+        if artifact.name.startswith("broken"):
+            raise ValueError("no such project")
+
+
+def entries(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name, "type": "model", "uri": f"align:{name}", "metadata": {}} for name in names]
+
+
+def test_online_what_the_run_did_not_make_is_used_once_and_a_failure_is_one_sentence(tmp_path: Path) -> None:
+    run, complaints = RecordingRun(), list[str]()
+    artifacts = Artifacts(run, tmp_path, complaints.append)
+    artifacts.record([], entries("broken-1", "broken-2"))
+    artifacts.record(entries("sft"), entries("data"))
+    artifacts.record(entries("dpo"), entries("sft", "data"))
+    artifacts.close()
+    assert sorted(run.calls) == sorted(
+        [("use", "broken-1"), ("use", "broken-2"), ("use", "data"), ("log", "sft"), ("log", "dpo")]
+    )
+    assert complaints == ["artifacts of the run are incomplete: ValueError: no such project"]
+    resumed = Artifacts(again := RecordingRun(), tmp_path, complaints.append)
+    resumed.record(entries("dpo"), entries("sft"))
+    resumed.close()
+    assert again.calls == [], "a resumed run made them itself"
+
+
 def test_a_missing_package_is_reported_with_field_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("wandb", "tensorboard"):
+    recipes = [
+        recipe_with(tracking)
+        for tracking in ({}, {"wandb": {"project": "p"}}, {"tensorboard": True}, {"openlineage": "f"})
+    ]
+    for package in ("wandb", "tensorboard", "openlineage"):
         (tmp_path / package).mkdir()  # W&B leaves such folders: they are no package
+    for package in ("wandb", "tensorboard", "openlineage", "openlineage.client"):
         monkeypatch.delitem(sys.modules, package, raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    require(recipe_with({}).tracking)
+    none, wandb, tensorboard, openlineage = (recipe.tracking for recipe in recipes)
+    require(none)
     with pytest.raises(
         EnvironmentFault, match=r"tracking\.wandb: the package wandb is not installed; install .*`tracking`"
     ):
-        require(recipe_with({"wandb": {"project": "p"}}).tracking)
+        require(wandb)
     with pytest.raises(EnvironmentFault, match=r"tracking\.tensorboard"):
-        require(recipe_with({"tensorboard": True}).tracking)
+        require(tensorboard)
+    with pytest.raises(EnvironmentFault, match=r"tracking\.openlineage: the package openlineage-python is not"):
+        require(openlineage)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from alignment_core.recipes.base import Config
-from alignment_core.recipes.paths import FolderPath
+from alignment_core.recipes.paths import EventsTarget, FolderPath
 
 
 class WandbConfig(Config):
@@ -29,3 +29,7 @@ class TrackingConfig(Config):
     """Weights & Biases."""
     tensorboard: bool | Annotated[FolderPath, Field(min_length=1)] = False
     """Write TensorBoard files: `true` for `$ALIGN_HOME/tracking`, or the path of a folder."""
+    openlineage: Annotated[EventsTarget, Field(min_length=1)] | None = None
+    """Write [OpenLineage](https://openlineage.io) events of every stage (START, COMPLETE, FAIL, ABORT): the path of a file, to
+    which they are appended as lines of JSON, or the `http(s)://` address of a server, such as Marquez. A key for the server
+    comes from `OPENLINEAGE_API_KEY`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -294,6 +296,27 @@ def test_lineage_goes_up_by_default_and_down_on_request(align, references):
     text = align("lineage", "policy/production").stdout
     assert "by run/sft (sft)" in text
     assert "made outside: no record" in text
+
+
+def test_lineage_in_formats_of_other_programs(align, references, monkeypatch):
+    reference = references["sft"].short
+    assert align("lineage", reference, "--format", "tree").stdout == align("lineage", reference).stdout
+    assert align("lineage", reference, "--format", "json").stdout == align("lineage", reference, "--json").stdout
+    for direction, edges in (("--up", 2), ("--down", 0)):
+        dot = align("lineage", reference, direction, "--format", "dot").stdout
+        assert dot.startswith("digraph lineage {\n")
+        assert dot.endswith("}\n")
+        assert dot.count("->") == edges
+    svg = ElementTree.fromstring(align("lineage", reference, "--up", "--down", "--format", "svg").stdout)
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+    events = [json.loads(line) for line in align("lineage", reference, "--format", "openlineage").stdout.splitlines()]
+    assert [event["job"]["name"] for event in events] == ["run/data", "run/sft"]
+    assert "are two formats" in parsed(align("lineage", reference, "--json", "--format", "dot"), 2)["error"]
+    assert align("lineage", reference, "--format", "png").returncode == 2
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    missing = align("lineage", reference, "--format", "openlineage")
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert "install this project's extra `tracking`, or use --format json" in " ".join(missing.stderr.split())
 
 
 def test_promote_moves_a_tag_only_if_it_still_points_to_the_expected_artifact(align, store, references):
