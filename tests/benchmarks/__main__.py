@@ -1,4 +1,7 @@
-"""``make bench``: speed as ratios against a reference in the same run; prints one JSON object a line."""
+"""``make bench``: speed as ratios against a reference in the same run; prints one JSON object a line.
+
+``python -m tests.benchmarks figures`` measures the tables of docs/performance.md instead.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+from tests.benchmarks import figures
 from tests.benchmarks.peers import MISSING
 
 PARTS = (
     *("startup", "store", "training", "prefixes", "generation", "rewards", "step_data", "reinforcement", "peers"),
     "pipeline",
 )
-ON_REQUEST = ("hub", "soak", "index", "cached", "sweep", "weight_update", "startup_real", "real")
-"""Parts that take long: `python -m tests.benchmarks soak`. What follows `real` is for it."""
+ON_REQUEST = ("hub", "soak", "index", "cached", "sweep", "weight_update", "startup_real", "endings", "recipes", "real")
+"""Parts that take long: `python -m tests.benchmarks soak`."""
+TAKES_ARGUMENTS = {"real", "recipes"}
 WITH_OWN_ENVIRONMENT = {"startup", "store", "pipeline", *ON_REQUEST} - {"real"}
 CPU = {
     "OMP_NUM_THREADS": "1",
@@ -31,8 +36,10 @@ CPU = {
 def main() -> int:
     """Run each part in a separate process; the exit code is that of the first failure."""
     wanted = sys.argv[1:] or list(PARTS)
+    if wanted[0] == "figures":
+        return figures.main(wanted[1:])
     arguments: list[str] = []
-    if wanted[0] == "real":
+    if wanted[0] in TAKES_ARGUMENTS:
         wanted, arguments = wanted[:1], wanted[1:]
     for part in wanted:
         if part == "peers" and not sys.argv[1:] and find_spec("trl") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from tests.align import prefect_server
 from tests.crash import recipe
-from tests.crash.campaign import Campaign, campaign_of, summary
+from tests.crash.campaign import Campaign, by_role, campaign_of, lost_work, summary
 from tests.crash.machines import lose_machines
 from tests.crash.replicas import replicas
 
@@ -43,6 +44,8 @@ def main() -> int:
         print(f"seed {options.seed}; an undisturbed run takes {campaign.undisturbed():.0f} s", flush=True)
         campaign.run(options.kills)
     print(summary(campaign.kills))
+    figures = {"roles": by_role(campaign.kills), "lost": lost_work(campaign.kills)}
+    print(json.dumps({**figures, "differences": campaign.differences}))
     print("\n".join(campaign.differences) or f"{len(campaign.kills)} kills without a difference")
     return 1 if campaign.differences else 0
 

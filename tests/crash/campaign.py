@@ -226,17 +226,33 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
+def by_role(kills: list[Kill]) -> dict[str, dict[str, int]]:
+    """Kills of each role, and how many of them the run resumed from by itself."""
+    return {
+        role: {
+            "kills": sum(kill.role == role for kill in kills),
+            "resumed": sum(kill.survived for kill in kills if kill.role == role),
+        }
+        for role in sorted({kill.role for kill in kills})
+    }
+
+
+def lost_work(kills: list[Kill]) -> dict[str, dict[str, float]]:
+    """Kills during work of each unit, and the most seconds of it that were not saved."""
+    unsaved = {unit: [kill.unsaved[unit] for kill in kills if unit in kill.unsaved] for unit in SAVED}
+    return {
+        unit: {"kills": len(seconds), "seconds": round(max(seconds), 1)} for unit, seconds in unsaved.items() if seconds
+    }
+
+
 def summary(kills: list[Kill]) -> str:
     """Killed roles, the number of automatic resumes, and lost work."""
-    roles: dict[str, list[Kill]] = {}
-    for kill in kills:
-        roles.setdefault(kill.role, []).append(kill)
     lines = [
-        f"{role}: {len(some)} kills, {sum(kill.survived for kill in some)} survived by the run itself"
-        for role, some in sorted(roles.items())
+        f"{role}: {of['kills']} kills, {of['resumed']} survived by the run itself"
+        for role, of in by_role(kills).items()
     ]
-    for unit in SAVED:
-        lost = [kill.unsaved[unit] for kill in kills if unit in kill.unsaved]
-        if lost:
-            lines.append(f"{unit} that were not saved: at most {max(lost):.1f} s of work, in {len(lost)} kills")
+    lines += [
+        f"{unit} that were not saved: at most {lost['seconds']:.1f} s of work, in {lost['kills']} kills"
+        for unit, lost in lost_work(kills).items()
+    ]
     return "\n".join(lines)
