@@ -1,4 +1,4 @@
-# make demo · make up · make test · make test-long · make real · make campaigns · make peers · make lint · make bench · make wheel
+# make demo · make up · make test · make test-long · make ui-test · make real · make campaigns · make peers · make lint · make bench · make wheel
 PYTHON ?= python3.11
 # On another Python, also TORCH=torch==2.13.0+cpu: digests of torch's CPU build are known for 3.11.
 TORCH ?= --require-hashes -r requirements/torch-cpu.txt
@@ -6,11 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 SERVERS := $(VENV)/servers
+BROWSER := $(VENV)/browser
 ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_verifiers_environments.py \
 	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py tests/stages/test_lm_eval.py
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo up down test test-long real campaigns peers lint bench wheel lock clean
+.PHONY: demo up down test test-long ui-test real campaigns peers lint bench wheel lock clean
 
 demo: $(VENV)/.run
 	$(BIN)/align run quickstart
@@ -28,6 +29,10 @@ test: $(VENV)/.test
 test-long: $(VENV)/.test
 	ALIGN_TESTS_PRELOADED=0 $(BIN)/python -m pytest tests/long $(PYTEST)
 	$(BIN)/python -m tests.benchmarks soak
+
+# The pages of `align ui` in headless Chromium, which has to be installed (Debian's package is called chromium).
+ui-test: $(BROWSER)
+	PYTHONPATH=$(CURDIR)/$(BROWSER) $(BIN)/python -m pytest tests/browser $(PYTEST)
 
 # A pretrained model on real rows (REAL_DATA), by every method; resumes and is cached, SEEDS=3 adds two seeds.
 real: $(VENV)/.test
@@ -67,6 +72,12 @@ $(VENV)/.test: requirements/test.txt $(VENV)/.run $(SERVERS)
 $(SERVERS): requirements/servers.txt $(VENV)/.run
 	rm -rf $@
 	$(BIN)/pip install --quiet --no-deps --require-hashes --target $@ -r requirements/servers.txt
+	touch $@
+
+# Playwright, which drives the browser, and axe-core; its greenlet is the one in $(VENV).
+$(BROWSER): requirements/browser.txt $(VENV)/.test
+	rm -rf $@
+	$(BIN)/pip install --quiet --no-deps --require-hashes --target $@ -r requirements/browser.txt
 	touch $@
 
 PURELIB := -c "from sysconfig import get_path; print(get_path('purelib'))"

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from alignment_core.artifacts import Store, open_store
+from alignment_core.nights.labelling import Labelling, folder_of, make_pairs
 from tests.align import run_align
-
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed here: `make ui-test` does it"
-)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if CHROMIUM is None:
-    pytest.skip("there is no Chromium: `apt-get install chromium`", allow_module_level=True)
+    raise pytest.UsageError("there is no Chromium: install it, with `apt-get install chromium` for example")
 
 
 @dataclass
@@ -69,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -104,16 +102,18 @@ Watch = Callable[..., Watched]
 
 @pytest.fixture
 def watch(chromium: Any) -> Iterator[Watch]:
-    """Open a tab over a running `align ui`, signed in; options are those of playwright's contexts."""
+    """Open a tab over a running `align ui`, signed in, for an annotator if one is named; options are those of playwright's
+    contexts."""
     contexts = []
 
-    def opened(ui: Ui, signed_in: bool = True, **options: Any) -> Watched:
+    def opened(ui: Ui, annotator: str = "", **options: Any) -> Watched:
         context = chromium.new_context(**options)
+        if annotator:
+            context.add_cookies([{"name": "annotator", "value": annotator.encode().hex(), "url": ui.address}])
         context.set_default_timeout(60_000)
         contexts.append(context)
         watched = Watched(context.new_page(), ui.address)
-        if signed_in:
-            watched.goto(f"/sign-in?token={ui.token}")
+        watched.goto(f"/sign-in?token={ui.token}")
         return watched
 
     yield opened
@@ -146,6 +146,13 @@ def paths(quickstart: Ui) -> dict[str, str]:
     records = {record.label: record for record in store.records.all()}
     run = records["round-2/dpo"].run_ids["prefect"]
     scores = records["round-1/score"].output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALIGN_HOME", str(quickstart.home))
+        make_pairs(store, scores, 20)
+        labelling = Labelling(folder_of(scores))
+        for identity, answer in zip(labelling.pairs, "ab" * 10, strict=True):
+            for who in ("ada", "bob"):
+                labelling.answer(who, identity, "tie" if who == "bob" and answer == "b" else answer)
     artifacts = {
         "policy": policy,
         **{name: records[name].output for name in ("sft/data", "round-1/select", "round-1/generate", "reward-model")},
@@ -162,5 +169,7 @@ def paths(quickstart: Ui) -> dict[str, str]:
         "nights": "/nights",
         "labels": "/labels",
         "label": f"/labels/{scores}",
+        "results": f"/labels/{scores}/results",
+        "compare": f"/compare?run={run}",
         "sign in": "/sign-in",
     }
