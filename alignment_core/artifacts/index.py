@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.index_facts import Brief, Facts, facts_of
@@ -186,10 +186,19 @@ class View:
             )
         )
 
-    def search(self, text: str, kind: str, among: Collection[Reference], start: int, count: int) -> list[Found]:
+    def search(
+        self,
+        text: str,
+        kind: str,
+        among: Collection[Reference],
+        start: int,
+        count: int,
+        only: Collection[Reference] | None = None,
+    ) -> list[Found]:
         """Artifacts, the latest first and imports last: those of a ``kind``, if it is not empty, whose label, reference or run
-        contains a text, that a source with it was read for, or that are ``among`` others that fit."""
+        contains a text, that a source with it was read for, or that are ``among`` others that fit. With ``only``, no other."""
         pattern = _containing(text)
+        limit = None if only is None else json.dumps([str(reference) for reference in only])
         rows = self._rows(
             "SELECT artifact.value, artifact.note, (SELECT json_array(known.value, known.note) FROM facts AS made"
             " JOIN facts AS known ON known.id = made.id AND +known.fact = 'key' WHERE made.fact = 'output'"
@@ -202,15 +211,27 @@ class View:
             " OR artifact.value IN (SELECT value FROM json_each(?)) OR artifact.value IN (SELECT made.value FROM facts AS read"
             " JOIN facts AS made ON made.id = read.id AND +made.fact = 'output' WHERE read.fact = 'source'"
             " AND (read.value LIKE ? ESCAPE '^' OR read.note LIKE ? ESCAPE '^')))"
+            " AND (? IS NULL OR artifact.value IN (SELECT value FROM json_each(?)))"
             " ORDER BY json_extract(json_extract(brief, '$[1]'), '$[4]') DESC, artifact.value LIMIT ? OFFSET ?",
             *(kind, f"{_escaped(kind)}@%", text, pattern, pattern, pattern, pattern),
-            *(json.dumps([str(reference) for reference in among]), pattern, pattern, count, start),
+            *(json.dumps([str(reference) for reference in among]), pattern, pattern, limit, limit, count, start),
         )
         found = []
         for value, size, brief in rows:
             files, total = json.loads(size)
             found.append(Found(Reference.parse(value), files, total, Brief.of(*json.loads(brief)) if brief else None))
         return found
+
+    def measured(self, metric: str, comparison: Literal["<", "<=", "=", ">=", ">"], value: float) -> list[Reference]:
+        """The outputs of the records whose metric compares so with a value."""
+        rows = self._rows(
+            "SELECT DISTINCT made.value FROM facts AS metric"
+            " JOIN facts AS made ON made.id = metric.id AND +made.fact = 'output'"
+            f" WHERE metric.fact = 'metric' AND metric.value = ? AND CAST(metric.note AS REAL) {comparison} ?",
+            metric,
+            value,
+        )
+        return [Reference.parse(output) for (output,) in rows]
 
     def runs(self) -> dict[str, RunCost]:
         """What each run made, by id; records of no run are under an empty one."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from alignment_core.artifacts.manifest import parse_manifest
 from alignment_core.artifacts.paths import MANIFESTS, STAGES, parse_tag_path
@@ -61,6 +63,12 @@ def facts_of(uri: str, path: str, data: bytes) -> Facts:
         return {("problem", str(error)): ""}
 
 
+def _is_searched(name: str, value: Any) -> bool:
+    """Whether artifacts are found by a metric: by finite numbers, without intervals and counts beside them."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and "." not in name
+
+
 def _of_record(record: Provenance) -> Facts:
     run = record.run_ids.get("prefect", "")
     cost = record.seconds, record.cost.get("device_seconds", 0.0)
@@ -73,6 +81,7 @@ def _of_record(record: Provenance) -> Facts:
         ("stage", str(record.key_parts.get("stage"))): "",
         ("run", run): json.dumps(cost),
         **{("source", source.path): json.dumps(source[1:]) for source in sources},
+        **{("metric", name): json.dumps(value) for name, value in record.metrics.items() if _is_searched(name, value)},
         **{("description", str(reference)): "" for reference in record.described_by.values()},
         **{("input", reference): "" for reference in inputs.values()},
         **{

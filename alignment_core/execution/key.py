@@ -84,9 +84,11 @@ def check_source() -> None:
         )
 
 
-def key_of(call: StageCall) -> StageKey:
-    """Compute the key of a call. Raises EnvironmentFault, as check_source does, and UserError for the user's code."""
-    check_source()
+def key_of(call: StageCall, checked: bool = False) -> StageKey:
+    """Compute the key of a call. Raises UserError for the user's code, and EnvironmentFault as check_source does; a caller of
+    many calls may have ``checked`` the source itself."""
+    if not checked:
+        check_source()
     with counting() as files:
         with PARSING:
             stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields

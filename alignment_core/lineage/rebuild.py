@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from alignment_core.execution.base import StageCall
 from alignment_core.execution.cache_miss import changes, in_words
 from alignment_core.execution.description import ENVIRONMENT, ENVIRONMENT_FILE, RECIPE, SETTINGS_FILE, USER_CODE
 from alignment_core.execution.environment import environment
-from alignment_core.execution.key import key_of
+from alignment_core.execution.key import check_source, key_of
 from alignment_core.lineage.graph import Graph
 from alignment_core.recipes import ResourcesConfig
 
@@ -87,7 +89,7 @@ def plan(
     ``moved`` are new paths of sources and of the user's files by their old ones, or of folders that contain them. Without
     ``reads_sources``, sources are only looked for; their bytes are not compared. Stages that run code that their models bring
     need ``trusted``. ``records`` are those of :func:`behind`, if they are known. Raises NotFound for an unknown artifact,
-    UserError if no stage made it, or none that would run.
+    UserError if no stage made it, or none that would run, and EnvironmentFault if this process runs source that has changed.
     """
     store.manifest(reference)
     if records is None:
@@ -98,6 +100,7 @@ def plan(
             f"no stage of {store.uri} made {reference.short}: it was imported, so there is nothing to rebuild"
         )
     chosen = _that_run(records, begin)
+    check_source()
     steps = tuple(_step(store, record, record.key in chosen, moved or {}, reads_sources, trusted) for record in records)
     if not any(step.runs and reference in step.record.outputs.values() for step in steps):
         raise UserError(
@@ -133,12 +136,11 @@ def call_of(record: Provenance, moved: Mapping[str, str], inputs: Mapping[Refere
 
 def resources_of(store: Store, record: Provenance) -> ResourcesConfig:
     """The resources with which a stage ran: its recipe's, if that is known, with what it recorded of its hardware."""
+    recipe = record.described_by.get(RECIPE)
     settings: dict[str, Any] = {}
-    if recipe := record.described_by.get(RECIPE):
-        try:
-            settings = json.loads((store.fetch(recipe) / SETTINGS_FILE).read_bytes())["resources"]
-        except (AlignmentError, OSError, ValueError, KeyError):
-            settings = {}
+    if recipe is not None:
+        with suppress(AlignmentError, OSError, ValueError, KeyError):
+            settings = _resources_in(store, recipe)
     names = (*_ROUNDING, "max_tokens_per_microbatch", *(() if settings else ("threads",)))
     recorded = {name: record.hardware[name] for name in names if record.hardware.get(name) is not None}
     device = {"device": record.hardware["device"]} if "device" in record.hardware else {}
@@ -146,6 +148,13 @@ def resources_of(store: Store, record: Provenance) -> ResourcesConfig:
     passed = record.key_parts.get("passed", {})
     options = {name: passed[package] for name, package in _PASSED.items() if package in passed}
     return ResourcesConfig.model_validate({**known, **device, **recorded, **options})
+
+
+@lru_cache(maxsize=64)
+def _resources_in(store: Store, recipe: Reference) -> dict[str, Any]:
+    """The resources of a recipe's artifact. Raises AlignmentError, OSError, ValueError or KeyError if they cannot be read."""
+    resources: dict[str, Any] = json.loads((store.fetch(recipe) / SETTINGS_FILE).read_bytes())["resources"]
+    return resources
 
 
 def behind(graph: Graph, reference: Reference) -> list[Provenance]:
@@ -207,7 +216,7 @@ def _step(
         problems.append(f"{record.label} runs code that its model brings: --trust-remote-code allows it")
     try:
         resources_of(store, record)
-        key = key_of(call)
+        key = key_of(call, checked=True)
     except (AlignmentError, ValidationError, OSError) as error:
         kept = record.described_by.get(USER_CODE)
         where = f"; the user's source as it was is in {kept.short} (`align artifacts show`)" if kept else ""

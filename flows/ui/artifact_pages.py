@@ -3,6 +3,7 @@ is rebuilt, and its files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from alignment_core.artifacts.index import View
 from alignment_core.artifacts.index_facts import Brief
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.artifacts.promotion import promote
-from alignment_core.errors import AlignmentError, NotFound
+from alignment_core.errors import AlignmentError, NotFound, UserError
 from alignment_core.evaluation.metric_names import METRICS
 from alignment_core.execution.base import shows_of
 from alignment_core.host.progress_log import headline
@@ -44,8 +45,12 @@ TABS = {
     "files": "Files and samples",
 }
 A_PAGE = 50
+_MEASURED = re.compile(r"([\w/-]+) *(<=|>=|<|>|=) *(-?[0-9]+\.?[0-9]*(?:e-?[0-9]+)?)")
+"""A search by a metric: ``accuracy > 0.7``."""
 EVIDENCE = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl")
 """Metrics of an evaluation that its card shows."""
+MOST_PLANNED = 300
+"""Stages of a rebuild."""
 FIRST_KINDS = ("model", "reward-model", "critic", "dataset")
 DESCRIBED = 5
 """Stages that are named on the page of a recipe or an environment that describes them."""
@@ -106,7 +111,12 @@ class ArtifactPages:
         start = start_of(request)
         with self.snapshot.reading() as view:
             kinds = view.kinds()
-            found = view.search(query, kind, set(self._tagged(query)), start, A_PAGE + 1)
+            if measured := _MEASURED.fullmatch(query):
+                name, comparison, value = measured.groups()
+                only = view.measured(name, comparison, float(value))
+                found = view.search("", kind, (), start, A_PAGE + 1, only)
+            else:
+                found = view.search(query, kind, self._tagged(query), start, A_PAGE + 1)
         return self._page(
             request,
             "artifacts.html",
@@ -243,6 +253,10 @@ class ArtifactPages:
         try:
             with self.snapshot.reading() as view:
                 records = behind(Graph.over(view), reference)
+            if len(records) > MOST_PLANNED:
+                raise UserError(
+                    f"{len(records)} stages are more than a page plans: align reproduce {reference} --check"
+                )
             planned = plan(self.store, reference, reads_sources=False, records=records)
         except AlignmentError as error:
             problem = str(error)

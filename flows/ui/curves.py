@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 WIDTH, HEIGHT, MARGIN = 320, 120, 6
 MOST_POINTS = 400
 """Of more points, the extremes of each part are drawn."""
@@ -16,7 +18,7 @@ class Curve:
     """A metric over steps, with the points of its line in a box of ``WIDTH`` by ``HEIGHT``."""
 
     title: str
-    lines: tuple[str, ...]
+    lines: tuple[Markup, ...]
     """SVG points; a value that is not finite ends one line."""
     first: float
     last: float
@@ -44,7 +46,7 @@ def curve(title: str, points: Sequence[tuple[float, float]]) -> Curve | None:
             lines[-1].append(place(step, value))
         elif lines[-1]:
             lines.append([])
-    drawn = tuple(" ".join(line) for line in lines if line)
+    drawn = tuple(Markup(" ".join(line)) for line in lines if line)  # numbers alone, of whatever length
     return Curve(title, drawn, finite[0][1], finite[-1][1], low, high, (start, end))
 
 

@@ -18,7 +18,19 @@ PARTS = (
     *("startup", "store", "training", "prefixes", "generation", "rewards", "step_data", "reinforcement", "peers"),
     "pipeline",
 )
-ON_REQUEST = ("hub", "soak", "index", "cached", "sweep", "weight_update", "startup_real", "endings", "recipes", "real")
+ON_REQUEST = (
+    "hub",
+    "soak",
+    "index",
+    "cached",
+    "sweep",
+    "weight_update",
+    "startup_real",
+    "endings",
+    "recipes",
+    "real",
+    "ui",
+)
 """Parts that take long: `python -m tests.benchmarks soak`."""
 TAKES_ARGUMENTS = {"real", "recipes"}
 WITH_OWN_ENVIRONMENT = {"startup", "store", "pipeline", *ON_REQUEST} - {"real"}

@@ -100,17 +100,17 @@ def measured(uri: str) -> dict[str, Any]:
     """Seconds to build an index, and then of queries; each begins with a listing of the store."""
     store = open_store(uri, writes=False)
     took: dict[str, Any] = {"artifacts": RUNS * ROUNDS * len(ROUND)}
-    took["first index"] = {name: round(cost, 2) for name, cost in _cost(store.summaries).items()}
+    took["first index"] = {name: round(cost, 2) for name, cost in cost_of(store.summaries).items()}
     makers = [record.output for record in store.records.all()]
     chosen = random.Random(0).sample(makers, QUERIES)
     deepest = _artifact("card", f"{RUNS - 1}-{ROUNDS - 1}").reference
     with Graph.of(store) as graph:
         took["ancestors of the last"] = len(ancestors(graph, deepest))
-    took["ancestors, ms"] = _spread([_cost(partial(_up, store, reference)) for reference in chosen])
+    took["ancestors, ms"] = _spread([cost_of(partial(_up, store, reference)) for reference in chosen])
     opened = []
     for target in chosen[:OPENED]:
         with Graph.of(store) as graph:
-            opened.append(_cost(partial(Tree, graph, target, upward=True)))
+            opened.append(cost_of(partial(Tree, graph, target, upward=True)))
     took["ancestors in an open graph, ms"] = _spread(opened)
     run_id = _journal(store)
     where = ["--store", uri]
@@ -120,7 +120,7 @@ def measured(uri: str) -> dict[str, Any]:
         "align explain": ["explain", run_id],
     }
     for name, arguments in commands.items():
-        costs = [_cost(partial(_align, arguments)) for _ in range(5)]
+        costs = [cost_of(partial(run_align, arguments)) for _ in range(5)]
         took[name] = {part: round(min(cost[part] for cost in costs), 2) for part in costs[0]}
     return took
 
@@ -154,7 +154,7 @@ def _journal(store: Store) -> str:
     return record.run_id
 
 
-def _cost(work: Callable[[], object]) -> dict[str, float]:
+def cost_of(work: Callable[[], object]) -> dict[str, float]:
     """Seconds, and processor seconds including children; other load adds to the former."""
     began, before = time.perf_counter(), os.times()
     work()
@@ -162,7 +162,7 @@ def _cost(work: Callable[[], object]) -> dict[str, float]:
     return {"seconds": time.perf_counter() - began, "processor_seconds": sum(after[:4]) - sum(before[:4])}
 
 
-def _align(arguments: list[str]) -> None:
+def run_align(arguments: list[str]) -> None:
     subprocess.run(
         [sys.executable, "-m", "alignment.flows.cli.main", *arguments], check=True, stdout=subprocess.DEVNULL
     )

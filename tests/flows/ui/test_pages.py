@@ -11,6 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from alignment.flows.ui.app import application
+from alignment.flows.ui.curves import curve
+from alignment.flows.ui.rendering import LONGEST_TEXT, TEMPLATES
 from alignment_core.artifacts import Reference, Store
 from alignment_core.evaluation.gates import judged
 from alignment_core.journal import Journal, new_record
@@ -111,6 +113,22 @@ def test_search_finds_labels_digests_tags_sources_and_runs(make: Make, get: Any,
     assert re.findall(r'href="/artifacts/(\w+@[^"]*)"', page) == [str(data)]
 
 
+def test_search_by_a_metric_compares_its_value(make: Make, get: Any) -> None:
+    values = {"a": 0.5, "b": 0.75, "c": -1.0, "d": "0.9", "e": True, "f": float("nan")}
+    made = {name: make(name, metrics={"accuracy": value, "accuracy.low": 0.99}) for name, value in values.items()}
+
+    def names(query: str) -> set[str]:
+        page = get(f"/artifacts?q={query}").text
+        return {name for name, reference in made.items() if str(reference) in page}
+
+    assert names("accuracy > 0.5") == {"b"}
+    assert names("accuracy>=0.5") == {"a", "b"}
+    assert names("accuracy%3D0.75") == {"b"}
+    assert names("accuracy<-0.5") == {"c"}
+    assert names("accuracy>1e-1") == {"a", "b"}
+    assert names("loss>0") == names("accuracy.low>0") == set()
+
+
 def test_a_list_is_shown_fifty_at_a_time_with_the_filters_in_the_address(make: Make, get: Any) -> None:
     for number in range(51):
         make(f"model-{number}")
@@ -208,6 +226,14 @@ def test_the_events_of_a_run_end_with_it(journal_of_a_run: Journal, get: Any) ->
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text.startswith("retry: 1000\n\nevent: stages\ndata: ")
     assert answer.text.endswith("event: over\ndata: completed\n\n")
+
+
+def test_a_long_curve_is_drawn_whole() -> None:
+    drawn = curve("loss", [(step, step % 7 / 3) for step in range(1000)])
+    assert drawn is not None
+    text = TEMPLATES.from_string("{% for line in lines %}{{ line }}{% endfor %}").render(lines=drawn.lines)
+    assert len(text) > LONGEST_TEXT
+    assert all(re.fullmatch(r"[\d.]+,[\d.]+", point) for point in text.split(" "))
 
 
 def test_the_pages_import_no_torch() -> None:
