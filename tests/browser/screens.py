@@ -29,14 +29,13 @@ def main(home: Path) -> None:
         "rows": f"/artifacts/{scores}/files",
         "label": f"/labels/{scores}",
         "compare": f"/compare?run={run}",
-        "run": f"/runs/{run}",
     }
     ui = start(home, store.uri)
     try:
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             context = browser.new_context(viewport=SIZE)
-            context.add_cookies([{"name": "annotator", "value": b"ada".hex(), "url": ui.address}])
+            context.add_cookies([{"name": "annotator", "value": b"you".hex(), "url": ui.address}])
             tab = context.new_page()
             for name, path in pages.items():
                 tab.goto(f"{ui.address}{path}")
