@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -92,8 +93,9 @@ class Index:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
-    @property
+    @cached_property
     def path(self) -> Path:
+        """The file, which stays that of the home at its first use: a rebuild changes the home of its process."""
         return align_home() / "indexes" / f"{local_name(self.backend.uri)}.sqlite"
 
     def view(self, *prefixes: str) -> View:

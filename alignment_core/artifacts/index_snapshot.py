@@ -46,6 +46,8 @@ class IndexSnapshot:
         """The artifacts that tags point to."""
         self._pruned: frozenset[str] = frozenset()
         """Digests of the artifacts whose bytes retention deleted."""
+        self.histories: dict[str, list[TagMove]] = {}
+        """The moves of each tag, oldest first."""
         self.moves: dict[Reference, list[TagMove]] = {}
         """The moves of tags to each artifact, oldest first."""
 
@@ -108,22 +110,24 @@ class IndexSnapshot:
 
     def _list(self) -> None:
         taken = time.monotonic()
-        moves: dict[Reference, list[TagMove]] = defaultdict(list)
-        tags: dict[str, Reference] = {}
+        histories: dict[str, list[TagMove]] = defaultdict(list)
         problem = ""
         try:
             with self.store.index.view(TAGS) as of_tags:
                 for move in of_tags.moves():
-                    moves[move.to].append(move)
-                    tags[move.name] = move.to
+                    histories[move.name].append(move)
         except Corrupt as error:  # of one move of a tag; all else is there
             problem = str(error)
-            moves, tags = defaultdict(list, self.moves), self.tags
+            histories = defaultdict(list, self.histories)
+        moves: dict[Reference, list[TagMove]] = defaultdict(list)
+        for move in (move for history in histories.values() for move in history):
+            moves[move.to].append(move)
         pruned = self.store.pruned()
         view = self.store.index.view(STAGES, MANIFESTS)
         with self._guard:
             before, self._view = self._view, view
-            self.tags, self.moves, self._pruned = tags, dict(moves), pruned
+            self.histories, self.moves, self._pruned = dict(histories), dict(moves), pruned
+            self.tags = {name: history[-1].to for name, history in histories.items()}
             self._taken, self._tried, self.problem = taken, taken, problem
             if before is not None:
                 before.__exit__()

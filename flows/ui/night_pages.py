@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,14 @@ from alignment.flows.ui.curves import Curve, curve
 from alignment.flows.ui.rendering import page
 from alignment_core.artifacts import Reference
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.artifacts.tag_history import TagMove
 from alignment_core.evaluation.metric_names import METRICS
 from alignment_core.nights.ledger import GIVEN_UP, History, Night
 
 BEGINS, ENDS = "nightly/", "/nights"
 A_PAGE = 50
+READERS = 16
+"""Entries that are read at once."""
 SHOWN = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl_to_model")
 """Metrics of the candidates that are drawn over the nights."""
 
@@ -33,6 +37,8 @@ class Inbox:
     """Rows of the latest night without an outcome that wait because they are too few."""
     given_up: int
     """Batches of rows that no night takes until a user decides."""
+    rollbacks: list[TagMove]
+    """Moves back of the tags that its candidates were promoted to, the latest first."""
 
 
 class NightPages:
@@ -54,7 +60,15 @@ class NightPages:
 
     def _inbox(self, name: str, most: int | None) -> Inbox:
         history = History(self.snapshot.store, name)
-        entries = [self._entry(history, move.to) for move in self.snapshot.store.tags.history(history.tag)]
+        moves = self.snapshot.histories.get(history.tag, [])
+        with ThreadPoolExecutor(READERS) as pool:
+            entries = list(pool.map(lambda move: self._entry(history, move.to), moves))
+        tags = {
+            move.name
+            for entry in entries
+            if entry.candidate and entry.state == "promoted"
+            for move in self.snapshot.moves.get(entry.candidate, ())
+        }
         decided = [entry for entry in entries if entry.metrics.get("candidate")]
         curves = []
         for metric in SHOWN:
@@ -73,6 +87,7 @@ class NightPages:
             curves,
             latest.rows if latest is not None and latest.state == "empty" else 0,
             sum(entry.state == GIVEN_UP for entry in {entry.batch: entry for entry in entries if entry.batch}.values()),
+            [move for tag in tags for move in reversed(self.snapshot.histories[tag]) if move.back_to],
         )
 
     def _entry(self, history: History, reference: Reference) -> Night:
