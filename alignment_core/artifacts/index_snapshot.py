@@ -27,7 +27,7 @@ S3 seconds."""
 class IndexSnapshot:
     """The store in its index, wherever that is: in a file of the home, or in memory where no file can be written.
 
-    Readers of several threads take turns. Nobody but the first reader waits for a listing of the store.
+    Readers of several threads take turns. Only readers who come before the first listing of the store wait for it.
     """
 
     def __init__(self, store: Store, seconds: float = SECONDS) -> None:
@@ -40,6 +40,9 @@ class IndexSnapshot:
         self._tried = 0.0
         """When the store was listed last, whether or not that was possible."""
         self._read_at = 0.0
+        self._failure: Exception | None = None
+        """Of the first listing."""
+        self._failed_at = 0.0
         self.problem = ""
         """Why the store cannot be listed now; empty if it can."""
         self.tags: dict[str, Reference] = {}
@@ -99,9 +102,17 @@ class IndexSnapshot:
 
     def _list_first(self) -> None:
         """List the store, unless another reader has done so meanwhile."""
+        asked = time.monotonic()
         with self._refreshing:
-            if self._view is None:
+            if self._view is not None:
+                return
+            if self._failure is not None and self._failed_at > asked:  # while this reader waited for the same answer
+                raise self._failure
+            try:
                 self._list()
+            except Exception as error:
+                self._failure, self._failed_at = error, time.monotonic()
+                raise
 
     def refresh(self) -> None:
         """List the store now."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +19,7 @@ from alignment_core.canonical import derive_seed
 from alignment_core.errors import AlignmentError, UserError
 from alignment_core.files import write_whole
 from alignment_core.home import align_home
-from alignment_core.nights.agreement import krippendorff_alpha
-from alignment_core.nights.labels import ANSWERS, NO_PREFERENCE, QUESTION, exported, pairs_of, scored_of
+from alignment_core.nights.labels import ANSWERS, QUESTION, agreement_of, exported, pairs_of, scored_of
 from alignment_core.printable import printable
 
 PAIRS, GIVEN = "pairs.jsonl", "answers.jsonl"
@@ -35,19 +36,25 @@ def folder_of(reference: Reference) -> Path:
 def make_pairs(store: Store, reference: Reference, most: int | None = None) -> None:
     """Write the pairs of a round's scores or rollouts, unless they are there: ``most`` of them, or all. Raises AlignmentError
     and OSError."""
-    path = folder_of(reference) / PAIRS
-    if not path.exists():
-        chosen, _ = pairs_of(store, *scored_of(store, reference), most=most)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda file: file.write(exported(chosen, "jsonl").encode()))
+    folder = folder_of(reference)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one makes them, which takes seconds
+        path = folder / PAIRS
+        if not path.exists():
+            chosen, _ = pairs_of(store, *scored_of(store, reference), most=most)
+            write_whole(path, lambda file: file.write(exported(chosen, "jsonl").encode()))
 
 
 def begun() -> list[Reference]:
     """The rounds whose pairs are labelled on this machine, the latest first."""
     folders = [path.parent for path in (align_home() / "labels").glob(f"*/{PAIRS}")]
     folders.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-    parts = [folder.name.rpartition("-") for folder in folders]
-    return [Reference(kind=kind, digest=digest) for kind, _, digest in parts]
+    references = []
+    for folder in folders:
+        with suppress(UserError):  # a copy of a folder, say
+            references.append(Reference.parse(f"{folder.name.replace('-', '@sha256:')}"))
+    return references
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Labelling:
     """The pairs of a round and their answers. Several processes and threads may add answers at once."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the pairs. Raises OSError, and ValueError or KeyError for a damaged file."""
         self.folder = folder
         self._guard = threading.Lock()
         pairs = [json.loads(line) for line in (folder / PAIRS).read_text().split("\n") if line.strip()]
@@ -105,22 +113,25 @@ class Labelling:
             raise UserError(f"answer {answer!r}: one of {', '.join(ANSWERS)} is needed")
         self.task_of(identity, annotator)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"id": identity, QUESTION: answer, "annotator": annotator, "at": at}, ensure_ascii=False)
+        line = json.dumps({"id": identity, QUESTION: answer, "annotator": annotator, "at": at})
         with self._guard:
             _append(self.file, line.encode())
 
-    def undo(self, annotator: str) -> str | None:
-        """Take the annotator's latest answer back; the id of its pair, None if there is no answer."""
-        identity = next(reversed(self.answers().get(annotator, {})), None)
-        if identity is not None:
+    def latest(self, annotator: str) -> str:
+        """The id of the pair that the annotator answered about last; empty if there is none."""
+        return next(reversed(self.answers().get(annotator, {})), "")
+
+    def undo(self, annotator: str, identity: str) -> None:
+        """Take the annotator's latest answer back, if it is about this pair: a request that comes twice undoes one answer."""
+        if identity and identity == self.latest(annotator):
             self.answer(annotator, identity, "undo")
-        return identity
 
     def agreement(self) -> float | None:
-        """Krippendorff's alpha of all annotators; None if no two of them answered about one pair, or all answers are equal."""
+        """Krippendorff's alpha of all annotators, as :func:`agreement_of` has it."""
         answers = self.answers()
-        units = ([given[identity] for given in answers.values() if identity in given] for identity in self.pairs)
-        return krippendorff_alpha(["tie" if a in NO_PREFERENCE else a for a in unit if a != "skip"] for unit in units)
+        return agreement_of(
+            {who: given[identity] for who, given in answers.items() if identity in given} for identity in self.pairs
+        )
 
     def _read(self) -> None:
         """Read the lines that were added since, by this process or another one."""
@@ -133,6 +144,8 @@ class Labelling:
     def _new_rows(self) -> Iterator[Row]:
         try:
             with self.file.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._read_bytes:  # it was replaced, by a backup say
+                    self._answers, self._read_bytes = {}, 0
                 file.seek(self._read_bytes)
                 data = file.read()
         except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import random
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts.workspace import open_lock
 from alignment_core.canonical import derive_seed, digest_of
 from alignment_core.data.messages import as_given, in_words, tools_of
 from alignment_core.errors import DataError, EnvironmentFault, UserError
@@ -27,6 +29,8 @@ QUESTION = "preferred"
 ANSWERS = ("a", "b", "tie", "both_bad", "skip", "undo")
 """``both_bad`` is no preference, as a tie is; ``skip`` is no answer; ``undo`` takes the annotator's last answer back."""
 NO_PREFERENCE = ("tie", "both_bad")
+LOCK = ".labels.lock"
+"""File in an inbox, locked while rows are added."""
 DIGITS = 20
 """Of an id."""
 
@@ -123,7 +127,10 @@ def scored_of(store: Store, reference: Reference) -> tuple[Reference, Reference 
     if reference.kind == "rollouts":
         return reference, None
     if reference.kind == "scores":
-        return store.records.makers(reference)[0].inputs["rollouts"], reference
+        makers = [made for made in store.records.makers(reference) if "rollouts" in made.inputs]
+        if not makers:
+            raise UserError(f"{reference.short} was imported, so its completions are unknown: give the rollouts")
+        return makers[0].inputs["rollouts"], reference
     raise UserError(f"{reference} is a {reference.kind}; rollouts or scores are needed")
 
 
@@ -169,8 +176,8 @@ class Vote:
     where: str
     who: str
     """The annotator; empty if that is unknown."""
-    meant: str
-    """The better completion itself, since ``a`` may be either of a pair; or the answer, if it names none."""
+    answer: str
+    """One of ANSWERS: ``a`` and ``b`` are those of the known pair, whichever the row has first."""
     at: str = ""
     """Time of the answer, ISO 8601; empty if that is unknown."""
 
@@ -183,7 +190,7 @@ class Labels:
     """Preference rows, in the order of the pairs."""
     counts: Counter[str] = field(default_factory=Counter)
     """``pairs``, ``labelled``, ``ties`` (with those of which both are bad), ``skipped``, ``unlabelled``, ``changed`` and
-    ``undone`` answers, ``duplicates``, ``conflicts``, ``unknown``, ``malformed``."""
+    ``undone`` answers, ``duplicates``, ``conflicts``, ``unknown``, ``malformed``, ``contradicted`` by the inbox."""
     problems: list[str] = field(default_factory=list)
     """One sentence, with its place, for each row that was left out or counted once."""
     agreement: float | None = None
@@ -211,30 +218,44 @@ def imported(path: Path, known: Path | None = None) -> Labels:
         if not row["answers"]:
             votes[row["id"]] += []
         for who, answer in row["answers"]:
-            meant = row.get(answer, pair[answer]) if answer in ("a", "b") else answer
             at = row["at"] if isinstance(row.get("at"), str) else ""
-            _vote(labels, votes[row["id"]], Vote(where, who, meant, at), row["id"])
+            _vote(labels, votes[row["id"]], Vote(where, who, _in_pair(answer, row, pair), at), row["id"])
     for identity, given in votes.items():
         _settle(labels, content[identity], given)
     labels.counts["pairs"] = len(votes)
-    labels.agreement = krippendorff_alpha(
-        {vote.who: _category(vote.meant) for vote in given if vote.meant != "skip" and vote.who}.values()
-        for given in votes.values()
-    )
+    labels.agreement = agreement_of({vote.who: vote.answer for vote in given if vote.who} for given in votes.values())
     return labels
+
+
+def agreement_of(answers: Iterable[Mapping[str, str]]) -> float | None:
+    """Krippendorff's alpha of the answers about each pair, by annotator; ties and pairs of which both are bad are one category,
+    and skips are none. None if no two annotators answered about one pair, or all answers are alike."""
+    return krippendorff_alpha([category(answer) for answer in by.values() if answer != "skip"] for by in answers)
+
+
+def category(answer: str) -> str:
+    """``a``, ``b`` or ``tie``."""
+    return "tie" if answer in NO_PREFERENCE else answer
+
+
+def _in_pair(answer: str, row: Row, pair: Row) -> str:
+    """An answer about a row in terms of the known pair, whose completions may be the other way round."""
+    if answer in ("a", "b"):
+        return "a" if row.get(answer, pair[answer]) == pair["a"] else "b"
+    return answer
 
 
 def _vote(labels: Labels, votes: list[Vote], vote: Vote, identity: str) -> None:
     """Add an answer to those about a pair, in place of the annotator's earlier one."""
     earlier = next((each for each in reversed(votes) if each.who == vote.who), None)
-    if vote.meant == "undo":
+    if vote.answer == "undo":
         if earlier is not None:
             votes.remove(earlier)
             labels.counts["undone"] += 1
         return
     if vote.who and earlier is not None:
         votes.remove(earlier)
-        if earlier.meant == vote.meant:
+        if earlier.answer == vote.answer:
             labels.counts["duplicates"] += 1
             labels.problems.append(f"{vote.where}: {vote.who} has labelled {identity} before, alike; counted once")
         else:
@@ -254,11 +275,11 @@ def _pairs_by_id(path: Path) -> dict[str, Row]:
 
 
 def _settle(labels: Labels, pair: Row, votes: list[Vote]) -> None:
-    given = [vote for vote in votes if vote.meant != "skip"]
+    given = [vote for vote in votes if vote.answer != "skip"]
     if not given:
         labels.counts["skipped" if votes else "unlabelled"] += 1
         return
-    counted = Counter(_category(vote.meant) for vote in given).most_common()
+    counted = Counter(category(vote.answer) for vote in given).most_common()
     if len(counted) > 1 and counted[0][1] == counted[1][1]:
         labels.counts["conflicts"] += 1
         where = ", ".join(vote.where for vote in given)
@@ -273,17 +294,13 @@ def _settle(labels: Labels, pair: Row, votes: list[Vote]) -> None:
         labels.counts["ties"] += 1
         return
     labels.counts["labelled"] += 1
-    other = pair["b"] if winner == pair["a"] else pair["a"]
+    other = "b" if winner == "a" else "a"
     tools = {"tools": pair["tools"]} if pair.get("tools") else {}
-    winning = [vote for vote in given if vote.meant == winner]
+    winning = [vote for vote in given if vote.answer == winner]
     by = {"annotators": who} if (who := sorted({vote.who for vote in winning if vote.who})) else {}
     at = {"labelled_at": latest} if (latest := max(vote.at for vote in winning)) else {}
-    row = {"prompt": pair["prompt"], **tools, "chosen": winner, "rejected": other}
+    row = {"prompt": pair["prompt"], **tools, "chosen": pair[winner], "rejected": pair[other]}
     labels.rows.append({**row, "pair": pair["id"], **by, **at})
-
-
-def _category(meant: str) -> str:
-    return "tie" if meant in NO_PREFERENCE else meant
 
 
 def _problem(row: Row, known: Mapping[str, Row] | None) -> str | None:
@@ -389,23 +406,29 @@ def _answer(value: Any) -> str:
 def add_to_inbox(labels: Labels, inbox: Path) -> Path | None:
     """Write the preference rows as one file of an inbox, or None if each of them is there already.
 
-    A row of a pair that earlier labels in the inbox prefer otherwise is left out and named: nights would train on both. Raises
-    EnvironmentFault if it cannot be written.
+    A row of a pair that earlier labels in the inbox prefer otherwise is left out and named, since nights would train on both,
+    and counted under ``contradicted``. Raises EnvironmentFault if it cannot be written.
     """
+    try:
+        with open_lock(inbox / LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # others add, too
+            return _added(labels, inbox)
+    except OSError as error:
+        raise EnvironmentFault(f"{inbox} cannot be written: {error.strerror}") from None
+
+
+def _added(labels: Labels, inbox: Path) -> Path | None:
     there = {row["pair"]: row["chosen"] for path in sorted(inbox.glob("labels-*.jsonl")) for row in _rows_of(path)}
     new = [row for row in labels.rows if row["pair"] not in there]
     for row in labels.rows:
         if there.get(row["pair"], row["chosen"]) != row["chosen"]:
-            labels.counts["conflicts"] += 1
+            labels.counts["contradicted"] += 1
             labels.problems.append(f"{row['pair']} is in the inbox with the other answer; left out")
     if not new:
         return None
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in new)
     path = inbox / f"labels-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
-    try:
-        write_whole(path, lambda file: file.write(text.encode()))
-    except OSError as error:
-        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from None
+    write_whole(path, lambda file: file.write(text.encode()))
     return path
 
 

@@ -71,8 +71,13 @@ def up(
         '  eval "$(align env)"\n'
         "  prefect deployment run alignment/quickstart --watch\n\n"
         f"{run_queue.limit_in_words(max_runs or state.max_runs).capitalize()}; later ones wait in line.\n"
-        f"The UI at {page} asks for a password, which is in {services.password_file()}.\n"
-        f"Artifacts, runs and nights: {state.pages} (changes ask for the token in {token_file()}).",
+        f"The UI at {page} asks for a password, which is in {services.password_file()}.",
+        *(
+            [f"Artifacts, runs and nights: {state.pages} (changes ask for the token in {token_file()})."]
+            if state.pages
+            else []
+        ),
+        sep="\n",
         markup=False,
     )
 

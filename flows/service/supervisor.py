@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from alignment.flows import access
 from alignment.flows.console import say
@@ -160,6 +161,7 @@ class Services:
         """Start the services in order and keep them running until ``stopping`` is set. Raises EnvironmentFault if the
         start fails."""
         patience = PORT_SECONDS if _were_killed_at(self.url) else 0.0
+        earlier = state.pages if (state := latest()) else ""
         token_file().unlink(missing_ok=True)  # of earlier services; waiting for the port may take a while
         self._write("starting")
         self._listener = _listen(self.port, patience)
@@ -177,7 +179,7 @@ class Services:
         worker_command = [sys.executable, "-m", "alignment.flows.service.prefect_worker", "--pool", POOL]
         worker = _Service("worker", worker_command, RUN_SECONDS, RUN_SECONDS)
         reconciler = _Service("reconciler", [sys.executable, "-m", "alignment.flows.service.reconcile"])
-        self._pages_listener = _listen_near(self.port + 1)
+        self._pages_listener = _listen_again(earlier)
         pages_fd = self._pages_listener.fileno()
         pages_command = [sys.executable, "-m", "alignment.flows.ui.server", str(pages_fd)]
         pages = _Service("pages", pages_command, inherited=[pages_fd])
@@ -298,10 +300,10 @@ def _listen(port: int, patience: float) -> socket.socket:
             time.sleep(0.5)
 
 
-def _listen_near(port: int) -> socket.socket:
-    """A port for the pages: this one, so that addresses stay the same, or a free one where it is taken."""
-    with suppress(OSError, OverflowError):
-        return socket.create_server(("127.0.0.1", port))
+def _listen_again(address: str) -> socket.socket:
+    """A port for the pages: that of an earlier address, which people may have kept, or a free one."""
+    with suppress(OSError, ValueError):
+        return socket.create_server(("127.0.0.1", urlsplit(address).port or 0))
     return socket.create_server(("127.0.0.1", 0))
 
 

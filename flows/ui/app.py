@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,6 +27,7 @@ from alignment.flows.ui.run_pages import RunPages
 from alignment_core.artifacts import Store
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.errors import AlignmentError, Conflict, NotFound, UnknownName, UserError
+from alignment_core.printable import printable
 
 IDLE_SECONDS = 60.0
 """Time without readers after which the snapshot of the index is released."""
@@ -115,4 +116,6 @@ async def _releasing(snapshot: IndexSnapshot) -> AsyncIterator[None]:
 def refused(request: Request, error: Exception) -> Response:
     """The page of an error: its sentence."""
     status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
+    if "x-fragment" in request.headers:
+        return PlainTextResponse(printable(str(error)), status)
     return page(request, "error.html", status, sentence=str(error), code=status)

@@ -242,6 +242,8 @@ class ArtifactPages:
 
     def _move_tag(self, reference: Reference, form: Mapping[str, str]) -> Response:
         name, reason = form.get("tag", "").strip(), form.get("reason", "").strip()
+        if not reason:
+            raise UserError("Reason: say why the tag is moved")
         shown = form.get(f"now:{name}")
         promote(open_store(self.store.uri), name, reference, Reference.parse(shown) if shown else None, reason)
         self.snapshot.refresh()

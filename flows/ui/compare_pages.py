@@ -19,7 +19,7 @@ from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.errors import AlignmentError, UnknownName, UserError
 from alignment_core.evaluation.metric_names import EVALUATION, METRICS, metric_of
 from alignment_core.host.progress_log import number
-from alignment_core.journal import RunRecord
+from alignment_core.journal import RunRecord, StageLine
 
 MOST = 12
 """Policies that one page compares."""
@@ -90,10 +90,13 @@ class ComparePages:
 
     def one(self, request: Request) -> Response:
         """The policies of one run or sweep, or the last ones of several runs. Raises UserError."""
-        texts = list(dict.fromkeys(request.query_params.getlist("run")))
-        runs = [_run(text) for text in texts]
+        texts = request.query_params.getlist("run")[:MOST]
+        runs = list({run.run_id: run for run in map(_run, texts)}.values())
         with self.snapshot.reading() as view:
-            sides = [side for run in runs for side in _sides(view, run, only_last=len(runs) > 1)][:MOST]
+            by_run = [_sides(view, run, only_last=len(runs) > 1) for run in runs]
+        found = [side for sides in by_run for side in sides]
+        sides = found[:MOST]
+        without = [run for run, several in zip(runs, by_run, strict=True) if not several]
         names = [side.name for side in sides]
         a, b = (_number(request, key, len(sides), default) for key, default in (("a", 0), ("b", len(sides) - 1)))
         where = request.query_params.get("where", "differ")
@@ -108,6 +111,8 @@ class ComparePages:
             "compare.html",
             snapshot=self.snapshot,
             runs=runs,
+            without=without,
+            left_out=len(found) - len(sides),
             sides=sides,
             settings=_differing(sides),
             metrics=[Row(metric_of(name).title, [_cell(side, name) for side in sides]) for name in metrics],
@@ -136,7 +141,12 @@ class ComparePages:
         if not both:
             return [], "The two policies answered no prompt in common."
         name = next(
-            (name for name in VERIFIED if all(side[both[0]].get(name) is not None for side in (left, right))), ""
+            (
+                name
+                for name in VERIFIED
+                if all(_has(answers[prompt], name) for answers in (left, right) for prompt in both)
+            ),
+            "",
         )
         return [
             Example(
@@ -194,24 +204,31 @@ def _sides(view: View, run: RunRecord, only_last: bool) -> list[Side]:
         variant for line in ranked if line.made_by in records for variant in records[line.made_by].config["variants"]
     ]
     fields = {variant["name"]: variant["fields"] for variant in variants}
-    # Of the run itself: different completions may have equal scores, which are one artifact.
-    sampled = {
-        text: line.key_parts["inputs"].get("rollouts") for line in lines.values() for text in line.outputs.values()
-    }
     sides = []
-    for line in evaluated[-1:] if only_last else evaluated:
+    for line in sorted(evaluated, key=lambda line: line.at)[-1:] if only_last else evaluated:
         record = records.get(line.made_by)
         if record is None:  # of another store
             continue
         policy = line.label.removesuffix("/evaluation")
-        name = f"{run.name} {journal.short_id(run.run_id)} {policy}" if only_last else policy
+        title = f"{run.name} {journal.short_id(run.run_id)} {policy}" if only_last else policy
         variant = next(
             (given for name, given in fields.items() if policy == name or policy.startswith(f"{name}/")), None
         )
-        rollouts = sampled.get(str(record.inputs.get("scores")))
-        of = Reference.parse(rollouts) if rollouts else None
-        sides.append(Side(name, run, record, of, variant if variant is not None else _flat(run.recipe)))
+        settings = _flat(run.recipe) if variant is None else variant
+        sides.append(Side(title, run, record, _rollouts_of(line, lines), settings))
     return sides
+
+
+def _rollouts_of(line: StageLine, lines: Mapping[str, StageLine]) -> Reference | None:
+    """The completions of an evaluation. They are those of its own scoring: other completions may have equal scores, which are
+    the same artifact."""
+    scored = lines.get(f"{line.label}/score")
+    text = (scored.key_parts.get("inputs") or {}).get("rollouts") if scored else None
+    return Reference.parse(text) if text else None
+
+
+def _has(answer: Mapping[str, Any], name: str) -> bool:
+    return answer.get(name) is not None
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

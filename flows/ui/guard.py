@@ -10,9 +10,8 @@ import socket
 from base64 import b64decode
 from collections.abc import Collection
 from contextlib import suppress
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlsplit
 
-from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,6 +30,8 @@ DAYS = 30
 """Time for which a browser stays signed in."""
 
 
+_HERE = re.compile(r"/(?![/\\])[^\x00-\x20\\]*")
+"""A path of this server, and nothing that a browser takes for the name of another one."""
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(:[0-9]+)?")
 
 
@@ -38,17 +39,17 @@ class Guard:
     """ASGI middleware. Names in ``hosts`` are those of this server; with ``reads_need_token``, nothing is shown without it.
 
     A browser has the token in a cookie, after the sign-in page or an address with ``?token=``; its changes come from a page of
-    this server. Other programs send it in an ``Authorization`` header, as bearer or in basic form.
+    this server. Other programs send it in an ``Authorization`` header, as bearer or as the password of the basic form.
+    ``signed_in`` in the scope says whether a request has it.
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: Collection[str], reads_need_token: bool) -> None:
         self.app = app
         self._token = token
-        self._hosts = hosts
+        self._hosts = frozenset(host.lower() for host in hosts)
         self._reads_need_token = reads_need_token
-        self._cookie = (
-            f"align-{hashlib.sha256(token.encode()).hexdigest()[:8]}"  # cookies are shared by all ports of a host
-        )
+        # Cookies are shared by all ports of a host, and so by the pages of other homes.
+        self._cookie = f"align-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,15 +64,15 @@ class Guard:
         if named is None or not self._is_here(named["name"].strip("[]")):
             return PlainTextResponse("this server has another name", 400)
         if request.method == "GET" and "token" in request.query_params:
-            return self._signed_in(request, request.query_params["token"], request.url.remove_query_params("token"))
+            target = request.url.remove_query_params("token")
+            here = f"{target.path}?{target.query}" if target.query else target.path
+            return self._signed_in(request, request.query_params["token"], here)
         if request.url.path == SIGN_IN and request.method == "POST":
             try:
                 form = await form_of(request)
             except UserError as error:
                 return sign_in_page(request, 400, str(error))
-            target = form.get("next", "/")
-            local = target if target.startswith("/") and not target.startswith(("//", "/\\")) else "/"
-            return self._signed_in(request, form.get("token", ""), URL(local))
+            return self._signed_in(request, form.get("token", ""), form.get("next", "/"))
         changes = request.method not in ("GET", "HEAD")
         request.scope["signed_in"] = signed_in = self._has_token(request, changes)
         needs_token = changes or self._reads_need_token
@@ -80,7 +81,7 @@ class Guard:
         return None
 
     def _is_here(self, host: str) -> bool:
-        if host in self._hosts:
+        if host.lower() in self._hosts:
             return True
         if not self._reads_need_token:
             return False
@@ -88,16 +89,16 @@ class Guard:
             return bool(ipaddress.ip_address(host))
         return False
 
-    def _signed_in(self, request: Request, given: str, target: URL) -> Response:
+    def _signed_in(self, request: Request, given: str, target: str) -> Response:
         if not self._equals(given.strip()):
             return sign_in_page(request, 403, "That is not the token.")
-        response = RedirectResponse(f"{target.path}?{target.query}" if target.query else target.path or "/", 303)
+        response = RedirectResponse(target if _HERE.fullmatch(target) else "/", 303)
         response.set_cookie(
             self._cookie,
             self._token,
             max_age=DAYS * 86400,
             httponly=True,
-            samesite="strict",
+            samesite="lax",  # it comes along if a link or the file that opens a browser leads here; changes need an own page
             secure=request.url.scheme == "https",
         )
         return response
@@ -108,7 +109,7 @@ class Guard:
             return self._equals(secret)
         if scheme.lower() == "basic":
             with suppress(ValueError):
-                return self._equals(b64decode(secret, validate=True).decode())
+                return self._equals(b64decode(secret, validate=True).decode().rpartition(":")[2])
             return False
         own = f"{request.url.scheme}://{request.headers.get('host', '')}"
         from_own_page = request.headers.get("origin") == own  # cookies also come along from pages of other ports
@@ -129,15 +130,13 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 def sign_in_page(request: Request, status: int = 200, problem: str = "") -> Response:
-    """The page that asks for the token, and leads back to the page that was asked for."""
-    path = request.query_params.get("next") or request.url.path
-    target = path if request.method == "GET" and path != SIGN_IN else request.query_params.get("next", "/")
+    """The page that asks for the token, and leads back to the page that was asked for, or whose form was sent."""
+    target = request.query_params.get("next", "/")
+    if request.url.path != SIGN_IN:
+        target = (
+            request.url.path if request.method == "GET" else urlsplit(request.headers.get("referer", "")).path or "/"
+        )
     return page(request, "sign_in.html", status, target=target, refusal=problem, file=token_file())
-
-
-def sign_in_address(path: str) -> str:
-    """The address of the sign-in page that leads back to a page."""
-    return f"{SIGN_IN}?{urlencode({'next': path})}"
 
 
 def names_of_this_machine(host: str) -> tuple[str, ...]:

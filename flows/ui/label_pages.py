@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,19 @@ from alignment.flows.ui.rendering import page
 from alignment_core import journal
 from alignment_core.artifacts import Reference
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
-from alignment_core.errors import NotFound, UserError
+from alignment_core.errors import AlignmentError, Conflict, Corrupt, NotFound, UserError
 from alignment_core.nights.labelling import PAIRS, Labelling, begun, check_name, folder_of
 from alignment_core.nights.labels import Labels, add_to_inbox, imported
 from alignment_core.processes import inherited
 from alignment_core.recipes.paths import fixed_part
 
-A_PAGE = 50
+A_PAGE, LOOKED_AT = 50, 400
+"""Rounds that are listed, of so many latest scores: those of evaluations are left out."""
 ANNOTATOR = "annotator"
 """Cookie with the name of the one who labels."""
-CHOICES = ("left", "right", "tie", "both_bad", "skip", "undo")
+UNDO = "undo"
+CHOICES = ("a", "b", "tie", "both_bad", "skip", UNDO)
+LARGEST_COUNT = 100_000
 PAIRS_SECONDS = 300.0
 LAST_WORDS = 200
 """Of the error of a process, which may follow warnings."""
@@ -56,8 +60,15 @@ class LabelPages:
         self._open: dict[Reference, Labelling] = {}
 
     def resolve(self, request: Request) -> Reference:
-        """The round that the address names. Raises UnknownName, and UserError for another kind of artifact."""
-        reference = self.snapshot.store.resolve(request.path_params["reference"])
+        """The round that the address names. Raises UnknownName, and UserError for another kind of artifact.
+
+        The store is not asked for a round whose pairs are here: people go on labelling while it does not answer.
+        """
+        text = request.path_params["reference"]
+        with suppress(UserError):
+            if (folder_of(Reference.parse(text)) / PAIRS).exists():
+                return Reference.parse(text)
+        reference = self.snapshot.resolve(text)
         if reference.kind not in ("scores", "rollouts"):
             raise UserError(f"{reference.short} is a {reference.kind}: pairs are made of scores or rollouts")
         return reference
@@ -65,34 +76,35 @@ class LabelPages:
     def listed(self, request: Request) -> Response:
         """Rounds that are labelled, and scored completions that can be."""
         with self.snapshot.reading() as view:
-            scored = view.search("", "scores", (), 0, A_PAGE)
-        labelled = [(reference, self._labelling(reference)) for reference in begun()]
+            scored = view.search("", "scores", (), 0, LOOKED_AT)
+        labelled, problems = [], []
+        for reference in begun()[:A_PAGE]:
+            try:
+                labelled.append((reference, self._begun(reference)))
+            except (AlignmentError, OSError) as error:
+                problems.append(str(error))
         known = {reference for reference, _ in labelled}
-        return self._page(
-            request,
-            "labels.html",
-            labelled=[(reference, labelling) for reference, labelling in labelled if labelling],
-            rounds=[
-                entry
-                for entry in scored
-                if entry.reference not in known and entry.brief and "/evaluation/" not in entry.brief.label
-            ],
-        )
+        rounds = [
+            entry
+            for entry in scored
+            if entry.reference not in known and entry.brief and "/evaluation/" not in entry.brief.label
+        ]
+        return self._page(request, "labels.html", labelled=labelled, problems=problems, rounds=rounds[:A_PAGE])
 
     def one(self, request: Request) -> Response:
         """The next pair; before the first one, the form that makes the pairs, and the one for the annotator's name."""
         reference = self.resolve(request)
         labelling, annotator = self._labelling(reference), self._annotator(request)
         shown = self._shown(labelling, annotator) if labelling and annotator else {}
-        known = {"reference": reference, "labelling": labelling, "annotator": annotator, "problem": ""}
-        return self._page(request, "label.html", **known, **shown)
+        known = {"reference": reference, "labelling": labelling, "annotator": annotator, **shown}
+        return self._page(request, "label.html", **known)
 
     @edits
     def begin(self, request: Request, reference: Reference, form: Form) -> Response:
         """Make the pairs, in a process of its own: it needs the policy's tokenizer."""
         most = form.get("most", "").strip()
-        if most and (not most.isdecimal() or not int(most)):
-            raise UserError(f"Maximum number of pairs: {most!r} is no whole number above 0")
+        if most and not (most.isdecimal() and len(most) < 7 and 0 < int(most) <= LARGEST_COUNT):
+            raise UserError(f"Maximum number of pairs: {most[:20]!r} is no whole number from 1 to {LARGEST_COUNT:,}")
         done = subprocess.run(
             [sys.executable, "-m", Labelling.__module__, self.snapshot.store.uri, str(reference), most],
             env=inherited(),
@@ -119,15 +131,16 @@ class LabelPages:
     def answer(self, request: Request, reference: Reference, form: Form) -> Response:
         """Keep an answer, and show the next pair."""
         labelling, annotator = self._begun(reference), self._annotator(request)
-        choice, identity = form.get("answer", ""), form.get("pair", "")
+        choice = form.get("answer", "")
         check_name(annotator)
+        if form.get("annotator") != annotator:  # the name was changed in another tab
+            raise Conflict(f"this page was for {form.get('annotator')}, and now {annotator} labels here: load it again")
         if choice not in CHOICES:
             raise UserError(f"answer {choice!r}: one of {', '.join(CHOICES)} is needed")
-        if choice == "undo":
-            labelling.undo(annotator)
+        if choice == UNDO:
+            labelling.undo(annotator, form.get("latest", ""))
         else:
-            task = labelling.task_of(identity, annotator)
-            labelling.answer(annotator, identity, {"left": task.left, "right": task.right}.get(choice, choice))
+            labelling.answer(annotator, form.get("pair", ""), choice)
         if "x-fragment" not in request.headers:
             return self._back(reference)
         shown = self._shown(labelling, annotator)
@@ -141,24 +154,23 @@ class LabelPages:
     @edits
     def to_inbox(self, request: Request, reference: Reference, form: Form) -> Response:
         """Add the labels to an inbox as preference rows."""
-        labelling = self._begun(reference)
-        inbox = Path(form.get("inbox", "").strip()).expanduser()
-        if not inbox.is_absolute() or not inbox.is_dir():
-            raise UserError(f"Inbox {inbox}: no such folder; an absolute path is needed")
-        labels = _imported(labelling)
-        written = add_to_inbox(labels, inbox)
-        rows = len(labels.rows)
-        outcome = (
-            f"The rows are in {written}." if written else f"No new row: of {rows} preferences all are there already."
-        )
-        return self._results(request, reference, outcome, labels)
+        inbox = form.get("inbox", "")
+        if inbox not in _inboxes():
+            raise UserError(
+                f"Inbox {inbox!r}: no nightly run of this home takes rows from there; `align labels import` can"
+            )
+        labels = _imported(self._begun(reference))
+        written = add_to_inbox(labels, Path(inbox))
+        outcome = f"The new rows are in {written}." if written else "There is no new row."
+        if contradicted := labels.counts["contradicted"]:
+            outcome += f" {contradicted} pairs are in the inbox with the other answer, and stay so."
+        return self._results(request, reference, outcome)
 
-    def _results(
-        self, request: Request, reference: Reference, outcome: str = "", labels: Labels | None = None
-    ) -> Response:
+    def _results(self, request: Request, reference: Reference, outcome: str = "") -> Response:
         labelling, annotator = self._begun(reference), self._annotator(request)
         answers = labelling.answers()
-        done = len(answers.get(annotator, ())) == len(labelling.pairs)
+        own = answers.get(annotator, {})
+        done = request.scope["signed_in"] and len(own) == len(labelling.pairs)  # a name alone shows nothing
         return self._page(
             request,
             "label_results.html",
@@ -167,21 +179,30 @@ class LabelPages:
             answers=answers,
             done=done,
             agreement=labelling.agreement() if done else None,
-            disputed=_disputed(labelling, answers)[:A_PAGE] if done else [],
-            labels=labels or (_imported(labelling) if labelling.file.exists() else Labels()),
+            disputed=_disputed(labelling, answers, own)[:A_PAGE] if done else [],
+            counts=_imported(labelling).counts if done and own else {},
             inboxes=_inboxes(),
             outcome=outcome,
         )
 
     def _shown(self, labelling: Labelling, annotator: str) -> dict[str, Any]:
         given = labelling.answers().get(annotator, {})
-        return {"task": labelling.task(annotator), "given": len(given), "total": len(labelling.pairs)}
+        return {
+            "task": labelling.task(annotator),
+            "given": len(given),
+            "total": len(labelling.pairs),
+            "latest": labelling.latest(annotator),
+            "annotator": annotator,
+        }
 
     def _labelling(self, reference: Reference) -> Labelling | None:
-        """The pairs of a round and their answers; None if nobody has made the pairs."""
+        """The pairs of a round and their answers; None if nobody has made the pairs. Raises Corrupt."""
         with self._guard:
             if reference not in self._open and (folder_of(reference) / PAIRS).exists():
-                self._open[reference] = Labelling(folder_of(reference))
+                try:
+                    self._open[reference] = Labelling(folder_of(reference))
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    raise Corrupt(f"{folder_of(reference) / PAIRS} cannot be read: {error}") from None
             return self._open.get(reference)
 
     def _begun(self, reference: Reference) -> Labelling:
@@ -208,12 +229,13 @@ def _imported(labelling: Labelling) -> Labels:
 
 
 def _disputed(
-    labelling: Labelling, answers: Mapping[str, Mapping[str, str]]
+    labelling: Labelling, answers: Mapping[str, Mapping[str, str]], own: Mapping[str, str]
 ) -> list[tuple[dict[str, Any], dict[str, str]]]:
-    """Pairs with different answers, with those by annotator."""
+    """Pairs with different answers, with those by annotator; none that one skipped, who may come back to it."""
     given = {
         identity: {who: each[identity] for who, each in answers.items() if each.get(identity, "skip") != "skip"}
         for identity in labelling.pairs
+        if own.get(identity, "skip") != "skip"
     }
     return [(labelling.pairs[identity], by) for identity, by in given.items() if len(set(by.values())) > 1]
 
@@ -224,7 +246,7 @@ def _inboxes() -> list[str]:
     for record in reversed(journal.runs()):
         data = (record.recipe.get("dpo") or {}).get("data") if record.recipe.get("method") == "nightly" else None
         for source in data if isinstance(data, list) else [data]:
-            path = source.get("path") if isinstance(source, dict) else None
+            path = source.get("path") if isinstance(source, dict) else source
             if isinstance(path, str) and ":" not in path:
                 folders[str(fixed_part(Path(path).expanduser())[0])] = None
     return list(folders)[:10]

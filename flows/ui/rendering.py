@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -77,9 +78,12 @@ def whole_text(text: str) -> Markup:
     return escape(shortened(printable(text), LONGEST_WHOLE))
 
 
-def prompt_text(row: Mapping[str, Any]) -> Markup:
+def prompt_text(row: Mapping[str, Any]) -> str:
     """The prompt of a pair: its messages in words, with the tools."""
-    return whole_text(in_words(row["prompt"], row.get("tools")))
+    try:
+        return in_words(row["prompt"], row.get("tools"))
+    except (TypeError, KeyError):  # parts of messages that are no text
+        return json.dumps(row["prompt"], ensure_ascii=False)
 
 
 def size(value: int) -> str:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from alignment.flows import access
-from alignment.flows.service.services import running
+from alignment.flows.service import services
 from alignment.flows.ui.curves import Curve, curve
 from alignment.flows.ui.rendering import HEADERS, TEMPLATES, moment, page, start_of
 from alignment.flows.ui.sample_rows import SampleRows, Samples
@@ -50,8 +50,9 @@ class Stage:
     @property
     def share(self) -> float | None:
         """What is done of it; None if that is unknown."""
-        known = self.progress is not None and self.progress.total
-        return self.progress.done / self.progress.total if known and self.progress and self.progress.total else None
+        if self.progress is None or not self.progress.total:
+            return None
+        return self.progress.done / self.progress.total
 
 
 class RunPages:
@@ -192,10 +193,10 @@ def _run_of(request: Request) -> RunRecord:
 
 def _page_of_prefect(record: RunRecord) -> str:
     """The run's page on the Prefect server of `align up`, if it is up and the run used it."""
-    services = running()
-    if services is None or services.phase != "ready" or not access.same_server(record.server, services.url):
+    state = services.running()
+    if state is None or state.phase != "ready" or not access.same_server(record.server, state.url):
         return ""
-    return f"{services.url.removesuffix('/api')}/runs/flow-run/{record.run_id}"
+    return f"{state.url.removesuffix('/api')}/runs/flow-run/{record.run_id}"
 
 
 def _why(line: StageLine, maker: Provenance | None) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,11 @@ LARGEST_READ = 64 << 20
 """Bytes of an artifact that a page fetches to show some of its rows."""
 SHADES = ((-2.3026, "p3"), (-0.6931, "p2"), (-0.1054, "p1"))
 """Highest log-probability of a shade: of probabilities below 0.1, 0.5 and 0.9."""
+MASKED = "masked"
+"""The look of tokens without a loss."""
 TOKENIZER = "tokenizer.json"
+TOKENIZERS, PAGES = 8, 16
+"""So many are kept."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,12 @@ class Piece:
 
     text: str
     look: str = ""
-    """Class of the style sheet: a shade, or ``masked`` for tokens without a loss."""
+    """Class of the style sheet: a shade, or :data:`MASKED`."""
     title: str = ""
 
 
 @dataclass(frozen=True)
-class Side:
+class Text:
     """A completion, one half of a pair, or a text."""
 
     pieces: list[Piece]
@@ -51,7 +57,7 @@ class Sample:
     """A row, or a prompt with its completions."""
 
     prompt: str
-    sides: list[Side]
+    texts: list[Text]
     fields: dict[str, str] = field(default_factory=dict)
 
 
@@ -76,44 +82,45 @@ class SampleRows:
 
     def __init__(self, snapshot: IndexSnapshot) -> None:
         self.snapshot = snapshot
-        self._tokenizers: dict[Reference, Tokenizer | None] = {}
+        self._tokenizer = lru_cache(maxsize=TOKENIZERS)(self._read_tokenizer)
+        self._shown = lru_cache(maxsize=PAGES)(self._read)
 
     def of(self, reference: Reference, record: Provenance | None, start: int) -> Samples | None:
         """Rows of an artifact; None if it has no rows."""
-        manifest = self.snapshot.manifest(reference)
-        readers: dict[str, Callable[[Path, Provenance | None, int], Samples]] = {
-            SHARDS: self._completions,
-            SCORES: self._scored,
-            STEPS: self._trajectories,
-            DATA: self._data,
-        }
-        reader = next(
-            (readers[form] for form in readers for entry in manifest.files if fnmatchcase(entry.path, form)), None
-        )
-        if reader is None or self.snapshot.is_pruned(reference):
+        if self.snapshot.is_pruned(reference):
             return None
-        if manifest.size > LARGEST_READ:
-            return Samples([], 0, 0, problem=f"Rows of artifacts above {LARGEST_READ >> 20} MiB are not shown here.")
+        rollouts = record.inputs.get("rollouts") if record and reference.kind == "scores" else None
         try:
-            return reader(self.snapshot.store.fetch(reference), record, start)
-        except (AlignmentError, OSError, ValueError, KeyError) as error:  # damaged, or written by another version
+            return self._shown(reference, rollouts, record.inputs.get("tokenizer") if record else None, start)
+        except (
+            AlignmentError,
+            OSError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+        ) as error:  # damaged, or of another version
             return Samples([], 0, 0, problem=f"Its rows cannot be read: {error}")
 
-    def _completions(self, folder: Path, record: Provenance | None, start: int) -> Samples:
-        return self._groups(sorted(folder.glob(SHARDS)), "logps", start)
-
-    def _scored(self, folder: Path, record: Provenance | None, start: int) -> Samples:
-        import pyarrow.parquet as pq
-
-        if record is None or "rollouts" not in record.inputs:
-            return Samples([], 0, 0)
-        scores = {(row["prompt"], row["sample"]): row for row in pq.read_table(folder / SCORES).to_pylist()}
-        rollouts = self.snapshot.store.fetch(record.inputs["rollouts"])
-        return self._groups(sorted(rollouts.glob(SHARDS)), "logps", start, scores)
-
-    def _trajectories(self, folder: Path, record: Provenance | None, start: int) -> Samples:
-        """Of the last step that was kept."""
-        return self._groups(sorted(folder.glob(STEPS))[-1:], "rollout_logps", start)
+    def _read(
+        self, reference: Reference, rollouts: Reference | None, tokenizer: Reference | None, start: int
+    ) -> Samples | None:
+        """Rows of an artifact, whose bytes never change. Raises what reading them raises."""
+        paths = [entry.path for entry in self.snapshot.manifest(reference).files]
+        forms = (SHARDS, SCORES, STEPS, DATA)
+        form = next((form for form in forms for path in paths if fnmatchcase(path, form)), None)
+        if form is None or (form == SCORES and rollouts is None):
+            return None
+        read = [reference, *([rollouts] if form == SCORES and rollouts else [])]
+        if sum(self.snapshot.manifest(each).size for each in read) > LARGEST_READ:
+            return Samples([], 0, 0, problem=f"Rows of artifacts above {LARGEST_READ >> 20} MiB are not shown here.")
+        folder, *others = map(self.snapshot.store.fetch, read)
+        if form == SHARDS:
+            return self._groups(sorted(folder.glob(SHARDS)), "logps", start)
+        if form == SCORES:
+            return self._groups(sorted(others[0].glob(SHARDS)), "logps", start, _scores_in(folder))
+        if form == STEPS:  # the last step that was kept
+            return self._groups(sorted(folder.glob(STEPS))[-1:], "rollout_logps", start)
+        return self._data(folder, tokenizer, start)
 
     def _groups(
         self,
@@ -131,12 +138,12 @@ class SampleRows:
         prompts = list(dict.fromkeys(numbers))
         shown = prompts[start : start + A_PAGE]
         rows = [row for path in paths for row in pq.read_table(path, filters=[(group, "in", shown)]).to_pylist()]
-        tokenizer = self._tokenizer(Reference.parse(rows[0]["policy"])) if rows else None
+        tokenizer = self._of_model(Reference.parse(rows[0]["policy"])) if rows else None
         samples = []
         for number in shown:
             several = [row for row in rows if row[group] == number]
-            sides = [
-                Side(
+            texts = [
+                Text(
                     _shaded(tokenizer, row["completion_ids"], row[logps], row.get("mask"), row["completion_text"]),
                     notes=_notes({**row, **((scores or {}).get((row["prompt"], row["sample"])) or {})}),
                 )
@@ -145,47 +152,51 @@ class SampleRows:
             label = {"label": several[0]["label"]} if several[0]["label"] is not None else {}
             hidden = len(several) - MOST_COMPLETIONS
             more = {"not shown": f"{hidden} more completions"} if hidden > 0 else {}
-            samples.append(Sample(several[0]["prompt_text"], sides, {**label, **more}))
-        masked = any(piece.look == "masked" for sample in samples for side in sample.sides for piece in side.pieces)
+            samples.append(Sample(several[0]["prompt_text"], texts, {**label, **more}))
+        masked = any(piece.look == MASKED for sample in samples for text in sample.texts for piece in text.pieces)
         return Samples(samples, start, len(prompts), is_shaded=tokenizer is not None, is_masked=masked)
 
-    def _data(self, folder: Path, record: Provenance | None, start: int) -> Samples:
+    def _data(self, folder: Path, model: Reference | None, start: int) -> Samples:
         import pyarrow.parquet as pq
 
         table = pq.read_table(folder / DATA)
         rows = table.slice(start, A_PAGE).to_pylist()
-        masked = {"input_ids", "loss_mask"} <= set(table.column_names)
-        tokenizer = self._tokenizer(record.inputs.get("tokenizer")) if record and masked else None
+        tokenizer = self._of_model(model) if model and {"input_ids", "loss_mask"} <= set(table.column_names) else None
         samples = [_of_row(row, tokenizer) for row in rows]
         return Samples(samples, start, table.num_rows, is_masked=tokenizer is not None)
 
-    def _tokenizer(self, model: Reference | None) -> Tokenizer | None:
-        """The tokenizer of a model; None if it has none that can be read without its own code."""
-        if model is not None and model not in self._tokenizers:
-            self._tokenizers[model] = self._read_tokenizer(model)
-        return self._tokenizers[model] if model else None
+    def _of_model(self, model: Reference) -> Tokenizer | None:
+        """The tokenizer of a model; None if it cannot be read without the model's own code."""
+        try:
+            return self._tokenizer(model)
+        except Exception:  # of any type, from the Rust library, too: texts are shown as they are
+            return None
 
-    def _read_tokenizer(self, model: Reference) -> Tokenizer | None:
+    def _read_tokenizer(self, model: Reference) -> Tokenizer:
         from tokenizers import Tokenizer
 
         store = self.snapshot.store
-        try:
-            entry = next(entry for entry in self.snapshot.manifest(model).files if entry.path == TOKENIZER)
-            with store.workspace.scratch() as scratch:
-                store.blobs.get(model.short, entry, scratch / TOKENIZER)
-                return Tokenizer.from_file(str(scratch / TOKENIZER))
-        except Exception:  # of any type, from the Rust library, too: texts are shown as they are
-            return None
+        entry = next(entry for entry in self.snapshot.manifest(model).files if entry.path == TOKENIZER)
+        with store.workspace.scratch() as scratch:
+            store.blobs.get(model.short, entry, scratch / TOKENIZER)
+            return Tokenizer.from_file(str(scratch / TOKENIZER))
+
+
+def _scores_in(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    """The scores of an artifact by the numbers of prompt and sample."""
+    import pyarrow.parquet as pq
+
+    return {(row["prompt"], row["sample"]): row for row in pq.read_table(folder / SCORES).to_pylist()}
 
 
 def _of_row(row: dict[str, Any], tokenizer: Tokenizer | None) -> Sample:
     """A row of a data set, of whatever kind."""
     if "chosen" in row:
-        sides = [Side([Piece(str(row[name]))], look=name) for name in ("chosen", "rejected")]
-        return Sample(str(row["prompt"]), sides, _fields(row, "prompt", "chosen", "rejected"))
+        texts = [Text([Piece(str(row[name]))], look=name) for name in ("chosen", "rejected")]
+        return Sample(str(row["prompt"]), texts, _fields(row, "prompt", "chosen", "rejected"))
     if tokenizer is not None:
-        looks = ["" if counts else "masked" for counts in row["loss_mask"]]
-        return Sample("", [Side(_merged(tokenizer, row["input_ids"], looks))], _fields(row, "text"))
+        looks = ["" if counts else MASKED for counts in row["loss_mask"]]
+        return Sample("", [Text(_merged(tokenizer, row["input_ids"], looks))], _fields(row, "text"))
     return Sample("", [], _fields(row))
 
 
@@ -214,10 +225,9 @@ def _shaded(
     if tokenizer is None or not logps:
         return [Piece(text)]
     looks = []
-    for place, logp in enumerate(logps):
-        trained = mask is None or place >= len(mask) or mask[place]
+    for logp, trained in zip_longest(logps, mask or (), fillvalue=True):
         shade = next((look for highest, look in SHADES if logp is not None and logp < highest), "")
-        looks.append(shade if trained else "masked")
+        looks.append(shade if trained else MASKED)
     return _merged(tokenizer, ids, looks, [None if logp is None else f"{logp:.2f}" for logp in logps])
 
 
@@ -227,14 +237,14 @@ def _merged(
     """Tokens in the order of the text, without a border between neighbours that look alike; shaded ones have a title."""
     pieces: list[Piece] = []
     for text, place in _texts(tokenizer, ids[:MOST_TOKENS]):
-        look = looks[place]
+        look = looks[place] if place < len(looks) else ""
         title = (titles[place] or "") if titles and look.startswith("p") else ""
         if pieces and pieces[-1].look == look and not title:
             pieces[-1] = Piece(pieces[-1].text + text, look)
         else:
             pieces.append(Piece(text, look, title))
     if len(ids) > MOST_TOKENS:
-        pieces.append(Piece(f" … ({len(ids) - MOST_TOKENS} tokens more)", "masked"))
+        pieces.append(Piece(f" … ({len(ids) - MOST_TOKENS} tokens more)", "soft"))
     return pieces
 
 

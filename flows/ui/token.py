@@ -9,9 +9,15 @@ from alignment_core.home import align_home
 
 
 def token() -> str:
-    """The token of the pages of this home, which stays the same. Raises UserError for a file with too short a one."""
-    token_file().parent.mkdir(mode=0o700, exist_ok=True)
-    return access.password(token_file())
+    """The token of the pages of this home, which stays the same; of a home that cannot be written, one that nobody knows.
+
+    Raises UserError for a file with too short a one.
+    """
+    try:
+        token_file().parent.mkdir(mode=0o700, exist_ok=True)
+        return access.password(token_file())
+    except OSError:
+        return access.new_token()
 
 
 def token_file() -> Path:

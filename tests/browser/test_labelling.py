@@ -15,7 +15,7 @@ from alignment_core.nights.labels import imported
 from tests.answered import publish_round
 from tests.browser.conftest import Ui, Watch, start
 
-KEYS = ("ArrowLeft", "ArrowRight", "ArrowDown", "b", "s")
+KEYS = ("ArrowLeft", "ArrowRight", "t", "b", "s")
 PROMPTS = 64
 
 
@@ -38,7 +38,7 @@ def begin(tab: Any, address: str, round_: Reference, name: str) -> None:
         tab.get_by_role("button", name="Make the pairs").click()
     tab.get_by_label("Your name").fill(name)
     tab.get_by_role("button", name="Begin").click()
-    tab.wait_for_selector("button[value=left]")
+    tab.wait_for_selector("#pair button[data-key=ArrowLeft]")
 
 
 def test_64_pairs_by_keys_with_a_server_that_is_killed_twice(
@@ -54,7 +54,7 @@ def test_64_pairs_by_keys_with_a_server_that_is_killed_twice(
         left = tab.get_by_label("Left completion").locator(".text").inner_text()
         right = tab.get_by_label("Right completion").locator(".text").inner_text()
         key = KEYS[number % len(KEYS)]
-        answers[identity] = {"ArrowLeft": left, "ArrowRight": right, "ArrowDown": "tie", "b": "both_bad"}.get(key, key)
+        answers[identity] = {"ArrowLeft": left, "ArrowRight": right, "t": "tie", "b": "both_bad"}.get(key, key)
         killed = number in (20, 41)
         if killed:
             ui.kill()

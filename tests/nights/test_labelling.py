@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -47,12 +48,15 @@ def test_answers_are_those_that_the_import_reads(folder: Path) -> None:
     first, second, third, *_ = labelling.pairs
     labelling.answer("ada", first, "a")
     labelling.answer("ada", second, "b")
-    assert labelling.undo("ada") == second
+    labelling.undo("ada", second)
+    labelling.undo("ada", second)  # the request came twice
     assert labelling.task("ada") == labelling.task_of(second, "ada")
     labelling.answer("ada", second, "both_bad")
     labelling.answer("ada", third, "a")
     labelling.answer("ada", third, "b")
-    assert (labelling.undo("bob"), labelling.undo("ada"), labelling.undo("ada")) == (None, third, second)
+    labelling.undo("bob", labelling.latest("bob"))
+    for _ in range(2):
+        labelling.undo("ada", labelling.latest("ada"))
     assert labelling.answers()["ada"] == {first: "a"}
     labels = imported(folder / GIVEN, folder / PAIRS)
     assert [(row["pair"], row["chosen"], row["annotators"]) for row in labels.rows] == [
@@ -92,6 +96,31 @@ def test_processes_add_answers_to_one_file_at_once(folder: Path) -> None:
     assert len((folder / GIVEN).read_text().splitlines()) == 120
 
 
+def test_answers_that_a_backup_replaced_are_read_again(folder: Path) -> None:
+    labelling = Labelling(folder)
+    first, second, *_ = labelling.pairs
+    labelling.answer("ada", first, "a")
+    backup = labelling.file.read_bytes()
+    labelling.answer("ada", second, "b")
+    assert len(labelling.answers()["ada"]) == 2
+    labelling.file.write_bytes(backup)
+    assert labelling.answers() == {"ada": {first: "a"}}
+    labelling.answer("ada", second, "a")
+    assert labelling.answers() == {"ada": {first: "a", second: "a"}}
+
+
+def test_agreement_by_chance_is_none(folder: Path) -> None:
+    labelling = Labelling(folder)
+    drawn = random.Random(0)
+    for who in ("ada", "bob"):
+        for identity in labelling.pairs:
+            labelling.answer(who, identity, drawn.choice(("a", "b")))
+    agreement = labelling.agreement()
+    assert agreement is not None
+    assert abs(agreement) < 0.35  # the standard deviation is 0.16
+    assert imported(folder / GIVEN, folder / PAIRS).agreement == pytest.approx(agreement)
+
+
 def test_agreement_counts_ties_and_bad_pairs_alike_and_leaves_skips_out(folder: Path) -> None:
     labelling = Labelling(folder)
     first, second, third, fourth, *_ = labelling.pairs
@@ -125,4 +154,6 @@ def test_rounds_that_were_begun_are_listed_the_latest_first(tmp_path: Path, monk
 
         os.utime(folder, (number, number))
     (tmp_path / "labels" / "not-begun").mkdir()
+    (tmp_path / "labels" / "scores-old-copy").mkdir()
+    (tmp_path / "labels" / "scores-old-copy" / PAIRS).write_text("")
     assert begun() == references[::-1]

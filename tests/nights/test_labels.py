@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,39 @@ def test_rows_keep_their_pair_annotators_and_time_and_are_added_to_an_inbox_once
     changed = imported(labelled(tmp_path / "changed.jsonl", [{**answers[3], "preferred": "a"}]))
     assert add_to_inbox(changed, tmp_path) is None
     assert changed.problems == [f"{drawn[1]['id']} is in the inbox with the other answer; left out"]
+
+
+def test_completions_that_are_words_of_answers_are_completions(tmp_path: Path) -> None:
+    rows = []
+    for number, word in enumerate(("tie", "both_bad", "skip", "undo")):
+        row = {"prompt": f"question {number}", "a": word, "b": "else", "source": "s"}
+        rows.append({"id": id_of(row), **row, "preferred": "a", "annotator": "ada"})
+    labels = imported(labelled(tmp_path / "l.jsonl", rows))
+    assert [row["chosen"] for row in labels.rows] == ["tie", "both_bad", "skip", "undo"]
+
+
+def test_a_row_with_its_completions_the_other_way_round_means_the_same(tmp_path: Path) -> None:
+    drawn = pairs(*rollouts(1), seed=0)
+    (tmp_path / "pairs.jsonl").write_text(exported(drawn, "jsonl"))
+    swapped = {**drawn[0], "a": drawn[0]["b"], "b": drawn[0]["a"], "preferred": "a", "annotator": "ada"}
+    as_it_is = {**drawn[0], "preferred": "b", "annotator": "bob"}
+    labels = imported(labelled(tmp_path / "l.jsonl", [swapped, as_it_is]), tmp_path / "pairs.jsonl")
+    assert [row["chosen"] for row in labels.rows] == [drawn[0]["b"]]
+    assert labels.rows[0]["annotators"] == ["ada", "bob"]
+
+
+def test_people_who_add_rows_at_once_add_each_once(tmp_path: Path) -> None:
+    drawn = pairs(*rollouts(30), seed=0)
+    halves = [drawn[:20], drawn[10:]]
+    files = [
+        labelled(tmp_path / f"{n}.jsonl", [{**row, "preferred": "a"} for row in half]) for n, half in enumerate(halves)
+    ]
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: add_to_inbox(imported(files[number % 2]), inbox), range(16)))
+    rows = [json.loads(line) for path in inbox.glob("labels-*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(row["pair"] for row in rows) == sorted(row["id"] for row in drawn)
 
 
 def test_every_label_is_taken_or_named(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 "use strict";
 // The pages work without this. `data-key` is the key that focuses a field or presses a button.
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey || event.repeat) return;
   if (event.target.closest("input, select, textarea")) return;
   for (const element of document.querySelectorAll("[data-key]")) {
-    if (!element.dataset.key.split(" ").includes(event.key)) continue;
+    if (element.dataset.key !== event.key) continue;
+    if (element.matches("button") && document.getElementById("keys")?.checked === false) return;
     event.preventDefault();
     if (element.matches("input")) element.focus();
     else element.click();
@@ -31,23 +32,20 @@ document.addEventListener("submit", async (event) => {
   const part = document.getElementById(form.dataset.replaces);
   if (sending.has(part)) return;  // a second key before the next pair is there is about a pair that nobody has seen
   sending.add(part);
-  const pressed = event.submitter;
-  const body = new URLSearchParams(new FormData(form, pressed));
+  const body = new URLSearchParams(new FormData(form, event.submitter));
+  const notice = (text) => { form.querySelector(".notice").textContent = text; };
   for (;;) {
     try {
       const answer = await fetch(form.action, { method: "POST", body, headers: { "X-Fragment": "1" } });
-      if (answer.status >= 500) throw new Error(`the server answers ${answer.status}`);
-      if (!answer.ok) {  // refused: the whole page says why
-        sending.delete(part);
-        document.documentElement.innerHTML = await answer.text();
-        return;
-      }
-      replace(part, await answer.text());
-      break;
+      const text = await answer.text();
+      if (answer.ok) replace(part, text);
+      else if (answer.status === 403) notice("not saved: sign in again, in another tab, and answer once more");
+      else notice(`not saved: ${text}`);
+      if (answer.status < 500) break;
     } catch (error) {
-      form.querySelector(".notice").textContent = "not saved yet: the server does not answer; trying again";
-      await pause(500);
+      notice("not saved yet: the server does not answer; trying again");
     }
+    await pause(500);
   }
   sending.delete(part);
 });

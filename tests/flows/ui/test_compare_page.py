@@ -40,7 +40,13 @@ def run(store: Store, tmp_path: Path) -> Run:
             scored = {"stage": "score", "inputs": {"rollouts": str(rollouts)}}
             outputs = {"scores": str(scores)}
             journal.stage(
-                f"{label}/score", "run", stage="score", key=key, key_parts=scored, outputs=outputs, made_by=key
+                f"{label}/evaluation/score",
+                "run",
+                stage="score",
+                key=key,
+                key_parts=scored,
+                outputs=outputs,
+                made_by=key,
             )
             line = {"stage": "evaluate", "key": key, "key_parts": {"stage": "evaluate", "inputs": {}}}
             journal.stage(f"{label}/evaluation", "run", **line, outputs={"evaluation": str(evaluation)}, made_by=key)
@@ -64,6 +70,7 @@ def test_runs_differ_in_settings_metrics_and_completions(run: Run, get: Any) -> 
 def test_a_filter_shows_the_prompts_where_a_side_is_better(run: Run, get: Any) -> None:
     page = get(f"/compare?run={run(1, 'same', 0.5)}&run={run(2, 'same', 0.5)}&where=b").text
     assert "0 of 3" in page
+    assert get("/compare?run=1eb1c&run=1eb1c584").text.count('href="/runs/1eb1c584-1111"') == 1, "one run, named twice"
     assert "3 of 3" in get("/compare?run=1eb1c584-1111&run=2eb1c584-1111&where=").text
 
 

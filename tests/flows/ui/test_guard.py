@@ -29,7 +29,7 @@ def test_a_change_needs_the_token_and_a_page_of_this_server(store: Store, make: 
     answer = signed_in.get(f"/artifacts?q=a&token={TOKEN}")
     assert (answer.status_code, answer.headers["location"]) == (303, "/artifacts?q=a")
     cookie = answer.headers["set-cookie"]
-    assert all(part in cookie for part in ("HttpOnly", "SameSite=strict", "Path=/"))
+    assert all(part in cookie for part in ("HttpOnly", "SameSite=lax", "Path=/"))
     for origin in ("http://127.0.0.1:8000", "http://localhost", "null", "https://127.0.0.1"):
         assert signed_in.post(path, data=form, headers={"origin": origin}).status_code == 403, origin
     assert signed_in.post(path, data=form).status_code == 403, "a request without an origin is of no page"
@@ -42,7 +42,7 @@ def test_a_change_needs_the_token_and_a_page_of_this_server(store: Store, make: 
 
 def test_programs_send_the_token_in_a_header(store: Store, make: Make) -> None:
     path, form = f"/artifacts/{make('sft')}/tag", {"tag": "policy/production", "reason": "better"}
-    basic = b64encode(TOKEN.encode()).decode()
+    basic = b64encode(f"anyone:{TOKEN}".encode()).decode()
     wrong = b64encode(b"other").decode()
     for value in (f"Bearer {TOKEN}x", f"Basic {wrong}", "Basic ?", "Bearer", TOKEN):
         assert browser(store, authorization=value).post(path, data=form).status_code == 403, value
@@ -73,7 +73,15 @@ def test_the_sign_in_page_leads_back_and_nowhere_else(store: Store) -> None:
     assert "set-cookie" not in wrong.headers
     right = pages.post("/sign-in", data={"token": f" {TOKEN} ", "next": "/runs"})
     assert (right.status_code, right.headers["location"]) == (303, "/runs")
-    for target in ("https://elsewhere.example/", "//elsewhere.example/", "/\\elsewhere.example", "javascript:alert(1)"):
+    elsewhere = (
+        "https://e.example/",
+        "//e.example/",
+        "/\\e.example",
+        "javascript:alert(1)",
+        "/\t/e.example",
+        "/\n//e.example",
+    )
+    for target in elsewhere:
         assert pages.post("/sign-in", data={"token": TOKEN, "next": target}).headers["location"] == "/", target
     assert pages.post("/sign-in", data={"token": "x" * (1 << 17)}).status_code == 400
 
@@ -99,6 +107,17 @@ def test_a_foreign_host_name_is_refused_before_anything_else(store: Store, reads
         assert pages.get("/artifacts", headers={"host": host}).status_code == 200, host
     address = pages.get("/artifacts", headers={"host": "192.0.2.7:80"}).status_code
     assert address == (200 if reads_need_token else 400), "no other site can have an address as its name"
+
+
+def test_a_form_without_the_token_leads_back_to_its_page(store: Store) -> None:
+    answer = browser(store, origin=ORIGIN, referer=f"{ORIGIN}/labels/x?y").post("/labels/x/answer")
+    assert answer.status_code == 403
+    assert 'name="next" value="/labels/x"' in answer.text
+
+
+def test_pages_of_a_home_that_cannot_be_written_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGN_HOME", "/proc/no-home")
+    assert token.token() != token.token(), "nobody knows it, so nothing is changed"
 
 
 def test_the_token_is_of_this_user_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,15 +44,21 @@ def another(store: Store, name: str) -> TestClient:
     return client
 
 
+def hidden(page: str) -> dict[str, str]:
+    """The hidden fields of the form."""
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
+
+
 def identity(page: str) -> str:
-    return re.findall(r'name="pair" value="(\w+)"', page)[0]
+    return hidden(page)["pair"]
 
 
 @pytest.mark.slow
 def test_pairs_are_made_in_the_page(signed_in: TestClient, round_: Reference) -> None:
     assert f"/labels/{round_}" in signed_in.get("/labels").text
     assert "Make the pairs" in signed_in.get(f"/labels/{round_}").text
-    assert signed_in.post(f"/labels/{round_}/begin", data={"most": "x"}).status_code == 400
+    for most in ("x", "0", "9" * 5000, "-1"):
+        assert signed_in.post(f"/labels/{round_}/begin", data={"most": most}).status_code == 400
     assert signed_in.post(f"/labels/{round_}/begin", data={"most": "2"}).status_code == 303
     pairs = [json.loads(line) for line in (folder_of(round_) / "pairs.jsonl").read_text().splitlines()]
     assert len(pairs) == 2
@@ -77,54 +83,76 @@ def test_from_answers_of_two_annotators_to_an_inbox(
     assert signed_in.post(f"/labels/{round_}/annotator", data={"annotator": " ada  l "}).status_code == 303
     bob = another(store, "bob")
     for number in range(3):
-        for client, answer in ((signed_in, "left"), (bob, "left" if number else "tie")):
+        for client, answer in ((signed_in, "a"), (bob, "a" if number else "tie")):
             page = client.get(f"/labels/{round_}").text
             assert f"{number} of 3" in page
-            done = client.post(f"/labels/{round_}/answer", data={"pair": identity(page), "answer": answer})
+            done = client.post(f"/labels/{round_}/answer", data={**hidden(page), "answer": answer})
             assert (done.status_code, done.headers["location"]) == (303, f"/labels/{round_}")
         if number < 2:
-            hidden = signed_in.get(f"/labels/{round_}/results").text
-            assert "answers of others are shown once you have answered all pairs" in hidden
-            assert "Krippendorff" not in hidden
-            assert f"{number + 1} of 3" in hidden
+            results = signed_in.get(f"/labels/{round_}/results").text
+            assert "answers of others are shown once you have answered all pairs" in results
+            assert "Krippendorff" not in results
+            assert "There are" not in results, "which would tell whether others agree"
+            assert f"{number + 1} of 3" in results
     assert "All 3 pairs have your answer" in signed_in.get(f"/labels/{round_}").text
     results = signed_in.get(f"/labels/{round_}/results").text
     assert "ada l" in results
     assert "Krippendorff&#39;s α" in results or "Krippendorff's α" in results
+    stranger = TestClient(application(store, TOKEN), base_url=ORIGIN)
+    stranger.cookies.set("annotator", b"ada l".hex())
+    assert "answers of others are shown" in stranger.get(f"/labels/{round_}/results").text, "a name is no token"
     inbox = tmp_path / "inbox"
-    assert signed_in.post(f"/labels/{round_}/inbox", data={"inbox": str(inbox)}).status_code == 400
-    assert signed_in.post(f"/labels/{round_}/inbox", data={"inbox": "relative"}).status_code == 400
     inbox.mkdir()
+    assert signed_in.post(f"/labels/{round_}/inbox", data={"inbox": str(inbox)}).status_code == 400, "of no nightly run"
+    recipe = {"method": "nightly", "dpo": {"data": f"{inbox}/*.jsonl"}}
+    with Journal(new_record("0eb1c584-1111", "nightly", recipe, store.uri)).open():
+        pass
     added = signed_in.post(f"/labels/{round_}/inbox", data={"inbox": str(inbox)}).text
-    assert "The rows are in" in added
+    assert "The new rows are in" in added
     rows = [json.loads(line) for path in inbox.iterdir() for line in path.read_text().splitlines()]
     assert len(read_inbox([DataSource(path=str(inbox))], set(), store).rows) == len(rows)
     assert all(row["pair"] and row["annotators"] and row["labelled_at"] for row in rows)
     again = signed_in.post(f"/labels/{round_}/inbox", data={"inbox": str(inbox)}).text
-    assert "No new row" in again
+    assert "There is no new row" in again
 
 
 def test_undo_shows_the_pair_again_and_skip_leaves_it(signed_in: TestClient, round_: Reference) -> None:
     write_pairs(round_, PAIRS)
     signed_in.cookies.set("annotator", b"ada".hex())
-    first = identity(signed_in.get(f"/labels/{round_}").text)
+    fields = hidden(signed_in.get(f"/labels/{round_}").text)
+    first = fields["pair"]
     fragment = signed_in.post(
-        f"/labels/{round_}/answer", data={"pair": first, "answer": "skip"}, headers={"X-Fragment": "1"}
+        f"/labels/{round_}/answer", data={**fields, "answer": "skip"}, headers={"X-Fragment": "1"}
     )
     assert fragment.status_code == 200
     assert fragment.text.startswith("<form")
     assert identity(fragment.text) != first
-    signed_in.post(f"/labels/{round_}/answer", data={"answer": "undo"})
-    assert identity(signed_in.get(f"/labels/{round_}").text) == first
+    second = hidden(fragment.text)
+    assert second["latest"] == first
+    signed_in.post(f"/labels/{round_}/answer", data={**second, "answer": "b"})
+    for _ in range(3):  # one press whose answer was lost
+        signed_in.post(f"/labels/{round_}/answer", data={**second, "latest": second["pair"], "answer": "undo"})
+    assert identity(signed_in.get(f"/labels/{round_}").text) == second["pair"]
+
+
+def test_a_page_of_another_annotator_keeps_no_answer(signed_in: TestClient, round_: Reference) -> None:
+    """Its left may be the other completion."""
+    folder = write_pairs(round_, PAIRS)
+    signed_in.cookies.set("annotator", b"ada".hex())
+    fields = hidden(signed_in.get(f"/labels/{round_}").text)
+    signed_in.cookies.set("annotator", b"bob".hex())
+    answer = signed_in.post(f"/labels/{round_}/answer", data={**fields, "answer": "a"}, headers={"X-Fragment": "1"})
+    assert (answer.status_code, "load it again" in answer.text) == (409, True)
+    assert not (folder / "answers.jsonl").exists()
 
 
 def test_what_is_no_answer_or_no_round_is_refused(signed_in: TestClient, round_: Reference, make: Make) -> None:
-    assert signed_in.post(f"/labels/{round_}/answer", data={"answer": "left"}).status_code == 404, "no pairs yet"
+    assert signed_in.post(f"/labels/{round_}/answer", data={"answer": "a"}).status_code == 404, "no pairs yet"
     folder = write_pairs(round_, PAIRS)
-    right = {"pair": id_of(PAIRS[0]), "answer": "left"}
+    right = {"pair": id_of(PAIRS[0]), "answer": "a", "annotator": "ada"}
     assert signed_in.post(f"/labels/{round_}/answer", data=right).status_code == 400, "of nobody"
     signed_in.cookies.set("annotator", b"ada".hex())
-    for wrong in ({"answer": "a"}, {"pair": "0" * 20}, {"answer": ""}):
+    for wrong in ({"answer": "left"}, {"pair": "0" * 20}, {"answer": ""}):
         assert signed_in.post(f"/labels/{round_}/answer", data=right | wrong).status_code == 400, wrong
     for name in ("", "x" * 65, "a\x1bb"):
         assert signed_in.post(f"/labels/{round_}/annotator", data={"annotator": name}).status_code == 400
@@ -156,4 +184,4 @@ def test_inboxes_of_nightly_runs_are_proposed(
     recipe = {"method": "nightly", "dpo": {"data": [{"path": f"{tmp_path}/in/**/*.jsonl"}, {"path": "store:x"}]}}
     with Journal(new_record("0eb1c584-1111", "nightly", recipe, store.uri)).open():
         pass
-    assert f'<option value="{tmp_path}/in">' in signed_in.get(f"/labels/{round_}/results").text
+    assert f"<option>{tmp_path}/in</option>" in signed_in.get(f"/labels/{round_}/results").text
