@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.index_facts import Brief, Facts, facts_of
@@ -34,6 +34,7 @@ _THREADS = 16
 _READ_AT_ONCE = 512  # objects; so many are written in one transaction
 _ROWS_AT_ONCE = 512
 LONGEST_PATTERN = 500
+COMPARISONS = ("<", "<=", "=", ">=", ">")
 _ATTEMPTS = 5  # other processes fill the same file from their own listings
 
 Listing = dict[str, dict[str, str]]
@@ -224,8 +225,10 @@ class View:
             found.append(Found(Reference.parse(value), files, total, Brief.of(*json.loads(brief)) if brief else None))
         return found
 
-    def measured(self, metric: str, comparison: Literal["<", "<=", "=", ">=", ">"], value: float) -> list[Reference]:
-        """The outputs of the records whose metric compares so with a value."""
+    def measured(self, metric: str, comparison: str, value: float) -> list[Reference]:
+        """The outputs of the records whose metric compares so with a value; one of :data:`COMPARISONS`."""
+        if comparison not in COMPARISONS:
+            raise ValueError(f"{comparison} is none of {', '.join(COMPARISONS)}")
         rows = self._rows(
             "SELECT DISTINCT made.value FROM facts AS metric"
             " JOIN facts AS made ON made.id = metric.id AND +made.fact = 'output'"

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def pages(store: Store, policy: Reference, model: Reference) -> dict[str, Any]:
         for name, path in paths.items():
             answer = client.get(path)
             assert answer.status_code == 200, answer.text
-            costs = [_processor(lambda path=path: client.get(path)) for _ in range(LAPS)]
+            costs = [_processor(partial(client.get, path)) for _ in range(LAPS)]
             figures[name] = {
                 "ms": round(1000 * statistics.median(costs), 1),
                 "kB": round(len(answer.content) / 1000, 1),
@@ -156,9 +157,7 @@ def tree(store: Store) -> dict[str, Any]:
     costs = {}
     for name, options in (("collapsed", []), ("--all", ["--all"])):
         command = ["lineage", str(policy), "--store", store.uri, *options]
-        costs[name] = round(
-            min(cost_of(lambda command=command: run_align(command))["processor_seconds"] for _ in range(3)), 2
-        )
+        costs[name] = round(min(cost_of(partial(run_align, command))["processor_seconds"] for _ in range(3)), 2)
     return {"lineage of nights": LONG, "processor_seconds": costs}
 
 
