@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from anyio import to_thread
@@ -14,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from alignment.flows.ui.curves import curve
+from alignment.flows.ui.evidence import Shown, records_of
 from alignment.flows.ui.guard import form_of
-from alignment.flows.ui.lanes import Ancestry, Lane, ancestry
+from alignment.flows.ui.lanes import Ancestry, ancestry
 from alignment.flows.ui.rendering import page, start_of
 from alignment.flows.ui.sample_rows import SampleRows
 from alignment_core import journal
@@ -26,8 +26,6 @@ from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.artifacts.promotion import promote
 from alignment_core.errors import AlignmentError, NotFound, UserError
 from alignment_core.evaluation.metric_names import METRICS
-from alignment_core.execution.base import shows_of
-from alignment_core.host.progress_log import headline
 from alignment_core.lineage import decision as decisions
 from alignment_core.lineage.decision import Decision
 from alignment_core.lineage.diff import compare_in
@@ -47,53 +45,11 @@ TABS = {
 A_PAGE = 50
 _MEASURED = re.compile(r"([\w/-]+) *(<=|>=|<|>|=) *(-?[0-9]+\.?[0-9]*(?:e-?[0-9]+)?)")
 """A search by a metric: ``accuracy > 0.7``."""
-EVIDENCE = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl")
-"""Metrics of an evaluation that its card shows."""
 MOST_PLANNED = 300
 """Stages of a rebuild."""
 FIRST_KINDS = ("model", "reward-model", "critic", "dataset")
 DESCRIBED = 5
 """Stages that are named on the page of a recipe or an environment that describes them."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A metric of an evaluation beside that of the baseline."""
-
-    title: str
-    value: float
-    low: float | None
-    high: float | None
-    gain: float | None
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """An evaluation of a lane's model."""
-
-    record: Provenance
-    count: int | None
-    """Number of prompts."""
-    measures: list[Measure]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """The records of the lanes that a page shows, and what is known beside them."""
-
-    records: dict[str, Provenance]
-    evidence: dict[int, Evidence]
-    """By the identity of a lane."""
-    decisions: dict[Reference, Decision]
-    """Those that the moves of tags to its models followed."""
-
-    def evidence_of(self, lane: Lane) -> Evidence | None:
-        return self.evidence.get(id(lane))
-
-    def figure(self, brief: Brief) -> str:
-        """The line that stands for a stage."""
-        record = self.records.get(brief.key)
-        return figure(record) if record else ""
 
 
 class ArtifactPages:
@@ -158,7 +114,7 @@ class ArtifactPages:
         """What made it: lanes, with sources at the left, and evaluations and tags at the right."""
         with self.snapshot.reading() as view:
             found = ancestry(view, reference, "all" in request.query_params)
-            records, evidence = _records_of(view, found)
+            records, evidence = records_of(view, found)
         shown = Shown(records, evidence, self._decisions_of(found))
         return self._artifact(
             request, reference, "", ancestry=found, shown=shown, sources_of=sources_of, settings_of=settings_of
@@ -343,37 +299,3 @@ def _points(record: Provenance) -> Points:
         return read_points(journal.folder_of(run.run_id)).get(record.label, [])
     except (NotFound, OSError, ValueError):
         return []
-
-
-def figure(record: Provenance) -> str:
-    """The line that stands for a stage: its key metrics, at its start and at its end."""
-    shows = shows_of(record.stage)
-    return headline(
-        shows, {name: value for name, value in record.metrics.items() if isinstance(value, (int, float, str))}
-    )
-
-
-def _records_of(view: View, found: Ancestry) -> tuple[dict[str, Provenance], dict[int, Evidence]]:
-    """The whole records of the lanes that are shown, and their evaluations beside the first one."""
-    lanes = [lane for lane in found.lanes if not lane.left_out]
-    briefs = [brief for lane in lanes for brief in (*lane.steps, *lane.data, *lane.again, *lane.evaluations[:1])]
-    records = view.by_key([brief.key for brief in briefs])
-    evaluated = [(lane, records[lane.evaluations[0].key]) for lane in lanes if lane.evaluations]
-    baseline = evaluated[0][1].metrics if evaluated else {}
-    evidence = {id(lane): _evidence(lane, record, baseline) for lane, record in evaluated}
-    return records, evidence
-
-
-def _evidence(lane: Lane, record: Provenance, baseline: dict[str, Any]) -> Evidence:
-    metrics = record.metrics
-    measures = []
-    for name in EVIDENCE:
-        value, before = metrics.get(name), baseline.get(name)
-        if isinstance(value, (int, float)):
-            is_baseline = metrics is baseline
-            gain = value - before if isinstance(before, (int, float)) and not is_baseline else None
-            measures.append(
-                Measure(METRICS[name].label, value, metrics.get(f"{name}.low"), metrics.get(f"{name}.high"), gain)
-            )
-    counts = [metrics[f"{name}.n"] for name in EVIDENCE if f"{name}.n" in metrics]
-    return Evidence(record, int(counts[0]) if counts else None, measures)
