@@ -198,32 +198,52 @@ class View:
         count: int,
         only: Collection[Reference] | None = None,
     ) -> list[Found]:
-        """Artifacts, the latest first and imports last: those of a ``kind``, if it is not empty, whose label, reference or run
-        contains a text, that a source with it was read for, or that are ``among`` others that fit. With ``only``, no other."""
-        pattern = _containing(text)
-        limit = None if only is None else json.dumps([str(reference) for reference in only])
-        rows = self._rows(
-            "SELECT artifact.value, artifact.note, (SELECT json_array(known.value, known.note) FROM facts AS made"
-            " JOIN facts AS known ON known.id = made.id AND +known.fact = 'key' WHERE made.fact = 'output'"
-            " AND made.value = artifact.value ORDER BY made.note DESC LIMIT 1) AS brief"
-            " FROM facts AS artifact WHERE artifact.fact = 'artifact' AND (? = '' OR artifact.value LIKE ? ESCAPE '^')"
-            " AND (? = '' OR artifact.value LIKE ? ESCAPE '^'"
-            " OR json_extract(json_extract(brief, '$[1]'), '$[0]') LIKE ? ESCAPE '^'"
-            " OR json_extract(json_extract(brief, '$[1]'), '$[1]') LIKE ? ESCAPE '^'"
-            " OR json_extract(json_extract(brief, '$[1]'), '$[2]') LIKE ? ESCAPE '^'"
-            " OR artifact.value IN (SELECT value FROM json_each(?)) OR artifact.value IN (SELECT made.value FROM facts AS read"
-            " JOIN facts AS made ON made.id = read.id AND +made.fact = 'output' WHERE read.fact = 'source'"
-            " AND (read.value LIKE ? ESCAPE '^' OR read.note LIKE ? ESCAPE '^')))"
-            " AND (? IS NULL OR artifact.value IN (SELECT value FROM json_each(?)))"
-            " ORDER BY json_extract(json_extract(brief, '$[1]'), '$[4]') DESC, artifact.value LIMIT ? OFFSET ?",
-            *(kind, f"{_escaped(kind)}@%", text, pattern, pattern, pattern, pattern),
-            *(json.dumps([str(reference) for reference in among]), pattern, pattern, limit, limit, count, start),
+        """Artifacts, the latest first and imports last: those of a ``kind``, if it is not empty, that match a text, if it is
+        not empty, by what :meth:`_matching` looks at, or are ``among`` others that fit. With ``only``, no other."""
+        known = None if only is None else {str(reference) for reference in only}
+        if text:
+            matching = {*self._matching(text), *map(str, among)}
+            known = matching if known is None else matching & known
+        begin = f"{kind}@" if kind else ""
+        values = [value for value in self.latest if value.startswith(begin) and (known is None or value in known)]
+        page = [Reference.parse(value) for value in values[start : start + count]]
+        briefs = self.outputs(page)
+        sizes = self._rows(
+            "SELECT artifact.value, artifact.note FROM json_each(?) AS wanted"
+            " CROSS JOIN facts AS artifact ON artifact.fact = 'artifact' AND artifact.value = wanted.value",
+            json.dumps([str(reference) for reference in page]),
         )
+        by_reference = {Reference.parse(value): json.loads(note) for value, note in sizes}
         found = []
-        for value, size, brief in rows:
-            files, total = json.loads(size)
-            found.append(Found(Reference.parse(value), files, total, Brief.of(*json.loads(brief)) if brief else None))
+        for reference in page:
+            files, size = by_reference[reference]
+            found.append(Found(reference, files, size, briefs.get(reference)))
         return found
+
+    @cached_property
+    def latest(self) -> list[str]:
+        """All artifacts, by the end of their latest stage, the latest first and imports last."""
+        made = self._rows(
+            "SELECT made.value FROM facts AS finished CROSS JOIN facts AS made"
+            " ON made.id = finished.id AND +made.fact = 'output' WHERE finished.fact = 'finished'"
+            " ORDER BY finished.value DESC, made.value"
+        )
+        artifacts = [value for (value,) in self._rows("SELECT value FROM facts WHERE fact = 'artifact' ORDER BY value")]
+        there = set(artifacts)
+        return list(dict.fromkeys([*(value for (value,) in made if value in there), *artifacts]))
+
+    def _matching(self, text: str) -> list[str]:
+        """Artifacts whose reference contains a text, or one of whose records has it in its label, stage or run, or in the path,
+        digest or version of a source."""
+        pattern = _containing(text)
+        rows = self._rows(
+            "SELECT value FROM facts WHERE fact = 'artifact' AND value LIKE ? ESCAPE '^' UNION"
+            " SELECT made.value FROM facts AS named JOIN facts AS made ON made.id = named.id AND +made.fact = 'output'"
+            " WHERE (named.fact IN ('label', 'stage', 'run') AND named.value LIKE ? ESCAPE '^')"
+            " OR (named.fact = 'source' AND (named.value LIKE ? ESCAPE '^' OR named.note LIKE ? ESCAPE '^'))",
+            *(pattern, pattern, pattern, pattern),
+        )
+        return [value for (value,) in rows]
 
     def measured(self, metric: str, comparison: str, value: float) -> list[Reference]:
         """The outputs of the records whose metric compares so with a value; one of :data:`COMPARISONS`."""

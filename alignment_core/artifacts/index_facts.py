@@ -79,6 +79,8 @@ def _of_record(record: Provenance) -> Facts:
     return {
         ("key", record.key): json.dumps([record.stage, record.label, run, *times, *cost, inputs, outputs]),
         ("stage", str(record.key_parts.get("stage"))): "",
+        ("label", record.label): "",
+        ("finished", record.finished_at): "",
         ("run", run): json.dumps(cost),
         **{("source", source.path): json.dumps(source[1:]) for source in sources},
         **{("metric", name): json.dumps(value) for name, value in record.metrics.items() if _is_searched(name, value)},

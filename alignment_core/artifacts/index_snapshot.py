@@ -135,6 +135,7 @@ class IndexSnapshot:
             moves[move.to].append(move)
         pruned = self.store.pruned()
         view = self.store.index.view(STAGES, MANIFESTS)
+        _ = view.latest  # now, and not in the first request for a list
         with self._guard:
             before, self._view = self._view, view
             self.histories, self.moves, self._pruned = dict(histories), dict(moves), pruned
