@@ -29,6 +29,7 @@ SIGNS = {
     "server": "alignment.flows.service.prefect_server",
     "worker": "alignment.flows.service.prefect_worker",
     "reconciler": "alignment.flows.service.reconcile",
+    "pages": "alignment.flows.ui.server",
 }
 
 

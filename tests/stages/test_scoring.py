@@ -160,9 +160,11 @@ def test_two_reward_models_a_verifier_a_function_and_an_endpoint_make_one_weight
     assert (metrics["mean_reward"], metrics["failed_rewards"]) == (pytest.approx(np.mean(total[:4]), abs=1e-5), 1)
     assert (context.cost["failed_rewards"], context.cost["failed_rewards_none_given"]) == (1, 1)
 
-    (tmp_path / "pairs").mkdir()
+    for name in ("pairs", "origins"):
+        (tmp_path / name).mkdir()
     folders = {"rollouts": rollouts, "scores": context.output}
-    of_pairs: Any = SimpleNamespace(inputs=folders, output=tmp_path / "pairs", derive=lambda *_: 0)
+    outputs = {"dataset": tmp_path / "pairs", "origins": tmp_path / "origins"}
+    of_pairs: Any = SimpleNamespace(inputs=folders, output=outputs["dataset"], outputs=outputs, derive=lambda *_: 0)
     select_pairs.run(of_pairs, select_pairs.SelectPairsConfig(selection=SelectionConfig()))
     (pair,) = pq.read_table(tmp_path / "pairs" / "train.parquet").to_pylist()
     assert (pair["chosen"], pair["rejected"]) == (("4", "5") if total[0] > total[1] else ("5", "4"))
