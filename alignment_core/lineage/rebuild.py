@@ -114,7 +114,7 @@ def plan(
         steps=steps,
         taken=tuple(taken),
         missing=tuple(problem for artifact in taken if (problem := _absence(store, artifact))),
-        environment=tuple(_environment(store, [step.record for step in steps if step.runs])),
+        environment=tuple(dict.fromkeys(_environment(store, [step.record for step in steps if step.runs]))),
     )
 
 

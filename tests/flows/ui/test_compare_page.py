@@ -74,6 +74,35 @@ def test_a_filter_shows_the_prompts_where_a_side_is_better(run: Run, get: Any) -
     assert "3 of 3" in get("/compare?run=1eb1c584-1111&run=2eb1c584-1111&where=").text
 
 
+def test_the_variants_of_a_sweep_differ_in_the_fields_that_it_sweeps(
+    store: Store, tmp_path: Path, run: Run, get: Any
+) -> None:
+    names = ("beta-0.1", "beta-0.5")
+    for number, name in enumerate(names):
+        run(number, f"text {number}", 0.5, label=f"{name}/dpo")
+    keys = [digest_of(["evaluate", number]) for number in range(len(names))]
+    folder = tmp_path / "variants"
+    folder.mkdir()
+    (folder / "variants.json").write_text("{}")
+    variants = [{"name": name, "fields": {"dpo.loss.beta": float(name[5:])}, "metrics": {}} for name in names]
+    made = {"key": digest_of("variants"), "stage": "variants", "label": "variants", "config": {"variants": variants}}
+    section = store.publish(folder, "section", ProvenanceDraft.model_validate(made | AT))
+    with Journal(
+        new_record("5eb1c584-1111", "sweep", {"name": "sweep", "method": "sweep"}, store.uri)
+    ).open() as journal:
+        for name, key in zip(names, keys, strict=True):
+            evaluation = store.records.by_key([key])[key].output
+            parts = {"stage": "evaluate", "inputs": {}}
+            line = {"stage": "evaluate", "key": key, "key_parts": parts, "outputs": {"evaluation": str(evaluation)}}
+            journal.stage(f"{name}/dpo/evaluation", "cached", made_by=key, **line)
+        line = {"stage": "variants", "key": made["key"], "key_parts": {}, "outputs": {"variants": str(section)}}
+        journal.stage("variants", "run", made_by=made["key"], **line)
+    page = get("/compare?run=5eb1c584").text
+    row = re.findall(r"<code>dpo.loss.beta</code></th>(.*?)</tr>", page)[0]
+    assert re.findall(r"<code>([^<]*)</code>", row) == ["0.1", "0.5"]
+    assert "A: beta-0.1/dpo" in page
+
+
 def test_what_cannot_be_compared_is_said(run: Run, get: Any) -> None:
     assert "Choose the runs" in get("/compare").text
     assert "no run" in get("/compare?run=nothing", 404).text
