@@ -25,7 +25,7 @@ from alignment.flows.ui.night_pages import NightPages
 from alignment.flows.ui.rendering import FOLDER, HEADERS, page
 from alignment.flows.ui.run_pages import RunPages
 from alignment_core.artifacts import Store
-from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.artifacts.index_snapshot import SECONDS, IndexSnapshot
 from alignment_core.errors import AlignmentError, Conflict, NotFound, UnknownName, UserError
 from alignment_core.printable import printable
 
@@ -56,10 +56,15 @@ class Timed:
 
 
 def application(
-    store: Store, token: str, hosts: tuple[str, ...] = LOOPBACK, reads_need_token: bool = False
+    store: Store,
+    token: str,
+    hosts: tuple[str, ...] = LOOPBACK,
+    reads_need_token: bool = False,
+    seconds: float = SECONDS,
 ) -> Starlette:
-    """The pages over a store, for requests that name one of the ``hosts``; see :class:`alignment.flows.ui.guard.Guard`."""
-    snapshot = IndexSnapshot(store)
+    """The pages over a store, for requests that name one of the ``hosts``; see :class:`alignment.flows.ui.guard.Guard`. The
+    listing is renewed when it is older than ``seconds``."""
+    snapshot = IndexSnapshot(store, seconds)
     pages, runs, labels = ArtifactPages(snapshot), RunPages(snapshot), LabelPages(snapshot)
 
     def route(path: str, endpoint: Callable[[Request], Any], method: str = "GET") -> Route:
