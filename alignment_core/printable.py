@@ -14,6 +14,7 @@ _CODES = (
     *range(0x7F, 0xA0),
     *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),  # writing direction
     *(0x2028, 0x2029),  # other ends of lines
+    *(0xFFFE, 0xFFFF),  # no characters, which XML refuses
     *range(0xD800, 0xE000),  # half a character, which no encoding has
 )
 _UNSAFE = dict.fromkeys(_CODES, SHOWN_AS)

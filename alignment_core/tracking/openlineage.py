@@ -31,6 +31,10 @@ API_KEY, ENDPOINT = "OPENLINEAGE_API_KEY", "OPENLINEAGE_ENDPOINT"
 PATH = "api/v1/lineage"
 """Where servers take events, below their address."""
 TIMEOUT_SECONDS = 2.0
+OF_THE_MOMENT = (401, 403, 404, 408, 429)
+"""Statuses that say nothing about the event."""
+NOT_SENT = object()
+"""What a sender returns that is switched off."""
 RETRY_SECONDS = 30.0
 """Least time between attempts to send to a server that does not answer."""
 
@@ -61,24 +65,27 @@ class OpenLineageEvents(Listener):
         """Labels of the stages whose START was sent."""
 
     def requested(self, call: StageCall, key: str) -> None:
-        if (call.label, key) not in self._sent:
-            self._jobs[call.label] = self._events.StageJob(
-                self._run.store,
-                self._run.name,
-                call.stage,
-                call.label,
-                key,
-                self._run.run_id,
-                self._attempt,
-                call.inputs,
-                self._events.version(),
-            )
+        self._jobs[call.label] = self._events.StageJob(
+            self._run.store,
+            self._run.name,
+            call.stage,
+            call.label,
+            key,
+            self._run.run_id,
+            self._attempt,
+            call.inputs,
+            self._events.version(),
+        )
 
     def started(self, label: str) -> None:
         self._begin(label, cached=False)
 
     def produced(self, result: StageResult) -> None:
         cached = result.state == "cached"
+        job = self._jobs.get(result.label)
+        if job and cached and (job.label, job.key) in self._sent and job.label not in self._begun:
+            del self._jobs[job.label]  # an earlier attempt of the run has sent it
+            return
         self._begin(result.label, cached)
         if (job := self._jobs.pop(result.label, None)) is None:
             return
@@ -98,7 +105,7 @@ class OpenLineageEvents(Listener):
     def ended(self, completed: bool) -> None:
         for label in [label for label in self._jobs if label in self._begun]:
             self._end(label, "ABORT", "the run ended before the stage")
-        self._outbox.flush()
+        self._outbox.close()
 
     def _begin(self, label: str, cached: bool) -> None:
         """Send START, once: a stage that is retried starts again."""
@@ -119,9 +126,9 @@ class OpenLineageEvents(Listener):
 def _sent_earlier(path: Path) -> set[tuple[str, str]]:
     """Label and key of the stages whose completion an earlier attempt sent; unreadable lines are left out."""
     sent = set()
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         for line in path.read_text(errors="replace").splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError):
                 label, key = json.loads(line)
                 sent.add((label, key))
     return sent
@@ -129,7 +136,7 @@ def _sent_earlier(path: Path) -> set[tuple[str, str]]:
 
 class Outbox:
     """Events on their way to a file or a server, in order. It never raises; a target that fails is tried again with later
-    events, at most every ``RETRY_SECONDS``."""
+    events, at most every ``RETRY_SECONDS``, and at the end. An event that a server refuses for what it is, is left out."""
 
     def __init__(self, target: str, warn: Callable[[str], None]) -> None:
         self._target = target
@@ -138,11 +145,19 @@ class Outbox:
         self._send: Callable[[RunEvent], object] | None = None
         self._retry_at = 0.0
         self._warned = False
+        self._refused = 0
 
     def put(self, event: RunEvent, sent: Callable[[], None] = lambda: None) -> None:
         """Send an event, or keep it for later; ``sent`` is called once it is sent."""
         self._waiting.append((event, sent))
         self.flush()
+
+    def close(self) -> None:
+        """Try once more to send what waits, and name what is lost."""
+        self._retry_at = 0.0
+        self.flush()
+        if self._waiting:
+            self._warn(f"OpenLineage: {len(self._waiting)} events were not sent to {cut(self._target)}")
 
     def flush(self) -> None:
         """Send what waits, unless the target failed a moment ago."""
@@ -153,8 +168,16 @@ class Outbox:
             try:
                 if self._send is None:
                     self._send = _sender(self._target)
-                self._send(event)
+                if self._send(event) is not NOT_SENT:
+                    sent()
+                self._waiting.popleft()
             except Exception as error:
+                if _refuses_event(error):
+                    self._waiting.popleft()
+                    if not self._refused:
+                        self._warn(f"OpenLineage: {cut(self._target)} {_reason(error)} for an event, which is left out")
+                    self._refused += 1
+                    continue
                 self._retry_at = time.monotonic() + RETRY_SECONDS
                 if not self._warned:
                     self._warned = True
@@ -163,8 +186,6 @@ class Outbox:
                         "it can"
                     )
                 return
-            self._waiting.popleft()
-            sent()
 
 
 def _sender(target: str) -> Callable[[RunEvent], object]:
@@ -173,7 +194,7 @@ def _sender(target: str) -> Callable[[RunEvent], object]:
     from openlineage.client.serde import Serde
 
     if os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
-        return lambda event: None
+        return lambda event: NOT_SENT
     if not target.startswith(("http://", "https://")):
         return lambda event: append(Path(target), Serde.to_json(event))
     from openlineage.client.transport.http import HttpConfig, HttpTransport
@@ -195,6 +216,15 @@ def _sender(target: str) -> Callable[[RunEvent], object]:
     )
     emit: Callable[[RunEvent], object] = transport.emit
     return emit
+
+
+def _refuses_event(error: Exception) -> bool:
+    """Whether a server refuses the event itself, and would do so again; not the sender, the address or the moment."""
+    import requests
+
+    if not isinstance(error, requests.HTTPError) or error.response is None:
+        return False
+    return 400 <= error.response.status_code < 500 and error.response.status_code not in OF_THE_MOMENT
 
 
 def append(path: Path, line: str) -> None:

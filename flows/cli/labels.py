@@ -84,9 +84,7 @@ def import_(
         if len(labels.problems) > SHOWN:
             out.print(f"… and {len(labels.problems) - SHOWN} more (--json shows all)")
         shown = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
-        where = (
-            f"in {written}" if written else "all in the inbox already" if labels.rows else "no preference among them"
-        )
+        where = f"in {written}" if written else "no new row" if labels.rows else "no preference among them"
         alpha = "" if labels.agreement is None else f"; Krippendorff's alpha {labels.agreement:.3f}"
         out.print(f"{shown}; {where}{alpha}", markup=False)
     if counts and not labels.counts["pairs"]:

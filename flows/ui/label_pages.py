@@ -31,7 +31,6 @@ A_PAGE, LOOKED_AT = 50, 400
 ANNOTATOR = "annotator"
 """Cookie with the name of the one who labels."""
 UNDO = "undo"
-CHOICES = ("a", "b", "tie", "both_bad", "skip", UNDO)
 LARGEST_COUNT = 100_000
 PAIRS_SECONDS = 300.0
 LAST_WORDS = 200
@@ -135,8 +134,6 @@ class LabelPages:
         check_name(annotator)
         if form.get("annotator") != annotator:  # the name was changed in another tab
             raise Conflict(f"this page was for {form.get('annotator')}, and now {annotator} labels here: load it again")
-        if choice not in CHOICES:
-            raise UserError(f"answer {choice!r}: one of {', '.join(CHOICES)} is needed")
         if choice == UNDO:
             labelling.undo(annotator, form.get("latest", ""))
         else:

@@ -111,7 +111,10 @@ def measure(command: str, exit_codes: Sequence[int] = (0,)) -> Run:
         )
     if done.returncode not in exit_codes:
         raise MeasurementError(f"{command}: exit code {done.returncode}; its reason is above")
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    try:
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    except ValueError as error:
+        raise MeasurementError(f"{command}: it printed a line that is no JSON: {error}") from None
     if not lines:
         raise MeasurementError(f"{command}: it printed no JSON object")
     return Run(command, stamp, round(time.monotonic() - began, 1), lines)
@@ -134,7 +137,9 @@ def commit() -> str:
 
 def is_same_code(commit: str) -> bool:
     """Whether the checkout has the code of a commit; documents may differ. False for an unknown commit."""
-    return _git("diff", "--quiet", commit, "--", ".", ":!docs", ":!*.md").returncode == 0
+    code = (".", ":!docs", ":!*.md")
+    unknown = _git("ls-files", "--others", "--exclude-standard", "--", *code).stdout.strip()
+    return not unknown and _git("diff", "--quiet", commit, "--", *code).returncode == 0
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -43,9 +43,8 @@ NIGHT = (
 JOURNALS = 200
 
 
-def fill_nights(store: Store, nights: int, tag: str) -> Reference:
-    """Nights of a round each, every one of which moves the tag; the last policy. Of 300 of them there are decisions and entries
-    of a ledger."""
+def fill_nights(store: Store, nights: int, tag: str, decisions: bool) -> Reference:
+    """Nights of a round each; the last policy. With ``decisions``, each moves the tag and has an entry in a ledger."""
     with store.workspace.scratch() as scratch:
         policy = _published(store, scratch, "model", tag)
         history = History(store, tag.replace("/", "-"))
@@ -69,7 +68,7 @@ def fill_nights(store: Store, nights: int, tag: str) -> Reference:
                 store.records.put(stage_record)
                 made[kind] = output
             policy = made["model"]
-            if nights == NIGHTS:
+            if decisions:
                 gates = tuple(judged((Gate(metric="accuracy", min=0.5),), {"accuracy": 0.9}, {}, "nothing"))
                 decision = Decision(tag=tag, policy=policy, previous=current, passed=True, gates=gates)
                 store.tags.move(tag, policy, current, "gates passed: accuracy 0.9", decision=record(store, decision))
@@ -141,7 +140,7 @@ def compared(store: Store) -> float:
 
 def measured(store: Store) -> dict[str, Any]:
     fill(store)
-    policy = fill_nights(store, NIGHTS, "policy/production")
+    policy = fill_nights(store, NIGHTS, "policy/production", decisions=True)
     model = next(made.output for made in store.records.all() if made.stage == "train_dpo")
     took: dict[str, Any] = {
         "artifacts": RUNS * ROUNDS * len(ROUND),
@@ -154,7 +153,7 @@ def measured(store: Store) -> dict[str, Any]:
 
 def tree(store: Store) -> dict[str, Any]:
     """Processor seconds of `align lineage` of the policy of 1,000 nights, collapsed and whole, with the start of Python."""
-    policy = fill_nights(store, LONG, "policy/long")
+    policy = fill_nights(store, LONG, "policy/long", decisions=False)
     costs = {}
     for name, options in (("collapsed", []), ("--all", ["--all"])):
         command = ["lineage", str(policy), "--store", store.uri, *options]

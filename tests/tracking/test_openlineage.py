@@ -240,14 +240,15 @@ def test_a_file_that_a_killed_process_left_within_a_line_is_continued(tmp_path: 
 
 def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (warning,) = send(tmp_path / "file" / "events", tmp_path, one_stage)
+    warning, lost = send(tmp_path / "file" / "events", tmp_path, one_stage)
     assert warning.startswith(f"OpenLineage: {tmp_path}/file/events cannot be written: ")
-    (full,) = send("/dev/full", tmp_path, one_stage)
+    assert lost == f"OpenLineage: 2 events were not sent to {tmp_path}/file/events"
+    full, _ = send("/dev/full", tmp_path, one_stage)
     assert "/dev/full" in full
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_a_file_in_a_read_only_folder_is_one_warning(tmp_path: Path) -> None:
+def test_another_user_cannot_append_in_a_read_only_folder(tmp_path: Path) -> None:
     folder = tmp_path / "read-only"
     folder.mkdir(mode=0o555)
     child = os.fork()
@@ -349,23 +350,50 @@ def many(listener: Any) -> None:
 def test_a_server_that_refuses_is_one_sentence(tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     assert send(address, tmp_path, many) == [
-        f"OpenLineage: {address} cannot be reached; the run continues, and sends its events later if it can"
+        f"OpenLineage: {address} cannot be reached; the run continues, and sends its events later if it can",
+        f"OpenLineage: 100 events were not sent to {address}",
     ]
 
 
 @pytest.mark.parametrize("code", [401, 503])
 def test_a_server_that_answers_with_an_error_is_one_sentence(tmp_path: Path, code: int) -> None:
     with receiver(code=code) as server:
-        (warning,) = send(server.address, tmp_path, many)
+        warning, _ = send(server.address, tmp_path, many)
     assert f"answers {code} " in warning
-    assert len(server.paths) == 1, "it is left alone for a while"
+    assert len(server.paths) == 2, "it is left alone for a while, and tried once more at the end"
+
+
+def test_an_event_that_a_server_refuses_holds_up_no_other(tmp_path: Path) -> None:
+    with receiver(code=400) as server:
+        (warning,) = send(server.address, tmp_path, many)
+    assert "answers 400 " in warning
+    assert warning.endswith("for an event, which is left out")
+    assert len(server.paths) == 100
+
+
+def test_the_end_of_a_run_tries_a_server_again_that_is_back(tmp_path: Path) -> None:
+    port = free_port()
+    warnings: list[str] = []
+    listener = OpenLineageEvents(f"http://127.0.0.1:{port}", run(), tmp_path, warnings.append)
+    one_stage(listener, "a")
+    with receiver(port=port) as server:
+        listener.ended(True)
+    assert states(server.events) == [("a", "START"), ("a", "COMPLETE")]
+    assert len(warnings) == 1
+
+
+def test_a_stage_that_runs_again_as_its_result_is_gone_has_events_again(tmp_path: Path) -> None:
+    send(tmp_path / "events", tmp_path, one_stage)
+    (tmp_path / openlineage.SENT).open("a").write("5\n[[1], 2]\n{\n")
+    send(tmp_path / "events", tmp_path, one_stage, attempt=2)
+    assert [state for _, state in states(read(tmp_path / "events"))] == ["START", "COMPLETE"] * 2
 
 
 def test_a_silent_server_costs_one_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openlineage, "TIMEOUT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
-        (warning,) = send(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, many)
+        warning, _ = send(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, many)
         assert time.monotonic() - began < 10, "fifty stages would be twenty seconds"
     assert "does not answer within 0.2 s" in warning
 
@@ -401,7 +429,7 @@ def test_a_server_that_dies_and_returns_gets_the_events_of_the_outage(
 
 def test_a_proxy_that_is_gone_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
-    (warning,) = send("http://lineage.invalid:5000", tmp_path, one_stage)
+    warning, _ = send("http://lineage.invalid:5000", tmp_path, one_stage)
     assert "http://lineage.invalid:5000 cannot be reached" in warning
 
 

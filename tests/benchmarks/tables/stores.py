@@ -58,7 +58,7 @@ def pages(runs: Sequence[Run]) -> str:
     ]
     rows.append(
         [
-            "`align diff` of two models, with a listing of the store",
+            "comparison of two models, with a listing of the store",
             *(number(line["compare, ms"]) for line in (folder, s3)),
             "",
         ]
