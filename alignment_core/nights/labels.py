@@ -27,7 +27,7 @@ Format = Literal["jsonl", "argilla"]
 QUESTION = "preferred"
 """The field that annotators fill in, and Argilla's question of this name."""
 ANSWERS = ("a", "b", "tie", "both_bad", "skip", "undo")
-"""``both_bad`` is no preference, as a tie is; ``skip`` is no answer; ``undo`` takes the annotator's answer about the pair back."""
+"""``both_bad`` is no preference, as a tie is; ``skip`` is no answer; ``undo`` takes the annotator's one about the pair back."""
 NO_PREFERENCE = ("tie", "both_bad")
 LOCK = ".labels.lock"
 """File in an inbox, locked while rows are added."""
