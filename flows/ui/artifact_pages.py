@@ -70,18 +70,18 @@ class ArtifactPages:
             if measured := _MEASURED.fullmatch(query):
                 name, comparison, value = measured.groups()
                 only = view.measured(name, comparison, float(value))
-                found = view.search("", kind, (), start, A_PAGE + 1, only)
+                matches = view.search("", kind, (), start, A_PAGE + 1, only)
             else:
-                found = view.search(query, kind, self._tagged(query), start, A_PAGE + 1)
+                matches = view.search(query, kind, self._tagged(query), start, A_PAGE + 1)
         return self._page(
             request,
             "artifacts.html",
             kinds=kinds,
             kind=kind,
             query=query,
-            rows=found[:A_PAGE],
+            rows=matches[:A_PAGE],
             start=start,
-            more=len(found) > A_PAGE,
+            more=len(matches) > A_PAGE,
         )
 
     def _tagged(self, query: str) -> set[Reference]:
@@ -113,11 +113,11 @@ class ArtifactPages:
     def made(self, request: Request, reference: Reference) -> Response:
         """What made it: lanes, with sources at the left, and evaluations and tags at the right."""
         with self.snapshot.reading() as view:
-            found = ancestry(view, reference, "all" in request.query_params)
-            records, evidence = records_of(view, found)
-        shown = Shown(records, evidence, self._decisions_of(found))
+            behind_it = ancestry(view, reference, "all" in request.query_params)
+            records, evidence = records_of(view, behind_it)
+        shown = Shown(records, evidence, self._decisions_of(behind_it))
         return self._artifact(
-            request, reference, "", ancestry=found, shown=shown, sources_of=sources_of, settings_of=settings_of
+            request, reference, "", ancestry=behind_it, shown=shown, sources_of=sources_of, settings_of=settings_of
         )
 
     def touched(self, request: Request, reference: Reference) -> Response:
@@ -132,26 +132,26 @@ class ArtifactPages:
         for descendant, brief in sorted(makers.items(), key=lambda made: made[1].finished_at, reverse=True):
             kinds.setdefault(descendant.kind, []).append((descendant, brief))
         order = sorted(kinds, key=lambda kind: (FIRST_KINDS.index(kind) if kind in FIRST_KINDS else 9, kind))
-        tagged = [
-            (move, self.snapshot.tags.get(move.name) == found)
-            for found in (reference, *descendants)
-            for move in self.snapshot.moves.get(found, ())
+        moves = [
+            (move, self.snapshot.tags.get(move.name) == tagged)
+            for tagged in (reference, *descendants)
+            for move in self.snapshot.moves.get(tagged, ())
         ]
-        tagged.sort(key=lambda entry: (not entry[1], entry[0].name, -entry[0].number))
+        moves.sort(key=lambda entry: (not entry[1], entry[0].name, -entry[0].number))
         ordered = {kind: kinds[kind] for kind in order}
         totals = {kind: len(several) for kind, several in by_kind.items()}
         return self._artifact(
-            request, reference, "touched", kinds=ordered, totals=totals, tagged=tagged, total=len(descendants)
+            request, reference, "touched", kinds=ordered, totals=totals, tagged=moves, total=len(descendants)
         )
 
     def changed(self, request: Request, reference: Reference) -> Response:
         """What changed against its predecessor, the artifact of a tag, or any other."""
         with self.snapshot.reading() as view:
             before = self._predecessor(view, reference)
-        asked = request.query_params.get("against", "").strip()
+        against = request.query_params.get("against", "").strip()
         problem, other, difference = "", before, None
         try:
-            other = self.snapshot.resolve(asked) if asked else before
+            other = self.snapshot.resolve(against) if against else before
             if other:
                 manifests = self.snapshot.manifest(other), self.snapshot.manifest(reference)
                 with self.snapshot.reading() as view:
@@ -164,7 +164,7 @@ class ArtifactPages:
             "changed",
             other=other,
             difference=difference,
-            asked=asked,
+            against=against,
             refused=problem,
             before=before,
         )
@@ -172,21 +172,21 @@ class ArtifactPages:
     def promoted(self, request: Request, reference: Reference) -> Response:
         """Why it was promoted, or was not: the decisions about it, and the moves of tags to it."""
         with self.snapshot.reading() as view:
-            about = [brief for brief in view.using(reference) if brief.stage == decisions.STAGE]
-        made: list[tuple[Reference, Decision]] = []
+            promotions = [brief for brief in view.using(reference) if brief.stage == decisions.STAGE]
+        about_it: list[tuple[Reference, Decision]] = []
         unreadable: list[str] = []
-        for brief in about:
+        for brief in promotions:
             if brief.inputs.get("policy") == reference:
                 for output in brief.outputs.values():
                     try:
-                        made.append((output, self._decision(output)))
+                        about_it.append((output, self._decision(output)))
                     except (AlignmentError, OSError, ValueError) as error:
                         unreadable.append(f"the decision {output.short} cannot be read: {error}")
-        made.sort(key=lambda entry: entry[1].at, reverse=True)
+        about_it.sort(key=lambda entry: entry[1].at, reverse=True)
         moves = list(reversed(self.snapshot.moves.get(reference, [])))
         tags = self.snapshot.tags
         return self._artifact(
-            request, reference, "promoted", decisions=made, moves=moves, unreadable=unreadable, tags=tags
+            request, reference, "promoted", decisions=about_it, moves=moves, unreadable=unreadable, tags=tags
         )
 
     async def move_tag(self, request: Request) -> Response:
@@ -242,9 +242,9 @@ class ArtifactPages:
             settings=settings_of(record) if record else {},
         )
 
-    def _decisions_of(self, found: Ancestry) -> dict[Reference, Decision]:
+    def _decisions_of(self, ancestors: Ancestry) -> dict[Reference, Decision]:
         """The decisions behind the moves of tags to the models of the lanes that are shown; those that can be read."""
-        models = [lane.makes for lane in found.lanes if lane.makes and not lane.left_out]
+        models = [lane.makes for lane in ancestors.lanes if lane.makes and not lane.left_out]
         named = [move.decision for model in models for move in self.snapshot.moves.get(model, ()) if move.decision]
         known: dict[Reference, Decision] = {}
         for reference in named:
@@ -275,7 +275,7 @@ class ArtifactPages:
     def _artifact(self, request: Request, reference: Reference, tab: str, **values: Any) -> Response:
         with self.snapshot.reading() as view:
             record = next(iter(view.makers(reference)), None)
-            described = [made.label for made in view.described(reference)[:DESCRIBED]] if record is None else []
+            described = [record.label for record in view.described(reference)[:DESCRIBED]] if record is None else []
         run = None
         if record is not None:
             with suppress(NotFound, OSError, ValueError):

@@ -94,8 +94,8 @@ class ComparePages:
         runs = list({run.run_id: run for run in map(_run, texts)}.values())
         with self.snapshot.reading() as view:
             by_run = [_sides(view, run, only_last=len(runs) > 1) for run in runs]
-        found = [side for sides in by_run for side in sides]
-        sides = found[:MOST]
+        policies = [side for several in by_run for side in several]
+        sides = policies[:MOST]
         without = [run for run, several in zip(runs, by_run, strict=True) if not several]
         names = [side.name for side in sides]
         a, b = (_number(request, key, len(sides), default) for key, default in (("a", 0), ("b", len(sides) - 1)))
@@ -112,7 +112,7 @@ class ComparePages:
             snapshot=self.snapshot,
             runs=runs,
             without=without,
-            left_out=len(found) - len(sides),
+            left_out=len(policies) - len(sides),
             sides=sides,
             settings=_differing(sides),
             metrics=[Row(metric_of(name).title, [_cell(side, name) for side in sides]) for name in metrics],

@@ -66,9 +66,9 @@ def figure(record: Provenance) -> str:
     )
 
 
-def records_of(view: View, found: Ancestry) -> tuple[dict[str, Provenance], dict[int, Evidence]]:
+def records_of(view: View, ancestors: Ancestry) -> tuple[dict[str, Provenance], dict[int, Evidence]]:
     """The whole records of the lanes that are shown, and their evaluations beside the first one."""
-    lanes = [lane for lane in found.lanes if not lane.left_out]
+    lanes = [lane for lane in ancestors.lanes if not lane.left_out]
     briefs = [brief for lane in lanes for brief in (*lane.steps, *lane.data, *lane.again, *lane.evaluations[:1])]
     records = view.by_key([brief.key for brief in briefs])
     evaluated = [(lane, records[lane.evaluations[0].key]) for lane in lanes if lane.evaluations]
