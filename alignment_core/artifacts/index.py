@@ -214,11 +214,11 @@ class View:
             json.dumps([str(reference) for reference in page]),
         )
         by_reference = {Reference.parse(value): json.loads(note) for value, note in sizes}
-        found = []
+        entries = []
         for reference in page:
             files, size = by_reference[reference]
-            found.append(Found(reference, files, size, briefs.get(reference)))
-        return found
+            entries.append(Found(reference, files, size, briefs.get(reference)))
+        return entries
 
     @cached_property
     def latest(self) -> list[str]:
@@ -274,7 +274,7 @@ class View:
     def sources(self, text: str = "") -> dict[str, list[tuple[str, str]]]:
         """Digests and versions of the sources outside the store that stages read, by path; those whose paths contain a text, or
         whose digest or version begins with it."""
-        found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        pins: dict[str, list[tuple[str, str]]] = defaultdict(list)
         rows = self._rows(
             "SELECT DISTINCT value, note FROM facts WHERE fact = 'source'"
             " AND (value LIKE ? ESCAPE '^' OR note LIKE ? ESCAPE '^') ORDER BY value, note",
@@ -282,8 +282,8 @@ class View:
         )
         for path, note in rows:
             digest, version = json.loads(note)
-            found[path].append((digest, version))
-        return dict(found)
+            pins[path].append((digest, version))
+        return dict(pins)
 
     def readers(self, *paths: str) -> list[Provenance]:
         """The records of stages that read one of these sources, in order of the keys."""

@@ -102,11 +102,11 @@ class IndexSnapshot:
 
     def _list_first(self) -> None:
         """List the store, unless another reader has done so meanwhile."""
-        asked = time.monotonic()
+        began = time.monotonic()
         with self._refreshing:
             if self._view is not None:
                 return
-            if self._failure is not None and self._failed_at > asked:  # while this reader waited for the same answer
+            if self._failure is not None and self._failed_at > began:  # while this reader waited for the same answer
                 raise self._failure
             try:
                 self._list()

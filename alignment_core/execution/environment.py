@@ -84,10 +84,10 @@ def environment(hardware: dict[str, Any]) -> dict[str, Any]:
 @functools.cache
 def distributions() -> dict[str, str]:
     """The version of every installed distribution, by its normalised name."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for distribution in metadata.distributions():
         with suppress(AttributeError, KeyError, OSError, TypeError, ValueError):  # a broken installation of any package
             name, version = distribution.metadata["Name"], distribution.version
             if name and version:
-                found.setdefault(name.lower().replace("_", "-").replace(".", "-"), version)
-    return dict(sorted(found.items()))
+                versions.setdefault(name.lower().replace("_", "-").replace(".", "-"), version)
+    return dict(sorted(versions.items()))

@@ -42,8 +42,8 @@ class Decision(BaseModel):
 
 def record(store: Store, decision: Decision) -> Reference:
     """Publish a decision, as made from its policies and evaluations. An attempt that resumes a run finds its own again."""
-    asked = decision.model_dump(mode="json", include={"tag", "policy", "previous", "passed", "reasons", "run"})
-    key = digest_of({"stage": STAGE, **asked})
+    identity = decision.model_dump(mode="json", include={"tag", "policy", "previous", "passed", "reasons", "run"})
+    key = digest_of({"stage": STAGE, **identity})
     if (known := store.records.find(key)) is not None:
         return known.output
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -52,7 +52,7 @@ def record(store: Store, decision: Decision) -> Reference:
         key=key,
         stage=STAGE,
         label="promotion",
-        key_parts={"stage": STAGE, **asked},
+        key_parts={"stage": STAGE, **identity},
         inputs={role: reference for role, reference in inputs.items() if reference is not None},
         config={"tag": decision.tag, "gates": [gate.model_dump(mode="json") for gate in decision.gates]},
         code_version=str(code()),

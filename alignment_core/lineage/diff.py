@@ -103,7 +103,7 @@ def compare_in(view: View, first: Manifest, second: Manifest) -> Difference:
         key=_key_changes(made_a, made_b) if made_a and made_b else [],
         upstream=upstream,
         inputs=_differing(_inputs(made_a), _inputs(made_b)),
-        metrics=_pairs(_flat(made_a.metrics if made_a else {}), _flat(made_b.metrics if made_b else {})),
+        metrics=_pairs(flattened(made_a.metrics if made_a else {}), flattened(made_b.metrics if made_b else {})),
         cost=_pairs(_cost(made_a), _cost(made_b)),
         packages=_differing(made_a.packages if made_a else {}, made_b.packages if made_b else {}),
         hardware=_differing(made_a.hardware, made_b.hardware) if made_a and made_b else [],
@@ -243,11 +243,11 @@ def _cost(record: Provenance | None) -> dict[str, float]:
     return {"seconds": record.seconds, **record.cost} if record else {}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested metrics under dotted names."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        inner = flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
         flat |= inner
     return flat
 

@@ -69,19 +69,19 @@ def touched(store: Store, source: str, row: str | None = None) -> Touch:
             moves[move.to].append(move)
             present[move.name] = move.to
     with store.index.view(STAGES) as view:
-        found = view.sources(source)
-        if not found:
+        matches = view.sources(source)
+        if not matches:
             known = list(view.sources())
             near = difflib.get_close_matches(source, known, n=3, cutoff=0.3) or known[:3]
             raise UnknownName(
                 f"no stage of {store.uri} read {source!r}; sources are {', '.join(near) or 'none so far'}"
             )
-        read = dict.fromkeys(output for record in view.readers(*found) for output in record.outputs.values())
+        read = dict.fromkeys(output for record in view.readers(*matches) for output in record.outputs.values())
         having, without, unknown = _having(store, list(read), row)
         reached = set(having).union(*map(view.descendants, having))
         artifacts = [_touched(view, reference, moves[reference], present) for reference in reached]
     return Touch(
-        sources={path: [digest or version for digest, version in pins] for path, pins in found.items()},
+        sources={path: [digest or version for digest, version in pins] for path, pins in matches.items()},
         without_row=without,
         unknown=unknown,
         artifacts=sorted(artifacts, key=_order),
@@ -98,9 +98,9 @@ def _having(
     without: list[Reference] = []
     unknown: list[Reference] = []
     for reference in references:
-        found = _has(store, reference, row)
-        (without if found is False else having).append(reference)
-        if found is None:
+        has_row = _has(store, reference, row)
+        (without if has_row is False else having).append(reference)
+        if has_row is None:
             unknown.append(reference)
     return having, without, unknown
 

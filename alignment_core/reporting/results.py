@@ -19,7 +19,19 @@ def result_rows(metrics: Mapping[str, Any]) -> dict[str, list[tuple[str, str, st
 
 
 def _row(name: str, metrics: Mapping[str, Any]) -> tuple[str, str, str]:
-    first, low, high = (metrics.get(f"{name}.{part}") for part in ("first", "low", "high"))
+    first = metrics.get(f"{name}.first")
+    return title_with_arrow(name, metrics), "" if first is None else number(first), value_with_interval(name, metrics)
+
+
+def title_with_arrow(name: str, metrics: Mapping[str, Any]) -> str:
+    """Title of a metric, with an arrow in the better direction."""
+    return " ".join(filter(None, (metric_of(name).title, arrow(name, metrics))))
+
+
+def value_with_interval(name: str, metrics: Mapping[str, Any]) -> str:
+    """Value of a metric, followed by its interval if it has one; empty for a metric that was not measured."""
+    if name not in metrics:
+        return ""
+    low, high = metrics.get(f"{name}.low"), metrics.get(f"{name}.high")
     ends = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
-    title = " ".join(filter(None, (metric_of(name).title, arrow(name, metrics))))
-    return title, "" if first is None else number(first), number(metrics[name]) + ends
+    return number(metrics[name]) + ends

@@ -30,13 +30,13 @@ def touched(
     """List the tags and artifacts that a file, a Hub name or one of its rows touched."""
     from alignment_core.lineage.touched import Touched, touched
 
-    found = touched(open_store(store, writes=False), source, row)
+    result = touched(open_store(store, writes=False), source, row)
     if as_json:
-        return print_json(found.model_dump(mode="json"))
-    lines = [f"{path}  {', '.join(pin[:12] for pin in pins)}" for path, pins in found.sources.items()]
-    for reference in found.without_row:
+        return print_json(result.model_dump(mode="json"))
+    lines = [f"{path}  {', '.join(pin[:12] for pin in pins)}" for path, pins in result.sources.items()]
+    for reference in result.without_row:
         lines.append(f"{reference.short} read it, without this row")
-    for reference in found.unknown:
+    for reference in result.unknown:
         lines.append(f"{reference.short} cannot be read for the row, so it counts as if it had it")
 
     def line(artifact: Touched) -> str:
@@ -44,16 +44,16 @@ def touched(
         run = f", run {short_id(artifact.run)}" if artifact.run else ""
         return f"  {artifact.reference.short}  {labels}  {artifact.made_at[:19].replace('T', ' ')}{run}"
 
-    tags = [(tag, artifact) for artifact in found.artifacts for tag in artifact.tags]
+    tags = [(tag, artifact) for artifact in result.artifacts for tag in artifact.tags]
     lines += ["", "tags" if tags else "no tag pointed to any of it"]
     for tag, artifact in tags:
         where = "points to it now" if tag.now else f"pointed to it (move {', '.join(map(str, tag.moves))})"
         lines.append(f"  {tag.tag} {where}: {artifact.reference.short}")
-    by_kind = sorted(found.artifacts, key=lambda artifact: artifact.reference.kind)
+    by_kind = sorted(result.artifacts, key=lambda artifact: artifact.reference.kind)
     kinds = {
         kind: list(artifacts) for kind, artifacts in groupby(by_kind, key=lambda artifact: artifact.reference.kind)
     }
-    for kind in dict.fromkeys(artifact.reference.kind for artifact in found.artifacts):
+    for kind in dict.fromkeys(artifact.reference.kind for artifact in result.artifacts):
         shown = kinds[kind] if everything else kinds[kind][:_FEW]
         lines += ["", f"{kind}: {len(kinds[kind])}", *map(line, shown)]
         if len(shown) < len(kinds[kind]):

@@ -11,15 +11,18 @@ from starlette.responses import Response
 
 from alignment.flows.ui.curves import MARGIN, WIDTH
 from alignment.flows.ui.rendering import page, start_of
+from alignment.flows.ui.run_pages import run_of
 from alignment.flows.ui.sample_rows import LARGEST_READ
 from alignment_core import journal
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.artifacts.index import View
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
-from alignment_core.errors import AlignmentError, UnknownName, UserError
-from alignment_core.evaluation.metric_names import EVALUATION, METRICS, metric_of
-from alignment_core.host.progress_log import number
+from alignment_core.errors import AlignmentError, UserError
+from alignment_core.evaluation.metric_names import in_order, metric_of, single_numbers
 from alignment_core.journal import RunRecord, StageLine
+from alignment_core.lineage.diff import flattened
+from alignment_core.lineage.samples import SHARDS
+from alignment_core.reporting.results import title_with_arrow, value_with_interval
 
 MOST = 12
 """Policies that one page compares."""
@@ -32,8 +35,8 @@ FILTERS = {
 }
 VERIFIED = ("verifier", "reward")
 """Numbers of a completion that say which of two is better, the first that both have."""
-SUFFIXES = (".low", ".high", ".n", ".first")
 NO_SETTINGS = ("name", "store", "tracking")
+"""Parts of a recipe that change no result."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class ComparePages:
     def one(self, request: Request) -> Response:
         """The policies of one run or sweep, or the last ones of several runs. Raises UserError."""
         texts = request.query_params.getlist("run")[:MOST]
-        runs = list({run.run_id: run for run in map(_run, texts)}.values())
+        runs = list({run.run_id: run for run in map(run_of, texts)}.values())
         with self.snapshot.reading() as view:
             by_run = [_sides(view, run, only_last=len(runs) > 1) for run in runs]
         policies = [side for several in by_run for side in several]
@@ -100,7 +103,7 @@ class ComparePages:
         names = [side.name for side in sides]
         a, b = (_number(request, key, len(sides), default) for key, default in (("a", 0), ("b", len(sides) - 1)))
         where = request.query_params.get("where", "differ")
-        metrics = _shared(sides)
+        metrics = _metrics(sides)
         metric = request.query_params.get("metric", "")
         metric = metric if metric in metrics else next(iter(metrics), "")
         examples, problem = self._examples(sides[a], sides[b]) if len(sides) > 1 else ([], "")
@@ -115,7 +118,13 @@ class ComparePages:
             left_out=len(policies) - len(sides),
             sides=sides,
             settings=_differing(sides),
-            metrics=[Row(metric_of(name).title, [_cell(side, name) for side in sides]) for name in metrics],
+            metrics=[
+                Row(
+                    title_with_arrow(name, sides[0].metrics),
+                    [value_with_interval(name, side.metrics) for side in sides],
+                )
+                for name in metrics
+            ],
             names=names,
             metric=metric,
             choices={name: metric_of(name).title for name in metrics},
@@ -171,7 +180,7 @@ class ComparePages:
             raise UserError(f"{rollouts.short} has {size >> 20} MiB, more than a page reads ({LARGEST_READ >> 20} MiB)")
         fetch = self.snapshot.store.fetch
         columns = ["prompt", "sample", "prompt_text", "completion_text", "label"]
-        tables = [pq.read_table(path, columns=columns) for path in sorted(fetch(rollouts).glob("shard-*.parquet"))]
+        tables = [pq.read_table(path, columns=columns) for path in sorted(fetch(rollouts).glob(SHARDS))]
         rows = [row for table in tables for row in table.to_pylist() if row["sample"] == 0]
         known = {
             row["prompt"]: row
@@ -179,13 +188,6 @@ class ComparePages:
             if row["sample"] == 0
         }
         return {row["prompt_text"]: {**known.get(row["prompt"], {}), **row} for row in rows}
-
-
-def _run(text: str) -> RunRecord:
-    try:
-        return journal.find(text)
-    except UserError as error:
-        raise UnknownName(str(error)) from None
 
 
 def _number(request: Request, key: str, count: int, default: int) -> int:
@@ -214,7 +216,8 @@ def _sides(view: View, run: RunRecord, only_last: bool) -> list[Side]:
         variant = next(
             (given for name, given in fields.items() if policy == name or policy.startswith(f"{name}/")), None
         )
-        settings = _flat(run.recipe) if variant is None else variant
+        counted = {name: value for name, value in run.recipe.items() if name not in NO_SETTINGS}
+        settings = flattened(counted) if variant is None else variant
         sides.append(Side(title, run, record, _rollouts_of(line, lines), settings))
     return sides
 
@@ -231,16 +234,6 @@ def _has(answer: Mapping[str, Any], name: str) -> bool:
     return answer.get(name) is not None
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their paths, without those that change nothing."""
-    flat: dict[str, Any] = {}
-    for name, inner in value.items():
-        if not prefix and name in NO_SETTINGS:
-            continue
-        flat |= _flat(inner, f"{prefix}{name}.") if isinstance(inner, Mapping) else {f"{prefix}{name}": inner}
-    return flat
-
-
 def _differing(sides: Sequence[Side]) -> list[Row]:
     """The settings in which sides differ."""
     names = dict.fromkeys(name for side in sides for name in side.settings)
@@ -252,20 +245,9 @@ def _differing(sides: Sequence[Side]) -> list[Row]:
     return rows
 
 
-def _shared(sides: Sequence[Side]) -> list[str]:
-    """Metrics of the evaluations, the most telling first."""
-    names = dict.fromkeys(name for side in sides for name in side.metrics if not name.endswith(SUFFIXES))
-    known = [name for name in METRICS if name in names]
-    known.sort(key=lambda name: METRICS[name].group != EVALUATION)
-    return known
-
-
-def _cell(side: Side, name: str) -> str:
-    if name not in side.metrics:
-        return ""
-    low, high = side.metrics.get(f"{name}.low"), side.metrics.get(f"{name}.high")
-    interval = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
-    return f"{number(side.metrics[name])}{interval}"
+def _metrics(sides: Sequence[Side]) -> list[str]:
+    """The metrics of the evaluations, those of the group Evaluation first."""
+    return in_order(name for side in sides for name in single_numbers(side.metrics))
 
 
 def _plot(sides: Sequence[Side], metric: str) -> list[Whisker]:

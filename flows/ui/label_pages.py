@@ -20,7 +20,7 @@ from alignment.flows.ui.rendering import page
 from alignment_core import journal
 from alignment_core.artifacts import Reference
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
-from alignment_core.errors import AlignmentError, Conflict, Corrupt, NotFound, UserError
+from alignment_core.errors import AlignmentError, Conflict, Corrupt, EnvironmentFault, NotFound, UserError
 from alignment_core.nights.labelling import PAIRS, Labelling, begun, check_name, folder_of
 from alignment_core.nights.labels import Labels, add_to_inbox, imported
 from alignment_core.processes import inherited
@@ -61,7 +61,7 @@ class LabelPages:
     def resolve(self, request: Request) -> Reference:
         """The round that the address names. Raises UnknownName, and UserError for another kind of artifact.
 
-        The store is not asked for a round whose pairs are here: people go on labelling while it does not answer.
+        The store is not asked for a round whose pairs are here: people continue to label while it does not answer.
         """
         text = request.path_params["reference"]
         with suppress(UserError):
@@ -104,14 +104,19 @@ class LabelPages:
         most = form.get("most", "").strip()
         if most and not (most.isdecimal() and len(most) < 7 and 0 < int(most) <= LARGEST_COUNT):
             raise UserError(f"Maximum number of pairs: {most[:20]!r} is no whole number from 1 to {LARGEST_COUNT:,}")
-        done = subprocess.run(
-            [sys.executable, "-m", Labelling.__module__, self.snapshot.store.uri, str(reference), most],
-            env=inherited(),
-            capture_output=True,
-            text=True,
-            timeout=PAIRS_SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", Labelling.__module__, self.snapshot.store.uri, str(reference), most],
+                env=inherited(),
+                capture_output=True,
+                text=True,
+                timeout=PAIRS_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise EnvironmentFault(
+                f"the pairs were not made within {PAIRS_SECONDS:g} s: ask for fewer, or `align labels export` makes them"
+            ) from None
         if done.returncode and self._labelling(reference) is None:
             raise UserError(" ".join(done.stderr.split()[-LAST_WORDS:]))
         return self._back(reference)

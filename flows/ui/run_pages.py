@@ -72,7 +72,7 @@ class RunPages:
 
     def one(self, request: Request) -> Response:
         """A run: its stages, live while it goes on, why each of them ran or was cached, and its newest completions."""
-        record = _run_of(request)
+        record = run_of(request.path_params["run"])
         stages = self.stages(record)
         label, rows = self.newest(record)
         return page(
@@ -91,7 +91,7 @@ class RunPages:
 
     def report(self, request: Request) -> Response:
         """The report of a run, as it lies in its folder."""
-        record = _run_of(request)
+        record = run_of(request.path_params["run"])
         path = journal.folder_of(record.run_id) / REPORT
         if not path.is_file():
             raise NotFound(f"the run {record.run_id} has no report yet")
@@ -99,7 +99,7 @@ class RunPages:
 
     async def events(self, request: Request) -> Response:
         """The table of a run's stages and its newest completions, again whenever they change, as server-sent events."""
-        record = await anyio.to_thread.run_sync(_run_of, request)
+        record = await anyio.to_thread.run_sync(run_of, request.path_params["run"])
         return StreamingResponse(self._changes(request, record), media_type="text/event-stream", headers=HEADERS)
 
     async def _changes(self, request: Request, record: RunRecord) -> AsyncIterator[str]:
@@ -183,10 +183,10 @@ class RunPages:
             return {}
 
 
-def _run_of(request: Request) -> RunRecord:
-    """The run that the address names. Raises UnknownName."""
+def run_of(text: str) -> RunRecord:
+    """The run with an id, or with one that begins so. Raises UnknownName."""
     try:
-        return journal.find(request.path_params["run"])
+        return journal.find(text)
     except UserError as error:
         raise UnknownName(str(error)) from None
 
