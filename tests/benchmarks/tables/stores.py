@@ -48,6 +48,27 @@ def index(runs: Sequence[Run]) -> str:
     return table(("operation", "folder", "S3 on loopback"), rows)
 
 
+def pages(runs: Sequence[Run]) -> str:
+    first = {line["store"]: line for line in lines(runs) if "pages" in line}
+    trees = next(line["processor_seconds"] for line in lines(runs) if "processor_seconds" in line)
+    folder, s3 = first["folder"], first["s3"]
+    rows = [
+        [name, number(cost["ms"]), number(s3["pages"][name]["ms"]), number(cost["kB"])]
+        for name, cost in folder["pages"].items()
+    ]
+    rows.append(
+        [
+            "comparison of two models, with a listing of the store",
+            *(number(line["compare, ms"]) for line in (folder, s3)),
+            "",
+        ]
+    )
+    rows += [
+        [f"`align lineage` of 1,000 nights, {name}", number(1000 * seconds), "", ""] for name, seconds in trees.items()
+    ]
+    return table(("page or command", "processor ms, folder", "S3", "kB"), rows)
+
+
 def cached(runs: Sequence[Run]) -> str:
     (costs,) = [line for line in lines(runs) if "requests" in line]
     added = costs["added, seconds"]
@@ -74,6 +95,7 @@ def hub(runs: Sequence[Run]) -> str:
 FIGURES = (
     Figure("store", "publishing and fetching a large file", ("python -m tests.benchmarks store",), 1, store, runs=3),
     Figure("index", "queries of a store of 10,000 artifacts", ("python -m tests.benchmarks index",), 10, index),
+    Figure("pages", "pages over 10,000 artifacts and 300 nights", ("python -m tests.benchmarks ui",), 8, pages),
     Figure("cached", "a cached run over a distant store", ("python -m tests.benchmarks cached",), 6, cached),
     Figure("hub", "a store on the Hub beside the plain client", ("python -m tests.benchmarks hub",), 2, hub, runs=4),
 )
