@@ -24,12 +24,13 @@ from alignment_core.models import weight_transfer
 from alignment_core.models.loading import is_text_part
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.model_ref import Model
-from alignment_core.models.packed import PackedModel, load_frozen, run_packed
+from alignment_core.models.packed import run_packed
 from alignment_core.models.weight_transfer import Bucket, BucketSpec
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.training.checkpoints import described
 from alignment_core.training.collectives import sum_over_ranks
+from alignment_core.training.frozen import FrozenModel
 from alignment_core.training.learner import Learner, ModelSource, Term
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.pretraining import Pretraining
@@ -106,17 +107,17 @@ class PolicyTrainer:
             assert job.pretraining is not None, "the flow builds it"
             self.pretraining = Pretraining(job.section.pretraining, job.pretraining, job.seed, job.scratch)
         self.reference: Callable[..., Tensor] | None = None
-        self.frozen: PackedModel | None = None
+        self.frozen: FrozenModel | None = None
         """The reference, if it has weights of its own."""
         starts_below = training.lora and not training.lora.modules_to_save  # only adapters are trained
         if job.section.kl.coefficient > 0 and starts_below and job.reference is None:
             self.reference = self.policy.base  # no second copy: the policy without its adapters is the initial policy
         elif job.section.kl.coefficient > 0:
             dtype = torch.bfloat16 if training.bf16 else torch.float32
-            share = resources.attention == "auto" if job.reference else self.policy.packed.shares_prefixes
+            share = None if job.reference else self.policy.packed.shares_prefixes
             start = job.reference or replace(job.policy, bits=training.base_bits)
-            self.frozen = load_frozen(start, "lm", dtype, device.torch_device, share, job.context)
-            self.reference = self.frozen
+            self.frozen = FrozenModel(start, "lm", dtype, resources, device, rank, world, share, job.context)
+            self.reference = self.frozen.packed
         sync = job.section.kl.sync_ref_model
         self.moving: MovingReference | None = None
         if self.frozen and sync:
@@ -166,7 +167,7 @@ class PolicyTrainer:
         if old:
             passes.append(("old_logps", self.policy.engine, self.policy.packed.shares_prefixes))
         if self.reference is not None:
-            shares = (self.frozen or self.policy.packed).shares_prefixes
+            shares = (self.frozen or self.policy).packed.shares_prefixes
             passes.append(("reference_logps", self.reference, shares))
         if "critic" in self.learners:
             passes.append(
@@ -308,13 +309,15 @@ class PolicyTrainer:
         """Write a checkpoint of this step."""
         for name, learner in self.learners.items():
             learner.save(folder / name)
-        if self.moving and self.rank == 0:
+        if self.moving:
             self.moving.save(folder, self.step)
 
     def close(self) -> None:
         """Free the models' memory."""
         for learner in self.learners.values():
             learner.close()
+        if self.frozen is not None:
+            self.frozen.close()
 
 
 def averages(reports: Sequence[Mapping[str, StepReport]]) -> dict[str, float]:

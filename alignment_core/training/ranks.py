@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.actor import Call
+from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.imports import uncollected
 from alignment_core.memory import memory_explained
 from alignment_core.recipes import ResourcesConfig
 
 T = TypeVar("T")
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -44,6 +47,19 @@ def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -
     guard = partial(memory_explained, resources.token_budget)
     group.make(job.open, [{"rank": rank, **shared} for rank in range(group.size)], guard)
     return group
+
+
+def run_blocks(
+    ranks: ActorGroup[T], calls: Iterable[tuple[int, Call[T, R]]], resources: ResourcesConfig
+) -> Iterator[tuple[int, list[R]]]:
+    """Make each numbered call on an idle rank or, if the ranks hold a sharded model together, on all of them. Yields numbers
+    and the results of the ranks that were called."""
+    if zero_stage(resources, ranks.size) == 3:
+        for number, requested in calls:
+            yield number, ranks.call_all(requested)
+    else:
+        for number, result in ranks.spread(calls):
+            yield number, [result]
 
 
 def join(
