@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from alignment_core.cluster.device import Device, zero_stage
+from alignment_core.cluster.device import Device, is_sharded
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
@@ -34,7 +34,7 @@ class FrozenModel:
     ) -> None:
         """``share_prefixes``: see :class:`~alignment_core.models.packed.PackedModel`; None: as ``resources.attention`` says.
         ``context`` is also explained there."""
-        self.is_sharded = zero_stage(resources, world) == 3
+        self.is_sharded = is_sharded(resources, world)
         self.rank = rank
         self.world = world
         self.token_budget = resources.token_budget

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import pytest
 
 from alignment_core.cluster import device as devices
-from alignment_core.cluster.device import Device, Place, recomputed_activations
+from alignment_core.cluster.device import Device, recomputed_activations
+from alignment_core.cluster.layout import Gpu, Place, lay_out
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
@@ -25,6 +26,7 @@ import json, sys
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, recomputed_activations
 from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.layout import lay_out
 from alignment_core.recipes import ResourcesConfig
 from tests.cluster.visible import Visible
 
@@ -36,11 +38,9 @@ environments = {}
 for case, wanted in json.loads(sys.argv[2]).items():
     device, resources = Device("cuda", ray_cluster.gpus(ray)), ResourcesConfig(**wanted)
     gpus, groups = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources)), []
+    layout = lay_out(resources, device.counts(resources), ray_cluster.reserved_gpus(ray, gpus))
     environments[case] = {}
-    for role, places in (
-        ("trainers", [device.trainer_place(rank) for rank in range(device.trainers(resources))]),
-        ("engines", [device.engine_place(index, resources) for index in range(device.engines(resources))]),
-    ):
+    for role, places in layout.places.items():
         groups.append(ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], 60, gpus))
         groups[-1].make("tests.cluster.visible:Visible", [{}] * len(places))
         environments[case][role] = groups[-1].all(Visible.look)
@@ -54,6 +54,10 @@ CASES: dict[str, dict[str, Any]] = {
     "one to one": {"trainers": 3, "engines": 3},
     "two to an engine": {"trainers": 4, "engines": 2, "tensor_parallel_size": 2},
     "disaggregated": {"trainers": 1, "engines": 3, "placement": "disaggregated"},
+    "models": {
+        "trainers": 1,
+        "models": {"critic": {"gpus": 1}, "reference": {"gpus": 2}, "reward": {"colocate_with": "critic"}},
+    },
 }
 Seen = dict[str, dict[str, list[dict[str, str]]]]
 
@@ -77,7 +81,8 @@ def seen() -> Iterator[Seen]:
 
 @pytest.mark.slow
 def test_each_rank_shares_a_gpu_with_the_engine_of_the_same_number(seen: Seen) -> None:
-    trainers, engines = seen["one to one"].values()
+    trainers, engines, judges = seen["one to one"].values()
+    assert judges[0]["CUDA_VISIBLE_DEVICES"] == trainers[0]["CUDA_VISIBLE_DEVICES"]
     gpus = [trainer["CUDA_VISIBLE_DEVICES"] for trainer in trainers]
     assert len(set(gpus)) == 3
     assert [engine["CUDA_VISIBLE_DEVICES"] for engine in engines] == gpus
@@ -86,20 +91,29 @@ def test_each_rank_shares_a_gpu_with_the_engine_of_the_same_number(seen: Seen) -
 
 @pytest.mark.slow
 def test_the_workers_of_an_engine_over_two_gpus_claim_the_gpus(seen: Seen) -> None:
-    trainers, engines = seen["two to an engine"].values()
+    trainers, engines, _ = seen["two to an engine"].values()
     assert len({trainer["CUDA_VISIBLE_DEVICES"] for trainer in trainers}) == 4
     assert all(not engine["GPUS"] for engine in engines)
     resources = ResourcesConfig(**CASES["two to an engine"])
     device = Device("cuda", 4)
-    second = device.engine_place(1, resources)
+    second = lay_out(resources, device.counts(resources), [Gpu("node", n) for n in range(4)]).places["engines"][1]
     assert device.engine_environment(resources, second)["VLLM_RAY_BUNDLE_INDICES"] == "2,3"
     assert device.engine_options(resources, 16)["distributed_executor_backend"] == "ray"
 
 
 @pytest.mark.slow
 def test_disaggregated_engines_have_separate_gpus(seen: Seen) -> None:
-    gpus = [environment["CUDA_VISIBLE_DEVICES"] for role in seen["disaggregated"].values() for environment in role]
+    of_roles = seen["disaggregated"]
+    gpus = [environment["CUDA_VISIBLE_DEVICES"] for role in ("policy", "engines") for environment in of_roles[role]]
     assert len(set(gpus)) == 4
+
+
+@pytest.mark.slow
+def test_each_model_has_the_gpus_that_the_recipe_gives_it(seen: Seen) -> None:
+    gpus = {role: [each["CUDA_VISIBLE_DEVICES"] for each in of_role] for role, of_role in seen["models"].items()}
+    assert gpus["engines"] == gpus["policy"]
+    assert gpus["reward"] == gpus["critic"]
+    assert len({*gpus["policy"], *gpus["critic"], *gpus["reference"]}) == 4
 
 
 @pytest.mark.parametrize(

@@ -524,6 +524,28 @@ class RlConfig(Config):
         return defaults
 
     @property
+    def reference_is_policy(self) -> bool:
+        """Whether the reference is the policy without its adapters, and so has no weights of its own."""
+        lora = self.training.lora
+        return lora is not None and not lora.modules_to_save and self.kl.reference is None
+
+    @property
+    def why_reference_is_beside(self) -> str | None:
+        """Why the reference must be on the policy's ranks, so that ``resources.models.reference`` is refused; None if it need
+        not."""
+        if self.reference_is_policy:
+            return (
+                "with `rl.training.lora` the reference is the policy without its adapters, which needs no GPUs of its own: "
+                "leave it out"
+            )
+        if self.kl.sync_ref_model:
+            return (
+                "`rl.kl.sync_ref_model` copies the policy's weights into the reference, which must be on the same GPUs for "
+                "that: leave one of them out"
+            )
+        return None
+
+    @property
     def first_reward_model(self) -> int | None:
         """The number of the first reward by a reward model, from which a critic is initialised; None without one."""
         return next((number for number, reward in enumerate(self.rewards) if reward.KEY == "reward_model"), None)
