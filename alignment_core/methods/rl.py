@@ -49,7 +49,7 @@ class RlRecipe(BaseRecipe):
             if best is not None:
                 reward.check(best, "rl.best.prompts")
         is_placed = self.rl.kl.coefficient > 0 and self.resources.models.reference != FrozenPlacement()
-        if is_placed and (problem := self.rl.why_reference_is_beside):
+        if is_placed and (problem := self.rl.why_reference_is_beside(self.rl.kl.reference is not None)):
             raise ValueError(f"`resources.models.reference`: {problem}")
         lora, most = self.rl.training.lora, self.resources.max_lora_rank
         if lora and most is not None and lora.is_addable and lora.r > most:

@@ -93,7 +93,7 @@ def open_groups(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig)
         roles.append("reference")
     by_host = groups_of(resources, roles)
     is_placed = "reference" in roles and resources.models.reference != FrozenPlacement()
-    if is_placed and (problem := job.section.why_reference_is_beside):
+    if is_placed and (problem := job.section.why_reference_is_beside(job.reference is not None)):
         raise UserError(f"resources.models.reference: {problem}")
 
     def opened(host: LearnerRole, held: Sequence[LearnerRole]) -> Group:

@@ -130,7 +130,7 @@ class PolicyTrainer:
 
     def _add_reference(self) -> None:
         job, training = self.job, self.section.training
-        if self.section.reference_is_policy:
+        if self.section.trains_adapters_alone and job.reference is None:
             self.reference = self.policy.base  # no second copy: the policy without its adapters is the initial policy
             return
         dtype = torch.bfloat16 if training.bf16 else torch.float32

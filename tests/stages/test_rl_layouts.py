@@ -124,7 +124,7 @@ def test_a_policy_and_a_critic_of_different_stages_train_the_same(section: Secti
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"training": {"lora": {"r": 4}}}, "with rl.training.lora the reference is the policy without its adapters"),
+        ({"training": {"lora": {"r": 4}}}, "with `rl.training.lora` the reference is the policy without its adapters"),
         (
             {"kl": {"coefficient": 0.1, "sync_ref_model": {"sync_steps": 2}}},
             "copies the policy's weights into the refer",

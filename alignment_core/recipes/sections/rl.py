@@ -524,16 +524,15 @@ class RlConfig(Config):
         return defaults
 
     @property
-    def reference_is_policy(self) -> bool:
-        """Whether the reference is the policy without its adapters, and so has no weights of its own."""
+    def trains_adapters_alone(self) -> bool:
+        """Whether the policy without its adapters stays the initial policy, so that it can be the reference."""
         lora = self.training.lora
-        return lora is not None and not lora.modules_to_save and self.kl.reference is None
+        return lora is not None and not lora.modules_to_save
 
-    @property
-    def why_reference_is_beside(self) -> str | None:
+    def why_reference_is_beside(self, is_another_model: bool) -> str | None:
         """Why the reference must be on the policy's ranks, so that ``resources.models.reference`` is refused; None if it need
-        not."""
-        if self.reference_is_policy:
+        not. ``is_another_model``: it is not the initial policy."""
+        if self.trains_adapters_alone and not is_another_model:
             return (
                 "with `rl.training.lora` the reference is the policy without its adapters, which needs no GPUs of its own: "
                 "leave it out"
