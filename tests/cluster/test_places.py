@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +49,42 @@ for case, wanted in json.loads(sys.argv[2]).items():
 print(json.dumps(environments))
 ray.shutdown()
 """
+NODES = """
+import json, sys
+from pathlib import Path
+from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Device
+from alignment_core.cluster.layout import lay_out
+from alignment_core.recipes import ResourcesConfig
+
+ray_cluster.prepare_environment()
+import ray
+from ray.cluster_utils import Cluster
+
+Path(sys.argv[1], "ray").mkdir()
+plain = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+cluster = Cluster(initialize_head=True, head_node_args={**plain, "num_gpus": 0, "include_dashboard": False})
+for _ in range(3):
+    cluster.add_node(**plain, num_gpus=4)
+ray.init(address=cluster.address, logging_level="ERROR")
+cluster.wait_for_nodes()
+results = []
+for taken in (0, 1):
+    others = ray.util.placement_group([{"GPU": taken}] * 3, strategy="STRICT_SPREAD") if taken else None
+    if others:
+        ray.get(others.ready(), timeout=60)
+    resources = ResourcesConfig(trainers=8, engines=3 if taken else 2, tensor_parallel_size=2 if taken else 4)
+    device = Device("cuda", 12)
+    group = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources))
+    gpus = ray_cluster.reserved_gpus(ray, group)
+    node_of = {gpu.bundle: gpu.node for gpu in gpus}
+    engines = lay_out(resources, device.counts(resources), gpus).places["engines"]
+    results.append([len({node_of[bundle] for bundle in place.bundles}) for place in engines])
+    ray.util.remove_placement_group(group)
+print(json.dumps(results))
+ray.shutdown()
+cluster.shutdown()
+"""
 CASES: dict[str, dict[str, Any]] = {
     "one to one": {"trainers": 3, "engines": 3},
     "two to an engine": {"trainers": 4, "engines": 2, "tensor_parallel_size": 2},
@@ -62,21 +97,35 @@ CASES: dict[str, dict[str, Any]] = {
 Seen = dict[str, dict[str, list[dict[str, str]]]]
 
 
-@pytest.fixture(scope="module")
-def seen() -> Iterator[Seen]:
-    """The environments of the actors in each case, over a shared Ray, which takes seconds to start."""
+def output_of(script: str, *arguments: str) -> Any:
+    """The JSON on the last line that a script prints, whose Ray has a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), json.dumps(CASES)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # for the actors, which make an object of this folder
+        [sys.executable, "-c", script, str(folder), *arguments],
+        # PYTHONPATH for the actors, which make an object of this folder; RAY_TMPDIR for Ray's clusters of several nodes
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(folder)},
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    yield json.loads(done.stdout.strip().splitlines()[-1])
     shutil.rmtree(folder, ignore_errors=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def seen() -> Seen:
+    """The environments of the actors in each case, over a shared Ray, which takes seconds to start."""
+    environments: Seen = output_of(SCRIPT, json.dumps(CASES))
+    return environments
+
+
+@pytest.mark.slow
+def test_engines_over_several_gpus_of_a_cluster_are_on_one_node_each() -> None:
+    """Three nodes with four GPUs, all of them free, and then one of each in use by others. Taken by Ray's numbers, both engines
+    of four GPUs crossed nodes."""
+    assert output_of(NODES) == [[1, 1], [1, 1, 1]]
 
 
 @pytest.mark.slow
