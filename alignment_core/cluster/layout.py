@@ -58,11 +58,6 @@ class Layout:
 
     places: Mapping[str, tuple[Place, ...]]
 
-    @property
-    def learner_devices(self) -> int:
-        """GPUs of all ranks; on a CPU, ranks."""
-        return sum(len(self.places.get(role, ())) for role in LEARNERS)
-
     def over_nodes(self, nodes: Sequence[str]) -> Layout:
         """The same, of actors without GPUs, over nodes of a cluster in turn."""
         return Layout(

@@ -186,6 +186,7 @@ class WarmMachines:
         _print_stage("trainers", ticket)
         with ticket.starting("the trainers"):
             group = self.actors.ready_trainers()
+        groups = self.actors.learners  # and others that the stage starts
         try:
             yield TrainerActors(group, self.actors.device, self.actors.ready_learners)
             for group in self.actors.learners.values():
@@ -196,7 +197,7 @@ class WarmMachines:
                 self.actors.end_trainers()
             raise
         finally:
-            ticket.used((time.monotonic() - started) * self.actors.layout.learner_devices)
+            ticket.used((time.monotonic() - started) * sum(group.devices for group in groups.values()))
 
     @contextmanager
     def _serving_engines(self, request: EngineRequest, ticket: Ticket) -> Iterator[ActorGroup[Engine]]:
